@@ -1,0 +1,1 @@
+"""The thin client inside a serving engine: score, queue, predictor stub, metadata stores."""

@@ -1,0 +1,1 @@
+"""Adapters that put the eviction order into serving engines."""

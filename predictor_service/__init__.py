@@ -1,0 +1,1 @@
+"""The prediction sidecar: requests in, batched inference, continuation probabilities out."""

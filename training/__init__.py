@@ -1,0 +1,1 @@
+"""From conversation logs to an exported model: datasets, embedding, head training, evaluation, export."""

@@ -1,0 +1,1 @@
+"""Sentence encoders and where their weights come from."""
