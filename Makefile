@@ -1,0 +1,49 @@
+# Two commands do all set-up on a fresh machine: `make run` (build the model, serve it) and `make test`.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint typecheck proto-lint lock bench clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.installed ## build .venv with what `make run` and `make test` need
+
+$(VENV)/.installed: requirements/dev.txt pyproject.toml hatch_build.py proto/lpc/v1/predictor.proto
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or name another with make PYTHON=/path/to/python"; exit 1; }
+	@echo "== installing the pinned packages into $(VENV) (a few minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on -r requirements/dev.txt
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --editable .
+	@touch $@
+
+run: setup ## build the model artefact, start the sidecar, score three conversations, serve until Ctrl-C
+	@exec $(BIN)/lpc demo
+
+test: setup redis-server ## lint, types, wire contract, and all tests (real Redis, real gRPC, real ONNX Runtime)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+.PHONY: redis-server
+redis-server:
+	@command -v redis-server >/dev/null || { echo "== installing redis-server"; \
+	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq redis-server; } || \
+	  { echo "redis-server is needed by the tests: install it with your system's package manager"; exit 1; }
+
+lock: ## renew the pinned requirements from pyproject.toml
+	$(BIN)/pip install --quiet pip-tools
+	$(BIN)/python requirements/lock.py
+
+bench: setup redis-server ## all benchmarks, at full length
+	$(BIN)/lpc bench queue
+	$(BIN)/lpc bench store
+	$(BIN)/lpc bench wire
+	$(BIN)/lpc bench predict
+
+clean: ## remove what was built (the environment, the stubs, the model artefacts)
+	rm -rf $(VENV) lpc/v1 models build dist out

@@ -1,0 +1,33 @@
+"""Renews the pinned requirement files from pyproject.toml (`make lock`).
+
+dev.txt: what `make run` and `make test` need; server.txt and gpu.txt: the sidecar's images. torch is pinned to a plain version,
+without the local part that a CPU build carries, so that one file serves whichever build an index offers.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FILES = {
+    "dev.txt": ["--extra", "train", "--group", "test"],
+    "server.txt": ["--extra", "server"],
+    "gpu.txt": ["--extra", "gpu"],
+}
+
+for name, selection in FILES.items():
+    output = HERE / name
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "piptools", "compile", "--quiet", "--upgrade", "--strip-extras", "--allow-unsafe"),
+            *("--no-header", "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"),
+            *("--constraint", str(HERE / "constraints.txt"), "--output-file", str(output), *selection),
+            "pyproject.toml",
+        ],
+        cwd=HERE.parent,
+        check=True,
+    )
+    pins = re.sub(r"(==[\w.]+)\+cpu\b", r"\1", output.read_text())
+    pins = "\n".join(line for line in pins.splitlines() if not line.startswith("--"))
+    output.write_text(f"# Made by `make lock` from pyproject.toml.\n{pins}\n")

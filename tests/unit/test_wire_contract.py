@@ -1,0 +1,53 @@
+"""The wire contract keeps its style and its promises (buf), and its stubs run where engines run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUF = Path(sys.executable).with_name("buf")
+
+
+def buf(*args: str, cwd: Path = ROOT / "proto") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(BUF), *args], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_the_contract_passes_lint() -> None:
+    result = buf("lint")
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_contract_breaks_nothing_released() -> None:
+    result = buf("breaking", "--against", "released.json")
+    assert result.returncode == 0, result.stdout
+
+
+def test_a_renumbered_field_would_be_noticed(tmp_path: Path) -> None:
+    (tmp_path / "lpc/v1").mkdir(parents=True)
+    proto = (ROOT / "proto/lpc/v1/predictor.proto").read_text()
+    (tmp_path / "buf.yaml").write_text((ROOT / "proto/buf.yaml").read_text())
+    (tmp_path / "lpc/v1/predictor.proto").write_text(
+        proto.replace("double probability = 1;", "double probability = 7;")
+    )
+    result = buf("breaking", "--against", str(ROOT / "proto/released.json"), cwd=tmp_path)
+    assert result.returncode != 0
+    assert "probability" in result.stdout
+
+
+def test_the_stubs_are_of_the_protobuf_generation_that_vllm_and_lmcache_share() -> None:
+    stub = (ROOT / "lpc/v1/predictor_pb2.py").read_text()
+    assert "# Protobuf Python Version: 6.31." in stub
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch", "transformers", "predictor_service", "onnxruntime"])
+def test_the_client_does_not_load(module: str) -> None:
+    """The client lives in the engine's process: what it imports, the engine pays for."""
+    probe = (
+        "import sys, pkgutil, importlib, eviction_client\n"
+        "for m in pkgutil.walk_packages(eviction_client.__path__, 'eviction_client.'):\n"
+        "    if not m.name.startswith('eviction_client.engines.'): importlib.import_module(m.name)\n"
+        f"sys.exit({module!r} in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
