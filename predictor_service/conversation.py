@@ -1,0 +1,80 @@
+"""What the predictor looks at: the last user prompts of a conversation and how many user turns it has had.
+
+Paper (Learned Prefix Caching, NeurIPS 2025, section 3.2): the user prompts of the last N + 1 = 5 user turns, without
+the model's replies, and the number of turns so far.
+
+What counts as a user turn: one message of role `user` whose content is not blank. Messages of one turn that a gateway
+split in two (user, user) count as two, as they do in the logs the head is trained on. Tool and system messages are no
+user turns.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from predictor_service.errors import InvalidRequest
+
+ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+class Message(NamedTuple):
+    """One chat message, as in the OpenAI chat-completions API."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserTurns:
+    """The last user prompts, oldest first (at least one, at most a window), and the number of all user turns."""
+
+    prompts: tuple[str, ...]
+    turn_count: int
+
+
+def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
+    """Return the last ``window`` user prompts of a chat.
+
+    Raises:
+        InvalidRequest: no message, a role that is none, or no user message with text.
+    """
+    prompts: list[str] = []
+    position = -1
+    for position, (role, content) in enumerate(messages):
+        if role not in ROLES:
+            # The role itself is not repeated: a client that mixes up its fields would have its text in our log.
+            raise InvalidRequest(f"message {position} has an unknown role; known are {', '.join(sorted(ROLES))}")
+        if role == "user" and not content.isspace() and content:
+            prompts.append(content)
+    if position < 0:
+        raise InvalidRequest("the conversation has no messages: send at least one user message")
+    if not prompts:
+        raise InvalidRequest(f"none of the {position + 1} messages is a user message with text: send at least one")
+    return UserTurns(tuple(prompts[-window:]), len(prompts))
+
+
+def from_prompt(text: str) -> UserTurns:
+    """Return plain prompt text as one user turn. Raises InvalidRequest when it is blank."""
+    if not text or text.isspace():
+        raise InvalidRequest("the prompt is empty: send the text of at least one user turn")
+    return UserTurns((text,), 1)
+
+
+def with_turn_count(turns: UserTurns, turn_count: int | None, limit: int) -> UserTurns:
+    """Return the turns with the caller's own count, which may exceed what the input shows (a truncated history).
+
+    Raises:
+        InvalidRequest: the count is not in [1, limit], or below the number of prompts seen.
+    """
+    if turn_count is None:
+        if turns.turn_count > limit:
+            return UserTurns(turns.prompts, limit)
+        return turns
+    if not 1 <= turn_count <= limit:
+        raise InvalidRequest(f"turn_count must be from 1 to {limit}, got {turn_count}")
+    if turn_count < turns.turn_count:
+        raise InvalidRequest(
+            f"turn_count is {turn_count}, but the input has {turns.turn_count} user turns: count all turns so far, "
+            "or leave it out"
+        )
+    return UserTurns(turns.prompts, turn_count)

@@ -1,0 +1,98 @@
+"""What every dataset loader yields, and the rule that splits conversations."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from predictor_service.conversation import Message, UserTurns
+
+Split = Literal["train", "validation", "evaluation"]
+
+TRAIN_SHARE: Final = 0.45
+VALIDATION_SHARE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A logged conversation.
+
+    Attributes:
+        id: unique in its dataset.
+        messages: oldest first.
+        ended: whether the log shows the conversation's end. Where it was cut off, nobody knows whether its last user turn
+            had a successor, and that turn is no example.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    ended: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A user turn and whether another followed.
+
+    The lengths are in characters: what an engine or gateway can know when the turn's request arrives.
+    """
+
+    conversation: str
+    split: Split
+    turns: UserTurns
+    prompt_chars: int
+    history_chars: int
+    last_reply_chars: int
+    continues: bool
+
+
+def conversation_key(first_prompt: str) -> str:
+    """Return the key by which a conversation is split: 32 hex digits of the hash of its normalised first prompt.
+
+    The text, not the dataset's id: logs hold the same conversation several times, and popular first prompts, and neither
+    may stand on both sides.
+    """
+    return hashlib.sha256(" ".join(first_prompt.casefold().split()).encode()).hexdigest()[:32]
+
+
+def split_of(key: str) -> Split:
+    """Return the side of a key: 45% training, 5% validation (a tenth of the training half), 50% evaluation."""
+    place = int(key[:16], 16) / 2**64
+    if place < TRAIN_SHARE:
+        return "train"
+    return "validation" if place < TRAIN_SHARE + VALIDATION_SHARE else "evaluation"
+
+
+def examples_of(conversation: Conversation, window: int) -> Iterator[Example]:
+    """Yield one example per user turn, each with at most ``window`` last prompts."""
+    prompts: list[str] = []
+    history = last_reply = 0
+    pending: Example | None = None
+    key, split = "", split_of("0" * 32)
+    for role, content in conversation.messages:
+        if role == "user" and content and not content.isspace():
+            if pending is not None:
+                yield _labelled(pending, continues=True)
+            prompts.append(content)
+            if len(prompts) == 1:
+                key = conversation_key(content)
+                split = split_of(key)
+            turns = UserTurns(tuple(prompts[-window:]), len(prompts))
+            pending = Example(key, split, turns, len(content), history, last_reply, continues=False)
+            last_reply = 0
+        elif role == "assistant":
+            last_reply += len(content)
+        history += len(content)
+    if pending is not None and conversation.ended:
+        yield pending
+
+
+def _labelled(example: Example, *, continues: bool) -> Example:
+    return Example(
+        example.conversation,
+        example.split,
+        example.turns,
+        example.prompt_chars,
+        example.history_chars,
+        example.last_reply_chars,
+        continues,
+    )
