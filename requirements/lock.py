@@ -30,5 +30,5 @@ for name, selection in FILES.items():
         check=True,
     )
     pins = re.sub(r"(==[\w.]+)\+cpu\b", r"\1", output.read_text())
-    pins = "\n".join(line for line in pins.splitlines() if not line.startswith("--"))
+    pins = re.sub(r"(?m)^(--.*|learned-prefix-cache .*)\n(    # .*\n)*", "", pins)
     output.write_text(f"# Made by `make lock` from pyproject.toml.\n{pins}\n")

@@ -1,0 +1,64 @@
+"""Settings of the sidecar: one typed object, built once from flags, environment (`LPC_...`) and an optional TOML file."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+
+class ServiceSettings(BaseSettings):
+    """What an operator can set. Flags come before the environment, the environment before the file."""
+
+    model_config = SettingsConfigDict(env_prefix="LPC_", extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address on which gRPC listens.")
+    port: int = Field(50051, ge=0, le=65535, description="TCP port of gRPC; 0 chooses a free one.")
+    unix_socket: Path | None = Field(
+        Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "predictor.sock",
+        description="Unix socket of gRPC, for engines in the same pod; empty: none.",
+    )
+    metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus metrics.")
+    metrics_port: int | None = Field(9090, ge=0, le=65535, description="Port of the Prometheus metrics; empty: none.")
+
+    models: Path = Field(Path("models"), description="Model repository: folders <model>/<version>/ made by `lpc export`.")
+    model: str = Field("e5-small", description="Model to serve; its newest valid version is used.")
+    reload_interval_s: Annotated[float, Field(gt=0)] = Field(5.0, description="Seconds between looks for a new version.")
+
+    provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where inference runs; auto: CUDA where present.")
+    threads: int = Field(0, ge=0, description="Threads of inference on the CPU; 0: one per core.")
+    cuda_memory_mib: int = Field(512, ge=64, description="Bound of ONNX Runtime's CUDA arena, MiB.")
+
+    max_batch_tokens: int = Field(0, ge=0, description="Tokens of one batch, padding counted; 0: 2048 on CPU, 32768 on CUDA.")
+    max_batch_items: int = Field(256, ge=1, description="Conversations of one model batch, and of one PredictBatch call.")
+    max_queue_items: int = Field(1024, ge=1, description="Conversations waiting for the model; over it RESOURCE_EXHAUSTED.")
+    max_stream_in_flight: int = Field(1024, ge=1, description="Conversations in flight on one PredictStream.")
+    max_request_bytes: int = Field(16 * 2**20, ge=1024, description="Bytes of one gRPC message.")
+    max_messages: int = Field(4096, ge=1, description="Messages of one chat.")
+    max_token_ids: int = Field(2**20, ge=1, description="Token ids of one prompt.")
+    max_turn_count: int = Field(100_000, ge=1, description="Highest turn count accepted.")
+
+    served_models: dict[str, str] = Field(
+        default_factory=dict,
+        description="Served model name to the folder (or hub name) of its tokenizer, for requests with token ids.",
+    )
+    drain_timeout_s: float = Field(10.0, ge=0, description="Seconds that requests in flight get at shutdown.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe log lines written.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the file named by LPC_CONFIG, if any, behind flags and environment."""
+        del dotenv_settings, file_secret_settings
+        path = os.environ.get("LPC_CONFIG")
+        if path is None:
+            return init_settings, env_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(path))

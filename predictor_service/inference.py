@@ -1,0 +1,116 @@
+"""One loaded model version: its feature encoder and its ONNX Runtime session."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from predictor_service.artifact import Manifest, verify
+from predictor_service.conversation import UserTurns
+from predictor_service.errors import ArtifactError
+from predictor_service.features import FeatureEncoder, Features
+
+log = logging.getLogger(__name__)
+
+P_MIN: Final = 1e-4
+"""Probabilities are clipped to [P_MIN, 1 - P_MIN], so that every engine gets finite log-odds."""
+
+MIB: Final = 2**20
+
+
+@dataclass(frozen=True)
+class InferenceSettings:
+    """Where and how a session runs. ``threads`` 0: one per core; ``cuda_memory_mib`` bounds the CUDA arena."""
+
+    provider: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 0
+    cuda_memory_mib: int = 512
+
+
+class Model:
+    """A model version, ready to run. Not thread-safe: one thread runs it."""
+
+    def __init__(self, folder: Path, settings: InferenceSettings) -> None:
+        """Load and warm up the artefact in a version folder.
+
+        Raises:
+            ArtifactError: it is missing, damaged or cannot be run here.
+        """
+        self.manifest: Manifest = verify(folder)
+        self.provider = _provider(settings)
+        try:
+            self._features = FeatureEncoder(Tokenizer.from_file(str(folder / "tokenizer.json")), self.manifest.features)
+            self._session = _session(folder / "model.onnx", self.provider, settings)
+        except Exception as error:  # the libraries raise bare Exception and their own C++ types
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            raise ArtifactError(f"the artefact in {folder} cannot be loaded: {reason}; export it again") from error
+        expected = {"input_ids", "attention_mask", "scalars"}
+        found = {node.name for node in self._session.get_inputs()}
+        if found != expected:
+            raise ArtifactError(f"the graph in {folder} takes {sorted(found)}, not {sorted(expected)}: export it again")
+        self.run([self.encode(UserTurns(("warm-up",), 1))])
+
+    def encode(self, turns: UserTurns) -> Features:
+        """Return the model's input for a conversation. Thread-safe."""
+        return self._features.encode(turns)
+
+    def run(self, batch: Sequence[Features]) -> list[float]:
+        """Return the continuation probability of each conversation, in [P_MIN, 1 - P_MIN].
+
+        Raises:
+            ArtifactError: the model gave something that is no probability.
+        """
+        longest = max(len(features.input_ids) for features in batch)
+        input_ids = np.zeros((len(batch), longest), np.int64)
+        attention_mask = np.zeros((len(batch), longest), np.int64)
+        for row, features in enumerate(batch):
+            tokens = len(features.input_ids)
+            input_ids[row, :tokens] = features.input_ids
+            attention_mask[row, :tokens] = 1
+        scalars = np.array([features.scalars for features in batch], np.float32)
+        inputs: dict[str, NDArray[Any]] = {"input_ids": input_ids, "attention_mask": attention_mask, "scalars": scalars}
+        probability = self._run_cuda(inputs) if self.provider == "cuda" else self._session.run(["probability"], inputs)[0]
+        if not np.isfinite(probability).all():
+            raise ArtifactError(f"model version {self.manifest.version} gave a probability that is no number")
+        return [float(p) for p in np.clip(probability, P_MIN, 1.0 - P_MIN)]
+
+    def _run_cuda(self, inputs: dict[str, NDArray[Any]]) -> NDArray[Any]:
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, array)
+        binding.bind_output("probability", "cpu")
+        self._session.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()[0]  # type: ignore[no-any-return]
+
+
+def _provider(settings: InferenceSettings) -> Literal["cpu", "cuda"]:
+    available = "CUDAExecutionProvider" in ort.get_available_providers()
+    if settings.provider == "cuda" and not available:
+        raise ArtifactError(
+            "provider is cuda, but this build of ONNX Runtime has no CUDA: install "
+            "learned-prefix-cache[gpu], or set provider=auto"
+        )
+    return "cuda" if available and settings.provider != "cpu" else "cpu"
+
+
+def _session(path: Path, provider: Literal["cpu", "cuda"], settings: InferenceSettings) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = settings.threads
+    options.log_severity_level = 3
+    if provider == "cpu":
+        # The thread pool must not spin between batches: the cores belong to the engine and the event loop.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    cuda = {"gpu_mem_limit": settings.cuda_memory_mib * MIB, "arena_extend_strategy": "kSameAsRequested"}
+    session = ort.InferenceSession(str(path), options, providers=[("CUDAExecutionProvider", cuda), "CPUExecutionProvider"])
+    if session.get_providers()[0] != "CUDAExecutionProvider":
+        if settings.provider == "cuda":
+            raise ArtifactError("provider is cuda, but no CUDA device could be used; see ONNX Runtime's message above")
+        log.warning("no usable CUDA device: inference runs on the CPU")
+    return session

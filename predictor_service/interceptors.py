@@ -1,0 +1,118 @@
+"""What holds for every method: errors become statuses, calls are counted, and undecodable bytes are the caller's fault.
+
+They wrap the handlers from outside, so that no method does any of it itself.
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from predictor_service.errors import InvalidRequest, ServiceError
+from predictor_service.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+OUR_METHODS = "/lpc.v1."
+UNDECODABLE = "the request is no valid protobuf message of this method (strings must be UTF-8)"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Undecodable:
+    """Stands for a request whose bytes could not be decoded; gRPC itself would answer INTERNAL."""
+
+
+class ServiceInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of lpc.v1 with decoding, error statuses and metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the wrapped handler of a method of ours, or the handler as it is."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(OUR_METHODS):
+            return handler
+        method = handler_call_details.method.rpartition("/")[2]
+        decode = _tolerant(handler.request_deserializer)
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(
+                self._stream(method, handler.stream_stream), decode, handler.response_serializer
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(method, handler.unary_unary), decode, handler.response_serializer
+        )
+
+    def _unary(self, method: str, behaviour: Any) -> Any:
+        async def call(request: Message | Undecodable, context: Context) -> Message:
+            start = time.perf_counter()
+            try:
+                if isinstance(request, Undecodable):
+                    raise InvalidRequest(UNDECODABLE)
+                response: Message = await behaviour(request, context)
+            except Exception as error:
+                await self._refuse(method, error, context)
+                raise
+            self._metrics.requests.labels(method, "OK").inc()
+            self._metrics.request_seconds.labels(method).observe(time.perf_counter() - start)
+            return response
+
+        return call
+
+    def _stream(self, method: str, behaviour: Any) -> Any:
+        async def call(requests: AsyncIterator[Message | Undecodable], context: Context) -> AsyncIterator[Message]:
+            async def decoded() -> AsyncIterator[Message]:
+                async for request in requests:
+                    if isinstance(request, Undecodable):
+                        raise InvalidRequest(UNDECODABLE)
+                    yield request
+
+            try:
+                async for response in behaviour(decoded(), context):
+                    yield response
+            except Exception as error:
+                await self._refuse(method, error, context)
+                raise
+            self._metrics.requests.labels(method, "OK").inc()
+
+        return call
+
+    async def _refuse(self, method: str, error: Exception, context: Context) -> None:
+        status, message = status_of(error, method)
+        self._metrics.requests.labels(method, status.name).inc()
+        await context.abort(status, message)
+
+
+def status_of(error: BaseException, where: str) -> tuple[grpc.StatusCode, str]:
+    """Return what a caller is told of an error.
+
+    Of errors that are ours, type and place are logged, never their message: a library's message may quote the input.
+    """
+    if isinstance(error, ServiceError):
+        return error.status, str(error)
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else "unknown"
+    log.error("internal error in %s: %s at %s", where, type(error).__name__, place)
+    return grpc.StatusCode.INTERNAL, "internal error; the sidecar's log names the place"
+
+
+def _tolerant(decode: Callable[[bytes], Message] | None) -> Callable[[bytes], Message | Undecodable]:
+    def decode_or_mark(data: bytes) -> Message | Undecodable:
+        assert decode is not None
+        try:
+            return decode(data)
+        except (DecodeError, UnicodeDecodeError, ValueError):
+            return Undecodable()
+
+    return decode_or_mark

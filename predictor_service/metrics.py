@@ -1,0 +1,62 @@
+"""Prometheus metrics of the sidecar. Names carry units; labels have few values; no text of a conversation is in either."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class Metrics:
+    """All metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter("lpc_requests", "Calls by method and gRPC status.", ["method", "status"], registry=registry)
+        self.request_seconds = Histogram(
+            "lpc_request_seconds",
+            "Time from a unary call's arrival to its answer.",
+            ["method"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.stream_answers = Counter("lpc_stream_answers", "Answers on streams by gRPC status.", ["status"], registry=registry)
+        self.dropped = Counter(
+            "lpc_dropped", "Conversations taken out of the queue without a prediction.", ["reason"], registry=registry
+        )
+        self.tokenize_seconds = Histogram(
+            "lpc_tokenize_seconds", "Tokenisation of one conversation.", buckets=SECONDS, registry=registry
+        )
+        self.infer_seconds = Histogram("lpc_infer_seconds", "One model batch.", buckets=SECONDS, registry=registry)
+        self.batch_items = Histogram("lpc_batch_items", "Conversations of a model batch.", buckets=ITEMS, registry=registry)
+        self.batch_tokens = Histogram(
+            "lpc_batch_tokens", "Tokens of a model batch, padding counted.", buckets=TOKENS, registry=registry
+        )
+        self.padding_tokens = Counter("lpc_padding_tokens", "Tokens computed for padding.", registry=registry)
+        self.reloads = Counter("lpc_model_reloads", "Attempts to load a new model version.", ["result"], registry=registry)
+        self.model_info = Gauge(
+            "lpc_model_info",
+            "1 for the model version in service.",
+            ["model", "version", "precision", "provider"],
+            registry=registry,
+        )
+        self.queue_depth = Gauge("lpc_queue_depth", "Conversations admitted and not answered.", registry=registry)
+        self.queue_limit = Gauge("lpc_queue_limit", "Conversations that may be admitted at a time.", registry=registry)
+
+    def watch_queue(self, depth: Callable[[], float], limit: int) -> None:
+        """Report a queue's depth at every scrape."""
+        self.queue_depth.set_function(depth)
+        self.queue_limit.set(limit)
+
+    def observe_batch(self, items: int, tokens: int, real_tokens: int) -> None:
+        """Record one model batch."""
+        self.batch_items.observe(items)
+        self.batch_tokens.observe(tokens)
+        self.padding_tokens.inc(tokens - real_tokens)
+
+    def serving(self, model: str, version: str, precision: str, provider: str) -> None:
+        """Name the model version in service."""
+        self.model_info.clear()
+        self.model_info.labels(model, version, precision, provider).set(1)

@@ -1,0 +1,206 @@
+"""The sidecar's process: addresses, health, reload, drain."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.batcher import Batcher, Result
+from predictor_service.chat_template import ServedModels
+from predictor_service.config import ServiceSettings
+from predictor_service.inference import InferenceSettings, Model
+from predictor_service.interceptors import ServiceInterceptor
+from predictor_service.metrics import Metrics
+from predictor_service.queue import BatchQueue
+from predictor_service.repository import ModelRepository
+from predictor_service.requests import RequestLimits, RequestParser
+from predictor_service.service import PredictorService
+
+log = logging.getLogger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
+BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}
+"""Default budget of a batch. On a CPU batching gains nothing beyond full cores, and a long batch makes the next one wait."""
+
+
+class StartError(Exception):
+    """The sidecar cannot start. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a running sidecar listens. ``unix_socket`` and ``metrics_port`` are None where switched off."""
+
+    host: str
+    port: int
+    unix_socket: Path | None
+    metrics_host: str
+    metrics_port: int | None
+
+
+@contextlib.asynccontextmanager
+async def running(settings: ServiceSettings) -> AsyncIterator[Addresses]:
+    """Run a sidecar until the block is left, then drain it.
+
+    Raises:
+        StartError: an address is taken. ArtifactError: no version of the model can be served.
+    """
+    metrics = Metrics()
+    inference = InferenceSettings(settings.provider, settings.threads, settings.cuda_memory_mib)
+    repository = ModelRepository(settings.models, settings.model, inference)
+    served_models = ServedModels(settings.served_models)
+    async with contextlib.AsyncExitStack() as stack:
+        server = grpc.aio.server(
+            interceptors=[ServiceInterceptor(metrics)],
+            options=[
+                # An occupied port must be an error, not a second server that gets half of the calls.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", settings.max_request_bytes),
+            ],
+        )
+        port = _listen(server, settings)
+        metrics_port = _serve_metrics(settings, metrics, stack)
+        model = await asyncio.to_thread(repository.load_newest)
+        batch_tokens = settings.max_batch_tokens or BATCH_TOKENS[model.provider]
+        queue: BatchQueue[Model, Result] = BatchQueue(settings.max_queue_items, settings.max_batch_items, batch_tokens)
+        batcher = Batcher(model, queue, metrics)
+        stack.push_async_callback(batcher.close)
+        metrics.watch_queue(lambda: queue.depth, queue.max_items)
+
+        def swap(model: Model) -> None:
+            batcher.model = model
+            manifest = model.manifest
+            metrics.serving(manifest.name, manifest.version, manifest.precision, model.provider)
+            log.info("serving %s %s (%s) on %s", manifest.name, manifest.version, manifest.precision, model.provider)
+
+        swap(model)
+        limits = _limits(settings, batch_tokens)
+        parser = RequestParser(
+            RequestLimits(settings.max_messages, settings.max_token_ids, settings.max_turn_count), served_models
+        )
+        rpc.add_ContinuationPredictorServicer_to_server(PredictorService(batcher, parser, limits, metrics), server)
+        healthiness = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(healthiness, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        await server.start()
+        if settings.unix_socket is not None:
+            settings.unix_socket.chmod(0o600)
+            stack.callback(settings.unix_socket.unlink, missing_ok=True)
+        for name in ("", SERVICE):
+            await healthiness.set(name, health_pb2.HealthCheckResponse.SERVING)
+        watching = asyncio.create_task(
+            repository.watch(
+                settings.reload_interval_s,
+                lambda: batcher.model,
+                swap,
+                lambda result: metrics.reloads.labels(result).inc(),
+            )
+        )
+        try:
+            yield Addresses(settings.host, port, settings.unix_socket, settings.metrics_host, metrics_port)
+        finally:
+            watching.cancel()
+            # Not serving first, so that load balancers stop sending while requests in flight get their answers.
+            await healthiness.enter_graceful_shutdown()
+            await server.stop(settings.drain_timeout_s)
+
+
+async def serve(settings: ServiceSettings) -> None:
+    """Serve until SIGINT or SIGTERM, then drain.
+
+    Raises:
+        StartError, ArtifactError: it cannot start.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings) as addresses:
+        places = [f"{addresses.host}:{addresses.port}"]
+        if addresses.unix_socket is not None:
+            places.append(f"unix://{addresses.unix_socket}")
+        log.info("listening on %s", ", ".join(places))
+        if addresses.metrics_port is not None:
+            log.info("metrics on http://%s:%d/metrics", addresses.metrics_host, addresses.metrics_port)
+        await stop.wait()
+        log.info("draining for at most %g s", settings.drain_timeout_s)
+    log.info("stopped")
+
+
+def _listen(server: grpc.aio.Server, settings: ServiceSettings) -> int:
+    try:
+        port = server.add_insecure_port(f"{settings.host}:{settings.port}")
+    except RuntimeError as error:
+        raise StartError(
+            f"cannot listen on {settings.host}:{settings.port}: the port is taken or the address is not this machine's; "
+            "choose another with --port or LPC_PORT"
+        ) from error
+    path = settings.unix_socket
+    if path is not None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # gRPC would replace the socket of a server that is alive.
+        if _alive(path):
+            raise StartError(f"another server listens on {path}: stop it, or choose another with LPC_UNIX_SOCKET")
+        previous = os.umask(0o077)
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise StartError(f"cannot listen on {path}: choose another path with LPC_UNIX_SOCKET") from error
+        finally:
+            os.umask(previous)
+    return port
+
+
+def _alive(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _serve_metrics(settings: ServiceSettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int | None:
+    if settings.metrics_port is None:
+        return None
+    try:
+        server, thread = start_http_server(settings.metrics_port, settings.metrics_host, metrics.registry)
+    except OSError as error:
+        raise StartError(
+            f"cannot serve metrics on {settings.metrics_host}:{settings.metrics_port} ({error.strerror}); choose another port "
+            "with --metrics-port or LPC_METRICS_PORT"
+        ) from error
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    stack.callback(close)
+    return server.server_port
+
+
+def _limits(settings: ServiceSettings, batch_tokens: int) -> pb.Limits:
+    return pb.Limits(
+        max_request_bytes=settings.max_request_bytes,
+        max_messages=settings.max_messages,
+        max_token_ids=settings.max_token_ids,
+        max_batch_items=settings.max_batch_items,
+        max_queue_items=settings.max_queue_items,
+        max_batch_tokens=batch_tokens,
+        max_stream_in_flight=settings.max_stream_in_flight,
+        max_turn_count=settings.max_turn_count,
+    )

@@ -1,0 +1,152 @@
+"""The methods of `lpc.v1.ContinuationPredictor`: thin, between the wire and the batcher."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.batcher import Answer, Batcher
+from predictor_service.errors import InvalidRequest, Overloaded
+from predictor_service.interceptors import status_of
+from predictor_service.metrics import Metrics
+from predictor_service.requests import RequestParser
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PredictorService(rpc.ContinuationPredictorServicer):
+    """Answers from the batcher's current model."""
+
+    def __init__(self, batcher: Batcher, parser: RequestParser, limits: pb.Limits, metrics: Metrics) -> None:
+        self._batcher = batcher
+        self._parser = parser
+        self._limits = limits
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+
+    async def Predict(self, request: pb.PredictRequest, context: Context) -> pb.PredictResponse:  # noqa: N802
+        """Answer one conversation within the call's deadline."""
+        answer = await self._predict(request.conversation, self._deadline(context))
+        return pb.PredictResponse(prediction=_message(answer))
+
+    async def PredictBatch(self, request: pb.PredictBatchRequest, context: Context) -> pb.PredictBatchResponse:  # noqa: N802
+        """Answer each conversation, with a prediction or an error of its own.
+
+        The call as a whole is refused when it is empty, larger than a model batch, or does not fit into the queue.
+        """
+        count = len(request.conversations)
+        if not 1 <= count <= self._limits.max_batch_items:
+            raise InvalidRequest(f"a batch has 1 to {self._limits.max_batch_items} conversations, this one {count}: split it")
+        self._batcher.queue.admit(count)
+        deadline = self._deadline(context)
+        tasks = [
+            self._loop.create_task(self._predict(conversation, deadline, admitted=True))
+            for conversation in request.conversations
+        ]
+        for task in tasks:
+            task.add_done_callback(lambda _: self._batcher.queue.release())
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        return pb.PredictBatchResponse(results=[_result(result) for result in results])
+
+    async def PredictStream(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.PredictStreamRequest], context: Context
+    ) -> AsyncIterator[pb.PredictStreamResponse]:
+        """Answer requests as their predictions come, in any order; a bad request gets an error, the stream goes on."""
+        del context
+        answers: asyncio.Queue[pb.PredictStreamResponse | None] = asyncio.Queue()
+        in_flight: dict[str, asyncio.Task[None]] = {}
+
+        async def answer(request: pb.PredictStreamRequest) -> None:
+            deadline = self._loop.time() + request.timeout_ms / 1000 if request.timeout_ms else math.inf
+            try:
+                prediction = await self._predict(request.conversation, deadline)
+                response = pb.PredictStreamResponse(request_id=request.request_id, prediction=_message(prediction))
+                self._metrics.stream_answers.labels("OK").inc()
+            except Exception as error:
+                response = pb.PredictStreamResponse(request_id=request.request_id, error=self._stream_error(error))
+            answers.put_nowait(response)
+
+        async def read() -> None:
+            async for request in request_iterator:
+                name = request.request_id
+                if request.WhichOneof("action") == "cancel":
+                    if name in in_flight:
+                        in_flight[name].cancel()
+                    continue
+                try:
+                    if name in in_flight:
+                        raise InvalidRequest("this request_id is still in flight on this stream: choose another")
+                    if len(in_flight) >= self._limits.max_stream_in_flight:
+                        raise Overloaded(f"{len(in_flight)} requests are in flight on this stream: wait for answers")
+                except (InvalidRequest, Overloaded) as error:
+                    answers.put_nowait(pb.PredictStreamResponse(request_id=name, error=self._stream_error(error)))
+                    continue
+                task = in_flight[name] = self._loop.create_task(answer(request))
+                task.add_done_callback(lambda _, name=name: in_flight.pop(name))  # type: ignore[misc]
+            await asyncio.gather(*in_flight.values(), return_exceptions=True)
+
+        reader = self._loop.create_task(read())
+        reader.add_done_callback(lambda _: answers.put_nowait(None))
+        try:
+            while (response := await answers.get()) is not None:
+                yield response
+            await reader
+        finally:
+            reader.cancel()
+            for task in list(in_flight.values()):
+                task.cancel()
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
+        """Name the model in service and every limit."""
+        del request, context
+        model = self._batcher.model
+        manifest = model.manifest
+        return pb.GetModelInfoResponse(
+            model_name=manifest.name,
+            model_version=manifest.version,
+            model_sha256=manifest.files["model.onnx"],
+            precision=manifest.precision,
+            execution_provider=model.provider,
+            prompt_window=manifest.features.prompt_window,
+            token_budget=manifest.features.token_budget,
+            scalars=manifest.features.scalars,
+            served_models=self._parser.served_models.names,
+            limits=self._limits,
+        )
+
+    async def _predict(self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False) -> Answer:
+        self._parser.check(conversation)
+        window = self._batcher.model.manifest.features.prompt_window
+        parse = partial(self._parser.parse, conversation, window)
+        return await self._batcher.predict(parse, deadline, admitted=admitted)
+
+    def _deadline(self, context: Context) -> float:
+        remaining = context.time_remaining()
+        return math.inf if remaining is None else self._loop.time() + remaining
+
+    def _stream_error(self, error: BaseException) -> pb.PredictionError:
+        status, message = status_of(error, "PredictStream")
+        self._metrics.stream_answers.labels(status.name).inc()
+        return pb.PredictionError(code=status.value[0], message=message)
+
+
+def _result(result: Answer | BaseException) -> pb.PredictionResult:
+    if isinstance(result, Answer):
+        return pb.PredictionResult(prediction=_message(result))
+    status, message = status_of(result, "PredictBatch")
+    return pb.PredictionResult(error=pb.PredictionError(code=status.value[0], message=message))
+
+
+def _message(answer: Answer) -> pb.Prediction:
+    return pb.Prediction(
+        probability=answer.probability,
+        model_version=answer.model_version,
+        turn_count=answer.turn_count,
+        timing=pb.Timing(queue_us=answer.queue_us, tokenize_us=answer.tokenize_us, infer_us=answer.infer_us),
+    )
