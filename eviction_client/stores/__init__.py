@@ -1,1 +1,28 @@
 """Stores of per-block scores, shared by the fleet or private to the process."""
+
+from eviction_client.config import ClientSettings
+from eviction_client.namespace import Namespace
+from eviction_client.stores.memory import MemoryStore
+from eviction_client.stores.store import BlockHash, ConversationId, MetadataStore, StoreCounters
+
+__all__ = ["BlockHash", "ConversationId", "MemoryStore", "MetadataStore", "StoreCounters", "open_store"]
+
+
+def open_store(settings: ClientSettings, namespace: Namespace) -> MetadataStore:
+    """Return the store that the settings ask for: Redis where there is a URL, else this process's memory.
+
+    Never waits for Redis. Raises ValueError when the URL is malformed.
+    """
+    if settings.redis_url is None:
+        return MemoryStore(tau=namespace.tau, max_blocks=settings.store_blocks)
+    # Engines without a fleet need not load redis-py.
+    from eviction_client.stores.redis import RedisStore
+
+    return RedisStore(
+        settings.redis_url.get_secret_value(),
+        namespace,
+        cluster=settings.redis_cluster,
+        shards=settings.redis_shards,
+        timeout_s=settings.redis_timeout_s,
+        max_pending_blocks=settings.store_pending_blocks,
+    )

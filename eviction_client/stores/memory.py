@@ -1,0 +1,151 @@
+"""Scores kept in the engine's own process: the default, and the store of single engines.
+
+Blocks are forgotten lowest score first, when there are too many or when they have sunk out of sight. What finds the
+lowest is a heap of *records*, not of blocks: one push per finished request. A record in the heap is a promise to look
+at its blocks when its score comes up; those that have got a higher score since belong to another record of the heap.
+"""
+
+import heapq
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eviction_client.score import MEAN_THINK_TIME_S, expired_below
+from eviction_client.stores.store import BlockHash, ConversationId, StoreCounters
+
+_SHARED = None
+"""In place of an owner: more than one conversation holds the block."""
+
+_REFERENCES_PER_BLOCK = 4
+"""Places in records of the heap per block remembered. A conversation that goes on leaves its earlier turns' records
+behind; past this the lowest record goes even when there is room."""
+
+
+class MemoryStore:
+    """Scores of one process. Thread-safe.
+
+    Args:
+        tau: mean think time, seconds.
+        max_blocks: blocks remembered.
+    """
+
+    def __init__(self, *, tau: float = MEAN_THINK_TIME_S, max_blocks: int = 1_000_000) -> None:
+        self._tau = tau
+        self._max_blocks = max_blocks
+        self._lock = threading.Lock()
+        self._scores: dict[BlockHash, tuple[float, ConversationId | None]] = {}
+        # (score, order of arrival, blocks); the second keeps the comparison away from the third.
+        self._records: list[tuple[float, int, Sequence[BlockHash]]] = []
+        self._references = 0
+        self._arrivals = 0
+        self._answers: dict[BlockHash, float] = {}
+        self._counters = StoreCounters()
+        self._closed = False
+
+    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
+        """See :meth:`MetadataStore.record`."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                usable = math.isfinite(score) and isinstance(conversation, str)
+                blocks = tuple(blocks)
+                usable = usable and all(isinstance(block, bytes) for block in blocks)
+            except TypeError:
+                usable = False
+            if not usable:
+                self._counters = replace(self._counters, rejected=self._counters.rejected + 1)
+                return
+            known = self._scores
+            for block in blocks:
+                before = known.get(block)
+                if before is None or before[1] == conversation:
+                    known[block] = (score, conversation)
+                else:
+                    known[block] = (max(score, before[0]), _SHARED)
+            self._arrivals += 1
+            heapq.heappush(self._records, (score, self._arrivals, blocks))
+            self._references += len(blocks)
+            dropped = 0
+            while len(known) > self._max_blocks or self._references > _REFERENCES_PER_BLOCK * self._max_blocks:
+                dropped += self._forget_lowest_record()
+            self._counters = replace(
+                self._counters,
+                recorded=self._counters.recorded + len(blocks),
+                written=self._counters.written + len(blocks),
+                dropped=self._counters.dropped + dropped,
+            )
+
+    def look_ahead(self, blocks: Sequence[BlockHash]) -> None:
+        """See :meth:`MetadataStore.look_ahead`. The answer is there at once."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._answers = {block: self._scores[block][0] for block in blocks if block in self._scores}
+                asked = len(blocks)
+            except TypeError:
+                self._counters = replace(self._counters, rejected=self._counters.rejected + 1)
+                return
+            self._counters = replace(
+                self._counters,
+                looked_up=self._counters.looked_up + asked,
+                known=self._counters.known + len(self._answers),
+            )
+
+    def raises(self) -> dict[BlockHash, float]:
+        """See :meth:`MetadataStore.raises`."""
+        with self._lock:
+            answers, self._answers = self._answers, {}
+            return answers
+
+    def trim(self, now: float) -> None:
+        """See :meth:`MetadataStore.trim`."""
+        threshold = expired_below(now, self._tau)
+        with self._lock:
+            trimmed = 0
+            while self._records and self._records[0][0] < threshold:
+                trimmed += self._forget_lowest_record()
+            self._counters = replace(self._counters, trimmed=self._counters.trimmed + trimmed)
+
+    def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
+        """See :meth:`MetadataStore.scores`."""
+        with self._lock:
+            found = [self._scores.get(block) for block in blocks]
+        return [None if entry is None else entry[0] for entry in found]
+
+    def flush(self, timeout: float) -> bool:  # noqa: ARG002 - nothing is ever waiting
+        """See :meth:`MetadataStore.flush`."""
+        return True
+
+    def close(self, timeout: float = 1.0) -> None:  # noqa: ARG002
+        """See :meth:`MetadataStore.close`."""
+        with self._lock:
+            self._closed = True
+            self._scores, self._records, self._answers, self._references = {}, [], {}, 0
+
+    @property
+    def healthy(self) -> bool:
+        """True until closed."""
+        return not self._closed
+
+    @property
+    def counters(self) -> StoreCounters:
+        """See :meth:`MetadataStore.counters`."""
+        return self._counters
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def _forget_lowest_record(self) -> int:
+        """Drop the record of the lowest score and those of its blocks that have no higher one; return how many."""
+        lowest, _, blocks = heapq.heappop(self._records)
+        self._references -= len(blocks)
+        forgotten = 0
+        for block in blocks:
+            entry = self._scores.get(block)
+            if entry is not None and entry[0] <= lowest:
+                del self._scores[block]
+                forgotten += 1
+        return forgotten

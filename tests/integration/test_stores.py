@@ -1,0 +1,223 @@
+"""One behaviour suite for every store: what DESIGN promises of a block's score, on memory and on a real Redis."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from eviction_client.namespace import Namespace
+from eviction_client.score import score as score_of
+from eviction_client.stores import BlockHash, ConversationId, MemoryStore, MetadataStore
+from eviction_client.stores.redis import RedisStore
+from tests.redis_server import RedisServer
+
+NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
+A, B, C = ConversationId("a"), ConversationId("b"), ConversationId("c")
+EMPTY = Callable[[], None]
+
+
+class Bench:
+    """A store under test and the means to empty it between two examples of a law."""
+
+    def __init__(self, store: MetadataStore, empty: Callable[[], MetadataStore]) -> None:
+        self.store = store
+        self._empty = empty
+
+    def empty(self) -> MetadataStore:
+        self.store = self._empty()
+        return self.store
+
+    def after(self, records: Sequence[tuple[ConversationId, Sequence[BlockHash], float]]) -> list[float | None]:
+        """Return the scores of all blocks after these records in an empty store."""
+        store = self.empty()
+        for conversation, blocks, score in records:
+            store.record(conversation, blocks, score)
+        assert store.flush(10)
+        return store.scores(BLOCKS)
+
+
+def block(n: int) -> BlockHash:
+    return BlockHash(n.to_bytes(4, "big") * 8)
+
+
+BLOCKS = [block(n) for n in range(6)]
+
+
+@pytest.fixture(params=["memory", "redis"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    if request.param == "memory":
+        yield Bench(MemoryStore(tau=NAMESPACE.tau), lambda: MemoryStore(tau=NAMESPACE.tau))
+        return
+    server: RedisServer = request.getfixturevalue("redis_server")
+    with contextlib.closing(server.client()) as client:
+        store = RedisStore(server.url, NAMESPACE)
+
+        def empty() -> RedisStore:
+            client.flushall()
+            return store
+
+        yield Bench(store, empty)
+        store.close()
+
+
+@pytest.fixture
+def store(bench: Bench) -> MetadataStore:
+    return bench.store
+
+
+# Halves, because Redis keeps scores to a fraction of a second of age and no finer: these come back as they went in.
+scores = st.integers(-40, 40).map(lambda n: n / 2)
+held = st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=4, unique=True)
+records = st.lists(st.tuples(st.sampled_from([A, B, C]), held, scores), max_size=8)
+of_different_conversations = st.permutations([A, B, C]).flatmap(
+    lambda order: st.tuples(*(st.tuples(st.just(conversation), held, scores) for conversation in order))
+)
+law = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@law
+@given(of_different_conversations, st.randoms(use_true_random=False))
+def test_pooling_does_not_depend_on_the_order_of_conversations(bench: Bench, records: tuple, random) -> None:
+    shuffled = list(records)
+    random.shuffle(shuffled)
+    assert bench.after(records) == bench.after(shuffled)
+
+
+@law
+@given(of_different_conversations)
+def test_pooling_is_the_maximum_over_conversations(bench: Bench, records: tuple) -> None:
+    pooled = bench.after(records)
+    for candidate, found in zip(BLOCKS, pooled, strict=True):
+        assert found == max((score for _, blocks, score in records if candidate in blocks), default=None)
+
+
+@law
+@given(records)
+def test_every_record_may_be_delivered_twice(bench: Bench, records: list) -> None:
+    assert bench.after(records) == bench.after([record for record in records for _ in range(2)])
+
+
+@law
+@given(st.lists(st.tuples(st.just(A), held, scores), max_size=6))
+def test_a_later_turn_of_the_only_conversation_replaces_the_score(bench: Bench, records: list) -> None:
+    latest: dict[BlockHash, float] = {}
+    for _, blocks, score in records:
+        latest.update(dict.fromkeys(blocks, score))
+    assert bench.after(records) == [latest.get(candidate) for candidate in BLOCKS]
+
+
+@law
+@given(records, records)
+def test_a_shared_block_never_sinks(bench: Bench, before: list, after: list) -> None:
+    sharing = [(A, BLOCKS, 0.0), (B, BLOCKS, 0.0)]
+    for low, high in zip(bench.after([*sharing, *before]), bench.after([*sharing, *before, *after]), strict=True):
+        assert low is not None and high is not None and low <= high
+
+
+@law
+@given(records)
+def test_what_others_hold_bounds_a_score_from_below(bench: Bench, records: list) -> None:
+    """Exactly the maximum of the latest scores cannot be had from one number per block; never less can."""
+    latest: dict[tuple[BlockHash, ConversationId], float] = {}
+    for conversation, blocks, score in records:
+        latest.update({(candidate, conversation): score for candidate in blocks})
+    for candidate, found in zip(BLOCKS, bench.after(records), strict=True):
+        bound = max((score for (held, _), score in latest.items() if held == candidate), default=None)
+        assert (found is None) == (bound is None)
+        if found is not None and bound is not None:
+            assert found >= bound
+
+
+def test_look_ahead_answers_with_what_is_known_once(store: MetadataStore) -> None:
+    store.record(A, BLOCKS[:2], 3.0)
+    assert store.flush(5)
+    store.look_ahead(BLOCKS[1:4])
+    assert store.flush(5)
+    assert store.raises() == {BLOCKS[1]: 3.0}
+    assert store.raises() == {}
+
+
+def test_trimming_forgets_what_has_sunk_and_nothing_else(store: MetadataStore) -> None:
+    now = time.time()
+    store.record(A, BLOCKS[:3], score_of(0.5, now - 3600))
+    store.record(B, BLOCKS[2:4], score_of(0.5, now))
+    store.trim(now)
+    assert store.flush(5)
+    known = [score is not None for score in store.scores(BLOCKS)]
+    assert known == [False, False, True, True, False, False]
+    assert store.counters.trimmed == 2
+
+
+def test_a_block_forgotten_by_trimming_is_private_again(store: MetadataStore) -> None:
+    now = time.time()
+    long_ago = score_of(0.5, now - 7200)
+    store.record(A, BLOCKS, long_ago)
+    store.record(B, BLOCKS, long_ago)
+    store.trim(now)
+    assert store.flush(5)
+    store.record(C, BLOCKS, 9.0)
+    store.record(C, BLOCKS, 4.0)
+    assert store.flush(5)
+    assert store.scores(BLOCKS) == [4.0] * len(BLOCKS)
+
+
+def test_more_blocks_than_one_chunk_are_recorded_and_trimmed(store: MetadataStore) -> None:
+    many = [BlockHash(n.to_bytes(4, "big") * 4) for n in range(30_000)]
+    now = time.time()
+    store.record(A, many, score_of(0.5, now - 7200))
+    assert store.flush(20)
+    assert None not in store.scores(many)
+    store.trim(now)
+    assert store.flush(20)
+    assert set(store.scores(many)) == {None}
+    assert store.counters.trimmed == len(many)
+
+
+def test_scores_of_today_come_back_within_a_sixteenth_of_a_second_and_never_higher(store: MetadataStore) -> None:
+    exact = score_of(0.37, 1_790_000_000.123)
+    store.record(A, BLOCKS, exact)
+    assert store.flush(5)
+    (stored,) = set(store.scores(BLOCKS))
+    assert stored is not None
+    assert 0 <= (exact - stored) * NAMESPACE.tau < 1 / 16
+
+
+@pytest.mark.parametrize(
+    ("conversation", "blocks", "score"),
+    [
+        (A, BLOCKS, float("nan")),
+        (A, BLOCKS, float("inf")),
+        (A, BLOCKS, "high"),
+        (A, [1, 2], 1.0),
+        (A, None, 1.0),
+        (None, BLOCKS, 1.0),
+    ],
+)
+def test_nonsense_is_counted_and_changes_nothing(store: MetadataStore, conversation, blocks, score) -> None:
+    store.record(conversation, blocks, score)
+    store.look_ahead([1, None])  # type: ignore[list-item]
+    store.record(A, BLOCKS[:1], 1.0)
+    assert store.flush(5)
+    assert store.scores(BLOCKS[:2]) == [1.0, None]
+    assert store.counters.rejected >= 1
+
+
+def test_hashes_that_differ_only_in_their_last_bytes_are_different_blocks(store: MetadataStore) -> None:
+    """vLLM appends the number of the KV-cache group to the hash of the content."""
+    groups = [BlockHash(b"\x07" * 32 + group.to_bytes(4, "big")) for group in range(3)]
+    for group, candidate in enumerate(groups):
+        store.record(A, [candidate], float(group))
+    assert store.flush(5)
+    assert store.scores(groups) == [0.0, 1.0, 2.0]
+
+
+def test_a_closed_store_takes_calls_and_does_nothing(store: MetadataStore) -> None:
+    store.close()
+    store.close()
+    store.record(A, BLOCKS, 1.0)
+    store.look_ahead(BLOCKS)
+    store.trim(time.time())
+    assert store.raises() == {}
