@@ -6,7 +6,7 @@ They wrap the handlers from outside, so that no method does any of it itself.
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 OUR_METHODS = "/lpc.v1."
 UNDECODABLE = "the request is no valid protobuf message of this method (strings must be UTF-8)"
 
-Context = grpc.aio.ServicerContext[Any, Any]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+Method: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Undecodable:
@@ -35,9 +38,9 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Method | None]]",
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> "Method | None":
         """Return the wrapped handler of a method of ours, or the handler as it is."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OUR_METHODS):

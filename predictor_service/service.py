@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -17,7 +17,7 @@ from predictor_service.interceptors import status_of
 from predictor_service.metrics import Metrics
 from predictor_service.requests import RequestParser
 
-Context = grpc.aio.ServicerContext[Any, Any]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class PredictorService(rpc.ContinuationPredictorServicer):

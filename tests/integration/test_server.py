@@ -1,0 +1,291 @@
+"""The sidecar over real gRPC, with a tiny real model."""
+
+import asyncio
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.config import ServiceSettings
+from predictor_service.errors import ArtifactError
+from predictor_service.server import Addresses, StartError, running
+from tests.chat_templates import STYLES, tokenizer_of
+from tests.tiny_model import build_tiny_artifact
+
+
+@asynccontextmanager
+async def sidecar(models: Path, **changes: object) -> AsyncIterator[tuple[rpc.ContinuationPredictorStub, Addresses]]:
+    values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
+    async with running(ServiceSettings(**values)) as addresses:  # type: ignore[arg-type]
+        options = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}", options) as channel:
+            yield rpc.ContinuationPredictorStub(channel), addresses
+
+
+def chat(*texts: str) -> pb.Conversation:
+    roles = ("user", "assistant")
+    return pb.Conversation(
+        chat=pb.ChatMessages(messages=[pb.ChatMessage(role=roles[i % 2], content=t) for i, t in enumerate(texts)])
+    )
+
+
+def one(conversation: pb.Conversation) -> pb.PredictRequest:
+    return pb.PredictRequest(conversation=conversation)
+
+
+async def test_a_chat_gets_a_probability_and_where_its_time_went(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (stub, _):
+        answer = (await stub.Predict(one(chat("hello", "hi", "what is a cache")))).prediction
+    assert 0 < answer.probability < 1
+    assert answer.turn_count == 2
+    assert answer.model_version == "v1"
+    assert answer.timing.infer_us > 0
+    assert not answer.HasField("think_time")
+
+
+async def test_the_three_forms_of_input_agree(tiny_models: Path, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(STYLES["chatml"])
+    tokenizer.save_pretrained(tmp_path)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hello world"}], tokenize=False, add_generation_prompt=True
+    )
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    tokens = pb.Conversation(tokens=pb.TokenIds(ids=ids, served_model="m"))
+    async with sidecar(tiny_models, served_models={"m": str(tmp_path)}) as (stub, _):
+        answers = [await stub.Predict(one(c)) for c in (chat("hello world"), pb.Conversation(prompt="hello world"), tokens)]
+    assert len({answer.prediction.probability for answer in answers}) == 1
+
+
+async def test_a_batch_keeps_its_order_and_one_bad_item_fails_alone(tiny_models: Path) -> None:
+    texts = ["hello", "what is a cache " * 40, "thank you"]
+    async with sidecar(tiny_models) as (stub, _):
+        alone = [(await stub.Predict(one(chat(text)))).prediction.probability for text in texts]
+        batch = pb.PredictBatchRequest(conversations=[chat(texts[0]), pb.Conversation(), chat(texts[1]), chat(texts[2])])
+        results = (await stub.PredictBatch(batch)).results
+    assert [r.prediction.probability for r in (results[0], results[2], results[3])] == pytest.approx(alone, abs=1e-5)
+    assert results[1].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+async def test_a_stream_answers_each_request_by_its_id_and_survives_bad_ones(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (stub, _):
+        stream = stub.PredictStream()
+        for i in range(50):
+            conversation = pb.Conversation() if i % 10 == 3 else chat(f"hello {i} " * (i + 1))
+            await stream.write(pb.PredictStreamRequest(request_id=str(i), conversation=conversation))
+        await stream.done_writing()
+        answers = {answer.request_id: answer async for answer in stream}
+    assert set(answers) == {str(i) for i in range(50)}
+    for i, answer in answers.items():
+        assert answer.WhichOneof("result") == ("error" if int(i) % 10 == 3 else "prediction")
+
+
+async def test_a_cancelled_stream_request_gets_no_answer(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (stub, _):
+        stream = stub.PredictStream()
+        await stream.write(pb.PredictStreamRequest(request_id="a", conversation=chat("hello " * 100_000)))
+        await stream.write(pb.PredictStreamRequest(request_id="a", cancel=pb.Cancel()))
+        await stream.write(pb.PredictStreamRequest(request_id="b", conversation=chat("hello")))
+        await stream.done_writing()
+        assert [answer.request_id async for answer in stream] == ["b"]
+
+
+async def test_a_request_id_in_flight_is_refused_a_second_time(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (stub, _):
+        stream = stub.PredictStream()
+        for _ in range(2):
+            await stream.write(pb.PredictStreamRequest(request_id="a", conversation=chat("hello " * 50_000)))
+        await stream.done_writing()
+        kinds = sorted([answer.WhichOneof("result") async for answer in stream])
+    assert kinds == ["error", "prediction"]
+
+
+async def test_model_info_names_the_model_and_every_limit(tiny_models: Path) -> None:
+    async with sidecar(tiny_models, max_messages=7, served_models={"m": "/nowhere"}) as (stub, _):
+        info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert (info.model_name, info.model_version, info.precision) == ("tiny", "v1", "fp32")
+    assert len(info.model_sha256) == 64
+    assert (info.prompt_window, info.token_budget, list(info.scalars)) == (5, 512, ["turn_count"])
+    assert info.limits.max_messages == 7
+    assert list(info.served_models) == ["m"]
+    assert all(getattr(info.limits, field.name) > 0 for field in info.limits.DESCRIPTOR.fields)
+
+
+async def test_health_and_reflection_are_served(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (_, addresses), grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="lpc.v1.ContinuationPredictor"))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        listed = (await call.read()).list_services_response.service
+        call.cancel()
+    assert "lpc.v1.ContinuationPredictor" in {service.name for service in listed}
+
+
+async def test_the_unix_socket_serves_is_private_and_goes_with_the_server(tiny_models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "lpc.sock"
+    async with sidecar(tiny_models, unix_socket=path):
+        assert path.stat().st_mode & 0o077 == 0
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            answer = await rpc.ContinuationPredictorStub(channel).Predict(one(chat("hello")))
+            assert 0 < answer.prediction.probability < 1
+        with pytest.raises(StartError, match="another server listens on"):
+            async with sidecar(tiny_models, unix_socket=path):
+                pass
+    assert not path.exists()
+
+
+async def test_metrics_count_calls_batches_and_the_model(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (stub, addresses):
+        await stub.Predict(one(chat("hello")))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Predict(one(pb.Conversation()))
+        text = await _scrape(addresses)
+    assert 'lpc_requests_total{method="Predict",status="OK"} 1.0' in text
+    assert 'lpc_requests_total{method="Predict",status="INVALID_ARGUMENT"} 1.0' in text
+    assert "lpc_batch_items_count 1.0" in text
+    assert 'lpc_model_info{model="tiny",precision="fp32",provider="cpu",version="v1"} 1.0' in text
+    assert "lpc_queue_depth 0.0" in text
+
+
+async def _scrape(addresses: Addresses) -> str:
+    def get() -> str:
+        with urlopen(f"http://127.0.0.1:{addresses.metrics_port}/metrics", timeout=10) as response:
+            return str(response.read(), "utf-8")
+
+    return await asyncio.to_thread(get)
+
+
+async def test_a_full_queue_refuses_and_recovers(tiny_models: Path) -> None:
+    async with sidecar(tiny_models, max_queue_items=4) as (stub, _):
+        calls = [stub.Predict(one(chat("hello " * 20_000))) for _ in range(64)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [r for r in results if isinstance(r, grpc.aio.AioRpcError)]
+        assert refused
+        assert {r.code() for r in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert len(refused) < 64
+        assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
+
+
+async def test_a_batch_that_does_not_fit_into_the_queue_is_refused_whole(tiny_models: Path) -> None:
+    async with sidecar(tiny_models, max_queue_items=4) as (stub, addresses):
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 4 may"):
+            await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello")] * 5))
+        assert "lpc_queue_depth 0.0" in await _scrape(addresses)
+
+
+async def test_callers_that_go_away_leave_no_trace_in_the_queue(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (stub, addresses):
+        calls = [stub.Predict(one(chat("hello " * 20_000)), timeout=0.02) for _ in range(40)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert {r.code() for r in results if isinstance(r, grpc.aio.AioRpcError)} <= {grpc.StatusCode.DEADLINE_EXCEEDED}
+        for _ in range(100):
+            if "lpc_queue_depth 0.0" in (text := await _scrape(addresses)):
+                break
+            await asyncio.sleep(0.05)
+        assert "lpc_queue_depth 0.0" in text
+
+
+async def test_a_new_version_is_served_without_a_failed_request(tiny_models: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    shutil.copytree(tiny_models, root)
+    async with sidecar(root, reload_interval_s=0.05) as (stub, addresses):
+        versions: list[str] = []
+        stop = asyncio.Event()
+
+        async def load() -> None:
+            while not stop.is_set():
+                versions.append((await stub.Predict(one(chat("hello")))).prediction.model_version)
+
+        loading = asyncio.create_task(load())
+        await asyncio.to_thread(build_tiny_artifact, root, version="v2")
+        while "v2" not in versions:
+            await asyncio.sleep(0.05)
+        stop.set()
+        await loading
+        assert sorted(set(versions)) == ["v1", "v2"]
+        assert versions == sorted(versions)
+        assert 'lpc_model_reloads_total{result="loaded"} 1.0' in await _scrape(addresses)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no manifest", "not json", "wrong checksum", "missing file"])
+async def test_a_broken_new_version_leaves_the_good_one_in_service(tiny_models: Path, tmp_path: Path, damage: str) -> None:
+    root = tmp_path / "models"
+    shutil.copytree(tiny_models, root)
+    async with sidecar(root, reload_interval_s=0.05) as (stub, addresses):
+        scratch = root / ".scratch"
+        shutil.copytree(root / "tiny" / "v1", scratch)
+        _break(scratch, damage)
+        scratch.rename(root / "tiny" / "v2")
+        if damage in ("truncated", "wrong checksum", "missing file"):
+            while 'lpc_model_reloads_total{result="failed"}' not in await _scrape(addresses):
+                await asyncio.sleep(0.02)
+        else:
+            await asyncio.sleep(0.3)
+        assert (await stub.Predict(one(chat("hello")))).prediction.model_version == "v1"
+
+
+def _break(folder: Path, damage: str) -> None:
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"created": "2', '"created": "3'))
+    if damage == "truncated":
+        data = (folder / "model.onnx").read_bytes()
+        (folder / "model.onnx").write_bytes(data[: len(data) // 2])
+    elif damage == "no manifest":
+        manifest.unlink()
+    elif damage == "not json":
+        manifest.write_text("{")
+    elif damage == "wrong checksum":
+        (folder / "tokenizer.json").write_text("{}")
+    else:
+        (folder / "model.onnx").unlink()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no manifest", "not json", "wrong checksum", "missing file"])
+async def test_a_sidecar_without_a_good_version_says_what_is_wrong(tiny_models: Path, tmp_path: Path, damage: str) -> None:
+    root = tmp_path / "models"
+    shutil.copytree(tiny_models, root)
+    _break(root / "tiny" / "v1", damage)
+    with pytest.raises(ArtifactError, match="lpc export"):
+        async with sidecar(root):
+            pass
+
+
+async def test_a_sidecar_without_any_version_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="make one with `lpc export`"):
+        async with sidecar(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("setting", ["port", "metrics_port"])
+async def test_an_occupied_port_is_named(tiny_models: Path, setting: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=rf"127\.0\.0\.1:{port}"):
+            async with sidecar(tiny_models, **{setting: port}):
+                pass
+
+
+async def test_requests_in_flight_are_answered_while_the_server_drains(tiny_models: Path) -> None:
+    async with AsyncExitStack() as stack:
+        async with sidecar(tiny_models) as (_, addresses):
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}"))
+            stub = rpc.ContinuationPredictorStub(channel)
+            await stub.GetModelInfo(pb.GetModelInfoRequest())
+            calls = [asyncio.ensure_future(stub.Predict(one(chat("hello " * 50_000)))) for _ in range(8)]
+            while "lpc_queue_depth 8.0" not in await _scrape(addresses):
+                await asyncio.sleep(0.001)
+        for call in calls:
+            assert (await call).prediction.probability > 0

@@ -1,0 +1,66 @@
+"""What `lpc embed` and `lpc export` do, in the order in which the pieces need each other."""
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from predictor_service.features import FeatureSettings
+from training import embedding
+from training import export as exporting
+from training.datasets.sharegpt import Skipped, load_sharegpt
+from training.encoders import load_encoder
+from training.graph import Precision
+from training.head import Head
+
+
+def embed(
+    out: Path,
+    sharegpt: Path | None,
+    encoder: str,
+    models: Path,
+    precision: Precision,
+    limit: int | None,
+    jobs: int,
+    threads: int,
+) -> None:
+    """Embed ShareGPT with an encoder; export that encoder first, under an untrained head, if it is not there."""
+    console = Console()
+    source = load_encoder(encoder)
+    width = int(source.model.config.hidden_size)  # type: ignore[union-attr, arg-type]
+    metadata = {
+        "name": "none",
+        "features": FeatureSettings().to_dict(),
+        "encoder": source.id,
+        "encoder_sha256": source.sha256,
+    }
+    torch.manual_seed(0)
+    blank = models / ".blank-head.safetensors"
+    Head(width, 1, metadata=metadata).save(blank)
+    artifact = exporting.export(models, name="encoder-only", encoder=encoder, head=blank, precision=precision)
+    skipped = Skipped()
+    count = embedding.embed(
+        load_sharegpt(sharegpt, skipped),
+        artifact,
+        out,
+        dataset="sharegpt" if sharegpt is None else sharegpt.name,
+        limit=limit,
+        jobs=jobs,
+        threads=threads,
+    )
+    for reason, number in skipped.counts.items():
+        console.print(f"left out: {reason}: {number} (first: {skipped.first[reason]})")
+    console.print(f"{count:,} turns in {out}")
+
+
+def export(models: Path, name: str, encoder: str, head: Path | None, precision: Precision, version: str | None) -> None:
+    """Export and say where and how close to PyTorch."""
+    from predictor_service.artifact import read_manifest
+
+    folder = exporting.export(
+        models, name=name, encoder=encoder, head=head or exporting.DEFAULT_HEAD, precision=precision, version=version
+    )
+    console = Console()
+    console.print(f"{folder}")
+    for key, value in read_manifest(folder).verification.items():
+        console.print(f"  {key.replace('_', ' ')}: {value}")
