@@ -13,7 +13,8 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class ClientSettings(BaseSettings):
     """What an engine needs to know to evict by learned scores. Environment variables carry the prefix ``LPC_``."""
 
-    model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, extra="ignore")
+    # Inputs are not shown in errors: a Redis URL may hold a password.
+    model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
     predictor_address: str = Field(
         default="127.0.0.1:50051",

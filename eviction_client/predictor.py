@@ -49,6 +49,7 @@ MAX_SENDS: Final = 2
 BACKOFF_CAP_S: Final = 5.0
 BACKOFF_BASE_S: Final = 0.05
 
+_DEADLINE_EXCEEDED: Final = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 _CHANNEL_OPTIONS: Final = (
     # Otherwise gRPC hands a new channel the old one's dead connection and its waiting time.
     ("grpc.use_local_subchannel_pool", 1),
@@ -507,10 +508,10 @@ class PredictorClient:
             if request is None:
                 # Too late, forgotten, or never asked.
                 return
-            if answer is None:
-                self._end_without_answer(request, "failed")
-            elif request.deadline <= now:
+            if request.deadline <= now or message.error.code == _DEADLINE_EXCEEDED:
                 self._end_without_answer(request, "late")
+            elif answer is None:
+                self._end_without_answer(request, "failed")
             else:
                 request.answer = answer
                 request.token_ids = ()

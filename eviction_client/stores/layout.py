@@ -9,8 +9,8 @@ The owner of a private block, which decides between replacing and raising a scor
 lowest 16 bits of the 53 that a double has are a tag of the owning conversation, a keyed digest in [1, 65535]; 0 is a shared
 block. What remains for the score is worth at most 62 ms of age (:class:`Packing`). Two conversations have one tag
 with a probability of 1/65535; a block that both hold then counts as private. One set instead of two means that trimming is
-one command and can leave nothing behind, and it is the cheapest layout; Redis 7.0, 200,000 blocks, requests of
-300 blocks, 4 shards, one request per round trip (``lpc bench store``):
+one command and can leave nothing behind, and it takes the least memory. Redis 7.0, 200,000 blocks, requests of
+300 blocks, 4 shards, one request per round trip (``lpc bench store``; the first three take about the same time):
 
     layout                                     bytes per block    commands per request
     owner tag in the score (this one)                      112                       4

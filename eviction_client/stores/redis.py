@@ -37,7 +37,7 @@ TRIM_CHUNK: Final = 4096
 """Most blocks that one script removes, for the same reason."""
 RETRY_FOR_S: Final = 600.0
 """Age at which a batch that cannot be written is dropped. Twice as long Redis remembers what it has applied."""
-IDLE_S: Final = 0.02
+GATHER_S: Final = 0.02
 """Pause between two batches, in which records gather: fewer and larger commands under load."""
 BACKOFF_CAP_S: Final = 5.0
 BACKOFF_BASE_S: Final = 0.05
@@ -61,6 +61,10 @@ _PASSING = (
     redis.exceptions.RedisClusterException,
     OSError,
 )
+
+
+_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
+"""Everything that redis-py raises for a server or network at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class RedisStore:
         shards: keys over which the blocks are spread; equal in the whole fleet.
         timeout_s: time for a connection and for one answer.
         max_pending_blocks: recorded blocks that may wait.
+        gather_s: pause between two batches.
 
     Raises:
         ValueError: the URL is malformed.
@@ -119,6 +124,7 @@ class RedisStore:
         shards: int = 4,
         timeout_s: float = 1.0,
         max_pending_blocks: int = 200_000,
+        gather_s: float = GATHER_S,
     ) -> None:
         address(url)
         self._url = url
@@ -126,6 +132,7 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._tau = namespace.tau
         self._max_pending = max_pending_blocks
+        self._gather_s = gather_s
         self._layout = Layout(namespace.digest, shards, secrets.token_hex(8), Packing.of(namespace.tau))
         self._lives_ms = int(LIVES_TAUS * namespace.tau * 1000)
         self._lock = threading.Lock()
@@ -200,7 +207,7 @@ class RedisStore:
                 return self._look_up(client, blocks)
             finally:
                 client.close()
-        except (redis.RedisError, OSError) as error:
+        except _ERRORS as error:
             raise self._explain(error) from None
 
     def check(self) -> None:
@@ -220,7 +227,7 @@ class RedisStore:
                 client.execute_command("EVAL", TRIM_SCRIPT, 1, key, "inf", 1)
             finally:
                 client.close()
-        except (redis.RedisError, OSError) as error:
+        except _ERRORS as error:
             raise self._explain(error) from None
 
     def flush(self, timeout: float) -> bool:
@@ -290,7 +297,7 @@ class RedisStore:
                     with self._settled:
                         self._settled.notify_all()
                 if not self._closing and not self._question:
-                    time.sleep(IDLE_S)
+                    time.sleep(self._gather_s)
         self._disconnect()
 
     def _pause(self, seconds: float) -> None:
@@ -408,7 +415,7 @@ class RedisStore:
         if client is not None:
             try:
                 client.close()
-            except (redis.RedisError, OSError):
+            except _ERRORS:
                 logger.debug("closing the connection to Redis failed", exc_info=True)
 
     def _succeeded(self) -> None:
@@ -423,7 +430,7 @@ class RedisStore:
         if failures or isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)):
             self._disconnect()
         if self._healthy is not False:
-            if isinstance(error, (redis.RedisError, OSError)):
+            if isinstance(error, _ERRORS):
                 logger.warning("%s Scores are not shared until then; serving goes on.", self._explain(error))
             else:
                 logger.error("scores are not shared for now, serving goes on", exc_info=error)

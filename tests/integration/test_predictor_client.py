@@ -371,7 +371,7 @@ def test_an_address_that_leads_nowhere_costs_answers_only(address: str) -> None:
         assert not client.healthy
 
 
-def test_losing_and_regaining_the_sidecar_is_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
+def test_losing_and_finding_the_sidecar_is_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "eviction_client")
     address = f"127.0.0.1:{free_port()}"
     with asking(address) as client:

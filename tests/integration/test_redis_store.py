@@ -1,0 +1,396 @@
+"""What only the Redis store does: share, survive every way in which a Redis can be missing, and speak to a Cluster."""
+
+import contextlib
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from eviction_client.config import ClientSettings
+from eviction_client.errors import StoreAccessDenied, StoreUnreachable, StoreUnsuitable
+from eviction_client.namespace import Namespace
+from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
+from eviction_client.stores.layout import MEMBER_BYTES, Packing
+from eviction_client.stores.redis import RedisStore
+from tests.redis_server import RedisServer, free_port
+
+NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
+A, B = ConversationId("conversation-a"), ConversationId("conversation-b")
+BLOCKS = [BlockHash(bytes([n]) * 32) for n in range(1, 9)]
+
+
+@contextlib.contextmanager
+def storing(url: str, namespace: Namespace = NAMESPACE, **options) -> Iterator[RedisStore]:
+    store = RedisStore(url, namespace, **options)
+    try:
+        yield store
+    finally:
+        store.close(0.1)
+
+
+def until(condition: Callable[[], object], timeout: float = 15.0) -> bool:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def test_two_engines_of_one_namespace_pool_their_scores(redis_server: RedisServer) -> None:
+    with storing(redis_server.url) as one, storing(redis_server.url) as other:
+        one.record(A, BLOCKS, 1.0)
+        assert one.flush(5)
+        other.record(B, BLOCKS[:4], 5.0)
+        assert other.flush(5)
+        one.look_ahead(BLOCKS)
+        assert one.flush(5)
+        assert list(one.raises().values()) == [5.0] * 4 + [1.0] * 4
+
+
+def test_a_conversation_that_moves_to_another_engine_still_replaces_its_score(redis_server: RedisServer) -> None:
+    with storing(redis_server.url) as one, storing(redis_server.url) as other:
+        one.record(A, BLOCKS, 5.0)
+        assert one.flush(5)
+        other.record(A, BLOCKS, 1.0)
+        assert other.flush(5)
+        assert one.scores(BLOCKS) == [1.0] * len(BLOCKS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Namespace("xxhash_cbor", "0", 16, "a-model"),
+        Namespace("sha256_cbor", "1", 16, "a-model"),
+        Namespace("sha256_cbor", "0", 32, "a-model"),
+        Namespace("sha256_cbor", "0", 16, "b-model"),
+        Namespace("sha256_cbor", "0", 16, "a-model", lora="l"),
+        Namespace("sha256_cbor", "0", 16, "a-model", salt="s"),
+        Namespace("sha256_cbor", "0", 16, "a-model", tau=50.0),
+        Namespace("sha256_cbor", "016", 16, "a-model"),
+    ],
+)
+def test_engines_that_differ_in_anything_never_pool(redis_server: RedisServer, other: Namespace) -> None:
+    with storing(redis_server.url) as one, storing(redis_server.url, other) as two:
+        one.record(A, BLOCKS, 1.0)
+        assert one.flush(5)
+        assert two.scores(BLOCKS) == [None] * len(BLOCKS)
+
+
+def test_many_engines_writing_at_once_lose_no_update(redis_server: RedisServer) -> None:
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(storing(redis_server.url)) for _ in range(4)]
+
+        def write(at: int) -> None:
+            for turn in range(100):
+                score = float((turn * 37 + at * 11) % 101)
+                stores[at].record(ConversationId(f"{at}/{turn}"), BLOCKS, score)
+            assert stores[at].flush(20)
+
+        threads = [threading.Thread(target=write, args=(at,)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(float((turn * 37 + at * 11) % 101) for at in range(4) for turn in range(100))
+        assert stores[0].scores(BLOCKS) == [best] * len(BLOCKS)
+        assert sum(store.counters.written for store in stores) == 4 * 100 * len(BLOCKS)
+
+
+def test_every_key_expires_and_nothing_of_a_conversation_is_in_redis(redis_server: RedisServer) -> None:
+    with storing(redis_server.url) as store, contextlib.closing(redis_server.client()) as client:
+        store.record(A, BLOCKS, 1.0)
+        store.check()
+        assert store.flush(5)
+        keys = list(client.scan_iter())
+        assert keys
+        for key in keys:
+            assert client.pttl(key) > 0
+            assert key.startswith(b"lpc:{" + NAMESPACE.digest.encode())
+            content = key + (client.dump(key) or b"")
+            assert A.encode() not in content and NAMESPACE.model.encode() not in content
+
+
+class LosingProxy:
+    """Passes bytes between a client and Redis, and when told to, passes a request on but hangs up before its answer."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.lose_answers_to: bytes | None = None
+        self.lost = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._target)) as server, contextlib.suppress(OSError):
+            while request := client.recv(1 << 20):
+                server.sendall(request)
+                answer = server.recv(1 << 20)
+                if self.lose_answers_to is not None and self.lose_answers_to in request:
+                    self.lose_answers_to = None
+                    self.lost += 1
+                    return
+                client.sendall(answer)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def test_a_batch_whose_answer_was_lost_is_applied_once(redis_server: RedisServer) -> None:
+    """Sent again, and in between another engine has recorded the conversation's next turn: that one must stay."""
+    with (
+        contextlib.closing(LosingProxy(redis_server.port)) as proxy,
+        storing(redis_server.url, shards=1) as other,
+        storing(f"redis://127.0.0.1:{proxy.port}/0", shards=1) as store,
+    ):
+        store.record(A, BLOCKS, 1.0)
+        assert store.flush(5)
+        proxy.lose_answers_to = b"EVALSHA"
+        store._backoff = redis.backoff.ConstantBackoff(1.0)  # type: ignore[assignment]
+        store.record(A, BLOCKS, 9.0)
+        assert until(lambda: proxy.lost)
+        other.record(A, BLOCKS, 3.0)
+        assert other.flush(5)
+        assert store.flush(10)
+        assert store.counters.failures == 1
+        assert store.counters.written == 2 * len(BLOCKS)
+        assert store.scores(BLOCKS) == [3.0] * len(BLOCKS)
+
+
+def test_scores_come_back_after_redis_was_killed_and_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "eviction_client")
+    with RedisServer(tmp_path) as server, storing(server.url) as store:
+        store.record(A, BLOCKS, 1.0)
+        assert store.flush(5)
+        assert store.healthy
+        server.kill()
+        store.record(A, BLOCKS, 2.0)
+        assert until(lambda: store.counters.failures >= 3)
+        assert not store.healthy
+        server.start()
+        assert store.flush(20)
+        assert store.healthy
+        assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
+        assert store.counters.reconnects == 1
+        assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_a_frozen_redis_costs_the_caller_nothing_and_memory_stays_bounded(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, storing(server.url, timeout_s=0.2, max_pending_blocks=800) as store:
+        store.record(A, BLOCKS, 1.0)
+        assert store.flush(5)
+        server.freeze()
+        started = time.thread_time()
+        for n in range(1000):
+            store.record(A, BLOCKS, float(n))
+            store.look_ahead(BLOCKS)
+            assert store.raises() == {}
+        assert (time.thread_time() - started) / 1000 < 200e-6
+        assert store.pending_blocks <= 800
+        assert until(lambda: not store.healthy)
+        server.thaw()
+        assert store.flush(20)
+        assert store.scores(BLOCKS) == [999.0] * len(BLOCKS)
+        counters = store.counters
+        assert counters.dropped > 0
+        assert counters.recorded == counters.written + counters.dropped
+
+
+def refusal(url: str, **options) -> tuple[type[Exception], str]:
+    with storing(url, timeout_s=0.5, **options) as store:
+        store.record(A, BLOCKS, 1.0)
+        with pytest.raises((StoreUnreachable, StoreAccessDenied, StoreUnsuitable)) as caught:
+            store.check()
+        assert until(lambda: store.counters.failures)
+        assert not store.healthy
+        assert store.raises() == {}
+    return caught.type, str(caught.value)
+
+
+def test_an_unreachable_redis_is_named() -> None:
+    port = free_port()
+    kind, message = refusal(f"redis://:a-secret@127.0.0.1:{port}/0")
+    assert kind is StoreUnreachable
+    assert f"127.0.0.1:{port}" in message and "a-secret" not in message
+
+
+def test_a_redis_that_never_answers_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        kind, message = refusal(f"redis://127.0.0.1:{hole.getsockname()[1]}/0")
+    assert kind is StoreUnreachable
+    assert "did not answer within 0.5 s" in message
+
+
+def test_a_missing_and_a_wrong_password_are_told_apart(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, requirepass="right") as server:
+        kind, message = refusal(server.url)
+        assert kind is StoreAccessDenied and "asks for a password" in message
+        kind, message = refusal(f"redis://:wr0ng-secret@127.0.0.1:{server.port}/0")
+        assert kind is StoreAccessDenied and "refuses this user or password" in message and "wr0ng" not in message
+        with storing(f"redis://:right@127.0.0.1:{server.port}/0") as store:
+            store.check()
+
+
+def test_a_user_without_rights_learns_which_are_needed_and_they_suffice(tmp_path: Path) -> None:
+    commands = "+eval +evalsha +zmscore +zadd +zcount +zremrangebyrank +pexpire +get +set"
+    with RedisServer(tmp_path) as server, contextlib.closing(server.client()) as admin:
+        admin.execute_command("ACL", "SETUSER", "weak", "on", ">p", "~lpc:*", "+@read")
+        admin.execute_command("ACL", "SETUSER", "foreign", "on", ">p", "~other:*", "+@all")
+        admin.execute_command("ACL", "SETUSER", "engine", "on", ">p", "~lpc:*", *commands.split())
+        for user in ("weak", "foreign"):
+            kind, message = refusal(f"redis://{user}:p@127.0.0.1:{server.port}/0")
+            assert kind is StoreAccessDenied
+            assert "ZREMRANGEBYRANK" in message and "lpc:*" in message
+        with storing(f"redis://engine:p@127.0.0.1:{server.port}/0") as store:
+            store.check()
+            store.record(A, BLOCKS, 1.0)
+            store.look_ahead(BLOCKS)
+            store.trim(time.time())
+            assert store.flush(5)
+            assert store.counters.failures == 0
+
+
+def test_a_read_only_replica_is_named(tmp_path: Path) -> None:
+    with (
+        RedisServer(tmp_path / "primary") as primary,
+        RedisServer(tmp_path / "replica", replicaof=f"127.0.0.1 {primary.port}") as replica,
+    ):
+        kind, message = refusal(replica.url)
+    assert kind is StoreUnsuitable
+    assert "read-only replica" in message
+
+
+def test_a_redis_without_zmscore_is_too_old(tmp_path: Path) -> None:
+    (tmp_path / "old.conf").write_text('rename-command ZMSCORE ""\n')
+    with RedisServer(tmp_path, include=str(tmp_path / "old.conf")) as server:
+        kind, message = refusal(server.url)
+    assert kind is StoreUnsuitable
+    assert "6.2" in message
+
+
+def test_a_full_redis_is_named(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, maxmemory="1") as server:
+        kind, message = refusal(server.url)
+    assert kind is StoreUnsuitable
+    assert "out of memory" in message
+
+
+def test_a_malformed_url_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="redis"):
+        RedisStore("http://127.0.0.1", NAMESPACE)
+    with pytest.raises(ValueError, match="redis://"):
+        ClientSettings(redis_url="http://:hunter2@127.0.0.1")  # type: ignore[arg-type]
+
+
+def test_without_a_url_scores_stay_in_memory(redis_server: RedisServer) -> None:
+    assert isinstance(open_store(ClientSettings(), NAMESPACE), MemoryStore)
+    store = open_store(ClientSettings(redis_url=redis_server.url), NAMESPACE)  # type: ignore[arg-type]
+    assert isinstance(store, RedisStore)
+    store.close()
+
+
+def test_a_server_that_lost_the_script_gets_it_again(redis_server: RedisServer) -> None:
+    with storing(redis_server.url) as store, contextlib.closing(redis_server.client()) as client:
+        store.record(A, BLOCKS, 1.0)
+        assert store.flush(5)
+        client.script_flush()
+        store.record(A, BLOCKS, 2.0)
+        assert store.flush(5)
+        assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
+        assert store.counters.failures == 0
+
+
+@pytest.mark.parametrize("tau", [0.5, 7.0, 100.0, 86_400.0])
+def test_tag_and_score_share_a_double_exactly_until_2106(redis_server: RedisServer, tau: float) -> None:
+    packing = Packing.of(tau)
+    assert 1 / 64 <= packing.unit * tau <= 1 / 16 or tau < 1
+    namespace = Namespace("sha256_cbor", "0", 16, "a-model", tau=tau)
+    latest = packing.floor(2.0**32 / tau - 1)
+    with storing(redis_server.url, namespace) as store:
+        store.record(A, BLOCKS, latest)
+        store.record(A, BLOCKS, latest - packing.unit)
+        assert store.flush(5)
+        assert store.scores(BLOCKS) == [latest - packing.unit] * len(BLOCKS)
+        store.record(B, BLOCKS, latest - 2 * packing.unit)
+        store.record(A, BLOCKS, latest - 3 * packing.unit)
+        assert store.flush(5)
+        assert store.scores(BLOCKS) == [latest - packing.unit] * len(BLOCKS)
+
+
+def test_a_member_fits_a_sixteen_byte_allocation(redis_server: RedisServer) -> None:
+    """Why MEMBER_BYTES is what it is: one byte more costs sixteen per block."""
+
+    def usage(member_bytes: int) -> int:
+        with contextlib.closing(redis_server.client()) as client:
+            client.flushall()
+            client.zadd("z", {n.to_bytes(member_bytes, "big"): float(n) for n in range(1000)})
+            return int(client.memory_usage("z", samples=0))
+
+    assert usage(MEMBER_BYTES + 1) - usage(MEMBER_BYTES) >= 15_000
+    assert abs(usage(MEMBER_BYTES) - usage(8)) < 2_000
+
+
+@pytest.fixture(scope="module")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
+    """Three primaries on loopback."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with contextlib.ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                RedisServer(folder / str(n), cluster_enabled="yes", cluster_port=str(free_port()), cluster_node_timeout="2000")
+            )
+            for n in range(3)
+        ]
+        addresses = [f"127.0.0.1:{node.port}" for node in nodes]
+        subprocess.run(
+            ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"], check=True, capture_output=True, timeout=60
+        )
+        with contextlib.closing(nodes[0].client()) as client:
+            assert until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        yield nodes
+
+
+def test_a_cluster_spreads_the_shards_and_keeps_the_law(redis_cluster: list[RedisServer]) -> None:
+    many = [BlockHash(n.to_bytes(4, "big") * 8) for n in range(2000)]
+    with storing(redis_cluster[0].url, cluster=True, shards=16) as store:
+        store.check()
+        store.record(A, many, 5.0)
+        store.record(A, many, 1.0)
+        store.record(B, many[:1000], 3.0)
+        store.look_ahead(many)
+        assert store.flush(10)
+        assert store.scores(many) == [3.0] * 1000 + [1.0] * 1000
+        store.trim(time.time())
+        assert store.flush(10)
+        assert store.counters.failures == 0
+        assert store.counters.trimmed == len(many)
+        store.record(A, many, 1.0)
+        assert store.flush(10)
+        held = []
+        for node in redis_cluster:
+            with contextlib.closing(node.client()) as client:
+                held.append(sum(client.zcard(key) for key in client.keys("lpc:*:scores")))
+        assert sum(held) == len(many)
+        assert all(count > 0 for count in held)
+
+
+def test_a_cluster_without_the_cluster_setting_is_named_and_the_reverse(
+    redis_cluster: list[RedisServer], redis_server: RedisServer
+) -> None:
+    messages = {refusal(node.url)[1].split(":")[-1] for node in redis_cluster[:1]}
+    assert messages == {" set LPC_REDIS_CLUSTER=true."}
+    assert "unset LPC_REDIS_CLUSTER" in refusal(redis_server.url, cluster=True)[1]

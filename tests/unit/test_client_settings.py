@@ -1,0 +1,41 @@
+import pytest
+from pydantic import ValidationError
+
+from eviction_client.config import ClientSettings
+
+
+def test_the_environment_sets_what_flags_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LPC_REDIS_URL", "rediss://user:hunter2@redis:6380/0")
+    monkeypatch.setenv("LPC_TAU_S", "50")
+    monkeypatch.setenv("LPC_PREDICTOR_ADDRESS", "unix:///run/lpc.sock")
+    settings = ClientSettings(tau_s=70)
+    assert settings.tau_s == 70
+    assert settings.predictor_address == "unix:///run/lpc.sock"
+    assert settings.redis_url is not None
+    assert "hunter2" not in repr(settings)
+
+
+def test_an_empty_redis_url_means_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LPC_REDIS_URL", "")
+    assert ClientSettings().redis_url is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LPC_TAU_S", "0"),
+        ("LPC_TAU_S", "nan"),
+        ("LPC_PRIOR", "1"),
+        ("LPC_PRIOR", "nan"),
+        ("LPC_REDIS_SHARDS", "0"),
+        ("LPC_REDIS_URL", "http://:hunter2@redis"),
+        ("LPC_PREDICTOR_ADDRESS", ""),
+        ("LPC_PREDICTOR_TIMEOUT_S", "-1"),
+    ],
+)
+def test_a_value_without_meaning_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError) as caught:
+        ClientSettings()
+    assert name.removeprefix("LPC_").lower() in str(caught.value)
+    assert "hunter2" not in str(caught.value)
