@@ -41,7 +41,14 @@ async def test_token_ids_become_probabilities_through_a_restart_of_the_sidecar(
 ) -> None:
     folder, ids = served_model
     socket = tmp_path / "sidecar.sock"
-    values = {"models": tiny_models, "model": "tiny", "port": free_port(), "metrics_port": None, "threads": 1}
+    values = {
+        "models": tiny_models,
+        "model": "tiny",
+        "port": free_port(),
+        "metrics_port": None,
+        "threads": 1,
+        "drain_timeout_s": 0.2,
+    }
     settings = ServiceSettings(**values, unix_socket=socket, served_models={"m": str(folder)})  # type: ignore[arg-type]
     client = PredictorClient(f"unix://{socket}", served_model="m", timeout_s=60)
     try:
