@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 
@@ -46,6 +46,12 @@ class ServiceSettings(BaseSettings):
     )
     drain_timeout_s: float = Field(10.0, ge=0, description="Seconds that requests in flight get at shutdown.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe log lines written.")
+
+    @field_validator("unix_socket", "metrics_port", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        """An environment variable can only be empty, not None."""
+        return None if value == "" else value
 
     @classmethod
     def settings_customise_sources(

@@ -284,8 +284,9 @@ async def test_requests_in_flight_are_answered_while_the_server_drains(tiny_mode
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}"))
             stub = rpc.ContinuationPredictorStub(channel)
             await stub.GetModelInfo(pb.GetModelInfoRequest())
-            calls = [asyncio.ensure_future(stub.Predict(one(chat("hello " * 50_000)))) for _ in range(8)]
-            while "lpc_queue_depth 8.0" not in await _scrape(addresses):
+            batch = pb.PredictBatchRequest(conversations=[chat("hello " * 50_000)] * 128)
+            call = asyncio.ensure_future(stub.PredictBatch(batch))
+            while "lpc_tokenize_seconds_count 0.0" in await _scrape(addresses):
                 await asyncio.sleep(0.001)
-        for call in calls:
-            assert (await call).prediction.probability > 0
+            assert not call.done()
+        assert all(result.prediction.probability > 0 for result in (await call).results)
