@@ -13,9 +13,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class GenerateStubs(BuildHookInterface):  # type: ignore[type-arg]
+    """Runs protoc before a wheel or an editable install is built."""
+
     PLUGIN_NAME = "custom"
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (the interface's)
+        """Write the stubs and name them as part of the build."""
         root = Path(self.root)
         protos = sorted(str(p.relative_to(root / "proto")) for p in (root / "proto").rglob("*.proto"))
         subprocess.run(

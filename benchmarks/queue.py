@@ -148,9 +148,7 @@ def _measure(num_blocks: int, chain: int, *, rounds: int, budget_s: float) -> Ro
     return Row(num_blocks, chain, *(round(value, 3) for value in middle), *(round(value, 1) for value in times))
 
 
-def _round(
-    num_blocks: int, chain: int, rng: random.Random, budget_s: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean nanoseconds (allocate, free, touch) per operation of the LRU list and of our queue."""
     num_chains = num_blocks // chain
     now = 1.8e9

@@ -11,7 +11,8 @@ at all times. Evict the smallest. With a constant ``p``, or with ``beta = 0``, t
 
 Times are seconds since the Unix epoch, the same in every engine of a fleet, since scores are compared across engines.
 At the present day a score is near 1.8e7 (tau = 100 s), where doubles are 3.7e-9 apart; the quotient is therefore summed
-in one rounding (:func:`_quotient`), which keeps the probability recovered from a score within 1e-9 of the paper's for tau of 70 s and more.
+in one rounding (:func:`_quotient`), which keeps the probability recovered from a score within 1e-9 of the paper's for tau
+of 70 s and more.
 """
 
 import math
@@ -41,9 +42,7 @@ def logit(p: float) -> float:
     return math.log(p / (1.0 - p))
 
 
-def score(
-    p: float, t_last: float, tau: float = MEAN_THINK_TIME_S, *, beta: float = 1.0, retain_s: float = 0.0
-) -> float:
+def score(p: float, t_last: float, tau: float = MEAN_THINK_TIME_S, *, beta: float = 1.0, retain_s: float = 0.0) -> float:
     """Return the score of blocks whose conversation continues with probability ``p``.
 
     Args:

@@ -42,7 +42,7 @@ class Bound:
 BOUNDS: Final[dict[Precision, Bound]] = {
     "fp32": Bound(0.99999, 0.9999, 0.001),
     "fp16": Bound(0.9999, 0.999, 0.01),
-    "int8": Bound(0.99, 0.97, 0.15),
+    "int8": Bound(0.99, 0.97, 0.05),
 }
 
 

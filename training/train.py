@@ -22,7 +22,7 @@ from training.metrics import best_threshold, figures
 
 LEARNING_RATE: Final = 5e-4
 EPOCHS: Final = 20
-BATCH: Final = 256
+BATCH: Final = 64
 FEWEST_EXAMPLES: Final = 100
 """Of each split and class: below it neither a head nor a figure means anything."""
 
@@ -71,8 +71,9 @@ def fit(train: Side, validation: Side, *, seed: int) -> Head:
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
     head = Head(train.embedding.shape[1], train.scalars.shape[1])
-    head.scalar_mean.copy_(train.scalars.mean(0))
-    head.scalar_scale.copy_(train.scalars.std(0).clamp(min=1e-6))
+    logarithms = torch.log1p(train.scalars)
+    head.scalar_mean.copy_(logarithms.mean(0))
+    head.scalar_scale.copy_(logarithms.std(0).clamp(min=1e-6))
     positive = train.label.mean()
     minority_up = nn.BCEWithLogitsLoss(pos_weight=(1 - positive) / positive)
     optimizer = torch.optim.Adam(head.parameters(), LEARNING_RATE)
