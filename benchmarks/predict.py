@@ -40,7 +40,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
         BenchmarkError, ArtifactError: there is no model to measure.
     """
     console = Console()
-    rounds, count = (3, 96) if quick else (7, 400)
+    rounds, count = (3, 64) if quick else (7, 400)
     folder = version_folder(models, model)
     session = Model(folder, InferenceSettings())
     measured: dict[str, list[float]] = {}
@@ -50,8 +50,8 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
             measured.setdefault(name, []).append(value)
 
     with sidecar(["lpc", "serve", "--models", str(models), "--model", model], LPC_LOG_LEVEL="INFO") as address:
-        for seed in track(range(rounds), "bench predict", console=console, transient=True):
-            turns = conversations(count, seed)
+        drawn = list(enumerate(conversations(count, rounds)))
+        for seed, turns in track(drawn, "bench predict", console=console, transient=True):
             features = [session.encode(t) for t in turns]
             requests = [pb.PredictRequest(conversation=request(t)) for t in turns]
 

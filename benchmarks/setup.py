@@ -20,11 +20,10 @@ class BenchmarkError(Exception):
     """A benchmark cannot run. The message says why and what to do."""
 
 
-def conversations(count: int, seed: int) -> list[UserTurns]:
-    """Return user turns of real ShareGPT conversations in random order."""
+def conversations(count: int, rounds: int) -> list[list[UserTurns]]:
+    """Return the user turns of ``count`` real ShareGPT conversations for each round, in another order each time."""
     turns = real_conversations(count, window=5)
-    random.Random(seed).shuffle(turns)
-    return turns
+    return [random.Random(seed).sample(turns, count) for seed in range(rounds)]
 
 
 def request(turns: UserTurns) -> pb.Conversation:

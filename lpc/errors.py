@@ -11,6 +11,7 @@ USERS_ERRORS = (
     ("training.export", "ExportError"),
     ("training.head", "HeadError"),
     ("benchmarks.setup", "BenchmarkError"),
+    ("eviction_client.errors", "ClientError"),
     ("lpc.predict", "PredictError"),
 )
 

@@ -29,6 +29,11 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._limits = limits
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """End open streams once what is in flight on them is answered: an engine would hold its stream open for ever."""
+        self._draining.set()
 
     async def Predict(self, request: pb.PredictRequest, context: Context) -> pb.PredictResponse:  # noqa: N802
         """Answer one conversation within the call's deadline."""
@@ -89,9 +94,20 @@ class PredictorService(rpc.ContinuationPredictorServicer):
                     continue
                 task = in_flight[name] = self._loop.create_task(answer(request))
                 task.add_done_callback(lambda _, name=name: in_flight.pop(name))  # type: ignore[misc]
-            await asyncio.gather(*in_flight.values(), return_exceptions=True)
 
-        reader = self._loop.create_task(read())
+        async def read_until_drain() -> None:
+            reading = self._loop.create_task(read())
+            draining = self._loop.create_task(self._draining.wait())
+            try:
+                await asyncio.wait((reading, draining), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.gather(*in_flight.values(), return_exceptions=True)
+                if reading.done():
+                    reading.result()
+            finally:
+                reading.cancel()
+                draining.cancel()
+
+        reader = self._loop.create_task(read_until_drain())
         reader.add_done_callback(lambda _: answers.put_nowait(None))
         try:
             while (response := await answers.get()) is not None:

@@ -290,3 +290,17 @@ async def test_requests_in_flight_are_answered_while_the_server_drains(tiny_mode
                 await asyncio.sleep(0.001)
             assert not call.done()
         assert all(result.prediction.probability > 0 for result in (await call).results)
+
+
+async def test_an_open_stream_ends_at_the_drain_with_its_answers(tiny_models: Path) -> None:
+    async with AsyncExitStack() as stack:
+        async with sidecar(tiny_models, drain_timeout_s=60) as (_, addresses):
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}"))
+            stream = rpc.ContinuationPredictorStub(channel).PredictStream()
+            for i in range(8):
+                await stream.write(pb.PredictStreamRequest(request_id=str(i), conversation=chat("hello")))
+            answers = [(await stream.read()).request_id]
+        while (answer := await stream.read()) is not grpc.aio.EOF:
+            answers.append(answer.request_id)
+        assert sorted(answers) == [str(i) for i in range(8)]
+        assert await stream.code() is grpc.StatusCode.OK
