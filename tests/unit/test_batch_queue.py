@@ -1,0 +1,104 @@
+"""The batching decision, without gRPC and without a model."""
+
+import asyncio
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor_service.errors import Overloaded
+from predictor_service.features import Features
+from predictor_service.queue import BatchQueue, Entry
+
+Queue = BatchQueue[str, float]
+
+
+def entry(tokens: int, *, model: str = "m", deadline: float = math.inf) -> Entry[str, float]:
+    answer: asyncio.Future[float] = asyncio.Future(loop=LOOP)
+    return Entry(Features([0] * tokens, (1.0,)), model, answer, deadline)
+
+
+LOOP = asyncio.new_event_loop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_loop() -> object:
+    yield
+    LOOP.close()
+
+
+def filled(lengths: list[int], *, items: int = 256, tokens: int = 512) -> tuple[Queue, list[Entry[str, float]]]:
+    queue: Queue = BatchQueue(10_000, items, tokens)
+    entries = [entry(length) for length in lengths]
+    for waiting in entries:
+        queue.put(waiting, 0.0)
+    return queue, entries
+
+
+lengths = st.lists(st.integers(1, 512), min_size=1, max_size=60)
+
+
+@given(lengths=lengths)
+def test_the_oldest_is_always_in_the_next_batch(lengths: list[int]) -> None:
+    queue, entries = filled(lengths)
+    assert entries[0] in queue.next_batch(0.0).entries
+
+
+@given(lengths=lengths, items=st.integers(1, 8), tokens=st.integers(512, 4096))
+def test_a_batch_with_its_padding_stays_within_the_budget(lengths: list[int], items: int, tokens: int) -> None:
+    queue, _ = filled(lengths, items=items, tokens=tokens)
+    batch = queue.next_batch(0.0)
+    sizes = [len(e.features.input_ids) for e in batch.entries]
+    assert len(sizes) <= items
+    assert len(sizes) * max(sizes) == batch.tokens <= tokens
+    assert sizes == sorted(sizes)
+
+
+@given(lengths=lengths)
+def test_every_entry_is_in_exactly_one_batch(lengths: list[int]) -> None:
+    queue, entries = filled(lengths)
+    seen: list[int] = []
+    while len(queue):
+        seen += [id(e) for e in queue.next_batch(0.0).entries]
+    assert sorted(seen) == sorted(map(id, entries))
+
+
+def test_equal_lengths_are_put_together() -> None:
+    queue, entries = filled([10, 500, 10, 400, 10, 11], tokens=64)
+    assert queue.next_batch(0.0).entries == [entries[0], entries[2], entries[4], entries[5]]
+
+
+def test_an_entry_longer_than_the_budget_runs_alone() -> None:
+    queue, entries = filled([600, 5], tokens=512)
+    assert queue.next_batch(0.0).entries == [entries[0]]
+
+
+def test_entries_of_another_model_wait_for_their_own_batch() -> None:
+    queue: Queue = BatchQueue(10, 8, 512)
+    old, new = entry(5, model="old"), entry(5, model="new")
+    queue.put(old, 0.0)
+    queue.put(new, 0.0)
+    assert queue.next_batch(0.0).entries == [old]
+    assert queue.next_batch(0.0).entries == [new]
+
+
+def test_entries_whose_caller_has_gone_or_whose_deadline_passed_are_not_run() -> None:
+    queue: Queue = BatchQueue(10, 8, 512)
+    gone, late, alive = entry(5), entry(5, deadline=1.0), entry(5, deadline=3.0)
+    for waiting in (gone, late, alive):
+        queue.put(waiting, 0.0)
+    gone.answer.cancel()
+    batch = queue.next_batch(2.0)
+    assert (batch.entries, batch.dropped) == ([alive], {"cancelled": [gone], "expired": [late]})
+    assert not len(queue)
+
+
+def test_permits_are_taken_all_or_none_and_come_back() -> None:
+    queue: Queue = BatchQueue(3, 8, 512)
+    queue.admit(2)
+    with pytest.raises(Overloaded, match="2 conversations wait for the model, and at most 3 may"):
+        queue.admit(2)
+    queue.release()
+    queue.admit(2)
+    assert queue.depth == 3

@@ -1,0 +1,68 @@
+"""Heads are reproducible, calibrated and refused when they are no heads."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from training.export import DEFAULT_HEAD
+from training.head import Head, HeadError
+from training.metrics import calibration_error, figures
+from training.train import Side, fit, probabilities
+
+
+def side(n: int, seed: int) -> Side:
+    """Random embeddings in which one direction and the turn count tell the label."""
+    generator = torch.Generator().manual_seed(seed)
+    embedding = torch.nn.functional.normalize(torch.randn(n, 16, generator=generator), dim=1)
+    turns = torch.randint(1, 20, (n, 1), generator=generator).float()
+    logit = 1.5 + 3 * embedding[:, 0] + 0.5 * torch.log1p(turns[:, 0])
+    label = (torch.rand(n, generator=generator) < torch.sigmoid(logit)).float()
+    return Side(embedding, turns, label)
+
+
+def test_the_same_data_and_seed_give_the_same_head_and_another_seed_another() -> None:
+    train, validation = side(2000, 0), side(500, 1)
+    heads = [fit(train, validation, seed=seed) for seed in (7, 7, 8)]
+    assert heads[0].digest() == heads[1].digest() != heads[2].digest()
+
+
+def test_a_trained_head_tells_the_classes_apart_and_is_calibrated_despite_class_weights() -> None:
+    head = fit(side(6000, 0), side(2000, 1), seed=0)
+    test = side(4000, 2)
+    result = figures(probabilities(head, test), test.label.numpy() > 0, 0.5)
+    assert result["auc"] > 0.68
+    assert result["ece"] < 0.05
+    assert result["brier"] < result["brier_base_rate"]
+
+
+def test_a_head_survives_its_file(tmp_path: Path) -> None:
+    head = fit(side(500, 0), side(300, 1), seed=0)
+    head.metadata = {"name": "x", "features": {"scalars": ["turn_count"]}}
+    head.save(tmp_path / "a" / "head.safetensors")
+    loaded = Head.load(tmp_path / "a" / "head.safetensors")
+    assert (loaded.digest(), loaded.metadata) == (head.digest(), head.metadata)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["head.safetensors"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no head at all"])
+def test_what_is_no_head_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "head").write_bytes(content)
+    with pytest.raises(HeadError, match="train one with `lpc train`"):
+        Head.load(tmp_path / "head")
+
+
+def test_calibration_error_is_the_gap_between_said_and_seen() -> None:
+    continues = np.arange(1000) % 4 != 0
+    assert calibration_error(np.full(1000, 0.75), continues) < 0.02
+    assert abs(calibration_error(np.full(1000, 0.95), continues) - 0.2) < 0.02
+
+
+def test_the_shipped_head_was_trained_on_enough_and_says_so() -> None:
+    metadata = Head.load(DEFAULT_HEAD).metadata
+    assert metadata["examples"]["train"] >= 10_000
+    assert metadata["evaluation"]["brier"] < metadata["evaluation"]["brier_base_rate"]
+    card = DEFAULT_HEAD.with_name("CARD.md").read_text()
+    assert str(metadata["evaluation"]["auc"]) in card

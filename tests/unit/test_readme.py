@@ -1,0 +1,20 @@
+"""The README's Python examples run."""
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_the_engine_example_runs() -> None:
+    examples = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "FreeBlockQueue" in block]
+    assert len(examples) == 1
+    exec(compile(examples[0], "README.md", "exec"), {})
+
+
+def test_every_lpc_command_that_is_named_exists() -> None:
+    from lpc.cli import app, bench
+
+    known = {command.name or command.callback.__name__ for command in app.registered_commands + bench.registered_commands}
+    named = set(re.findall(r"\blpc ([a-z]+)", README)) - {"bench"}
+    assert named <= known
