@@ -72,8 +72,14 @@ class FeatureEncoder:
 
     def __init__(self, tokenizer: Tokenizer, settings: FeatureSettings) -> None:
         self.settings = settings
-        # A user who types "</s>" means four characters, not the end of the text.
+        # A user who types "</s>" does not mean the end of the text. Not parsing special tokens is not enough: a Unigram
+        # vocabulary also has them as pieces, so their ids are dropped where text gave them (`<unk>` may come from text).
         tokenizer.encode_special_tokens = True
+        self._reserved = frozenset(
+            i
+            for i, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special and "unk" not in token.content.lower()
+        )
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -107,7 +113,8 @@ class FeatureEncoder:
         return ids[:head] + ids[len(ids) - tail :]
 
     def _tokenize(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids if self._reserved.isdisjoint(ids) else [i for i in ids if i not in self._reserved]
 
 
 def _special(tokenizer: Tokenizer, *names: str) -> int:
