@@ -40,7 +40,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
         BenchmarkError, ArtifactError: there is no model to measure.
     """
     console = Console()
-    rounds, count = (3, 64) if quick else (7, 400)
+    rounds, count = (3, 64) if quick else (5, 300)
     folder = version_folder(models, model)
     session = Model(folder, InferenceSettings())
     measured: dict[str, list[float]] = {}

@@ -20,10 +20,9 @@ Cost, R runs: ``insert`` of n blocks O(n) into a run that exists, else O(log R +
 O(n).
 """
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from math import isnan
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from eviction_client.score import FIRST_OUT
@@ -204,32 +203,28 @@ class FreeBlockQueue(Generic[B]):
         keys = self._keys
         runs = self._runs
         key = score + TO_KEY
-        if isnan(key):
+        if key != key:
             raise ValueError("a block's score must be a number, not NaN")
-        if len(keys) > 2 * len(runs) + 64:
-            keys = self._keys = sorted(runs)
-        place = bisect_right(keys, key)
-        if place and keys[place - 1] == key:
-            place -= 1
+        place = bisect_left(keys, key)
+        if place == len(keys):
+            following = self._last
+            keys.append(key)
         else:
+            following = runs.get(keys[place]) or self._sweep_from(place)
             keys.insert(place, key)
-        try:
-            following = runs[keys[place + 1]]
-        except (IndexError, KeyError):
-            following = self._sweep_after(place)
         previous = following[PREVIOUS]
         run = [head, key, previous, following]
         previous[NEXT] = following[PREVIOUS] = runs[key] = self._run_starting_at[head.block_id] = run
         return following[HEAD]
 
-    def _sweep_after(self, place: int) -> Run:
-        """Drop the keys of ended runs that follow ``place``; return the run that comes next."""
+    def _sweep_from(self, place: int) -> Run:
+        """Drop the keys of ended runs from ``place`` on; return the run that comes next."""
         keys, runs = self._keys, self._runs
-        end = place + 1
+        end = place
         while end < len(keys) and keys[end] not in runs:
             end += 1
-        del keys[place + 1 : end]
-        return runs[keys[place + 1]] if place + 1 < len(keys) else self._last
+        del keys[place:end]
+        return runs[keys[place]] if place < len(keys) else self._last
 
     def _behead(self, block: B, after: B) -> None:
         """Note that a run has lost its head ``block``, which stood before ``after``."""
@@ -239,11 +234,17 @@ class FreeBlockQueue(Generic[B]):
             run[HEAD] = after
             starting_at[after.block_id] = run
             return
-        del self._runs[run[KEY]]
+        self._forget(run)
         previous, following = run[PREVIOUS], run[NEXT]
         previous[NEXT] = following
         following[PREVIOUS] = previous
         run[PREVIOUS] = run[NEXT] = None  # ended runs must not wait for the cycle collector
+
+    def _forget(self, run: Run) -> None:
+        """Take an ended run out of the index. Its key stays, unless more than half of the keys are such."""
+        del self._runs[run[KEY]]
+        if len(self._keys) > 2 * len(self._runs) + 64:
+            self._keys = sorted(self._runs)
 
     def _end_popped_runs(self, run: Run, first: B) -> None:
         """End the runs whose blocks have been popped (popped blocks have no links), from ``run``, the first, on.
@@ -256,7 +257,7 @@ class FreeBlockQueue(Generic[B]):
             following = run[NEXT]
             if following[HEAD].prev_free_block is not None:
                 break
-            del self._runs[run[KEY]]
+            self._forget(run)
             run[PREVIOUS] = run[NEXT] = None
             run = following
         if first.block_id not in starting_at:
@@ -264,7 +265,7 @@ class FreeBlockQueue(Generic[B]):
             run[PREVIOUS] = self._first
             self._first[NEXT] = starting_at[first.block_id] = run
         else:
-            del self._runs[run[KEY]]
+            self._forget(run)
             run[PREVIOUS] = run[NEXT] = None
             self._first[NEXT] = following
             following[PREVIOUS] = self._first
