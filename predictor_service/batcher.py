@@ -18,7 +18,9 @@ from predictor_service.inference import Model
 from predictor_service.metrics import Metrics
 from predictor_service.queue import BatchQueue, Entry
 
-TOKENIZER_THREADS: Final = 2
+TOKENIZER_THREADS: Final = {"cpu": 1, "cuda": 8}
+"""One tokenises far faster than a CPU infers, and a second one only takes cores from it; a GPU wants more."""
+
 CLOSING: Final = "the service is shutting down: connect to another sidecar"
 
 
@@ -44,7 +46,7 @@ class Batcher:
         self.model = model
         self.queue = queue
         self._metrics = metrics
-        self._tokenizers = ThreadPoolExecutor(TOKENIZER_THREADS, "tokenize")
+        self._tokenizers = ThreadPoolExecutor(TOKENIZER_THREADS[model.provider], "tokenize")
         self._model_thread = ThreadPoolExecutor(1, "infer")
         self._work = asyncio.Event()
         self._loop = asyncio.get_running_loop()
