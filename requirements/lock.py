@@ -32,4 +32,4 @@ for name, selection in FILES.items():
     pins = re.sub(r"(==[\w.]+)\+cpu\b", r"\1", output.read_text())
     pins = re.sub(r"(?m)^(--.*|learned-prefix-cache .*)\n(    # .*\n)*", "", pins)
     pins = re.sub(r"(?m)^    #   -c .*\n", "", pins)  # it names a folder of this machine
-    output.write_text(f"# Made by `make lock` from pyproject.toml.\n{pins}\n")
+    output.write_text(f"# Made by `make lock` from pyproject.toml.\n{pins.rstrip()}\n")
