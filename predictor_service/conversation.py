@@ -36,7 +36,7 @@ def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
     """Return the last ``window`` user prompts of a chat.
 
     Raises:
-        InvalidRequest: no message, a role that is none, or no user message with text.
+        InvalidRequest: no message, a role that is none, no user message with text, or text that is no Unicode.
     """
     prompts: list[str] = []
     position = -1
@@ -50,26 +50,45 @@ def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
         raise InvalidRequest("the conversation has no messages: send at least one user message")
     if not prompts:
         raise InvalidRequest(f"none of the {position + 1} messages is a user message with text: send at least one")
-    return UserTurns(tuple(prompts[-window:]), len(prompts))
+    return UserTurns(tuple(_unicode(prompt) for prompt in prompts[-window:]), len(prompts))
 
 
 def from_prompt(text: str) -> UserTurns:
-    """Return plain prompt text as one user turn. Raises InvalidRequest when it is blank."""
+    """Return plain prompt text as one user turn. Raises InvalidRequest when it is blank or no Unicode."""
     if not text or text.isspace():
         raise InvalidRequest("the prompt is empty: send the text of at least one user turn")
+    _unicode(text)
     return UserTurns((text,), 1)
+
+
+def _unicode(text: str) -> str:
+    """Return the text. Raises InvalidRequest for half a surrogate pair, which JSON can carry and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # Not `from error`: it holds the text.
+        raise InvalidRequest(
+            f"a user prompt is no valid Unicode (a lone surrogate at character {error.start}): repair its JSON escapes"
+        ) from None
+    return text
 
 
 def with_turn_count(turns: UserTurns, turn_count: int | None, limit: int) -> UserTurns:
     """Return the turns with the caller's own count, which may exceed what the input shows (a truncated history).
 
+    A count below what the input shows contradicts it: it is refused, since it tells of a counter that starts anew (per
+    request, per window), whose numbers would quietly spoil every prediction. A count made from the input stops at the limit.
+
     Raises:
-        InvalidRequest: the count is not in [1, limit], or below the number of prompts seen.
+        InvalidRequest: the count is no whole number in [1, limit], or below the number of prompts seen.
     """
     if turn_count is None:
         if turns.turn_count > limit:
             return UserTurns(turns.prompts, limit)
         return turns
+    if isinstance(turn_count, bool) or not isinstance(turn_count, int):
+        # Callers outside the type checker's reach: JSON has NaN, 2.5 and true.
+        raise InvalidRequest(f"turn_count must be a whole number from 1 to {limit}, got {turn_count!r:.40}")
     if not 1 <= turn_count <= limit:
         raise InvalidRequest(f"turn_count must be from 1 to {limit}, got {turn_count}")
     if turn_count < turns.turn_count:

@@ -12,9 +12,12 @@ from tokenizers import Tokenizer
 
 from predictor_service.conversation import UserTurns
 
-CHARACTERS_PER_TOKEN: Final = 64
-"""How many characters of each end of a long prompt are looked at per token kept. A piece of the e5 vocabulary has at most
-16 characters, but runs of white space count as one and normalisation drops some characters: four times that is ample."""
+CHARACTERS_PER_TOKEN: Final = (8, 32, 128)
+"""How many characters of each end of a long prompt are looked at per token kept: the first of these that yields enough tokens.
+Ordinary text has two to five characters per token; white space and characters that normalisation drops take more."""
+
+GUARD_TOKENS: Final = 16
+"""Tokens beside a cut that are looked at and not used: a cut through a word changes how that word is split, not its neighbours."""
 
 SCALARS: Final = {"turn_count": lambda turns: float(turns.turn_count)}
 """Scalar features by name."""
@@ -22,12 +25,23 @@ SCALARS: Final = {"turn_count": lambda turns: float(turns.turn_count)}
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
-    """How a conversation becomes input of the model; part of the artefact, since a head is trained for one setting."""
+    """How a conversation becomes input of the model; part of the artefact, since a head is trained for one setting.
+
+    Raises:
+        ValueError: unknown scalars, no window, or a budget too small for it.
+    """
 
     prompt_window: int = 5
     token_budget: int = 512
     prefix: str = "query: "
     scalars: tuple[str, ...] = ("turn_count",)
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.scalars if name not in SCALARS]
+        if unknown:
+            raise ValueError(f"unknown scalar features {unknown}; known are {sorted(SCALARS)}")
+        if self.prompt_window < 1 or self.token_budget < 16 + 4 * self.prompt_window:
+            raise ValueError("prompt_window must be at least 1 and token_budget at least 16 + 4 per prompt")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a manifest."""
@@ -36,18 +50,12 @@ class FeatureSettings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "FeatureSettings":
         """Return the settings of a manifest. Raises ValueError for values that cannot be meant."""
-        settings = cls(
+        return cls(
             prompt_window=int(values["prompt_window"]),
             token_budget=int(values["token_budget"]),
             prefix=str(values["prefix"]),
             scalars=tuple(str(name) for name in values["scalars"]),
         )
-        unknown = [name for name in settings.scalars if name not in SCALARS]
-        if unknown:
-            raise ValueError(f"unknown scalar features {unknown}; known are {sorted(SCALARS)}")
-        if settings.prompt_window < 1 or settings.token_budget < 16 + 4 * settings.prompt_window:
-            raise ValueError("prompt_window must be at least 1 and token_budget at least 16 + 4 per prompt")
-        return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ class FeatureEncoder:
     """Turns conversations into features. Thread-safe; the tokenizer works without the interpreter lock.
 
     Raises:
-        ValueError: the tokenizer lacks `<s>` or `</s>` (or `[CLS]`, `[SEP]`).
+        ValueError: the tokenizer lacks `<s>` or `</s>` (or `[CLS]`, `[SEP]`), or the prefix leaves no room for prompts.
     """
 
     def __init__(self, tokenizer: Tokenizer, settings: FeatureSettings) -> None:
@@ -86,31 +94,43 @@ class FeatureEncoder:
         self._start = _special(tokenizer, "<s>", "[CLS]")
         self._end = _special(tokenizer, "</s>", "[SEP]")
         self._prefix = self._tokenize(settings.prefix.rstrip())
+        if self._share(settings.prompt_window) < 2:
+            raise ValueError(
+                f"the prefix has {len(self._prefix)} tokens, too many for a token_budget of {settings.token_budget}"
+            )
 
     def encode(self, turns: UserTurns) -> Features:
         """Return the features of one conversation."""
-        settings = self.settings
-        prompts = turns.prompts[-settings.prompt_window :]
-        share = (settings.token_budget - 1 - len(self._prefix)) // len(prompts) - 1
+        prompts = turns.prompts[-self.settings.prompt_window :]
+        share = self._share(len(prompts))
         input_ids = [self._start, *self._prefix]
         for prompt in prompts:
             input_ids += self._fit(prompt, share)
             input_ids.append(self._end)
-        return Features(input_ids, tuple(SCALARS[name](turns) for name in settings.scalars))
+        return Features(input_ids, tuple(SCALARS[name](turns) for name in self.settings.scalars))
+
+    def _share(self, prompts: int) -> int:
+        """Return the tokens of one prompt: the budget less `<s>` and prefix in equal parts, one token of each for `</s>`."""
+        return (self.settings.token_budget - 1 - len(self._prefix)) // prompts - 1
 
     def _fit(self, prompt: str, share: int) -> list[int]:
-        """Return at most ``share`` tokens: all of them, or the first half (rounded up) and the last half."""
-        head = share - share // 2
+        """Return at most ``share`` tokens: all of them, or the first half (one more of an odd share) and the last half.
+
+        Only the ends of a long prompt count, so only they are tokenised: 5 MB cost no more than 64 KB. That is exact where
+        each end yields the tokens wanted of it and a few more. Text with more than 128 characters per token (kilobytes of
+        blanks) yields fewer tokens than it could; one character repeated over kilobytes may be grouped differently.
+        """
         tail = share // 2
-        reach = share * CHARACTERS_PER_TOKEN
-        if len(prompt) > 2 * reach:
-            # Only the ends count, so only they are tokenised: a prompt of 5 MB costs what one of 64 KB does.
+        head = share - tail
+        for characters in CHARACTERS_PER_TOKEN:
+            reach = characters * (head + GUARD_TOKENS)
+            if len(prompt) <= 2 * reach:
+                ids = self._tokenize(prompt)
+                return ids if len(ids) <= share else ids[:head] + ids[len(ids) - tail :]
             first, last = self._tokenize(prompt[:reach]), self._tokenize(prompt[-reach:])
-            return first[:head] + last[max(0, len(last) - tail) :]
-        ids = self._tokenize(prompt)
-        if len(ids) <= share:
-            return ids
-        return ids[:head] + ids[len(ids) - tail :]
+            if min(len(first), len(last)) >= head + GUARD_TOKENS:
+                break
+        return first[:head] + last[max(0, len(last) - tail) :]
 
     def _tokenize(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

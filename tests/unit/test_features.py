@@ -1,12 +1,14 @@
-"""Conversation parsing and the token budget, as the paper states them."""
+"""The token budget over the user prompts, as the paper states it."""
+
+import functools
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from predictor_service.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
-from predictor_service.errors import InvalidRequest
+from predictor_service.conversation import UserTurns
 from predictor_service.features import FeatureEncoder, FeatureSettings
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -81,6 +83,95 @@ def test_a_prompt_that_is_cut_before_tokenisation_gives_the_same_tokens(count: i
     assert encode(text) == [START, *expected, END]
 
 
+@functools.cache
+def subword_encoder() -> FeatureEncoder:
+    """An encoder of the e5 kind: subwords of a Unigram vocabulary after NFKC."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    lines = [
+        "The quick brown fox jumps over the lazy dog.",
+        "die Überraschung der Straße",
+        "人工智能是计算机科学的一个分支",
+        "0a1b2c3d",
+    ]
+    tokenizer.train_from_iterator(
+        lines * 5, trainers.UnigramTrainer(vocab_size=120, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+    )
+    return FeatureEncoder(tokenizer, FeatureSettings(token_budget=64))
+
+
+def tokenised_whole(encoder: FeatureEncoder, prompts: list[str]) -> list[int]:
+    """The paper's rule without any short cut."""
+    share = (encoder.settings.token_budget - 1 - len(encoder._prefix)) // len(prompts) - 1
+    ids = [encoder._start, *encoder._prefix]
+    for prompt in prompts:
+        tokens = encoder._tokenize(prompt)
+        ids += tokens if len(tokens) <= share else tokens[: share - share // 2] + tokens[len(tokens) - share // 2 :]
+        ids.append(encoder._end)
+    return ids
+
+
+WORDS = st.sampled_from(
+    [
+        *[
+            "The",
+            "quick",
+            "brown",
+            "fox",
+            "jumps",
+            "over",
+            "the",
+            "lazy",
+            "dog.",
+            "Überraschung",
+            "人工智能是计算机",
+            "科学的一个分支",
+            "ﬁ",
+            "0a1b2c",
+        ],
+        "\n\n",
+        "     ",
+    ]
+)
+
+
+@given(st.lists(st.tuples(st.lists(WORDS, min_size=1, max_size=40), st.integers(1, 60)), min_size=1, max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_looking_only_at_the_ends_of_a_text_gives_the_tokens_of_the_whole(parts: list[tuple[list[str], int]]) -> None:
+    encoder = subword_encoder()
+    prompts = [" ".join(words * times) for words, times in parts]
+    assert encoder.encode(UserTurns(tuple(prompts), len(prompts))).input_ids == tokenised_whole(encoder, prompts)
+
+
+@pytest.mark.parametrize("filler", ["hello world ", "人工智能", "\n", "\u200b", "</s> ", "x"], ids=ascii)
+def test_the_work_on_a_prompt_does_not_grow_with_its_length(filler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = FeatureEncoder(word_tokenizer(), FeatureSettings(prefix=""))
+    looked_at = []
+    tokenize = encoder._tokenize
+    monkeypatch.setattr(encoder, "_tokenize", lambda text: looked_at.append(len(text)) or tokenize(text))
+    encoder.encode(UserTurns((filler * (5_000_000 // len(filler)),), 1))
+    assert sum(looked_at) < 100_000
+
+
+@given(st.integers(1, 5), st.integers(40, 600))
+def test_an_odd_share_keeps_one_token_more_of_the_start(prompts: int, budget: int) -> None:
+    encoder = FeatureEncoder(word_tokenizer(), FeatureSettings(prefix="", token_budget=budget))
+    part = _split(encoder.encode(UserTurns((words(0, 2000),) * prompts, prompts)).input_ids[1:])[0]
+    share = (budget - 1) // prompts - 1
+    cut = next(i for i, (a, b) in enumerate(pairwise(part), 1) if b != a + 1)
+    assert (len(part), cut) == (share, (share + 1) // 2)
+
+
+def test_only_the_prompts_of_the_window_share_the_budget() -> None:
+    assert encode(*[words(i, 3) for i in range(9)]) == encode(*[words(i, 3) for i in range(4, 9)])
+
+
+def test_a_prefix_that_leaves_no_room_for_prompts_is_refused() -> None:
+    with pytest.raises(ValueError, match="the prefix has 40 tokens, too many for a token_budget of 40"):
+        FeatureEncoder(word_tokenizer(), FeatureSettings(prefix=words(0, 40), token_budget=40))
+
+
 def test_typed_special_tokens_stay_text() -> None:
     assert encode("w1 </s> w2").count(END) == 1
 
@@ -110,28 +201,3 @@ def test_settings_that_cannot_be_meant_are_refused(change: dict[str, object], wh
 def test_settings_survive_the_manifest() -> None:
     settings = FeatureSettings(prompt_window=3, token_budget=256)
     assert FeatureSettings.from_dict(settings.to_dict()) == settings
-
-
-def test_only_user_messages_count_and_only_the_last_are_kept() -> None:
-    messages = [Message("system", "s")] + [Message(("user", "assistant", "tool")[i % 3], str(i)) for i in range(21)]
-    assert from_messages(messages, 5) == UserTurns(("6", "9", "12", "15", "18"), 7)
-
-
-def test_blank_user_messages_are_no_turns() -> None:
-    assert from_messages([Message("user", " \n"), Message("user", "hi")], 5) == UserTurns(("hi",), 1)
-
-
-def test_a_plain_prompt_is_one_turn() -> None:
-    assert from_prompt("hi") == UserTurns(("hi",), 1)
-
-
-@pytest.mark.parametrize("count", [0, -1, 101])
-def test_a_turn_count_out_of_bounds_is_refused(count: int) -> None:
-    with pytest.raises(InvalidRequest, match="turn_count must be from 1 to 100"):
-        with_turn_count(UserTurns(("a",), 1), count, 100)
-
-
-def test_the_callers_turn_count_may_exceed_what_is_seen_but_not_fall_below() -> None:
-    assert with_turn_count(UserTurns(("a",), 1), 9, 100).turn_count == 9
-    with pytest.raises(InvalidRequest, match="turn_count is 1, but the input has 2 user turns"):
-        with_turn_count(UserTurns(("a", "b"), 2), 1, 100)
