@@ -129,25 +129,37 @@ class ServedModel:
             if markup.tool_text and opening[len(markup.pieces[-1].text) :].lstrip().startswith(markup.tool_text):
                 continue
             spans.append((start, end))
+        if not spans:
+            return None
         texts = [""] * len(spans)
         role = len(markup.pieces[-1].text)
-        kept = 0
+        kept = i = 0
         for i in range(len(spans) - 1, -1, -1):
             start, end = spans[i]
             texts[i] = self._decode(ids[start:end]).lstrip()[role:].strip()
             kept += bool(texts[i])
             if kept == window:
                 # Older ones are only counted; a blank one among them would count too, which costs a decoding to know.
-                return UserTurns(tuple(filter(None, texts[i:])), i + kept)
-        return UserTurns(tuple(filter(None, texts)), max(kept, 1)) if spans else None
+                break
+        # What is not decoded is taken to have as many characters per token as what is: decoding it all would cost more
+        # than the encoder's tokenisation, for a length whose logarithm counts.
+        density = sum(map(len, texts)) / max(sum(end - start for start, end in spans[i:]), 1)
+        history = round((spans[-1][0] - spans[0][0]) * density)
+        last_reply = round((spans[-1][0] - spans[-2][1]) * density) if len(spans) > 1 else 0
+        return UserTurns(tuple(filter(None, texts[i:])), i + max(kept, 1), history, last_reply)
 
     def _by_text(self, ids: NDArray[np.int64], markup: UserMarkup, window: int) -> UserTurns | None:
         """Find user messages in decoded text: for templates whose markers are plain text. None: there is none."""
         text = self._marked(ids)
         prompts: list[str] = []
         found = False
+        history = last_reply = begin = close = 0
         at = text.find(markup.opening)
         while at >= 0:
+            if found:
+                history, last_reply = at - begin, at - close
+            else:
+                begin = at
             found = True
             start = at + len(markup.opening)
             end = text.find(markup.closing, start) if markup.closing else -1
@@ -155,8 +167,9 @@ class ServedModel:
             prompt = self._unmarked(text[start:end]).strip()
             if prompt and not (markup.tool_text and prompt.startswith(markup.tool_text)):
                 prompts.append(prompt)
+            close = end
             at = text.find(markup.opening, end)
-        return UserTurns(tuple(prompts[-window:]), max(len(prompts), 1)) if found else None
+        return UserTurns(tuple(prompts[-window:]), max(len(prompts), 1), history, last_reply) if found else None
 
     def _after(self, ids: NDArray[np.int64], marks: NDArray[np.int64], k: int) -> str:
         """Return the stripped text between added token ``k`` and the next."""

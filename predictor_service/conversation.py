@@ -9,12 +9,14 @@ user turns.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from predictor_service.errors import InvalidRequest
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+INSTRUCTIONS: Final = frozenset({"system", "developer"})
+"""Roles whose text is no part of the history: the operator's, not the conversation's."""
 
 
 class Message(NamedTuple):
@@ -26,10 +28,19 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UserTurns:
-    """The last user prompts, oldest first (at least one, at most a window), and the number of all user turns."""
+    """What is known of a conversation when a user turn arrives.
+
+    Attributes:
+        prompts: the last user prompts, oldest first: at least one, at most a window.
+        turn_count: number of all user turns.
+        history_chars: characters of all messages before the last prompt but instructions (estimated from token ids).
+        last_reply_chars: characters of the replies between the last two prompts; 0 on the first turn.
+    """
 
     prompts: tuple[str, ...]
     turn_count: int
+    history_chars: int = 0
+    last_reply_chars: int = 0
 
 
 def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
@@ -40,17 +51,23 @@ def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
     """
     prompts: list[str] = []
     position = -1
+    seen = history = reply = last_reply = 0
     for position, (role, content) in enumerate(messages):
         if role not in ROLES:
             # The role itself is not repeated: a client that mixes up its fields would have its text in our log.
             raise InvalidRequest(f"message {position} has an unknown role; known are {', '.join(sorted(ROLES))}")
         if role == "user" and not content.isspace() and content:
             prompts.append(content)
+            history, last_reply, reply = seen, reply, 0
+        elif role == "assistant":
+            reply += len(content)
+        if role not in INSTRUCTIONS:
+            seen += len(content)
     if position < 0:
         raise InvalidRequest("the conversation has no messages: send at least one user message")
     if not prompts:
         raise InvalidRequest(f"none of the {position + 1} messages is a user message with text: send at least one")
-    return UserTurns(tuple(_unicode(prompt) for prompt in prompts[-window:]), len(prompts))
+    return UserTurns(tuple(_unicode(prompt) for prompt in prompts[-window:]), len(prompts), history, last_reply)
 
 
 def from_prompt(text: str) -> UserTurns:
@@ -84,7 +101,7 @@ def with_turn_count(turns: UserTurns, turn_count: int | None, limit: int) -> Use
     """
     if turn_count is None:
         if turns.turn_count > limit:
-            return UserTurns(turns.prompts, limit)
+            return replace(turns, turn_count=limit)
         return turns
     if isinstance(turn_count, bool) or not isinstance(turn_count, int):
         # Callers outside the type checker's reach: JSON has NaN, 2.5 and true.
@@ -96,4 +113,4 @@ def with_turn_count(turns: UserTurns, turn_count: int | None, limit: int) -> Use
             f"turn_count is {turn_count}, but the input has {turns.turn_count} user turns: count all turns so far, "
             "or leave it out"
         )
-    return UserTurns(turns.prompts, turn_count)
+    return replace(turns, turn_count=turn_count)

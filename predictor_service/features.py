@@ -4,7 +4,7 @@ Paper (Learned Prefix Caching, NeurIPS 2025, section 3.2): the encoder's token b
 present; a prompt over its share keeps half of the share from its start and half from its end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -19,8 +19,13 @@ Ordinary text has two to five characters per token; white space and characters t
 GUARD_TOKENS: Final = 16
 """Tokens beside a cut that are looked at, not used: a cut through a word changes how that word is split, not its neighbours."""
 
-SCALARS: Final = {"turn_count": lambda turns: float(turns.turn_count)}
-"""Scalar features by name."""
+SCALARS: Final[Mapping[str, Callable[[UserTurns], float]]] = {
+    "turn_count": lambda turns: turns.turn_count,
+    "prompt_chars": lambda turns: len(turns.prompts[-1]),
+    "history_chars": lambda turns: turns.history_chars,
+    "last_reply_chars": lambda turns: turns.last_reply_chars,
+}
+"""Scalar features by name: what an engine knows when a turn's request arrives. Counts and characters, none negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class FeatureEncoder:
         for prompt in prompts:
             input_ids += self._fit(prompt, share)
             input_ids.append(self._end)
-        return Features(input_ids, tuple(SCALARS[name](turns) for name in self.settings.scalars))
+        return Features(input_ids, tuple(float(SCALARS[name](turns)) for name in self.settings.scalars))
 
     def _share(self, prompts: int) -> int:
         """Return the tokens of one prompt: the budget less `<s>` and prefix in equal parts, one token of each for `</s>`."""

@@ -50,6 +50,17 @@ def test_only_the_last_prompts_are_returned_but_all_turns_are_counted(style: str
     assert turns.turn_count == 9
 
 
+@styles
+def test_lengths_of_history_and_last_reply_are_near_those_of_the_messages(style: str) -> None:
+    texts = ["What is a KV cache of an engine, and who keeps it? " * 4, "It is a store. " * 40, "And who evicts from it? " * 6]
+    texts += ["The engine does, the oldest block first. " * 30, "Thank you for the explanation. " * 5]
+    turns = model(style).user_turns(ids_of(style, chat(*texts)), 5)
+    assert turns.history_chars == pytest.approx(sum(map(len, texts[:4])), rel=0.25)
+    assert turns.last_reply_chars == pytest.approx(len(texts[3]), rel=0.25)
+    first = model(style).user_turns(ids_of(style, chat(texts[0])), 5)
+    assert (first.history_chars, first.last_reply_chars) == (0, 0)
+
+
 @pytest.mark.parametrize("style", [name for name, style in STYLES.items() if style.system and name != "mistral"])
 def test_a_system_prompt_is_no_user_turn(style: str) -> None:
     turns = model(style).user_turns(ids_of(style, chat("Hi", "Hello", "Bye", system="You are terse.")), 5)

@@ -14,7 +14,7 @@ CANARY = "canaryzebra"
 
 def test_only_user_messages_count_and_only_the_last_are_kept() -> None:
     messages = [Message("system", "s")] + [Message(("user", "assistant", "tool")[i % 3], str(i)) for i in range(21)]
-    assert from_messages(messages, 5) == UserTurns(("6", "9", "12", "15", "18"), 7)
+    assert from_messages(messages, 5) == UserTurns(("6", "9", "12", "15", "18"), 7, history_chars=26, last_reply_chars=2)
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(ROLES)), st.text(st.characters(codec="utf-8")))), st.integers(1, 6))
@@ -22,19 +22,28 @@ def test_the_turns_are_the_user_messages_with_text(pairs: list[tuple[str, str]],
     prompts = tuple(content for role, content in pairs if role == "user" and content.strip())
     messages = [Message(*pair) for pair in pairs]
     if prompts:
-        assert from_messages(messages, window) == UserTurns(prompts[-window:], len(prompts))
+        last = max(i for i, (role, content) in enumerate(pairs) if role == "user" and content.strip())
+        before = pairs[:last]
+        previous = max((i for i, (role, content) in enumerate(before) if role == "user" and content.strip()), default=-1)
+        assert from_messages(messages, window) == UserTurns(
+            prompts[-window:],
+            len(prompts),
+            history_chars=sum(len(content) for role, content in before if role not in ("system", "developer")),
+            last_reply_chars=sum(len(content) for role, content in before[previous + 1 :] if role == "assistant"),
+        )
     else:
         with pytest.raises(InvalidRequest):
             from_messages(messages, window)
 
 
 def test_two_user_messages_in_a_row_are_two_turns() -> None:
-    assert from_messages([Message("user", "a"), Message("user", "b")], 5) == UserTurns(("a", "b"), 2)
+    assert from_messages([Message("user", "a"), Message("user", "b")], 5) == UserTurns(("a", "b"), 2, history_chars=1)
 
 
 @pytest.mark.parametrize("blank", ["", " \n", "\u3000\u00a0"], ids=ascii)
 def test_blank_user_messages_are_no_turns(blank: str) -> None:
-    assert from_messages([Message("user", blank), Message("user", "hi")], 5) == UserTurns(("hi",), 1)
+    turns = from_messages([Message("user", blank), Message("user", "hi")], 5)
+    assert (turns.prompts, turns.turn_count) == (("hi",), 1)
 
 
 def test_white_space_around_a_prompt_is_kept() -> None:
