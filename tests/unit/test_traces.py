@@ -1,0 +1,352 @@
+"""Traces of three formats become requests, and conversations are recovered where the file does not name them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.traces import Trace, TracedRequest, TraceError, open_trace
+from training.traces.chat import BLOCK_TOKENS, CHARS_PER_TOKEN, SETTLED_S, chat_conversations
+from training.traces.mooncake import SHARED_AFTER, turn_bucket
+
+MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
+SYSTEM = 0
+
+Read = Callable[..., Trace]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    def read(format: str, *lines: dict[str, Any] | str, **options: Any) -> Trace:  # noqa: A002
+        return open_trace(write(tmp_path, *lines), format, **options)
+
+    return read
+
+
+def write(tmp_path: Path, *lines: dict[str, Any] | str) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def mooncake(second: float, *blocks: int, partial: bool = True) -> dict[str, Any]:
+    return {
+        "timestamp": second * 1000,
+        "input_length": len(blocks) * 512 - (100 if partial else 0),
+        "output_length": 9,
+        "hash_ids": list(blocks),
+    }
+
+
+def qwen(chat: int, second: float, parent: int = -1, turn: int = 1, blocks: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
+    return {
+        "chat_id": chat,
+        "parent_chat_id": parent,
+        "timestamp": second,
+        "input_length": len(blocks) * 16 - 3,
+        "output_length": 7,
+        "type": "search",
+        "turn": turn,
+        "hash_ids": list(blocks),
+    }
+
+
+def chat(second: object, *contents: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+    return {"time": second, "messages": messages, **fields}
+
+
+def conversations(trace: Trace) -> list[tuple[str, int]]:
+    return [(request.conversation, request.turn) for request in trace.requests]
+
+
+def shares_a_prefix_of(first: TracedRequest, second: TracedRequest) -> int:
+    shared = 0
+    for one, other in zip(first.blocks, second.blocks, strict=False):
+        if one != other:
+            break
+        shared += 1
+    return shared
+
+
+# Mooncake
+
+
+def test_a_mooncake_line_is_a_request_in_seconds_since_the_first(read: Read) -> None:
+    trace = read("mooncake", mooncake(10, 1, 2), mooncake(11.5, 3, 4))
+    assert trace.block_tokens == 512
+    assert trace.start is None
+    assert trace.duration == 1.5
+    assert trace.requests[1] == TracedRequest(1.5, 924, 9, (3, 4), "c2", 1, "turn1")
+
+
+def test_requests_are_in_order_of_arrival_whatever_the_file_s(read: Read) -> None:
+    assert [r.arrival for r in read("mooncake", mooncake(9, 3, 4), mooncake(5, 1, 2)).requests] == [0, 4]
+
+
+def test_a_request_that_extends_all_full_blocks_of_an_earlier_one_is_its_next_turn(read: Read) -> None:
+    trace = read("mooncake", mooncake(0, 1, 2, 3), mooncake(9, 1, 2, 4, 5), mooncake(20, 1, 2, 4, 6, 7))
+    assert conversations(trace) == [("c1", 1), ("c1", 2), ("c1", 3)]
+    assert [r.category for r in trace.requests] == ["turn1", "turn2", "turn3-4"]
+
+
+def test_a_full_last_block_counts(read: Read) -> None:
+    trace = read("mooncake", mooncake(0, 1, 2, partial=False), mooncake(9, 1, 3, 4), mooncake(20, 1, 2, 5))
+    assert conversations(trace) == [("c1", 1), ("c2", 1), ("c1", 2)]
+
+
+def test_the_deepest_match_wins_and_among_equals_the_latest(read: Read) -> None:
+    lines = [mooncake(0, 1, 9), mooncake(1, 1, 2, 3, 9), mooncake(2, 1, 8), mooncake(3, 1, 2, 3, 4, 9), mooncake(4, 1, 7, 9)]
+    assert conversations(read("mooncake", *lines)) == [("c1", 1), ("c1", 2), ("c1", 2), ("c1", 3), ("c1", 3)]
+
+
+def test_requests_of_one_instant_do_not_continue_each_other(read: Read) -> None:
+    trace = read("mooncake", mooncake(0, 1, 2, 3), mooncake(0, 1, 2, 4, 5))
+    assert conversations(trace) == [("c1", 1), ("c2", 1)]
+
+
+def test_a_prefix_that_many_prompts_share_makes_no_conversation(read: Read) -> None:
+    others = [mooncake(i, SYSTEM, 100 + 2 * i, 101 + 2 * i) for i in range(SHARED_AFTER + 1)]
+    trace = read("mooncake", *others, mooncake(50, SYSTEM, 10), mooncake(60, SYSTEM, 20, 30), mooncake(70, SYSTEM, 20, 40))
+    short, first, second = trace.requests[-3:]
+    assert (first.turn, second.turn) == (1, 2)
+    assert first.conversation == second.conversation != short.conversation
+    assert (short.linkable, first.linkable) == (False, True)
+
+
+def test_a_prompt_of_no_full_block_is_not_linkable(read: Read) -> None:
+    assert not read("mooncake", mooncake(0, 1)).requests[0].linkable
+
+
+@pytest.mark.parametrize(("turn", "bucket"), [(1, "turn1"), (2, "turn2"), (4, "turn3-4"), (5, "turn5-8"), (9, "turn9+")])
+def test_turns_without_a_class_go_by_bucket(turn: int, bucket: str) -> None:
+    assert turn_bucket(turn) == bucket
+
+
+@pytest.mark.skipif(not MOONCAKE.exists(), reason="the Mooncake trace is not at hand")
+def test_the_real_trace_has_a_third_of_its_requests_in_later_turns_and_a_cut_changes_none_of_them(tmp_path: Path) -> None:
+    trace = open_trace(MOONCAKE, "mooncake", skip_limit=0)
+    assert (len(trace.requests), trace.skipped.counts) == (12_031, {})
+    assert sum(request.turn > 1 for request in trace.requests) == 3_975
+    assert 3_500 < trace.duration < 3_600
+    assert min(len(request.blocks) for request in trace.requests) > 0
+    start = tmp_path / "start.jsonl"
+    with MOONCAKE.open() as file:
+        start.write_text("".join(line for line, _ in zip(file, range(3_000), strict=False)))
+    assert open_trace(start, "mooncake").requests == trace.requests[:3_000]
+
+
+# Qwen-Bailian
+
+
+def test_a_qwen_line_keeps_its_type_and_turn(read: Read) -> None:
+    trace = read("qwen", qwen(5, 61.5), qwen(6, 62.0, parent=5, turn=2, blocks=(1, 2, 3)))
+    assert trace.block_tokens == 16
+    first, second = trace.requests
+    assert (first.arrival, second.arrival) == (0, 0.5)
+    assert (second.input_tokens, second.output_tokens, second.category) == (45, 7, "search")
+    assert shares_a_prefix_of(first, second) == 2
+
+
+def test_the_root_of_the_chain_of_parents_names_the_conversation(read: Read) -> None:
+    trace = read("qwen", qwen(5, 1), qwen(7, 3, parent=6, turn=3), qwen(6, 2, parent=5, turn=2), qwen(8, 4))
+    assert conversations(trace) == [("5", 1), ("5", 2), ("5", 3), ("8", 1)]
+
+
+def test_turns_whose_parent_came_before_the_trace_stay_together(read: Read) -> None:
+    trace = read("qwen", qwen(7, 1, parent=3, turn=4), qwen(8, 2, parent=7, turn=5), qwen(9, 3, parent=3, turn=4))
+    assert conversations(trace) == [("3", 4), ("3", 5), ("3", 4)]
+
+
+def test_chats_that_name_each_other_as_parents_end(read: Read) -> None:
+    assert len(read("qwen", qwen(1, 1, parent=2), qwen(2, 1, parent=1)).requests) == 2
+
+
+def test_equal_blocks_behind_different_prefixes_have_different_ids(read: Read) -> None:
+    first, second = read("qwen", qwen(1, 1, blocks=(1, 5)), qwen(2, 2, blocks=(2, 5))).requests
+    assert first.blocks[1] != second.blocks[1]
+
+
+# Chat logs
+
+
+def test_a_chat_line_is_a_request_whose_tokens_are_the_gateway_s(read: Read) -> None:
+    usage = {"prompt_tokens": 11, "completion_tokens": 3}
+    trace = read("chat", chat(1_700_000_000, "hello", usage=usage, category="support", session_id="a"))
+    assert trace.start == 1_700_000_000
+    assert trace.block_tokens == BLOCK_TOKENS
+    request = trace.requests[0]
+    assert (request.arrival, request.input_tokens, request.output_tokens, request.category) == (0, 11, 3, "support")
+
+
+def test_tokens_are_estimated_from_characters_where_the_gateway_has_none(read: Read) -> None:
+    request = read("chat", chat(0, "x" * 4000, response="y" * 400)).requests[0]
+    assert 1000 <= request.input_tokens <= 1010
+    assert request.output_tokens == 400 / CHARS_PER_TOKEN
+    assert len(request.blocks) == -(-request.input_tokens // BLOCK_TOKENS)
+    assert request.category == "chat"
+
+
+@pytest.mark.parametrize("time", ["2026-01-02T03:04:05Z", "2026-01-02T03:04:05", "2026-01-02T04:04:05+01:00", 1767323045])
+def test_time_is_seconds_or_iso_8601_by_default_utc(read: Read, time: object) -> None:
+    assert read("chat", chat(time, "a")).start == 1767323045
+
+
+def test_a_turn_s_blocks_start_the_next_turn_s(read: Read) -> None:
+    first, second, other = read(
+        "chat", chat(0, "q" * 500), chat(9, "q" * 500, "a" * 500, "r" * 500), chat(10, "Q" + "q" * 499)
+    ).requests
+    assert shares_a_prefix_of(first, second) == len(first.blocks) - 1  # all but the partial one
+    assert shares_a_prefix_of(first, other) == 0
+
+
+def test_a_session_id_names_the_conversation(read: Read) -> None:
+    trace = read("chat", chat(0, "a", session_id=1), chat(1, "a", session_id=2), chat(2, "b", session_id=1))
+    assert conversations(trace) == [("s:1", 1), ("s:2", 1), ("s:1", 2)]
+
+
+def test_without_a_session_id_a_request_continues_the_latest_whose_messages_start_its_own(read: Read) -> None:
+    trace = read("chat", chat(0, "a"), chat(1, "b"), chat(2, "a", "x", "c"), chat(3, "a", "x", "c", "y", "d"))
+    assert conversations(trace) == [("c1", 1), ("c2", 1), ("c1", 2), ("c1", 3)]
+
+
+def test_a_logged_response_tells_apart_conversations_that_open_alike(read: Read) -> None:
+    trace = read("chat", chat(0, "hi", response="x"), chat(1, "hi", response="y"), chat(2, "hi", "x", "c"))
+    assert conversations(trace) == [("c1", 1), ("c2", 1), ("c1", 2)]
+
+
+def test_users_do_not_share_conversations(read: Read) -> None:
+    trace = read("chat", chat(0, "hi", user="ann"), chat(1, "hi", "x", "c", user="bob"))
+    assert conversations(trace) == [("c1", 1), ("c2", 2)]
+
+
+def test_a_log_that_begins_in_mid_conversation_counts_the_user_messages(read: Read) -> None:
+    assert conversations(read("chat", chat(0, "a", "x", "b", "y", "c"))) == [("c1", 3)]
+
+
+def test_parts_of_text_are_one_message_and_other_parts_are_left_out(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "two"}]
+    path = write(
+        tmp_path, {"time": 0, "messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]}
+    )
+    assert [m.content for m in next(chat_conversations(path)).messages] == ["one two", ""]
+
+
+def test_each_conversation_to_embed_is_its_longest_request_and_that_one_s_response(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, chat(0, "a", response="x"), chat(9, "a", "x", "b", response="y"), chat(SETTLED_S + 9, "new", response="z")
+    )
+    first, second = chat_conversations(path)
+    assert [m.content for m in first.messages] == ["a", "x", "b", "y"]
+    assert [m.role for m in first.messages] == ["user", "assistant"] * 2
+    assert (first.ended, second.ended) == (True, False)
+
+
+# Wrong lines and files
+
+GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hello")}
+
+
+@pytest.mark.parametrize(
+    ("format", "wrong", "reason"),
+    [
+        ("mooncake", "{", "no JSON"),
+        ("mooncake", "[1]", "no JSON object"),
+        ("mooncake", "[" * 100_000, "no JSON"),
+        ("mooncake", GOOD["mooncake"] | {"timestamp": None}, "timestamp is no number from 0 to 1e+14"),
+        ("mooncake", GOOD["mooncake"] | {"timestamp": float("nan")}, "timestamp is no number from 0 to 1e+14"),
+        ("mooncake", GOOD["mooncake"] | {"timestamp": 10**400}, "timestamp is no number from 0 to 1e+14"),
+        ("mooncake", GOOD["mooncake"] | {"input_length": 0}, "input_length is no whole number from 1"),
+        ("mooncake", GOOD["mooncake"] | {"output_length": True}, "output_length is no whole number from 0"),
+        ("mooncake", GOOD["mooncake"] | {"hash_ids": "1, 2"}, "hash_ids is no list of whole numbers"),
+        ("mooncake", GOOD["mooncake"] | {"hash_ids": [1, "2"]}, "hash_ids is no list of whole numbers"),
+        ("mooncake", GOOD["mooncake"] | {"hash_ids": []}, "hash_ids does not cover input_length in blocks of 512"),
+        ("qwen", GOOD["qwen"], "chat_id is another line's"),
+        ("qwen", GOOD["qwen"] | {"type": ""}, "type is no text"),
+        ("qwen", GOOD["qwen"] | {"chat_id": -1}, "chat_id is no whole number from 0"),
+        ("qwen", GOOD["qwen"] | {"parent_chat_id": None}, "parent_chat_id is no whole number from -1"),
+        ("qwen", GOOD["qwen"] | {"turn": 0}, "turn is no whole number from 1"),
+        ("chat", chat("yesterday", "a"), "time is no ISO 8601"),
+        ("chat", chat(1_700_000_000_000, "a"), "time is in milliseconds: give seconds"),
+        ("chat", chat(None, "a"), "time is no number from 0 to 1e+14"),
+        ("chat", {"time": 0, "messages": "a"}, "messages is no list"),
+        ("chat", {"time": 0, "messages": ["a"]}, "a message has no known role"),
+        ("chat", {"time": 0, "messages": [{"role": ["user"], "content": "a"}]}, "a message has no known role"),
+        ("chat", chat(0, " "), "messages has no user message with text"),
+        (
+            "chat",
+            {"time": 0, "messages": [{"role": "user", "content": 1}]},
+            "a message's content is neither text nor a list of parts",
+        ),
+        ("chat", {"time": 0, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a text part has no text"),
+        ("chat", chat(0, "a", response=1), "response is no text"),
+        ("chat", chat(0, "a", usage=1), "usage is no object"),
+        ("chat", chat(0, "a", usage={"prompt_tokens": "3"}), "prompt_tokens is no whole number from 1"),
+        ("chat", chat(0, "a", session_id=[]), "session_id is neither text nor a whole number"),
+        ("chat", chat(0, "\ud800"), "text is no valid Unicode (a lone surrogate)"),
+    ],
+)
+def test_a_wrong_line_is_counted_and_named(read: Read, format: str, wrong: dict[str, Any] | str, reason: str) -> None:  # noqa: A002
+    trace = read(format, GOOD[format], "", wrong)
+    assert len(trace.requests) == 1
+    assert trace.skipped.counts == {reason: 1}
+    assert trace.skipped.first == {reason: "trace.jsonl:3"}
+
+
+def test_a_file_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD["mooncake"], GOOD["mooncake"])
+    path.write_text(path.read_text()[:-20])
+    trace = open_trace(path, "mooncake")
+    assert len(trace.requests) == 1
+    assert trace.skipped.first == {"no JSON, cut off at the file's end": "trace.jsonl:2"}
+
+
+def test_a_line_of_no_unicode_is_wrong(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD["mooncake"])
+    path.write_bytes(path.read_bytes() + b'{"\xff": 1}\n')
+    assert open_trace(path, "mooncake").skipped.counts == {"no JSON": 1}
+
+
+def test_ten_lines_may_always_be_wrong_and_eleven_of_a_small_file_may_not(read: Read) -> None:
+    assert read("mooncake", GOOD["mooncake"], *["{"] * 10).skipped.counts == {"no JSON": 10}
+    with pytest.raises(
+        TraceError, match=r"11 of 12 lines of .*trace\.jsonl are wrong, more than 10: no JSON: 11 \(first: trace"
+    ):
+        read("mooncake", GOOD["mooncake"], *["{"] * 11)
+
+
+def test_the_limit_is_a_share_of_the_lines_that_a_caller_may_raise(read: Read) -> None:
+    lines = [GOOD["mooncake"]] * 100 + ["{"] * 20
+    with pytest.raises(TraceError, match="raise --skip-limit"):
+        read("mooncake", *lines)
+    assert len(read("mooncake", *lines, skip_limit=0.2).requests) == 100
+
+
+def test_no_message_repeats_a_line(read: Read) -> None:
+    secret = "my secret"
+    with pytest.raises(TraceError) as caught:
+        read("chat", *[chat(secret, secret, session_id=[secret])] * 2, '{"time": "my secret')
+    assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"format": "csv"}, "use one of mooncake, qwen, chat"), ({"format": "qwen", "skip_limit": 1.5}, "from 0 to 1")],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        open_trace(write(tmp_path, GOOD["qwen"]), **options)
+
+
+@pytest.mark.parametrize("format", ["mooncake", "qwen", "chat"])
+def test_files_that_are_missing_empty_or_of_another_format_are_refused(tmp_path: Path, format: str) -> None:  # noqa: A002
+    with pytest.raises(TraceError, match="No such file"):
+        open_trace(tmp_path / "none", format)
+    with pytest.raises(TraceError, match="cannot read"):
+        open_trace(tmp_path, format)
+    with pytest.raises(TraceError, match="it is empty"):
+        open_trace(write(tmp_path, ""), format)
+    with pytest.raises(TraceError, match="check the file and --format"):
+        open_trace(write(tmp_path, {"another": "format"}), format)
