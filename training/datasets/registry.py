@@ -1,0 +1,48 @@
+"""The datasets by name."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from training.datasets.arena import load_arena
+from training.datasets.conversation import Conversation
+from training.datasets.lmsys import load_lmsys
+from training.datasets.openai_chat import load_openai
+from training.datasets.records import DatasetError, Skipped
+from training.datasets.sharegpt import load_sharegpt, sharegpt_path
+from training.datasets.wildchat import load_wildchat
+
+LOADERS: Final[dict[str, Callable[[Path, Skipped], Iterator[Conversation]]]] = {
+    "sharegpt": load_sharegpt,
+    "lmsys": load_lmsys,
+    "arena": load_arena,
+    "wildchat": load_wildchat,
+    "openai": load_openai,
+}
+
+HOMES: Final = {
+    "lmsys": "https://huggingface.co/datasets/lmsys/lmsys-chat-1m",
+    "arena": "https://huggingface.co/datasets/lmsys/chatbot_arena_conversations",
+    "wildchat": "https://huggingface.co/datasets/allenai/WildChat-1M",
+}
+
+
+def load(name: str, path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
+    """Yield the conversations of a dataset.
+
+    Args:
+        name: one of LOADERS.
+        path: a .parquet, .jsonl or .json file, or a folder of one kind of them. ShareGPT's comes with its package.
+        skipped: counts and names what is left out; holds the limit on wrong records.
+
+    Raises:
+        DatasetError: at once for an unknown name or a path that is not given; while reading for the rest, see `reading.read`.
+    """
+    if name not in LOADERS:
+        raise DatasetError(f"unknown dataset {name}: known are {', '.join(LOADERS)}")
+    if path is None:
+        if name != "sharegpt":
+            fetch = f"fetch it from {HOMES[name]} and " if name in HOMES else ""
+            raise DatasetError(f"the dataset {name} does not come with this package: {fetch}give its file or folder")
+        path = sharegpt_path()
+    return LOADERS[name](path, skipped if skipped is not None else Skipped())
