@@ -71,8 +71,13 @@ def records_of(
     Raises:
         DatasetError: there is no such file, it is of no known kind, it is empty or damaged beyond its records.
     """
-    for file in _files(path):
-        name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+    try:
+        files = _files(path)
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise DatasetError(f"cannot read {path}: {error.strerror}") from error
+    for file in files:
+        name = file.relative_to(path).as_posix() if is_folder else file.name
         empty = True
         try:
             match file.suffix.lower():
@@ -169,9 +174,10 @@ def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
     size = path.stat().st_size
     position = -1
     with path.open("rb") as file:
-        if not _starts_array(file):
-            if size == 0:
-                return
+        first = _first_character(file)
+        if not first:
+            return
+        if first != b"[":
             raise DatasetError(f"{path} is no JSON array: rename it to .jsonl if it has one JSON object per line")
         try:
             for position, record in enumerate(ijson.items(file, "item")):
@@ -183,11 +189,11 @@ def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
             yield f"after record {position}", WrongRecord("file cut off")
 
 
-def _starts_array(file: BinaryIO) -> bool:
-    """Go to the first character that is no white space or byte order mark; say whether it opens an array."""
+def _first_character(file: BinaryIO) -> bytes:
+    """Go to the first character that is no white space or byte order mark, and return it."""
     file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)
     while (byte := file.read(1)).isspace():
         pass
     if byte:
         file.seek(-1, 1)
-    return byte == b"["
+    return byte

@@ -1,0 +1,571 @@
+"""Every dataset is read in its publisher's format; what is wrong is counted, named or refused, and never quoted."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor_service.conversation import Message
+from training.datasets.conversation import Conversation, examples_of
+from training.datasets.records import NAMED, DatasetError, Skipped
+from training.datasets.registry import LOADERS, load
+
+Row = dict[str, Any]
+
+CANARY = "canaryzebra"
+TIME = datetime(2023, 4, 9, 0, 2, 53, tzinfo=UTC)
+MODERATION = {
+    "categories": {"harassment": False, "harassment/threatening": False},
+    "category_scores": {"harassment": 0.1, "harassment/threatening": 0.0},
+    "flagged": False,
+}
+
+
+def chat(*contents: str) -> list[Row]:
+    return [{"content": content, "role": ("user", "assistant")[i % 2]} for i, content in enumerate(contents)]
+
+
+def lmsys(name: str, *contents: str) -> Row:
+    return {
+        "conversation_id": name,
+        "model": "vicuna-13b",
+        "conversation": chat(*contents),
+        "turn": -(-len(contents) // 2),
+        "language": "English",
+        "openai_moderation": [MODERATION for _ in contents],
+        "redacted": False,
+    }
+
+
+def arena(name: str, *contents: str) -> Row:
+    return {
+        "question_id": name,
+        "model_a": "chatglm-6b",
+        "model_b": "koala-13b",
+        "winner": "model_b",
+        "judge": "arena_user_973",
+        "conversation_a": chat(*contents),
+        "conversation_b": [
+            {**turn, "content": turn["content"] + " (b)"} if i % 2 else turn for i, turn in enumerate(chat(*contents))
+        ],
+        "turn": -(-len(contents) // 2),
+        "anony": True,
+        "language": "English",
+        "tstamp": 1682351591.1322,
+        "openai_moderation": MODERATION,
+        "toxic_chat_tag": {
+            "roberta-large": {"flagged": False, "probability": 0.01},
+            "t5-large": {"flagged": False, "score": 0.01},
+        },
+    }
+
+
+def wildchat(name: str, *contents: str, turn: int = 1001) -> Row:
+    people = {
+        "country": "France",
+        "hashed_ip": "ab12",
+        "header": {"accept-language": "fr", "user-agent": "Mozilla"},
+        "language": "French",
+        "redacted": False,
+        "state": None,
+        "timestamp": TIME,
+        "toxic": False,
+        "turn_identifier": turn,
+    }
+    return {
+        "conversation_hash": name,
+        "model": "gpt-4-0314",
+        "timestamp": TIME,
+        "conversation": [{**message, **people} for message in chat(*contents)],
+        "turn": -(-len(contents) // 2),
+        "language": "French",
+        "openai_moderation": [MODERATION for _ in contents],
+        "detoxify_moderation": [{"identity_attack": 0.0, "toxicity": 0.0} for _ in contents],
+        "toxic": False,
+        "redacted": False,
+        "state": "Île-de-France",
+        "country": "France",
+        "hashed_ip": "ab12",
+        "header": {"accept-language": "fr", "user-agent": "Mozilla"},
+    }
+
+
+def openai(name: str, *contents: str) -> Row:
+    return {"id": name, "model": "qwen", "messages": chat(*contents)}
+
+
+def sharegpt(name: str, *contents: str) -> Row:
+    turns = [{"from": ("human", "gpt")[i % 2], "value": content} for i, content in enumerate(contents)]
+    return {"id": f"{name}_0", "conversations": turns}
+
+
+PUBLISHED: dict[str, Callable[..., Row]] = {
+    "lmsys": lmsys,
+    "arena": arena,
+    "wildchat": wildchat,
+    "openai": openai,
+    "sharegpt": sharegpt,
+}
+KINDS = (".parquet", ".jsonl", ".json")
+
+
+def write(path: Path, rows: list[Row]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match path.suffix:
+        case ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row, default=str, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+        case _:
+            path.write_text(json.dumps(rows, default=str), "utf-8")
+    return path
+
+
+def read(name: str, path: Path, skipped: Skipped | None = None) -> list[Conversation]:
+    return list(load(name, path, skipped))
+
+
+def refusal(name: str, path: Path | None, skipped: Skipped | None = None) -> str:
+    with pytest.raises(DatasetError) as error:
+        list(load(name, path, skipped))
+    message = str(error.value)
+    assert "\n" not in message
+    assert CANARY not in message
+    return message
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_every_dataset_is_tested() -> None:
+    assert set(LOADERS) <= set(PUBLISHED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_dataset_is_read_in_all_kinds_of_files_with_its_text_as_it_is(name: str, kind: str, tmp_path: Path) -> None:
+    contents = ("  Grüß Gott\n", "你好 👋🏽", "\u202eمرحبا", "e\u0301", "third")
+    skipped = Skipped()
+    rows = [PUBLISHED[name](f"c{i}", *contents[i:]) for i in range(3)]
+    loaded = read(name, write(tmp_path / f"data{kind}", rows), skipped)
+    assert [[m.content for m in c.messages] for c in loaded] == [list(contents[i:]) for i in range(3)]
+    assert [[m.role for m in c.messages] for c in loaded] == [list(("user", "assistant") * 3)[: 5 - i] for i in range(3)]
+    assert len({c.id for c in loaded}) == 3
+    assert not skipped.counts
+
+
+@pytest.mark.parametrize(
+    ("name", "language"), [("lmsys", "English"), ("arena", "English"), ("wildchat", "French"), ("openai", ""), ("sharegpt", "")]
+)
+@pytest.mark.parametrize("kind", [".parquet", ".jsonl"])
+def test_the_publishers_language_is_kept(name: str, language: str, kind: str, tmp_path: Path) -> None:
+    assert read(name, write(tmp_path / f"data{kind}", [PUBLISHED[name]("c", "hi", "ho")]))[0].language == language
+
+
+def test_publishers_ids_are_kept(tmp_path: Path) -> None:
+    assert read("lmsys", write(tmp_path / "l.jsonl", [lmsys("4c2f", "hi")]))[0].id == "4c2f"
+    assert read("arena", write(tmp_path / "a.jsonl", [arena("58210e", "hi")]))[0].id == "58210e"
+
+
+def test_of_an_arena_battle_only_the_conversation_with_model_a_is_read(tmp_path: Path) -> None:
+    loaded = read("arena", write(tmp_path / "a.parquet", [arena("q", "hi", "ho")]))
+    assert [c.messages for c in loaded] == [(Message("user", "hi"), Message("assistant", "ho"))]
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".jsonl"])
+def test_wildchat_conversations_that_share_a_hash_have_ids_of_their_own(kind: str, tmp_path: Path) -> None:
+    rows = [wildchat("5d14", "hi", turn=101), wildchat("5d14", "hi", turn=102)]
+    assert [c.id for c in read("wildchat", write(tmp_path / f"w{kind}", rows))] == ["5d14/101", "5d14/102"]
+    for row in rows:
+        del row["conversation"][0]["turn_identifier"]
+    assert len({c.id for c in read("wildchat", write(tmp_path / f"w{kind}", rows))}) == 2
+
+
+def test_a_long_parquet_file_is_read_in_order_across_row_groups_and_batches(tmp_path: Path) -> None:
+    rows = [lmsys(str(i), f"p{i}", "r") for i in range(1300)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "l.parquet", row_group_size=700)
+    assert [c.id for c in read("lmsys", tmp_path / "l.parquet")] == [str(i) for i in range(1300)]
+
+
+def test_the_files_of_a_folder_are_read_in_order_and_the_downloads_bookkeeping_is_not(tmp_path: Path) -> None:
+    for i in (2, 0, 1):
+        write(tmp_path / "data" / f"train-0000{i}.parquet", [lmsys(f"c{i}", "hi")])
+    (tmp_path / "README.md").write_text("a card")
+    write(tmp_path / ".cache" / "huggingface" / "x.json", [{"etag": "1"}])
+    assert [c.id for c in read("lmsys", tmp_path)] == ["c0", "c1", "c2"]
+
+
+def test_records_of_a_folder_are_named_with_their_file(tmp_path: Path) -> None:
+    for part in ("a", "b"):
+        lines(write(tmp_path / part / "log.jsonl", []), {"messages": chat("hi")}, {"messages": []})
+    skipped = Skipped()
+    assert [c.id for c in read("openai", tmp_path, skipped)] == ["a/log.jsonl:1", "b/log.jsonl:1"]
+    assert skipped.places == {"no messages": ["a/log.jsonl:2", "b/log.jsonl:2"]}
+
+
+# OpenAI chat logs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_parts_of_a_content_list_are_joined(kind: str, tmp_path: Path) -> None:
+    parts = [
+        {"type": "text", "text": "What is "},
+        {"type": "image_url", "image_url": {"url": "u"}},
+        {"type": "text", "text": "this?"},
+    ]
+    path = write(tmp_path / f"log{kind}", [{"messages": [{"role": "user", "content": parts}]}])
+    assert read("openai", path)[0].messages == (Message("user", "What is this?"),)
+
+
+def test_messages_that_only_call_tools_have_no_text(tmp_path: Path) -> None:
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]},
+        {"role": "tool", "content": "rain", "tool_call_id": "1"},
+        {"role": "assistant", "refusal": "no"},
+    ]
+    loaded = read("openai", lines(tmp_path / "log.jsonl", {"messages": messages, "language": "en"}))[0]
+    assert loaded.messages == (
+        Message("developer", "be brief"),
+        Message("user", "weather?"),
+        Message("assistant", ""),
+        Message("tool", "rain"),
+        Message("assistant", ""),
+    )
+    assert loaded.language == "en"
+
+
+def test_the_id_of_a_log_is_its_own_or_its_place(tmp_path: Path) -> None:
+    rows = [
+        {"messages": chat("a"), "id": 7},
+        {"messages": chat("a"), "conversation_id": "x"},
+        {"messages": chat("a"), "id": None},
+    ]
+    assert [c.id for c in read("openai", lines(tmp_path / "log.jsonl", *rows))] == ["7", "x", "log.jsonl:3"]
+
+
+def test_a_log_of_requests_instead_of_conversations_is_refused(tmp_path: Path) -> None:
+    turns = [f"m{i}" for i in range(60)]
+    path = write(tmp_path / "log.jsonl", [openai("one", *turns[: 2 * i + 1]) for i in range(30)])
+    assert "29 of 30 records are wrong" in (message := refusal("openai", path))
+    assert "id repeated (write one record per conversation, with all its messages): 29 (first: log.jsonl:2)" in message
+
+
+# Wrong records
+
+WRONG_MESSAGES = [
+    (None, "no messages"),
+    ([], "no messages"),
+    (CANARY, "no messages"),
+    ([CANARY], "a message is no object"),
+    ([{"content": CANARY}], "unknown role"),
+    ([{"role": CANARY, "content": CANARY}], "unknown role"),
+    ([{"role": [CANARY], "content": CANARY}], "unknown role"),
+    ([{"role": "user", "content": CANARY + "\ud83d"}], "text is no valid Unicode"),
+]
+
+
+@pytest.mark.parametrize("name", ["lmsys", "arena", "wildchat", "openai"])
+@pytest.mark.parametrize(("messages", "reason"), WRONG_MESSAGES, ids=range(len(WRONG_MESSAGES)))
+def test_a_record_with_wrong_messages_is_counted_and_named(name: str, messages: Any, reason: str, tmp_path: Path) -> None:
+    wrong = PUBLISHED[name]("b")
+    wrong[{"arena": "conversation_a", "openai": "messages"}.get(name, "conversation")] = messages
+    rows = [json.loads(json.dumps(row, default=str)) for row in (PUBLISHED[name]("a", "hi"), wrong, PUBLISHED[name]("c", "hi"))]
+    skipped = Skipped()
+    assert len(read(name, lines(tmp_path / "x.jsonl", *rows), skipped)) == 2
+    assert skipped.counts == {reason: 1}
+    assert skipped.first == {reason: "x.jsonl:2"}
+
+
+@pytest.mark.parametrize("name", ["lmsys", "arena", "wildchat"])
+@pytest.mark.parametrize("content", [None, 7, [{"type": "text", "text": CANARY}]])
+def test_published_content_that_is_no_string_is_wrong(name: str, content: Any, tmp_path: Path) -> None:
+    wrong = PUBLISHED[name]("b", "x")
+    wrong["conversation_a" if name == "arena" else "conversation"][0]["content"] = content
+    skipped = Skipped()
+    read(name, write(tmp_path / "x.jsonl", [PUBLISHED[name]("a", "hi"), wrong]), skipped)
+    assert skipped.first == {"content is no text": "x.jsonl:2"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "content is no text"),
+        (7, "content is no text"),
+        ({"text": CANARY}, "content is no text"),
+        ([CANARY], "a content part is no object"),
+        ([{"type": "text", "text": 7}], "a content part's text is no text"),
+        ([{"type": "text"}], "a content part's text is no text"),
+    ],
+)
+def test_user_content_of_a_log_that_is_no_text_is_wrong(content: Any, reason: str, tmp_path: Path) -> None:
+    skipped = Skipped()
+    read(
+        "openai", lines(tmp_path / "x.jsonl", openai("a", "hi"), {"messages": [{"role": "user", "content": content}]}), skipped
+    )
+    assert skipped.first == {reason: "x.jsonl:2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "reason"),
+    [
+        ("lmsys", "conversation_id", None, "conversation_id is no id"),
+        ("arena", "question_id", "", "question_id is no id"),
+        ("wildchat", "conversation_hash", ["x"], "conversation_hash is no id"),
+        ("openai", "id", True, "id is no id"),
+    ],
+)
+def test_an_id_that_is_none_is_wrong(name: str, field: str, value: Any, reason: str, tmp_path: Path) -> None:
+    skipped = Skipped()
+    read(name, write(tmp_path / "x.jsonl", [PUBLISHED[name]("a", "hi"), {**PUBLISHED[name]("b", "hi"), field: value}]), skipped)
+    assert skipped.first == {reason: "x.jsonl:2"}
+
+
+def test_lines_that_are_no_records_are_counted_by_reason_and_blank_ones_are_not(tmp_path: Path) -> None:
+    nested = "[" * 100_000 + "\n"
+    bad = ["\n", f'{{"{CANARY}\n', f'["{CANARY}"]\n', "  \n", nested, {"conversation_id": "x"}]
+    path = lines(tmp_path / "x.jsonl", lmsys("a", "hi"), *bad)
+    path.write_bytes(path.read_bytes() + b'"\xff\xfe"\n' + json.dumps(lmsys("z", "hi")).encode())
+    skipped = Skipped()
+    assert [c.id for c in read("lmsys", path, skipped)] == ["a", "z"]
+    assert skipped.places == {
+        "no JSON": ["x.jsonl:3", "x.jsonl:6", "x.jsonl:8"],
+        "no JSON object": ["x.jsonl:4"],
+        "no field conversation": ["x.jsonl:7"],
+    }
+
+
+def test_a_last_line_that_is_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", [lmsys("a", "hi"), lmsys("b", CANARY)])
+    path.write_text(path.read_text()[:-20])
+    skipped = Skipped()
+    assert [c.id for c in read("lmsys", path, skipped)] == ["a"]
+    assert skipped.first == {"last line cut off": "x.jsonl:2"}
+
+
+def test_an_array_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", [lmsys("a", "hi"), lmsys("b", CANARY)])
+    path.write_text(path.read_text()[:-20])
+    skipped = Skipped()
+    assert [c.id for c in read("lmsys", path, skipped)] == ["a"]
+    assert skipped.first == {"file cut off": "x.json:after record 0"}
+
+
+def test_an_array_that_is_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", [lmsys(str(i), "hi " * 1000) for i in range(200)])
+    path.write_text(path.read_text().replace('"conversation_id": "3"', f'"conversation_id" {CANARY}'))
+    assert "is no JSON after record" in refusal("lmsys", path)
+
+
+def test_a_byte_order_mark_and_white_space_before_an_array_are_no_fault(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", [lmsys("a", "hi")])
+    path.write_bytes(b"\xef\xbb\xbf \n" + path.read_bytes())
+    assert [c.id for c in read("lmsys", path)] == ["a"]
+
+
+def test_wrong_rows_of_parquet_are_named_by_row(tmp_path: Path) -> None:
+    rows = [lmsys(str(i), "hi", "ho") for i in range(4)]
+    rows[3]["conversation"] = None
+    skipped = Skipped()
+    assert len(read("lmsys", write(tmp_path / "x.parquet", rows), skipped)) == 3
+    assert skipped.first == {"no messages": "x.parquet:row 3"}
+
+
+def test_a_parquet_string_that_is_no_utf8_fails_its_row_only(tmp_path: Path) -> None:
+    table = pa.table({"conversation_id": pa.array([b"a", b"\xff", b"c"]), "conversation": [chat("hi")] * 3})
+    text = table["conversation_id"].combine_chunks().view(pa.string())
+    pq.write_table(table.set_column(0, "conversation_id", text), tmp_path / "x.parquet")
+    skipped = Skipped()
+    assert [c.id for c in read("lmsys", tmp_path / "x.parquet", skipped)] == ["a", "c"]
+    assert skipped.first == {"not readable as UTF-8": "x.parquet:row 1"}
+
+
+def test_all_wrong_records_are_counted_and_the_first_are_named() -> None:
+    skipped = Skipped()
+    for i in range(NAMED + 5):
+        skipped.note("no JSON", f"x.jsonl:{i}")
+    assert skipped.counts["no JSON"] == NAMED + 5
+    assert skipped.places["no JSON"] == [f"x.jsonl:{i}" for i in range(NAMED)]
+
+
+# How many may be wrong
+
+
+@pytest.mark.parametrize(("good", "wrong", "refused"), [(1, 10, False), (1, 11, True), (1980, 20, False), (1979, 21, True)])
+def test_more_than_ten_and_one_in_a_hundred_wrong_records_are_refused(
+    good: int, wrong: int, refused: bool, tmp_path: Path
+) -> None:
+    path = lines(tmp_path / "x.jsonl", *[openai(str(i), "hi") for i in range(good)], *[{"messages": [CANARY]}] * wrong)
+    if refused:
+        message = refusal("openai", path)
+        assert f"{wrong} of {good + wrong} records are wrong, more than 1% and 10" in message
+        assert f"a message is no object: {wrong} (first: x.jsonl:{good + 1})" in message
+    else:
+        assert len(read("openai", path)) == good
+
+
+def test_the_limit_is_settable_and_each_run_counts_for_itself(tmp_path: Path) -> None:
+    path = lines(tmp_path / "x.jsonl", openai("a", "hi"), *["no\n"] * 3)
+    assert "3 of 4" in refusal("openai", path, Skipped(wrong_share=0.5, wrong_floor=2))
+    assert read("openai", path, Skipped(wrong_share=0.75, wrong_floor=2))
+    skipped = Skipped(counts={"no JSON": 50})
+    assert read("openai", path, skipped)
+    assert skipped.counts["no JSON"] == 53
+
+
+def test_a_dataset_without_one_good_record_is_refused_however_small(tmp_path: Path) -> None:
+    message = refusal("openai", lines(tmp_path / "x.jsonl", {"prompt": CANARY}))
+    assert "has no readable record of the dataset openai: no field messages: 1 (first: x.jsonl:1)" in message
+
+
+# Wrong files and wrong choices
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("written", PUBLISHED)
+@pytest.mark.parametrize("chosen", PUBLISHED)
+def test_a_file_of_another_dataset_is_refused_with_that_ones_name(written: str, chosen: str, kind: str, tmp_path: Path) -> None:
+    if written == chosen:
+        return
+    path = write(tmp_path / f"x{kind}", [PUBLISHED[written]("a", CANARY, CANARY)])
+    assert f"is no file of the dataset {chosen}, it looks like {written}" in refusal(chosen, path)
+
+
+def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_read() -> None:
+    with pytest.raises(DatasetError, match="unknown dataset shargpt: known are sharegpt, lmsys, arena, wildchat, openai"):
+        load("shargpt")
+    with pytest.raises(
+        DatasetError, match=r"lmsys does not come with this package: fetch it from https://\S+ and give its file"
+    ):
+        load("lmsys")
+    with pytest.raises(DatasetError, match="openai does not come with this package: give its file or folder"):
+        load("openai")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_missing_file_is_refused(name: str, tmp_path: Path) -> None:
+    assert refusal(name, tmp_path / "none.jsonl") == f"no such file or folder: {tmp_path / 'none.jsonl'}"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("kind", [".jsonl", ".json"])
+@pytest.mark.parametrize("contents", ["", " \n\n"])
+def test_an_empty_file_is_refused(name: str, kind: str, contents: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x{kind}"
+    path.write_text(contents)
+    assert refusal(name, path).startswith(f"{path} is empty")
+
+
+def test_files_without_records_are_refused_also_among_others(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", [lmsys("a", "hi")])
+    (tmp_path / "b.json").write_text("[]")
+    assert refusal("lmsys", tmp_path).startswith(f"{tmp_path / 'b.json'} is empty")
+    table = pa.Table.from_pylist([lmsys("a", "hi")])
+    pq.write_table(table.slice(0, 0), tmp_path / "x.parquet")
+    assert refusal("lmsys", tmp_path / "x.parquet").startswith(f"{tmp_path / 'x.parquet'} is empty")
+
+
+def test_parquet_that_is_none_or_is_cut_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "is no Parquet file" in refusal("lmsys", path)
+    write(path, [lmsys(str(i), "hi") for i in range(50)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "is no Parquet file" in refusal("lmsys", path)
+    path.write_bytes(b"")
+    assert "is no Parquet file" in refusal("lmsys", path)
+    path.write_bytes(whole[:40] + bytes(600) + whole[640:])
+    assert "fetch it again" in refusal("lmsys", path)
+
+
+def test_parquet_with_no_known_column_is_refused(tmp_path: Path) -> None:
+    assert "no field conversation: 1" in refusal("lmsys", write(tmp_path / "x.parquet", [{"instruction": CANARY}]))
+
+
+def test_a_json_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    path = lines(tmp_path / "x.json", lmsys("a", CANARY))
+    assert refusal("lmsys", path) == f"{path} is no JSON array: rename it to .jsonl if it has one JSON object per line"
+
+
+def test_a_file_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl.gz").write_bytes(b"\x1f\x8b")
+    assert "is none of .parquet, .jsonl, .json" in refusal("lmsys", tmp_path / "x.jsonl.gz")
+
+
+def test_folders_without_files_or_with_two_kinds_are_refused(tmp_path: Path) -> None:
+    assert "no .parquet, .jsonl, .json file in" in refusal("lmsys", tmp_path)
+    write(tmp_path / "a.parquet", [lmsys("a", "hi")])
+    write(tmp_path / "a.jsonl", [lmsys("a", "hi")])
+    assert "holds .jsonl and .parquet files" in refusal("lmsys", tmp_path)
+
+
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / ("y" * 300 + ".jsonl")
+    assert refusal("lmsys", path) == f"cannot read {path}: File name too long"
+
+
+# The split
+
+PROMPTS = st.text(st.sampled_from("ab ZÄéßσΣж你\t\n"), min_size=1, max_size=6).filter(lambda text: not text.isspace())
+DISGUISES: list[Callable[[str], str]] = [
+    str,
+    str.upper,
+    str.swapcase,
+    lambda text: f" \n{text}\t",
+    lambda text: text.replace(" ", " \u3000"),
+]
+
+
+def plain(text: str) -> str:
+    """What two first prompts share that are the same but for case and white space."""
+    return " ".join(text.upper().casefold().split())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(PROMPTS, st.sampled_from(DISGUISES), st.sampled_from(sorted(PUBLISHED)), st.integers(0, 3)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.sampled_from(KINDS),
+)
+def test_no_conversation_and_no_first_prompt_is_on_two_sides_whatever_the_dataset(
+    drawn: list[tuple[str, Callable[[str], str], str, int]], kind: str
+) -> None:
+    side_of_first_prompt: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in PUBLISHED:
+            rows = [
+                PUBLISHED[name](
+                    f"c{i}", disguise(prompt), "reply", *[text for _, text in zip(range(2 * more), cycle(("go on", "r")))]
+                )
+                for i, (prompt, disguise, dataset, more) in enumerate(drawn)
+                if dataset == name
+            ]
+            if not rows:
+                continue
+            loaded = read(name, write(Path(folder, name + kind), rows))
+            assert len(loaded) == len(rows)
+            for conversation in loaded:
+                examples = list(examples_of(conversation, 5))
+                sides = {example.split for example in examples}
+                keys = {example.conversation for example in examples}
+                if not conversation.ended and not examples:
+                    continue
+                assert len(sides) == len(keys) == 1
+                side = sides.pop()
+                assert side_of_first_prompt.setdefault(plain(conversation.messages[0].content), side) == side
