@@ -21,6 +21,9 @@ SCALARS: Final = (
     "log_output",
     "log_last_gap",
     "mean_log_gap",
+    "has_input",
+    "has_new",
+    "has_output",
     "has_gap",
     "sin_hour",
     "cos_hour",
@@ -189,7 +192,7 @@ def features(
             np.log1p(output_tokens),
             np.log(last_gap),
             mean_log_gap,
-            np.isfinite(last_gap),
+            *(np.isfinite(known) for known in (input_tokens, new_tokens, output_tokens, last_gap)),
             np.sin(hour * math.tau / 24),
             np.cos(hour * math.tau / 24),
         ]
