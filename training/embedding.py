@@ -21,8 +21,10 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from predictor_service.artifact import read_manifest
-from predictor_service.features import FeatureEncoder, FeatureSettings
+from predictor_service.features import FeatureSettings
 from training.datasets.conversation import Conversation, Example, examples_of
+from training.datasets.language import language_of
+from training.variants import VARIANTS
 
 EXAMPLES_PER_SHARD: Final = 2048
 BATCH_TOKENS: Final = 8192
@@ -45,6 +47,7 @@ class Embedded:
         continues: [n] bool.
         split: [n] of "train", "validation", "evaluation".
         conversation: [n] keys.
+        language: [n] ISO 639-1 codes, `und` where the texts are too short to tell.
         description: contents of embedding.json.
     """
 
@@ -53,6 +56,7 @@ class Embedded:
     continues: NDArray[np.bool_]
     split: NDArray[np.str_]
     conversation: NDArray[np.str_]
+    language: NDArray[np.str_]
     description: dict[str, Any]
 
     def take(self, mask: NDArray[np.bool_]) -> "Embedded":
@@ -63,6 +67,7 @@ class Embedded:
             self.continues[mask],
             self.split[mask],
             self.conversation[mask],
+            self.language[mask],
             self.description,
         )
 
@@ -76,6 +81,7 @@ def embed(
     out: Path,
     *,
     dataset: str,
+    variant: str = "default",
     limit: int | None = None,
     jobs: int = 1,
     threads: int = 2,
@@ -84,6 +90,7 @@ def embed(
 
     Args:
         artifact: a model version folder; its encoder, tokenizer and feature settings are used, its head is not.
+        variant: of the input, one of `training.variants.VARIANTS`: the paper's ablations.
         limit: stop after about this many examples (whole shards).
         jobs: shards at once (joblib; its Ray and Dask backends spread them over a cluster).
         threads: threads of ONNX Runtime per job.
@@ -93,9 +100,13 @@ def embed(
         ArtifactError: the artefact is missing or broken.
     """
     manifest = read_manifest(artifact)
-    settings = manifest.features
+    if variant not in VARIANTS:
+        raise EmbeddingError(f"unknown variant {variant!r}: choose one of {', '.join(VARIANTS)}")
+    chosen = VARIANTS[variant]
+    settings = chosen.settings(manifest.features)
     description = {
         "dataset": dataset,
+        "variant": variant,
         "encoder": manifest.encoder_id,
         "encoder_sha256": manifest.encoder_sha256,
         "precision": manifest.precision,
@@ -104,7 +115,11 @@ def embed(
     }
     _claim(out, description)
     shards = _shards(
-        [e for c in tqdm(conversations, "reading", unit=" conversations") for e in examples_of(c, settings.prompt_window)]
+        [
+            example
+            for conversation in tqdm(conversations, "reading", unit=" conversations")
+            for example in examples_of(conversation, chosen.user_turns, replies=chosen.replies)
+        ]
     )
     if limit is not None:
         shards = shards[: -(-limit // EXAMPLES_PER_SHARD)]
@@ -112,7 +127,11 @@ def embed(
     done = [path for path, _ in todo if path.exists()]
     with tqdm(total=sum(len(s) for _, s in todo), desc="embedding", unit=" turns") as progress:
         progress.update(sum(len(s) for p, s in todo if p in set(done)))
-        tasks = (delayed(_embed_shard)(artifact, settings, shard, path, threads) for path, shard in todo if not path.exists())
+        tasks = (
+            delayed(_embed_shard)(artifact, variant, settings, shard, path, threads)
+            for path, shard in todo
+            if not path.exists()
+        )
         for count in Parallel(n_jobs=jobs, return_as="generator_unordered")(tasks):
             progress.update(count)
     return sum(len(shard) for _, shard in todo)
@@ -132,6 +151,7 @@ def load_embedded(folder: Path) -> Embedded:
         table["continues"].to_numpy(),
         np.asarray(table["split"].to_pylist()),
         np.asarray(table["conversation"].to_pylist()),
+        np.asarray(table["language"].to_pylist()),
         json.loads((folder / DESCRIPTION).read_text()),
     )
 
@@ -153,8 +173,10 @@ def _shards(examples: list[Example]) -> list[list[Example]]:
     return [examples[i : i + EXAMPLES_PER_SHARD] for i in range(0, len(examples), EXAMPLES_PER_SHARD)]
 
 
-def _embed_shard(artifact: Path, settings: FeatureSettings, shard: Sequence[Example], path: Path, threads: int) -> int:
-    encoder = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
+def _embed_shard(
+    artifact: Path, variant: str, settings: FeatureSettings, shard: Sequence[Example], path: Path, threads: int
+) -> int:
+    encoder = VARIANTS[variant].encoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     session = ort.InferenceSession(str(artifact / "model.onnx"), options)
@@ -177,13 +199,14 @@ def _embed_shard(artifact: Path, settings: FeatureSettings, shard: Sequence[Exam
         {
             "embedding": pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(embeddings)), width),
             "turn_count": pa.array([e.turns.turn_count for e in shard], pa.int32()),
-            "prompt_chars": pa.array([e.prompt_chars for e in shard], pa.int32()),
-            "history_chars": pa.array([e.history_chars for e in shard], pa.int32()),
-            "last_reply_chars": pa.array([e.last_reply_chars for e in shard], pa.int32()),
+            "prompt_chars": pa.array([len(e.turns.prompts[-1]) for e in shard], pa.int32()),
+            "history_chars": pa.array([e.turns.history_chars for e in shard], pa.int32()),
+            "last_reply_chars": pa.array([e.turns.last_reply_chars for e in shard], pa.int32()),
             "tokens": pa.array([len(f.input_ids) for f in features], pa.int32()),
             "continues": pa.array([e.continues for e in shard]),
             "split": pa.array([e.split for e in shard]),
             "conversation": pa.array([e.conversation for e in shard]),
+            "language": pa.array([language_of(" ".join(e.turns.prompts)) for e in shard]),
         }
     )
     partial = path.with_suffix(".partial")

@@ -44,11 +44,17 @@ class Head(nn.Module):
         self.hidden = nn.Sequential(nn.Linear(width + scalars, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.output = nn.Linear(hidden, 1)
 
-    def forward(self, embedding: Tensor, scalars: Tensor) -> Tensor:
-        """Return the log-odds, [batch]."""
+    def forward(self, embedding: Tensor, scalars: Tensor, dropout: float = 0.0) -> Tensor:
+        """Return the log-odds, [batch]. ``dropout``: of the embedding and of each hidden layer, in training."""
         standardised = (torch.log1p(scalars) - self.scalar_mean) / self.scalar_scale
-        inputs = torch.cat((embedding, standardised), dim=1)
-        return self.output(self.hidden(inputs)).squeeze(1)  # type: ignore[no-any-return]
+        if not dropout:
+            return self.output(self.hidden(torch.cat((embedding, standardised), dim=1))).squeeze(1)  # type: ignore[no-any-return]
+        dropped = torch.cat((nn.functional.dropout(embedding, dropout), standardised), dim=1)
+        for layer in self.hidden:
+            dropped = layer(dropped)
+            if isinstance(layer, nn.ReLU):
+                dropped = nn.functional.dropout(dropped, dropout)
+        return self.output(dropped).squeeze(1)  # type: ignore[no-any-return]
 
     def calibrate(self, slope: float, offset: float) -> None:
         """Fold a calibration of the log-odds, ``slope · z + offset``, into the last layer."""

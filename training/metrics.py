@@ -1,13 +1,15 @@
 """Figures of a predictor's quality, on examples it was not trained on."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score
 
-BINS = 15
+BINS: Final = 15
 """Bins of equal size for the calibration error."""
+RESAMPLES: Final = 300
+"""Of the bootstrap."""
 
 
 def best_threshold(probability: NDArray[np.float64], continues: NDArray[np.bool_]) -> float:
@@ -37,6 +39,43 @@ def figures(probability: NDArray[np.float64], continues: NDArray[np.bool_], thre
 
 def calibration_error(probability: NDArray[np.float64], continues: NDArray[np.bool_]) -> float:
     """Return the expected calibration error over bins of equal size: mean |predicted - observed|."""
+    said, seen = calibration_curve(probability, continues)
+    sizes = [len(part) for part in np.array_split(np.empty(len(probability)), len(said))]
+    return float(np.average(np.abs(said - seen), weights=sizes))
+
+
+def calibration_curve(
+    probability: NDArray[np.float64], continues: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean prediction and observed share of each bin of equal size, lowest first, each [bins]."""
     order = np.argsort(probability, kind="stable")
-    parts = [part for part in np.array_split(order, BINS) if len(part)]
-    return float(sum(len(p) * abs(probability[p].mean() - continues[p].mean()) for p in parts) / len(order))
+    parts = np.array_split(order, min(BINS, len(order)))
+    return np.array([probability[p].mean() for p in parts]), np.array([continues[p].mean() for p in parts])
+
+
+def intervals(
+    probability: NDArray[np.float64],
+    continues: NDArray[np.bool_],
+    threshold: float,
+    conversation: NDArray[np.str_],
+    seed: int = 0,
+) -> dict[str, list[float]]:
+    """Return 95% intervals of mcc, auc and brier by a bootstrap over conversations: turns of one are not independent."""
+    _, group = np.unique(conversation, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    members = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    generator = np.random.default_rng(seed)
+    drawn: dict[str, list[float]] = {"mcc": [], "auc": [], "brier": []}
+    for _ in range(RESAMPLES):
+        rows = np.concatenate([members[i] for i in generator.integers(0, len(members), len(members))])
+        p, y = probability[rows], continues[rows]
+        drawn["mcc"].append(_mcc(y, p >= threshold))
+        drawn["auc"].append(float(roc_auc_score(y, p)))
+        drawn["brier"].append(float(np.mean((p - y) ** 2)))
+    return {name: [round(float(q), 5) for q in np.quantile(values, (0.025, 0.975))] for name, values in drawn.items()}
+
+
+def _mcc(label: NDArray[np.bool_], decided: NDArray[np.bool_]) -> float:
+    """Return Matthews' correlation coefficient: scikit-learn's value, without its checks of every input."""
+    deviation = float(label.std() * decided.std())
+    return float((label * decided).mean() - label.mean() * decided.mean()) / deviation if deviation else 0.0

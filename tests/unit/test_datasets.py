@@ -80,7 +80,7 @@ def test_each_user_turn_is_an_example_and_only_the_last_does_not_continue() -> N
         (("m0", "m2"), 2, True),
         (("m2", "m4"), 3, False),
     ]
-    assert [(e.history_chars, e.last_reply_chars) for e in examples] == [(0, 0), (4, 2), (8, 2)]
+    assert [(e.turns.history_chars, e.turns.last_reply_chars) for e in examples] == [(0, 0), (4, 2), (8, 2)]
 
 
 def test_the_last_turn_of_a_cut_conversation_is_no_example() -> None:

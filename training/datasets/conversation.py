@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from predictor_service.conversation import Message, UserTurns
+from predictor_service.conversation import INSTRUCTIONS, Message, UserTurns
 
 Split = Literal["train", "validation", "evaluation"]
 
@@ -33,17 +33,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A user turn and whether another followed.
-
-    The lengths are in characters: what an engine or gateway can know when the turn's request arrives.
-    """
+    """A user turn, as it is known when its request arrives, and whether another followed."""
 
     conversation: str
     split: Split
     turns: UserTurns
-    prompt_chars: int
-    history_chars: int
-    last_reply_chars: int
     continues: bool
 
 
@@ -64,37 +58,36 @@ def split_of(key: str) -> Split:
     return "validation" if place < TRAIN_SHARE + VALIDATION_SHARE else "evaluation"
 
 
-def examples_of(conversation: Conversation, window: int) -> Iterator[Example]:
-    """Yield one example per user turn, each with at most ``window`` last prompts."""
-    prompts: list[str] = []
-    history = last_reply = 0
-    pending: Example | None = None
+def examples_of(conversation: Conversation, window: int, *, replies: bool = False) -> Iterator[Example]:
+    """Yield one example per user turn, each with the texts of at most ``window`` last user turns.
+
+    Args:
+        replies: the model's replies between those turns are among the texts: the paper's ablation.
+    """
+    texts: list[tuple[str, ...]] = []
+    count = seen = reply_chars = 0
+    reply: list[str] = []
+    pending: UserTurns | None = None
     key, split = "", split_of("0" * 32)
     for role, content in conversation.messages:
         if role == "user" and content and not content.isspace():
             if pending is not None:
-                yield _labelled(pending, continues=True)
-            prompts.append(content)
-            if len(prompts) == 1:
+                yield Example(key, split, pending, continues=True)
+            else:
                 key = conversation_key(content)
                 split = split_of(key)
-            turns = UserTurns(tuple(prompts[-window:]), len(prompts))
-            pending = Example(key, split, turns, len(content), history, last_reply, continues=False)
-            last_reply = 0
+            said = ("".join(reply), content) if replies and any(reply) else (content,)
+            texts = [*texts, said][-window:]
+            count += 1
+            shown = tuple(text for turn in texts for text in turn)
+            # The reply before the first turn of the window answers a prompt that is not in it.
+            shown = shown[1:] if len(texts[0]) == 2 else shown
+            pending = UserTurns(shown, count, seen, reply_chars)
+            reply, reply_chars = [], 0
         elif role == "assistant":
-            last_reply += len(content)
-        history += len(content)
+            reply.append(content)
+            reply_chars += len(content)
+        if role not in INSTRUCTIONS:
+            seen += len(content)
     if pending is not None and conversation.ended:
-        yield pending
-
-
-def _labelled(example: Example, *, continues: bool) -> Example:
-    return Example(
-        example.conversation,
-        example.split,
-        example.turns,
-        example.prompt_chars,
-        example.history_chars,
-        example.last_reply_chars,
-        continues,
-    )
+        yield Example(key, split, pending, continues=False)

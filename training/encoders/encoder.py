@@ -19,9 +19,11 @@ class Encoder:
         tokenizer: adds nothing by itself; `<s>`, `<pad>`, `</s>` are special tokens of its vocabulary.
         id: names source and model.
         sha256: of the weights' file, hexadecimal.
+        prefix: what its training put before every text: "query: " for the e5 family.
     """
 
     model: nn.Module
     tokenizer: Tokenizer
     id: str
     sha256: str
+    prefix: str = ""

@@ -28,7 +28,10 @@ def load_huggingface(source: str) -> Encoder:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json)")
-    return Encoder(model, backend, id=Path(source).name if Path(source).is_dir() else source, sha256=_digest(model))
+    folder = Path(source)
+    # A package keeps its model in a folder "model": its own name says more.
+    name = source if not folder.is_dir() else folder.parent.name if folder.name == "model" else folder.name
+    return Encoder(model, backend, id=name, sha256=_digest(model), prefix="query: " if "e5" in name else "")
 
 
 def _digest(model: nn.Module) -> str:

