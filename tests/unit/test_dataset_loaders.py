@@ -4,7 +4,6 @@ import json
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lpc.errors import is_users
 from predictor_service.conversation import Message
 from training.datasets.conversation import Conversation, examples_of
 from training.datasets.records import NAMED, DatasetError, Skipped
@@ -333,6 +333,20 @@ def test_an_id_that_is_none_is_wrong(name: str, field: str, value: Any, reason: 
     assert skipped.first == {reason: "x.jsonl:2"}
 
 
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"id": 7, "conversations": []}, "malformed record (AttributeError)"),
+        ({"id": "b_0", "conversations": [{"from": CANARY, "value": ""}]}, "malformed record (KeyError)"),
+        ({"id": "b_0", "conversations": [{"from": "human", "value": "\ud83d"}]}, "text is no valid Unicode"),
+    ],
+)
+def test_a_wrong_record_of_sharegpt_is_counted_and_named(record: Row, reason: str, tmp_path: Path) -> None:
+    skipped = Skipped()
+    assert len(read("sharegpt", lines(tmp_path / "x.jsonl", sharegpt("a", "hi"), record), skipped)) == 1
+    assert skipped.first == {reason: "x.jsonl:2"}
+
+
 def test_lines_that_are_no_records_are_counted_by_reason_and_blank_ones_are_not(tmp_path: Path) -> None:
     nested = "[" * 100_000 + "\n"
     bad = ["\n", f'{{"{CANARY}\n', f'["{CANARY}"]\n', "  \n", nested, {"conversation_id": "x"}]
@@ -390,6 +404,15 @@ def test_a_parquet_string_that_is_no_utf8_fails_its_row_only(tmp_path: Path) -> 
     skipped = Skipped()
     assert [c.id for c in read("lmsys", tmp_path / "x.parquet", skipped)] == ["a", "c"]
     assert skipped.first == {"not readable as UTF-8": "x.parquet:row 1"}
+
+
+def test_columns_of_parquet_that_are_not_needed_do_no_harm(tmp_path: Path) -> None:
+    late = pa.array([2**62], pa.timestamp("us"))  # no Python datetime holds it
+    turn = pa.StructArray.from_arrays([pa.array(["hi"]), pa.array(["user"]), late], ["content", "role", "timestamp"])
+    conversation = pa.ListArray.from_arrays([0, 1], turn)
+    table = pa.table({"conversation_hash": ["h"], "timestamp": late, "conversation": conversation})
+    pq.write_table(table, tmp_path / "x.parquet")
+    assert read("wildchat", tmp_path / "x.parquet")[0].messages == (Message("user", "hi"),)
 
 
 def test_all_wrong_records_are_counted_and_the_first_are_named() -> None:
@@ -452,6 +475,10 @@ def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_re
         load("lmsys")
     with pytest.raises(DatasetError, match="openai does not come with this package: give its file or folder"):
         load("openai")
+
+
+def test_the_command_line_shows_a_refusal_without_a_traceback() -> None:
+    assert is_users(DatasetError("no such file"))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -534,38 +561,33 @@ def plain(text: str) -> str:
     return " ".join(text.upper().casefold().split())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
+    st.lists(PROMPTS, min_size=3, max_size=3),
     st.lists(
-        st.tuples(PROMPTS, st.sampled_from(DISGUISES), st.sampled_from(sorted(PUBLISHED)), st.integers(0, 3)),
-        min_size=1,
+        st.tuples(st.integers(0, 2), st.sampled_from(DISGUISES), st.sampled_from(sorted(PUBLISHED)), st.integers(0, 3)),
+        min_size=5,
         max_size=20,
     ),
     st.sampled_from(KINDS),
 )
 def test_no_conversation_and_no_first_prompt_is_on_two_sides_whatever_the_dataset(
-    drawn: list[tuple[str, Callable[[str], str], str, int]], kind: str
+    prompts: list[str], drawn: list[tuple[int, Callable[[str], str], str, int]], kind: str
 ) -> None:
+    rows: dict[str, list[Row]] = {}
+    for i, (prompt, disguise, name, more) in enumerate(drawn):
+        row = PUBLISHED[name](f"c{i}", disguise(prompts[prompt]), "reply", *("go on", "reply") * more)
+        rows.setdefault(name, []).append(row)
     side_of_first_prompt: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in PUBLISHED:
-            rows = [
-                PUBLISHED[name](
-                    f"c{i}", disguise(prompt), "reply", *[text for _, text in zip(range(2 * more), cycle(("go on", "r")))]
-                )
-                for i, (prompt, disguise, dataset, more) in enumerate(drawn)
-                if dataset == name
-            ]
-            if not rows:
-                continue
-            loaded = read(name, write(Path(folder, name + kind), rows))
-            assert len(loaded) == len(rows)
+        for name, of_dataset in rows.items():
+            loaded = read(name, write(Path(folder, name + kind), of_dataset))
+            assert len(loaded) == len(of_dataset)
             for conversation in loaded:
                 examples = list(examples_of(conversation, 5))
-                sides = {example.split for example in examples}
-                keys = {example.conversation for example in examples}
-                if not conversation.ended and not examples:
+                if not examples:
+                    assert not conversation.ended
                     continue
-                assert len(sides) == len(keys) == 1
-                side = sides.pop()
+                assert len({example.conversation for example in examples}) == 1
+                (side,) = {example.split for example in examples}
                 assert side_of_first_prompt.setdefault(plain(conversation.messages[0].content), side) == side

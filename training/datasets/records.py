@@ -138,7 +138,7 @@ def _leaves(file: Any) -> list[str]:
 
 def _is_wanted(leaf: str, columns: Collection[str], message_fields: Collection[str]) -> bool:
     top, *nested = leaf.split(".")
-    return top in columns and (not nested or nested[-1] in message_fields or nested[-1] in {"element", "item"})
+    return top in columns and (not nested or nested[-1] in message_fields)
 
 
 def _rows(batch: Any) -> Iterator[Record | WrongRecord]:
