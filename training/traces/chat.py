@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from predictor_service.conversation import ROLES, Message
+from predictor_service.conversation import Message
 from training.datasets.conversation import Conversation
-from training.datasets.records import Skipped
+from training.datasets.reading import messages_of, unicode_of
+from training.datasets.records import Record, Skipped, WrongRecord
 from training.traces.request import (
     SKIP_LIMIT,
     BlockIds,
     Trace,
     TracedRequest,
-    WrongLine,
     read_lines,
     seconds,
     whole,
@@ -138,19 +138,19 @@ def _read(path: Path, skip_limit: float, skipped: Skipped) -> list[ChatRequest]:
     return sorted(read_lines(path, _parse, skip_limit, skipped), key=lambda line: line.time)
 
 
-def _parse(record: dict[str, Any]) -> ChatRequest:
+def _parse(record: Record) -> ChatRequest:
     usage = record.get("usage")
     if usage is None:
         usage = {}
     if not isinstance(usage, dict):
-        raise WrongLine("usage is no object")
+        raise WrongRecord("usage is no object")
     response = record.get("response")
     if response is not None and not isinstance(response, str):
-        raise WrongLine("response is no text")
+        raise WrongRecord("response is no text")
     return ChatRequest(
         _time(record),
         _messages(record.get("messages")),
-        _unicode(response) if response is not None else None,
+        unicode_of(response) if response is not None else None,
         _name(record, "session_id"),
         _name(record, "user") or "",
         whole(usage, "prompt_tokens", 1) if usage.get("prompt_tokens") is not None else None,
@@ -159,61 +159,47 @@ def _parse(record: dict[str, Any]) -> ChatRequest:
     )
 
 
-def _time(record: dict[str, Any]) -> float:
+def _time(record: Record) -> float:
     value = record.get("time")
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            raise WrongLine("time is no ISO 8601") from None
+            raise WrongRecord("time is no ISO 8601") from None
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if seconds(record, "time") >= LATEST_S:
-        raise WrongLine("time is in milliseconds: give seconds")
+        raise WrongRecord("time is in milliseconds: give seconds")
     return seconds(record, "time")
 
 
 def _messages(value: object) -> tuple[Message, ...]:
-    if not isinstance(value, list):
-        raise WrongLine("messages is no list")
-    messages = []
-    for message in value:
-        role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str) or role not in ROLES:
-            raise WrongLine("a message has no known role")
-        messages.append(Message(role, _unicode(_content(message.get("content")))))
+    messages = messages_of(value, _content)
     if not any(role == "user" and content.strip() for role, content in messages):
-        raise WrongLine("messages has no user message with text")
-    return tuple(messages)
+        raise WrongRecord("no user message with text")
+    return messages
 
 
-def _content(value: object) -> str:
+def _content(message: Record) -> str:
+    value = message.get("content")
     if value is None:  # an assistant's message that only calls tools
         return ""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise WrongLine("a message's content is neither text nor a list of parts")
+        raise WrongRecord("content is neither text nor a list of parts")
     texts = [part.get("text") for part in value if part.get("type") == "text"]
     if not all(isinstance(text, str) for text in texts):
-        raise WrongLine("a text part has no text")
+        raise WrongRecord("a text part has no text")
     return "".join(texts)
 
 
-def _name(record: dict[str, Any], field: str) -> str | None:
+def _name(record: Record, field: str) -> str | None:
     value = record.get(field)
     if value is None or value == "":
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise WrongLine(f"{field} is neither text nor a whole number")
-    return _unicode(str(value))
-
-
-def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise WrongLine("text is no valid Unicode (a lone surrogate)") from None
-    return text
+        raise WrongRecord(f"{field} is neither text nor a whole number")
+    return unicode_of(str(value))
 
 
 def _rendered(message: Message) -> str:

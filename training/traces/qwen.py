@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from training.datasets.records import Skipped
+from training.datasets.records import Skipped, WrongRecord
 from training.traces.request import (
     SKIP_LIMIT,
     BlockIds,
     Trace,
     TracedRequest,
-    WrongLine,
     hashed_blocks,
     read_lines,
     seconds,
@@ -47,7 +46,7 @@ def read_qwen(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
     def parse(record: dict[str, Any]) -> _Line:
         line = _parse(record, ids)
         if line.chat in chats:
-            raise WrongLine("chat_id is another line's")
+            raise WrongRecord("chat_id is another line's")
         chats.add(line.chat)
         return line
 
@@ -70,7 +69,7 @@ def read_qwen(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
 def _parse(record: dict[str, Any], ids: BlockIds) -> _Line:
     category = record.get("type")
     if not isinstance(category, str) or not category:
-        raise WrongLine("type is no text")
+        raise WrongRecord("type is no text")
     input_tokens = whole(record, "input_length", 1)
     return _Line(
         whole(record, "chat_id", 0),

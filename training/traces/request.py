@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from training.datasets.records import Skipped
+from training.datasets.records import Skipped, WrongRecord
 
 SKIP_LIMIT: Final = 0.01
 """Share of a file's lines that may be wrong."""
@@ -25,10 +25,6 @@ T = TypeVar("T")
 
 class TraceError(Exception):
     """A trace cannot be used. The message says why and what to do."""
-
-
-class WrongLine(Exception):
-    """A line cannot be used. The message is the reason under which it is counted, and repeats nothing of the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: flo
 
     Args:
         path: the file; blank lines are passed over.
-        parse: raises WrongLine for an object it cannot use.
+        parse: raises WrongRecord for an object it cannot use.
         skip_limit: the share of lines, from 0 to 1, that may be wrong; SKIP_ALWAYS lines may in any case.
         skipped: counts the wrong lines, and names the first of each reason as ``file:line``.
 
@@ -119,7 +115,7 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: flo
             lines += 1
             try:
                 parsed.append(parse(_object(line)))
-            except WrongLine as reason:
+            except WrongRecord as reason:
                 wrong += 1
                 skipped.note(str(reason), f"{path.name}:{number}")
     except OSError as error:
@@ -136,28 +132,28 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: flo
 
 
 def whole(record: dict[str, Any], name: str, at_least: int) -> int:
-    """Return a field that is a whole number. Raises WrongLine."""
+    """Return a field that is a whole number. Raises WrongRecord."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise WrongLine(f"{name} is no whole number from {at_least}")
+        raise WrongRecord(f"{name} is no whole number from {at_least}")
     return value
 
 
 def seconds(record: dict[str, Any], name: str) -> float:
-    """Return a field that is a number from 0 to LATEST. Raises WrongLine."""
+    """Return a field that is a number from 0 to LATEST. Raises WrongRecord."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LATEST:
-        raise WrongLine(f"{name} is no number from 0 to {LATEST:.0e}")
+        raise WrongRecord(f"{name} is no number from 0 to {LATEST:.0e}")
     return float(value)
 
 
 def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) -> list[int]:
-    """Return the field hash_ids: one id per full block, and perhaps one for a partial last block. Raises WrongLine."""
+    """Return the field hash_ids: one id per full block, and perhaps one for a partial last block. Raises WrongRecord."""
     ids = record.get("hash_ids")
     if not isinstance(ids, list) or not all(isinstance(block, int) and not isinstance(block, bool) for block in ids):
-        raise WrongLine("hash_ids is no list of whole numbers")
+        raise WrongRecord("hash_ids is no list of whole numbers")
     if len(ids) not in (input_tokens // block_tokens, -(-input_tokens // block_tokens)):
-        raise WrongLine(f"hash_ids does not cover input_length in blocks of {block_tokens}")
+        raise WrongRecord(f"hash_ids does not cover input_length in blocks of {block_tokens}")
     return ids
 
 
@@ -172,7 +168,7 @@ def _object(line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):  # both no JSON and no UTF-8 are ValueErrors
-        raise WrongLine("no JSON" if line.endswith(b"\n") else "no JSON, cut off at the file's end") from None
+        raise WrongRecord("no JSON" if line.endswith(b"\n") else "no JSON, cut off at the file's end") from None
     if not isinstance(record, dict):
-        raise WrongLine("no JSON object")
+        raise WrongRecord("no JSON object")
     return record
