@@ -135,6 +135,8 @@ def fit(recipe: Recipe, train: Side, validation: Side, *, seed: int, quiet: bool
     """Return a calibrated head."""
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
+    # Batches of a small MLP: a second thread only waits for the first, most of all on a busy machine.
+    torch.set_num_threads(1)
     head = Head(train.embedding.shape[1], train.scalars.shape[1])
     logarithms = torch.log1p(train.scalars)
     head.scalar_mean.copy_(logarithms.mean(0))
