@@ -477,6 +477,16 @@ def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_re
         load("openai")
 
 
+def test_what_keeps_the_first_conversation_from_being_read_is_refused_before_the_caller_reads(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="it looks like arena"):
+        load("lmsys", write(tmp_path / "x.jsonl", [arena("a", "hi")]))
+
+
+def test_sharegpt_without_one_whole_conversation_is_refused(tmp_path: Path) -> None:
+    later = {**sharegpt("a", "hi"), "id": "a_4"}
+    assert "has no whole conversation of the dataset sharegpt" in refusal("sharegpt", lines(tmp_path / "x.jsonl", later))
+
+
 def test_the_command_line_shows_a_refusal_without_a_traceback() -> None:
     assert is_users(DatasetError("no such file"))
 

@@ -1,6 +1,7 @@
 """The datasets by name."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,8 @@ def load(name: str, path: Path | None = None, skipped: Skipped | None = None) ->
         skipped: counts and names what is left out; holds the limit on wrong records.
 
     Raises:
-        DatasetError: at once for an unknown name or a path that is not given; while reading for the rest, see `reading.read`.
+        DatasetError: at once for an unknown name, a path that is missing, and all that keeps the first conversation from
+            being read (another dataset's file, an empty one); while reading for the rest, see `reading.read`.
     """
     if name not in LOADERS:
         raise DatasetError(f"unknown dataset {name}: known are {', '.join(LOADERS)}")
@@ -45,4 +47,9 @@ def load(name: str, path: Path | None = None, skipped: Skipped | None = None) ->
             fetch = f"fetch it from {HOMES[name]} and " if name in HOMES else ""
             raise DatasetError(f"the dataset {name} does not come with this package: {fetch}give its file or folder")
         path = sharegpt_path()
-    return LOADERS[name](path, skipped if skipped is not None else Skipped())
+    conversations = LOADERS[name](path, skipped if skipped is not None else Skipped())
+    # The first is read here, since the caller may do minutes of work before it reads.
+    first = next(conversations, None)
+    if first is None:
+        raise DatasetError(f"{path} has no whole conversation of the dataset {name}")
+    return chain([first], conversations)
