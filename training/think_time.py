@@ -28,7 +28,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.think_time_model import (
+from predictor_service.think_time import (
     LAWS,
     LOG_SIGMA,
     SCALARS,

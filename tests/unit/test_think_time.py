@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from predictor_service.think_time import SCALARS, Parameters
 from training.think_time import (
     Prediction,
     ThinkTime,
@@ -21,7 +22,6 @@ from training.think_time import (
     log_likelihood,
     turns_of,
 )
-from training.think_time_model import SCALARS, Parameters
 from training.traces import Trace, TracedRequest, open_trace
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"

@@ -1,6 +1,6 @@
 """A fitted think-time model: what it predicts from, its file. `training.think_time` says what it means and fits it.
 
-It needs numpy alone, so that a service can load it.
+It needs numpy alone.
 """
 
 import json
@@ -139,9 +139,8 @@ class ThinkTime:
         standardised = (inputs_of(scalars, category, self.categories) - self.mean) / self.scale
         return np.nan_to_num(standardised)  # what is not known is taken as the mean
 
-    def save(self, path: Path) -> None:
-        """Write the model as JSON, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def to_json(self) -> str:
+        """Return the text of the model's file: the same for the same model."""
         content = {
             "format": FORMAT,
             "law": self.law,
@@ -152,25 +151,30 @@ class ThinkTime:
             "parameters": {name: value.tolist() for name, value in vars(self.parameters).items()},
             "metadata": self.metadata,
         }
+        return json.dumps(content, indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Write the model as JSON, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        partial.write_text(self.to_json(), "utf-8")
         partial.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "ThinkTime":
         """Read a model. Raises ThinkTimeError when the file is missing or is none of this format."""
-        advice = "fit one with `lpc train` from a log with time stamps"
+        advice = "fit one with `lpc train-time` from a log with time stamps"
         try:
             content = json.loads(path.read_text("utf-8"))
         except FileNotFoundError as error:
             raise ThinkTimeError(f"no think-time model at {path}: {advice}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ThinkTimeError(f"{path} is no readable think-time model: {error}; {advice}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ThinkTimeError(f"{path} is not a think-time model of format {FORMAT}: {advice}")
         try:
             return _read(content)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ThinkTimeError(f"{path} is a damaged think-time model ({type(error).__name__}: {error}): {advice}") from error
 
 
