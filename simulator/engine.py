@@ -134,6 +134,7 @@ def simulate(
     result = Result()
     events: list[tuple[float, int, int, Turn, _Engine | None, list[CachedBlock], int]] = []
     sequence = 0
+    arrived = 0
     homes: dict[str, _Engine] = {}
     upcoming = iter(workload.arrivals)
     following = next(upcoming, None)
@@ -142,7 +143,8 @@ def simulate(
         nonlocal sequence
         blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
         # At least one token is computed, so that there is something to decode from: as in vLLM.
-        hits = min(engine.cache.hit_blocks(turn.contents), (turn.input_tokens - 1) // size)
+        servable = turn.contents[: (turn.input_tokens - 1) // size]
+        hits = engine.cache.hit_blocks(servable)
         taken = engine.cache.allocate(turn.all_contents, blank, now)
         if taken is None:
             return False
@@ -151,7 +153,7 @@ def simulate(
             on_evict(now, gone)
         loaded = 0
         if engine.tier is not None:
-            loaded = engine.tier.load(turn.contents, hits)
+            loaded = engine.tier.load(servable, hits)
             engine.tier.store(gone)
         missed = turn.input_tokens - (hits + loaded) * size
         prefill = missed / cost.prefill_tokens_s + loaded * size / cost.fetch_tokens_s
@@ -187,7 +189,8 @@ def simulate(
                 continue
         if now >= workload.until:
             continue
-        engine = _route(turn, pool, homes, sticky, sequence)
+        engine = _route(turn, pool, homes, sticky, arrived)
+        arrived += 1
         if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
             result.refused += workload.count_from <= turn.arrival
             continue
@@ -197,11 +200,11 @@ def simulate(
     return result
 
 
-def _route(turn: Turn, pool: list[_Engine], homes: dict[str, _Engine], sticky: bool, sequence: int) -> _Engine:
+def _route(turn: Turn, pool: list[_Engine], homes: dict[str, _Engine], sticky: bool, arrived: int) -> _Engine:
     if len(pool) == 1:
         return pool[0]
     if not sticky:
-        return pool[sequence % len(pool)]
+        return pool[arrived % len(pool)]
     home = homes.get(turn.conversation)
     if home is None:
         home = homes[turn.conversation] = pool[len(homes) % len(pool)]
