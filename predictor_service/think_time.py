@@ -40,7 +40,7 @@ Law = Literal["exponential", "lognormal"]
 
 
 class ThinkTimeError(Exception):
-    """A think-time model cannot be fitted or read. The message says why and what to do."""
+    """A think-time model cannot be fitted, read or written. The message says why and what to do."""
 
 
 class Prediction(NamedTuple):
@@ -82,7 +82,7 @@ class ThinkTime:
     """A fitted model.
 
     Attributes:
-        categories: the classes it tells apart; another one is taken as none of them.
+        categories: the classes it tells apart; another one, and none, counts as not known.
         mean, scale: of the inputs, [i]: the scalars, then one indicator per class.
         parameters: from standardised inputs to the outputs of its law.
         law: of the gaps. Only a lognormal can be used for predictions; the exponential ones are for comparison.
@@ -154,11 +154,14 @@ class ThinkTime:
         return json.dumps(content, indent=1) + "\n"
 
     def save(self, path: Path) -> None:
-        """Write the model as JSON, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Write the model as JSON, whole or not at all. Raises ThinkTimeError when it cannot be written."""
         partial = path.with_suffix(".partial")
-        partial.write_text(self.to_json(), "utf-8")
-        partial.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(self.to_json(), "utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise ThinkTimeError(f"cannot write {path} ({error.strerror}): name another file") from error
 
     @classmethod
     def load(cls, path: Path) -> "ThinkTime":
@@ -206,8 +209,9 @@ def features(
 
 
 def inputs_of(scalars: Floats, category: NDArray[np.str_], categories: tuple[str, ...]) -> Floats:
-    """Return the model's inputs before they are standardised: the scalars, then one indicator per class."""
-    indicators = [np.asarray(category == name, np.float64)[:, None] for name in categories]
+    """Return the model's inputs before they are standardised: the scalars, then one indicator per class; NaN if not known."""
+    known = np.isin(category, categories)
+    indicators = [np.where(known, category == name, np.nan)[:, None] for name in categories]
     return np.concatenate([scalars, *indicators], axis=1)
 
 

@@ -67,10 +67,13 @@ STEPS: Final = 200
 UNKNOWN: Final = (
     ("output",),
     ("new", "gap"),
+    ("new", "output"),
     ("new", "output", "gap"),
+    ("input", "new", "output"),
     ("input", "new", "output", "gap"),
 )
-"""What callers may not know: the reply before it ends; the turn before; both; all but the turn's number and class."""
+"""What callers may not know: the reply before it ends; the turn before; and what the sidecar does not, which knows the gaps
+only by a conversation's id and the input's length only from token ids."""
 INPUTS: Final = {
     "input": ("log_input", "has_input"),
     "new": ("log_new", "has_new"),
@@ -254,7 +257,7 @@ def _fit(
     import torch
 
     names, counts = np.unique(turns.category, return_counts=True)
-    categories = tuple(str(name) for name in names[counts >= FEWEST_OF_CLASS]) if by != "nothing" else ()
+    categories = tuple(str(name) for name in names[(counts >= FEWEST_OF_CLASS) & (names != "")]) if by != "nothing" else ()
     inputs = inputs_of(turns.features, turns.category, categories)
     if by != "everything":
         inputs[:, : len(SCALARS)] = np.nan
@@ -262,7 +265,8 @@ def _fit(
     count = np.maximum(known.sum(0), 1)
     mean = np.where(known, inputs, 0).sum(0) / count
     deviation = np.sqrt((np.where(known, inputs - mean, 0) ** 2).sum(0) / count)
-    scale = np.where(deviation > 1e-6, deviation, 1.0)  # an input that never varies has standardised 0 and gets no weight
+    varies = deviation > 1e-6
+    scale = np.where(varies, deviation, 1.0)
     x = torch.from_numpy(np.nan_to_num((inputs - mean) / scale))
     gap, window = torch.from_numpy(turns.gap), torch.from_numpy(turns.window)
 
@@ -272,6 +276,9 @@ def _fit(
     weights = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in zeros.items()}
     weights["bias"] = torch.from_numpy(_start(turns, law))
     weights["inner"] = torch.randn((hidden, x.shape[1]), generator=generator, dtype=torch.float64) / math.sqrt(x.shape[1])
+    # An input that never varies (the hour, in a trace of an hour) has no gradient: what weight it starts with, a caller who
+    # knows it would get.
+    weights["inner"] *= torch.from_numpy(varies)
     for weight in weights.values():
         weight.requires_grad_()
     optimizer = torch.optim.LBFGS(

@@ -171,6 +171,21 @@ def test_hidden_inputs_are_those_a_caller_does_not_give(model: ThinkTime) -> Non
     assert only_turn_and_class.log_mean.tolist() == model.predict([1, 2], category=["chat", "slow"]).log_mean.tolist()
 
 
+def test_what_never_varied_in_the_log_changes_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.think_time.CANDIDATES", ((8, 1e-3),))
+    fitted = fit_think_time(synthetic(600))
+    assert fitted.parameters.inner.any()
+    assert fitted.predict(1, hour=[3.0, 15.0, math.nan]).log_mean.tolist() == fitted.predict([1, 1, 1]).log_mean.tolist()
+
+
+def test_a_class_that_the_model_does_not_know_is_taken_as_their_mean(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.think_time.CANDIDATES", ((0, 1e-4),))  # where the mean is that of the predictions, too
+    quick, slow, unknown, none = fit_think_time(trace).predict(1, category=["quick", "slow", "another", ""]).log_mean
+    share = np.mean([request.category == "quick" for request in trace.requests])
+    assert unknown == pytest.approx(share * quick + (1 - share) * slow)
+    assert unknown == none
+
+
 def test_predictions_are_vectors_and_finite_for_whatever_is_not_known(model: ThinkTime) -> None:
     prediction = model.predict(np.arange(1, 6), category="never seen", last_gap=0.0, input_tokens=0)
     assert all(values.shape == (5,) and np.isfinite(values).all() for values in prediction)
