@@ -1,0 +1,61 @@
+"""Requests made by hand, and a cache that runs them one after the other."""
+
+from collections.abc import Iterable, Sequence
+
+from simulator.blocks import BlockCache
+from simulator.policies import REGISTRY, PolicySettings
+from simulator.policies.base import Policy
+from simulator.workload import Turn, Workload
+
+BLOCK_TOKENS = 16
+
+
+def workload(turns: Iterable[Turn] = (), *, closed: bool = False, block_tokens: int = BLOCK_TOKENS) -> Workload:
+    return Workload("by hand", block_tokens, list(turns), closed, 0.0, float("inf"))
+
+
+def make(policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS) -> Policy:
+    return REGISTRY[policy](capacity, workload(block_tokens=block_tokens), PolicySettings())
+
+
+class OneByOne:
+    """A cache in which every request ends before the next one comes.
+
+    Attributes:
+        evicted: content ids in the order in which they went.
+        hits: blocks.
+    """
+
+    def __init__(self, policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS) -> None:
+        self.order = make(policy, capacity, block_tokens)
+        self.cache = BlockCache(capacity, self.order)
+        self.block_tokens = block_tokens
+        self.evicted: list[int] = []
+        self.hits = 0
+        self.now = 0.0
+
+    def ask(self, *contents: int, conversation: str | None = None, turn: int = 1, at: float | None = None) -> int:
+        """Run a request of whole blocks, a second after the one before or ``at`` seconds; return its hits, in blocks."""
+        self.now = self.now + 1 if at is None else at
+        name = str(contents[0]) if conversation is None else conversation
+        tokens = len(contents) * self.block_tokens
+        use = Turn(name, turn, "", tokens, 0, contents, contents, self.now)
+        hits = self.cache.hit_blocks(contents)
+        taken = self.cache.allocate(contents, 0, self.now)
+        assert taken is not None
+        blocks, gone = taken
+        self.evicted += [block.block_id for block in gone]
+        self.cache.release(blocks, 0, use, self.now)
+        self.hits += hits
+        return hits
+
+    def cached(self) -> set[int]:
+        return set(self.cache._cached)
+
+
+def run(policy: str, capacity: int, contents: Sequence[int]) -> OneByOne:
+    """Run requests of one block each."""
+    replay = OneByOne(policy, capacity)
+    for content in contents:
+        replay.ask(content)
+    return replay

@@ -1,0 +1,194 @@
+"""The block cache, with orders made for a test and with every policy there is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.blocks import BlockCache, CachedBlock, Use
+from simulator.policies import REGISTRY, PolicySettings
+from simulator.workload import Turn, Workload
+from tests.unit.simulator.replay import OneByOne
+
+POLICIES = sorted(REGISTRY)
+
+
+class Chosen:
+    """An order that evicts what the test says."""
+
+    def __init__(self, *victims: int) -> None:
+        self.victims = list(victims)
+        self.free_blocks: dict[int, CachedBlock] = {}
+
+    def free(self, blocks: Sequence[CachedBlock], use: Use, now: float) -> None:
+        self.free_blocks |= {block.block_id: block for block in blocks}
+
+    def touch(self, block: CachedBlock, now: float) -> None:
+        del self.free_blocks[block.block_id]
+
+    def evict(self, count: int, now: float) -> list[CachedBlock]:
+        return [self.free_blocks.pop(self.victims.pop(0)) for _ in range(count)]
+
+
+def use_of(contents: Sequence[int]) -> Turn:
+    return Turn("a", 1, "", 16 * len(contents), 0, contents, contents)
+
+
+def start(cache: BlockCache, contents: Sequence[int], blank: int = 0) -> list[CachedBlock]:
+    taken = cache.allocate(contents, blank, 0.0)
+    assert taken is not None
+    return taken[0]
+
+
+def ask(cache: BlockCache, contents: Sequence[int], blank: int = 0) -> list[int]:
+    """Run a request to its end; return what was evicted for it."""
+    taken = cache.allocate(contents, blank, 0.0)
+    assert taken is not None
+    cache.release(taken[0], blank, use_of(contents), 0.0)
+    return [block.block_id for block in taken[1]]
+
+
+def test_hits_end_at_the_first_block_that_is_missing() -> None:
+    cache = BlockCache(8, Chosen())
+    ask(cache, [1, 2, 3])
+
+    assert cache.hit_blocks([1, 2, 9, 3]) == 2
+    assert cache.hit_blocks([9, 1, 2]) == 0
+
+
+def test_blocks_behind_an_evicted_one_are_no_hits_but_are_taken_into_use_again() -> None:
+    cache = BlockCache(4, Chosen(1))
+    ask(cache, [1, 2, 3])
+    assert ask(cache, [7, 8]) == [1]
+
+    assert cache.hit_blocks([1, 2, 3]) == 0
+    assert 2 in cache
+    cache.order.victims = [7]  # type: ignore[attr-defined]
+    assert ask(cache, [1, 2, 3]) == [7]
+    assert cache.hit_blocks([1, 2, 3]) == 3
+    assert len(cache) == 4
+
+
+def test_a_full_cache_of_running_requests_makes_the_next_one_wait_and_changes_nothing() -> None:
+    order = Chosen()
+    cache = BlockCache(4, order)
+    ask(cache, [1])
+    held = start(cache, [2, 3], blank=1)
+
+    assert cache.allocate([1, 4], 0, 0.0) is None
+    assert set(order.free_blocks) == {1}
+    assert (len(cache), cache.evicted) == (3, 0)
+    cache.release(held, 1, use_of([2, 3]), 0.0)
+    assert start(cache, [1, 4])
+
+
+def test_blank_blocks_are_given_back_and_are_reused_before_any_content() -> None:
+    cache = BlockCache(3, Chosen())
+    ask(cache, [1], blank=2)
+
+    assert ask(cache, [2], blank=1) == []
+    assert ask(cache, [1, 3]) == []
+    assert len(cache) == 3
+
+
+def test_a_block_of_two_running_requests_is_free_when_the_last_one_ends() -> None:
+    order = Chosen()
+    cache = BlockCache(4, order)
+    first, second = start(cache, [1, 2]), start(cache, [1, 3])
+
+    cache.release(first, 0, use_of([1, 2]), 0.0)
+    assert set(order.free_blocks) == {2}
+    cache.release(second, 0, use_of([1, 3]), 0.0)
+    assert set(order.free_blocks) == {1, 2, 3}
+
+
+def test_depth_is_the_place_in_the_prefix() -> None:
+    assert [block.depth for block in start(BlockCache(4, Chosen()), [5, 6, 7])] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_chain_loses_its_tail_first(policy: str) -> None:
+    replay = OneByOne(policy, 5)
+    replay.ask(1, 2, 3, 4, 5)
+    replay.ask(7, 8, 9)
+
+    assert replay.evicted == [5, 4, 3]
+
+
+@dataclass
+class Running:
+    turn: Turn
+    blocks: list[CachedBlock]
+    blank: int
+
+
+CAPACITY = 12
+STARTS = st.tuples(
+    st.integers(0, 4),  # conversation
+    st.integers(0, 3),  # blocks that all conversations share
+    st.integers(0, 6),  # blocks of its own
+    st.integers(0, 3),  # blocks without content
+    st.booleans(),  # whether the conversation goes on
+    st.none() | st.floats(0, 1),  # what a predictor said
+)
+STEPS = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 20.0, 400.0]), STARTS | st.integers(0, 3)), min_size=30, max_size=80)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("closed", [True, False])
+@settings(max_examples=20, deadline=None)
+@given(steps=STEPS)
+def test_no_block_is_lost_doubled_or_taken_from_a_running_request(policy: str, closed: bool, steps: list) -> None:
+    """Requests start and end at random; a set of content ids tells what the cache must hold."""
+    made = Workload("random", 16, [], closed, 1000.0, float("inf"))
+    cache = BlockCache(CAPACITY, REGISTRY[policy](CAPACITY, made, PolicySettings()))
+    cached: set[int] = set()
+    running: list[Running] = []
+    turns: dict[int, int] = {}
+    now, evicted = 0.0, 0
+    for wait, step in steps:
+        now += wait
+        if isinstance(step, int):
+            if running:
+                ended = running.pop(step % len(running))
+                cache.release(ended.blocks, ended.blank, ended.turn, now)
+            continue
+        conversation, shared, own, blank, goes_on, probability = step
+        # A conversation that shares more is another one: a content id has one place in one prefix.
+        own_from = 100 * (conversation + 1) + 10 * shared
+        contents = [*range(shared), *range(own_from, own_from + own)]
+        in_use = {block.block_id for each in running for block in each.blocks}
+        blank_in_use = sum(each.blank for each in running)
+        new = len(set(contents) - cached) + blank
+        room = CAPACITY - blank_in_use - len(in_use | (cached & set(contents)))
+        hits = next((i for i, content in enumerate(contents) if content not in cached), len(contents))
+        assert cache.hit_blocks(contents) == hits
+
+        taken = cache.allocate(contents, blank, now)
+
+        assert (taken is None) == (new > room)
+        if taken is None:
+            assert {content for content in [*cached, *contents] if content in cache} == cached
+            continue
+        blocks, gone = taken
+        lost = [block.block_id for block in gone]
+        assert [block.block_id for block in blocks] == contents
+        assert len(lost) == len(set(lost)) == max(0, len(cached) + blank_in_use + new - CAPACITY)
+        assert set(lost) <= cached - in_use - set(contents)
+        cached = (cached - set(lost)) | set(contents)
+        evicted += len(lost)
+        assert len(cache) == len(cached) <= CAPACITY - blank_in_use - blank
+        assert cache.evicted == evicted
+        turns[conversation] = turns.get(conversation, 0) + 1
+        turn = Turn(str(conversation), turns[conversation], "", 16 * len(contents) + 1, 7, contents, contents, now)
+        turn.probability = probability
+        turn.next = Turn(str(conversation), turn.turn + 1, "", 0, 0, [], [], now + 50, gap=50.0) if goes_on else None
+        running.append(Running(turn, blocks, blank))
+    for each in running:
+        cache.release(each.blocks, each.blank, each.turn, now)
+    everything = cache.allocate([], CAPACITY, now)
+    assert everything is not None
+    assert sorted(block.block_id for block in everything[1]) == sorted(cached)
+    assert len(cache) == 0

@@ -1,0 +1,273 @@
+"""What each policy evicts on a few requests by hand: an order that is its own."""
+
+import pytest
+
+from simulator.policies import REGISTRY
+from simulator.policies.arc import Arc
+from simulator.policies.base import register
+from simulator.workload import Turn
+from tests.unit.simulator.replay import OneByOne, run
+
+
+def evictions(policy: str, capacity: int, contents: list[int]) -> list[int]:
+    return run(policy, capacity, contents).evicted
+
+
+def test_every_policy_says_its_rule_and_its_source() -> None:
+    assert {"fifo", "mru", "lfu", "slru", "gdsf", "s3fifo", "arc", "tlru", "ttl", "lru"} <= set(REGISTRY)
+    for name, policy in REGISTRY.items():
+        assert policy.name == name
+        assert policy.rule
+        assert policy.source
+
+
+def test_two_policies_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="arc"):
+        register(Arc)
+
+
+@pytest.mark.parametrize(
+    ("policy", "evicted"),
+    [("lru", [2, 3]), ("fifo", [1, 2]), ("mru", [1, 4]), ("lfu", [2, 3])],
+)
+def test_a_block_used_again_is_old_to_fifo_and_first_out_to_mru(policy: str, evicted: list[int]) -> None:
+    assert evictions(policy, 3, [1, 2, 3, 1, 4, 5]) == evicted
+
+
+@pytest.mark.parametrize(("policy", "evicted"), [("lfu", [1, 5]), ("lru", [2, 1]), ("fifo", [2, 1]), ("slru", [2, 5])])
+def test_lfu_evicts_the_fewest_uses_and_lets_no_newcomer_stay(policy: str, evicted: list[int]) -> None:
+    assert evictions(policy, 4, [2, 2, 2, 1, 1, 3, 3, 3, 4, 4, 4, 5, 6]) == evicted
+
+
+def test_lfu_counts_anew_after_an_eviction() -> None:
+    assert evictions("lfu", 2, [1, 1, 2, 2, 2, 3, 3, 3, 1, 4]) == [1, 2, 1]
+
+
+def test_fifo_goes_by_the_arrival_of_the_request_that_computed_the_block() -> None:
+    replay = OneByOne("fifo", 3)
+    replay.ask(1)
+    first = replay.cache.allocate([2], 0, 5.0)
+    second = replay.cache.allocate([3], 0, 6.0)
+    assert first is not None
+    assert second is not None
+    replay.cache.release(second[0], 0, Turn("3", 1, "", 16, 0, [3], [3], 6.0), 7.0)
+    replay.cache.release(first[0], 0, Turn("2", 1, "", 16, 0, [2], [2], 5.0), 8.0)
+    replay.ask(7, at=10)
+    replay.ask(8, at=11)
+
+    assert replay.evicted == [1, 2]
+
+
+def test_slru_lets_a_scan_pass_by_what_was_used_twice() -> None:
+    scan = [1, 1, 2, 3, 4, 5, 6, 7, 8]
+
+    assert evictions("slru", 5, scan) == [2, 3, 4]
+    assert evictions("lru", 5, scan) == [1, 2, 3]
+
+
+def test_slru_protects_four_fifths_and_the_oldest_protected_goes_back_to_probation() -> None:
+    twice = [1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
+
+    assert evictions("slru", 5, twice) == [1]
+    assert evictions("lfu", 5, twice) == [2]
+
+
+def test_slru_has_room_for_protection_again_when_a_protected_block_was_evicted() -> None:
+    replay = run("slru", 5, [1, 1, 2, 2, 3, 3, 4, 4])
+    replay.ask(11, 12, 13, 14)
+    assert replay.evicted == [1, 2, 3]
+    replay.ask(11, 12, 13)
+    replay.ask(20)
+    replay.ask(21)
+
+    assert replay.evicted == [1, 2, 3, 14, 20]
+
+
+def test_gdsf_keeps_the_deep_chain_that_costs_more_to_compute_again() -> None:
+    def order(policy: str) -> list[int]:
+        replay = OneByOne(policy, 4)
+        replay.ask(1, 2, 3)
+        replay.ask(9)
+        replay.ask(8)
+        replay.ask(7)
+        return replay.evicted
+
+    # 9 costs least; with the inflation at its value 8 is worth more than the chain.
+    assert order("gdsf") == [9, 3]
+    assert order("lru") == order("lfu") == [3, 2]
+
+
+def test_gdsf_lets_go_of_what_was_used_often_once_the_inflation_has_reached_it() -> None:
+    contents = [1, 1, 1, 2, 3, 4, 5]
+
+    assert evictions("gdsf", 2, contents) == [2, 3, 1]
+    assert evictions("lfu", 2, contents) == [2, 3, 4]
+
+
+def test_gdsf_evicts_no_root_before_its_tail() -> None:
+    replay = OneByOne("gdsf", 4)
+    replay.ask(1, 2)
+    replay.ask(1, 2, 3, 4)
+    replay.ask(11, 12, 13, 14)
+
+    assert replay.evicted == [4, 3, 2, 1]
+
+
+# ARC remembers no name here: while nothing was used again, T1 alone fills its share of names.
+GHOSTS = [("s3fifo", True), ("arc", False), ("lru", False), ("slru", False), ("lfu", False)]
+
+
+@pytest.mark.parametrize(("policy", "stays"), GHOSTS)
+def test_a_ghost_that_returns_is_kept_through_a_scan(policy: str, stays: bool) -> None:
+    replay = run(policy, 10, [*range(1, 12), 1])
+    assert replay.evicted[0] == 1
+
+    for content in range(20, 40):
+        replay.ask(content)
+    assert (1 in replay.cache) == stays
+
+
+FILLED = list(range(1, 21))  # of 20 blocks the first two are in the small queue, the others in main
+
+
+def test_s3fifo_wants_two_uses_of_a_block_in_the_small_queue() -> None:
+    assert evictions("s3fifo", 20, [*FILLED, 1, 30]) == [1]
+    assert evictions("s3fifo", 20, [*FILLED, 1, 1, 30]) == [2]
+
+
+def test_s3fifo_gives_a_used_block_of_main_another_round() -> None:
+    replay = run("s3fifo", 2, [1, 1, 1, 2, 3])
+    assert replay.evicted == [2]
+    for content in [3, 3, 1, 4]:
+        replay.ask(content)
+
+    # Both are in main by now, 1 before 3: only 1 was used there.
+    assert replay.evicted == [2, 3]
+    assert evictions("lru", 2, [1, 1, 1, 2, 3, 3, 3, 1, 4]) == [1, 2, 3]
+
+
+def test_s3fifo_counts_to_three_and_no_further() -> None:
+    # 1 and 2 reach main and are used there nine and three times. Each of 8 to 5 comes to main too, unused, so that every
+    # eviction turns main once; after three turns both counters are at zero and 1 is the older.
+    replay = run("s3fifo", 3, [1, 1, 1, 2, 2, 2, 9, 8, *[1] * 9, *[2] * 3])
+    for content in [8, 8, 7, 7, 7, 6, 6, 6, 5, 5, 5, 4]:
+        replay.ask(content)
+
+    assert replay.evicted == [9, 8, 7, 6, 1]
+
+
+def test_s3fifo_looks_first_at_a_block_whose_turn_came_while_it_was_in_use() -> None:
+    replay = run("s3fifo", 20, FILLED)
+    held = replay.cache.allocate([1, 2], 0, replay.now)
+    assert held is not None
+    replay.ask(31)
+    replay.cache.release(held[0], 0, Turn("1", 1, "", 32, 0, [1, 2], [1, 2], 5.0), replay.now)
+    for content in [32, 33, 34]:
+        replay.ask(content)
+
+    # For 31 main had to give up a block; then 2, the tail, and 1 have their turn before 31, which is younger.
+    assert replay.evicted == [3, 2, 1, 31]
+
+
+def test_arc_gives_room_to_recency_after_it_evicted_too_early_and_takes_it_back() -> None:
+    replay = run("arc", 2, [1, 1, 2, 3, 2, 4])
+    assert replay.evicted == [2, 3, 1]
+
+    # 2 was found in B1, so p is 1: the only block used once, 4, may stay, and 2, used again, goes.
+    replay.ask(5)
+    assert replay.evicted[3:] == [2]
+    # 1 is found in B2, so p is 0 again: 5, used once, goes before 1.
+    replay.ask(1)
+    replay.ask(6)
+    assert replay.evicted[4:] == [4, 5]
+
+
+def test_arc_forgets_what_went_while_blocks_used_once_filled_the_cache() -> None:
+    replay = run("arc", 2, list(range(10)))
+    replay.ask(0)
+    replay.ask(11)
+
+    # A ghost would have entered T2 and raised p, and have been the one to go.
+    assert replay.evicted[-2:] == [8, 9]
+
+
+def test_arc_forgets_the_oldest_names_of_blocks_used_again_beyond_twice_its_capacity() -> None:
+    replay = run("arc", 2, [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6])
+    assert replay.evicted == [1, 2, 3, 4]
+    replay.ask(1)
+
+    # 3 and 4 are the names that fit beside two blocks, so 1 is new: used once, and the first to go.
+    replay.ask(7)
+    assert replay.evicted == [1, 2, 3, 4, 5, 1]
+
+
+def test_tlru_evicts_what_no_next_turn_needs_before_anything_older() -> None:
+    # Blocks of 1000 tokens; 4000 tokens can be computed within the threshold. A needs its first two blocks, B none.
+    def order(policy: str) -> list[int]:
+        replay = OneByOne(policy, 9, block_tokens=1000)
+        replay.ask(1, 2, 3, 4, 5, 6, conversation="A")
+        replay.ask(11, 12, 13, conversation="B")
+        replay.ask(21, 22, 23, 24, 25, 26, 27, 28)
+        return replay.evicted
+
+    assert order("tlru") == [6, 5, 4, 3, 13, 12, 11, 2]
+    assert order("lru") == [6, 5, 4, 3, 2, 1, 13, 12]
+
+
+def test_tlru_keeps_more_when_prompts_have_grown_more() -> None:
+    replay = OneByOne("tlru", 9, block_tokens=1000)
+    replay.ask(11, conversation="B")
+    replay.ask(11, 12, 13, conversation="B", turn=2)  # 2000 tokens more than the turn before
+    replay.ask(1, 2, 3, 4, 5, 6, conversation="A")  # needs 6000 + 2000 - 4000 tokens
+    replay.ask(21, 22, 23, 24, 25, 26)
+
+    # B is older, and needs its first block: 3000 + 2000 - 4000 tokens.
+    assert replay.evicted == [13, 12, 6, 5, 11, 4]
+
+
+def test_tlru_keeps_a_shared_block_for_the_conversation_that_needs_it_most() -> None:
+    replay = OneByOne("tlru", 7, block_tokens=1000)
+    replay.ask(1, 2, 3, 4, 5, 6, conversation="A")
+    replay.ask(1, conversation="B")
+    replay.ask(9)
+    replay.ask(21, 22, 23, 24, 25, 26)
+
+    assert replay.evicted == [6, 5, 4, 3, 9, 2]
+
+
+def test_ttl_prefers_later_turns_until_their_time_is_over() -> None:
+    replay = OneByOne("ttl", 3)
+    replay.ask(1, turn=2, at=0)
+    replay.ask(2, at=1)
+    replay.ask(3, at=2)
+    replay.ask(4, at=299)
+    assert replay.evicted == [2]
+
+    # At 300 s block 1 fell to the default, behind those that were there; 5 came after that.
+    for content in (5, 6, 7):
+        replay.ask(content, at=300 + content)
+    assert replay.evicted == [2, 3, 4, 1]
+
+
+def test_ttl_evicts_by_priority_then_by_recency() -> None:
+    replay = OneByOne("ttl", 4)
+    for content, turn in [(1, 3), (2, 2), (3, 2), (4, 9)]:
+        replay.ask(content, turn=turn)
+    replay.ask(11, 12, 13, 14, turn=9)
+
+    assert replay.evicted == [2, 3, 1, 4]
+
+
+def test_ttl_takes_the_latest_priority_and_the_latest_duration() -> None:
+    replay = OneByOne("ttl", 3)
+    replay.ask(1, turn=3, at=0)
+    replay.ask(2, turn=2, at=1)
+    replay.ask(1, turn=1, conversation="another", at=2)
+    replay.ask(2, turn=2, at=200)
+    replay.ask(3, at=201)
+    replay.ask(4, at=202)
+    assert replay.evicted == [1]
+
+    # 301 s after its first use, 102 s after its latest: still kept.
+    replay.ask(5, at=302)
+    assert replay.evicted == [1, 3]
