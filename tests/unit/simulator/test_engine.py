@@ -1,0 +1,292 @@
+"""The engine model: what a request costs, when it waits, where it goes."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from simulator.blocks import CachedBlock
+from simulator.engine import Cost, Result, simulate
+from simulator.policies import REGISTRY, PolicySettings
+from simulator.policies.base import Policy
+from simulator.tier import SecondTier
+from simulator.workload import Turn, Workload
+from tests.unit.simulator.replay import make
+
+SIZE = 16
+COST = Cost(prefill_tokens_s=1000.0, output_token_s=0.1, fetch_tokens_s=10_000.0)
+
+
+def turn(contents: Sequence[int], arrival: float = 0.0, *, tokens: int | None = None, output: int = 0, **rest) -> Turn:
+    """Return a request; its tokens are by default those of its blocks and one more, so that all blocks can be hit."""
+    tokens = SIZE * len(contents) + 1 if tokens is None else tokens
+    name = rest.pop("conversation", str(contents[0]) if contents else "none")
+    return Turn(name, rest.pop("number", 1), "", tokens, output, contents, contents, arrival, **rest)
+
+
+def open_workload(*turns: Turn, count_from: float = 0.0, until: float = float("inf")) -> Workload:
+    return Workload("by hand", SIZE, list(turns), False, count_from, until)
+
+
+def closed_workload(*chains: Sequence[Turn], until: float = float("inf")) -> Workload:
+    for chain in chains:
+        for before, after in pairwise(chain):
+            before.next = after
+    return Workload("by hand", SIZE, [chain[0] for chain in chains], True, 0.0, until)
+
+
+def replay(workload: Workload, blocks: int, policy: str = "lru", **settings) -> Result:
+    return simulate(workload, blocks * SIZE, lambda capacity: make(policy, capacity), cost=COST, **settings)
+
+
+def test_time_to_first_token_is_that_of_the_tokens_not_cached() -> None:
+    result = replay(open_workload(turn([1, 2], tokens=40), turn([1, 2, 3], 10.0, tokens=60)), 10)
+
+    assert result.ttft == pytest.approx([40 / 1000, (60 - 32) / 1000])
+    assert result.prefill_s == pytest.approx(68 / 1000)
+    assert (result.requests, result.prompt_tokens, result.hit_tokens) == (2, 100, 32)
+    assert result.hit_rate == 0.32
+
+
+def test_the_last_token_of_a_prompt_is_computed_even_if_all_its_blocks_are_cached() -> None:
+    result = replay(open_workload(turn([1, 2], tokens=32), turn([1, 2], 10.0, tokens=32)), 10)
+
+    assert result.hit_tokens == 16
+
+
+def test_a_request_holds_its_blocks_for_prefill_and_output() -> None:
+    # The first needs 4 of 4 blocks for 0.033 s of prefill and 3 s of output.
+    first, second = turn([1, 2], output=30), turn([5], 1.0)
+    result = replay(open_workload(first, second), 4)
+
+    assert result.waited == 1
+    assert result.ttft == pytest.approx([0.033, 3.033 - 1.0 + 0.017])
+
+
+def test_requests_wait_in_their_order_even_if_a_later_one_would_fit() -> None:
+    running = turn([1, 2], output=20)  # 4 blocks of 6
+    large, small = turn([5, 6, 7], 1.0), turn([9], 1.5, tokens=16)
+    result = replay(open_workload(running, large, small), 6)
+
+    assert result.waited == 2
+    assert result.ttft == pytest.approx([0.033, 2.033 - 1.0 + 0.049, 2.033 - 1.5 + 0.016])
+
+
+def test_what_ends_at_the_time_of_an_arrival_has_made_room() -> None:
+    running = turn([1], tokens=16, output=10)  # ends at 1.016
+    result = replay(open_workload(running, turn([5], 1.016, tokens=16, output=16)), 2)
+
+    assert result.waited == 0
+
+
+def test_a_request_larger_than_the_cache_is_refused_and_counted_and_the_next_is_served() -> None:
+    workload = open_workload(
+        turn([1, 2, 3], tokens=49, output=16), turn([1], 1.0, tokens=48, output=16), turn([1], 5.0, tokens=17)
+    )
+    result = replay(workload, 4)
+
+    assert (result.refused, result.requests, result.waited) == (1, 2, 0)
+    assert result.prompt_tokens == 65
+
+
+def test_only_arrivals_in_the_window_are_counted_and_none_after_it_are_served() -> None:
+    turns = [turn([1], 0.0), turn([1], 10.0), turn([1], 20.0), turn([1, 2], 30.0)]
+    evicted: list[int] = []
+    workload = open_workload(*turns, count_from=10.0, until=20.0)
+    result = simulate(
+        workload, 3 * SIZE, lambda n: make("lru", n), on_evict=lambda _, gone: evicted.extend(block.block_id for block in gone)
+    )
+
+    assert (result.requests, result.prompt_tokens, result.hit_tokens) == (1, 17, 16)
+    assert evicted == []
+
+
+def test_the_next_turn_of_a_closed_workload_comes_its_gap_after_the_end() -> None:
+    first, second = turn([1], output=10), turn([1, 2], gap=5.0)
+    result = replay(closed_workload([first, second]), 10)
+
+    assert second.arrival == pytest.approx(0.017 + 1.0 + 5.0)
+    assert result.ttft[1] == pytest.approx((33 - 16) / 1000)
+
+
+def test_a_closed_workload_ends_at_its_end() -> None:
+    chain = [turn([1], gap=4.0, output=10) for _ in range(10)]
+
+    assert replay(closed_workload(chain, until=12.0), 10).requests == 3
+
+
+class Counted(Policy):
+    """LRU that says whose requests it had."""
+
+    name, rule, source = "counted", "", ""
+
+    def __init__(self, order: Policy) -> None:
+        self.order = order
+        self.evict, self.touch = order.evict, order.touch  # type: ignore[method-assign]
+        self.conversations: list[str] = []
+
+    def free(self, blocks: Sequence[CachedBlock], use, now: float) -> None:
+        self.conversations.append(use.conversation)
+        self.order.free(blocks, use, now)
+
+    def touch(self, block: CachedBlock, now: float) -> None: ...
+
+    def evict(self, count: int, now: float) -> list[CachedBlock]: ...
+
+
+def routed(workload: Workload, *, sticky: bool) -> tuple[Result, list[list[str]]]:
+    """Replay on two engines; return whose requests each had."""
+    orders: list[Counted] = []
+
+    def order(capacity: int) -> Counted:
+        orders.append(Counted(make("lru", capacity)))
+        return orders[-1]
+
+    result = simulate(workload, 10 * SIZE, order, engines=2, sticky=sticky, cost=COST)
+    return result, [each.conversations for each in orders]
+
+
+def conversations() -> list[Turn]:
+    return [turn([10 * c, 10 * c + 1], 10.0 * i + c, conversation="ab"[c]) for i in range(3) for c in range(2)]
+
+
+def test_sticky_routing_keeps_a_conversation_on_the_engine_that_has_its_blocks() -> None:
+    result, engines = routed(open_workload(*conversations()), sticky=True)
+
+    assert engines == [["a"] * 3, ["b"] * 3]
+    assert result.hit_tokens == 4 * 2 * SIZE
+
+
+def test_round_robin_sends_requests_to_the_engines_in_turn() -> None:
+    first, *others = conversations()
+    result, engines = routed(open_workload(first, turn([99], 0.5, conversation="c"), *others), sticky=False)
+
+    assert engines == [["a", "b", "b", "b"], ["c", "a", "a"]]
+    # The second turn of a met the other engine; its third hit, and so did those of b.
+    assert result.hit_tokens == 3 * 2 * SIZE
+
+
+def test_round_robin_uses_all_engines_in_a_closed_workload_too() -> None:
+    _, engines = routed(closed_workload([turn([1], gap=5.0) for _ in range(6)]), sticky=False)
+
+    assert [len(each) for each in engines] == [3, 3]
+
+
+def test_round_robin_goes_on_while_requests_wait() -> None:
+    turns = [turn([c], 0.1 * c, output=90, tokens=SIZE * 4) for c in range(6)]
+    _, engines = routed(open_workload(*turns), sticky=False)
+
+    assert engines == [["0", "2", "4"], ["1", "3", "5"]]
+
+
+def test_engines_share_nothing() -> None:
+    result = replay(open_workload(turn([1, 2]), turn([1, 2], 1.0)), 10, engines=2, sticky=False)
+
+    assert result.hit_tokens == 0
+
+
+def test_the_second_tier_serves_what_was_evicted() -> None:
+    turns = [turn([1, 2, 3], conversation="a"), turn([7, 8, 9], 1.0), turn([1, 2, 3], 2.0, conversation="a")]
+    result = replay(open_workload(*turns), 4, tier_tokens=10 * SIZE)
+
+    # For 7, 8, 9 and their blank block, 3, 2 and 1 were evicted.
+    assert (result.hit_tokens, result.tier_tokens) == (0, 48)
+    assert result.ttft[2] == pytest.approx(1 / 1000 + 48 / 10_000)
+    assert result.figures()["saved_tokens"] == 48
+    assert replay(open_workload(*turns), 4).tier_tokens == 0
+
+
+def test_the_second_tier_goes_on_where_the_cache_ends() -> None:
+    turns = [turn([1, 2, 3], conversation="a"), turn([7], 1.0), turn([1, 2, 3], 2.0, conversation="a")]
+    result = replay(open_workload(*turns), 4, tier_tokens=10 * SIZE)
+
+    # The tail, 3, was evicted.
+    assert (result.hit_tokens, result.tier_tokens) == (32, 16)
+    assert result.ttft[2] == pytest.approx(1 / 1000 + 16 / 10_000)
+
+
+def test_the_second_tier_does_not_serve_the_last_token_of_a_prompt() -> None:
+    turns = [turn([1, 2], conversation="a", tokens=32), turn([7, 8], 1.0, tokens=32), turn([1, 2], 2.0, tokens=32)]
+    result = replay(open_workload(*turns), 2, tier_tokens=10 * SIZE)
+
+    assert result.tier_tokens == 16
+
+
+def test_the_second_tier_forgets_the_least_recently_used() -> None:
+    tier = SecondTier(2)
+    tier.store([CachedBlock(1, 0), CachedBlock(2, 1)])
+    assert tier.load([1], 0) == 1
+    tier.store([CachedBlock(3, 0)])
+
+    assert [tier.load([content], 0) for content in (1, 2, 3)] == [1, 0, 1]
+
+
+def test_the_second_tier_loads_no_block_behind_a_gap() -> None:
+    tier = SecondTier(4)
+    tier.store([CachedBlock(1, 0), CachedBlock(3, 2)])
+
+    assert tier.load([1, 2, 3], 0) == 1
+
+
+def crowd() -> Workload:
+    """Return eight conversations of four turns that do not fit."""
+    chains = []
+    for c in range(8):
+        contents = [[0, *range(100 * c + 1, 100 * c + 1 + 2 * n)] for n in range(1, 5)]
+        chains.append(
+            [
+                turn(blocks, 0.3 * c, conversation=str(c), number=n, output=20, gap=3.0 + c)
+                for n, blocks in enumerate(contents, 1)
+            ]
+        )
+    return closed_workload(*chains)
+
+
+@pytest.mark.parametrize("policy", sorted(set(REGISTRY) - {"infinite"}))
+def test_the_same_input_gives_the_same_result_twice_and_no_policy_beats_an_infinite_cache(policy: str) -> None:
+    def once(name: str, blocks: int) -> tuple[Result, list[tuple[float, list[int]]]]:
+        workload = crowd()
+        evictions: list[tuple[float, list[int]]] = []
+        result = simulate(
+            workload,
+            blocks * SIZE,
+            lambda capacity: REGISTRY[name](capacity, workload, PolicySettings()),
+            cost=COST,
+            on_evict=lambda now, gone: evictions.append((now, [block.block_id for block in gone])),
+        )
+        return result, evictions
+
+    result, evictions = once(policy, 24)
+
+    assert once(policy, 24) == (result, evictions)
+    assert evictions
+    assert result.requests == 32
+    assert 0 < result.hit_tokens < once("lru", 1000)[0].hit_tokens
+    assert result.evicted == sum(len(gone) for _, gone in evictions)
+
+
+def test_a_workload_replayed_again_gives_the_same_result() -> None:
+    workload = crowd()
+
+    assert replay(workload, 24) == replay(workload, 24)
+
+
+@pytest.mark.parametrize(("tokens", "engines"), [(SIZE - 1, 1), (10 * SIZE, 0)])
+def test_an_engine_without_blocks_and_no_engine_are_refused(tokens: int, engines: int) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        simulate(open_workload(), tokens, lambda n: make("lru", n), engines=engines)
+
+
+def test_figures_of_nothing_are_zero() -> None:
+    figures = Result().figures()
+
+    assert set(figures.values()) == {0}
+
+
+def test_figures_say_what_was_counted() -> None:
+    result = replay(open_workload(turn([1, 2], tokens=40), turn([1, 2, 3], 10.0, tokens=60)), 10)
+    figures = result.figures()
+
+    assert figures["ttft_mean_s"] == figures["ttft_p50_s"] == pytest.approx(0.034)
+    assert figures["ttft_p99_s"] == pytest.approx(0.028 + 0.99 * 0.012)
+    assert figures["prefill_throughput_tokens_s"] == pytest.approx(100 / 0.068)
