@@ -46,6 +46,7 @@ class Use(Protocol):
         category: the request's class.
         arrival: seconds.
         input_tokens, output_tokens: of the prompt with its history, and of the reply.
+        probability: what a predictor said of a next turn; None where none was asked.
     """
 
     conversation: str
@@ -54,6 +55,7 @@ class Use(Protocol):
     arrival: float
     input_tokens: int
     output_tokens: int
+    probability: float | None
 
 
 class EvictionOrder(Protocol):

@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from training.traces import Trace
+
+if TYPE_CHECKING:
+    from simulator.knowledge import Knowledge
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +51,9 @@ class Workload:
         seed: of what was drawn; 0 for a trace.
         think_time: mean seconds, of a closed workload.
         trace: what the workload was made from, if that was a trace.
+        history_by_turn: of other conversations of a synthetic workload: the share that goes on after turn 1, 2, ...
+        history_gaps: seconds between turns, drawn like this workload's, but others.
+        knowledge: what `simulator.knowledge` made of all this; kept, since runs of several policies need it.
     """
 
     name: str
@@ -58,6 +65,9 @@ class Workload:
     seed: int = 0
     think_time: float | None = None
     trace: Trace | None = field(default=None, repr=False)
+    history_by_turn: Sequence[float] = (0.8,)
+    history_gaps: Sequence[float] = (100.0,)
+    knowledge: "Knowledge | None" = field(default=None, repr=False)
 
     def working_set_tokens(self) -> int:
         """Return the tokens of all different blocks that prompts of the workload have: what an infinite cache would hold."""

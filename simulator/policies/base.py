@@ -6,14 +6,14 @@ A policy is made for one run: ``Policy(capacity, workload, settings)``. It may l
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Final, TypeVar
 
 from eviction_client.queue import FreeBlockQueue
-from eviction_client.score import MEAN_THINK_TIME_S
 from simulator.blocks import CachedBlock, Use
+from simulator.knowledge import knowledge_of
 from simulator.workload import Workload
 
 
@@ -22,12 +22,13 @@ class PolicySettings:
     """What a run can set for its policies.
 
     Attributes:
-        tau: seconds by which a block's log-odds sink by one (`eviction_client.score`).
+        tau: seconds by which a block's log-odds sink by one (`eviction_client.score`); default: the mean gap between turns
+            learnt before hits are counted.
         invert: turn every prediction around (p to 1 - p): an adversary against the guard.
         seed: of what a policy draws.
     """
 
-    tau: float = MEAN_THINK_TIME_S
+    tau: float | None = None
     invert: bool = False
     seed: int = 0
 
@@ -81,6 +82,7 @@ class ScoredPolicy(Policy):
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
+        self.tau = settings.tau or knowledge_of(workload).mean_gap
         self.queue: FreeBlockQueue[CachedBlock] = FreeBlockQueue(CachedBlock(-1, 0), CachedBlock(-1, 0))
 
     @abstractmethod
@@ -142,6 +144,12 @@ class KeyedPolicy(Policy):
         if len(self._heap) > 4 * len(self._entry) + 1024:
             self._heap = [entry for entry in self._heap if self._entry.get(entry[2].block_id) == entry[1]]
             heapq.heapify(self._heap)
+
+    def rekey(self, key: Callable[[CachedBlock], float]) -> None:
+        """Give every free block a new key."""
+        live = [entry for entry in self._heap if self._entry.get(entry[2].block_id) == entry[1]]
+        self._heap = [(key(block), number, block) for _, number, block in live]
+        heapq.heapify(self._heap)
 
     def touch(self, block: CachedBlock, now: float) -> None:
         """Forget the block's entry; it stays in the heap as stale."""

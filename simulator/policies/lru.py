@@ -15,4 +15,4 @@ class Lru(ScoredPolicy):
 
     def score(self, use: Use, now: float) -> float:
         """Return what every block would get: a constant prior."""
-        return score(0.5, now, self.settings.tau)
+        return score(0.5, now, self.tau)
