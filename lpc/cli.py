@@ -121,6 +121,22 @@ def train(
 
 
 @app.command()
+def train_time(
+    trace: Annotated[Path, typer.Option(help="A log with times.")],
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen or chat.")],
+    until: Annotated[float | None, typer.Option(help="Fit on these first seconds of it; default: on all.")] = None,
+    out: Annotated[Path, typer.Option(help="The file to write, for `lpc export --think-time`.")] = Path("data/think_time.json"),
+    seed: Annotated[int, typer.Option(help="Same seed, same model.")] = 0,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Judge it on the log's end, or after --until.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Learn from a log whether and when the next turn comes; print what is expected after which turn."""
+    from training.train_time import train_time as fit
+
+    _report(lambda: fit(trace, trace_format, out, until=until, seed=seed, evaluate=evaluate), json_file)
+
+
+@app.command()
 def evaluate(
     embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")] = Path("data/sharegpt"),
     heads: Annotated[Path, typer.Option(help="Folder of heads, one folder each.")] = Path("training/heads"),
@@ -143,11 +159,12 @@ def export(
     head: Annotated[Path | None, typer.Option(help="The head's file; default: the one shipped.")] = None,
     precision: Annotated[Literal["fp32", "fp16", "int8"], typer.Option(help="int8 for CPU, fp16 for GPU.")] = "int8",
     version: Annotated[str | None, typer.Option(help="Default: precision and a digest of the input.")] = None,
+    think_time: Annotated[Path | None, typer.Option(help="File made by `lpc train-time`; default: no think times.")] = None,
 ) -> None:
     """Make a model artefact, verified against PyTorch. An artefact that is there already is kept."""
     from training import commands
 
-    _or_fail(lambda: commands.export(models, name, encoder, head, precision, version))
+    _or_fail(lambda: commands.export(models, name, encoder, head, precision, version, think_time))
 
 
 @bench.command("queue")

@@ -5,11 +5,13 @@ import sys
 USERS_ERRORS = (
     ("predictor_service.errors", "ServiceError"),
     ("predictor_service.server", "StartError"),
+    ("predictor_service.think_time", "ThinkTimeError"),
     ("training.datasets.records", "DatasetError"),
     ("training.embedding", "EmbeddingError"),
     ("training.encoders.encoder", "EncoderError"),
     ("training.export", "ExportError"),
     ("training.head", "HeadError"),
+    ("training.traces.request", "TraceError"),
     ("benchmarks.setup", "BenchmarkError"),
     ("eviction_client.errors", "ClientError"),
     ("lpc.predict", "PredictError"),

@@ -1,6 +1,7 @@
 """A model artefact: one folder per version, `models/<name>/<version>/{model.onnx, tokenizer.json, manifest.json}`.
 
-`lpc export` writes it, the service reads it. Nothing is loaded whose checksum differs from the manifest's.
+A version that has learnt think times has `think_time.json` too. `lpc export` writes it, the service reads it. Nothing is loaded
+that the manifest does not list, or whose checksum differs from the manifest's.
 """
 
 import hashlib
@@ -16,6 +17,9 @@ from predictor_service.features import FeatureSettings
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
 FILES: Final = ("model.onnx", "tokenizer.json")
+"""What every version has."""
+THINK_TIME: Final = "think_time.json"
+"""What a version has whose manifest lists it."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Manifest:
     Attributes:
         name, version: of the model; the folder's path repeats them.
         precision: "fp32", "fp16" or "int8".
-        files: file name to SHA-256, hexadecimal.
+        files: file name to SHA-256, hexadecimal: FILES, and THINK_TIME if there is one.
         features: how conversations become input.
         embedding_width: of the second output.
         encoder_id, encoder_sha256: where the encoder's weights came from.
@@ -83,15 +87,17 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Manifest:
-    """Read a version folder's manifest and compare every file with its checksum.
+    """Read a version folder's manifest and compare every file that the service reads with its checksum.
 
     Raises:
         ArtifactError: as :func:`read_manifest`, or a file is missing or differs.
     """
     manifest = read_manifest(folder)
-    for name in FILES:
+    for name in (*FILES, THINK_TIME):
         path = folder / name
         expected = manifest.files.get(name)
+        if expected is None and name == THINK_TIME:
+            continue
         if expected is None:
             raise ArtifactError(f"{folder / MANIFEST} has no checksum for {name}: make it again with `lpc export`")
         try:

