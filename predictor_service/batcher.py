@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from predictor_service.conversation import UserTurns
 from predictor_service.errors import Expired, Unavailable
 from predictor_service.features import Features
-from predictor_service.inference import Model
+from predictor_service.gaps import Arrival
+from predictor_service.inference import LogNormal, Model
 from predictor_service.metrics import Metrics
 from predictor_service.queue import BatchQueue, Entry
 
@@ -26,9 +27,10 @@ CLOSING: Final = "the service is shutting down: connect to another sidecar"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prediction and where its time went (microseconds)."""
+    """A prediction and where its time went (microseconds). ``think_time``: until the next turn; None where not known."""
 
     probability: float
+    think_time: LogNormal | None
     model_version: str
     turn_count: int
     queue_us: int
@@ -36,7 +38,13 @@ class Answer:
     infer_us: int
 
 
-Result = tuple[float, int, int]  # probability, microseconds in the queue, microseconds of inference
+class Result(NamedTuple):
+    """What the model gave for one entry, and its time in the queue and in the model (microseconds)."""
+
+    probability: float
+    think_time: LogNormal | None
+    queue_us: int
+    infer_us: int
 
 
 class Batcher:
@@ -53,11 +61,19 @@ class Batcher:
         self._task = self._loop.create_task(self._run())
         self._closed = False
 
-    async def predict(self, parse: Callable[[], UserTurns], deadline: float, *, admitted: bool = False) -> Answer:
+    async def predict(
+        self,
+        parse: Callable[[], UserTurns],
+        arrive: Callable[[UserTurns], Arrival],
+        deadline: float,
+        *,
+        admitted: bool = False,
+    ) -> Answer:
         """Return the prediction for a conversation.
 
         Args:
             parse: gives the user turns; called in a tokeniser thread.
+            arrive: notes that they arrived; called in the same thread, only if the model has learnt think times.
             deadline: on the event loop's clock, seconds; infinite for none.
             admitted: the caller has taken this conversation's permit (`queue.admit`), and gives it back.
 
@@ -71,15 +87,23 @@ class Batcher:
             if self._closed:
                 raise Unavailable(CLOSING)
             model = self.model
-            prepared = await self._loop.run_in_executor(self._tokenizers, _prepare, parse, model)
+            prepared = await self._loop.run_in_executor(self._tokenizers, _prepare, parse, arrive, model)
             self._metrics.tokenize_seconds.observe(prepared.microseconds / 1e6)
-            entry: Entry[Model, Result] = Entry(prepared.features, model, self._loop.create_future(), deadline)
+            answer: asyncio.Future[Result] = self._loop.create_future()
+            entry = Entry(prepared.features, model, answer, deadline, prepared.arrival)
             self.queue.put(entry, self._loop.time())
             self._work.set()
             # A caller that goes cancels this wait and with it the entry's answer: the queue then drops the entry.
-            probability, queue_us, infer_us = await entry.answer
-            version = model.manifest.version
-            return Answer(probability, version, prepared.turn_count, queue_us, prepared.microseconds, infer_us)
+            result = await answer
+            return Answer(
+                result.probability,
+                result.think_time,
+                model.manifest.version,
+                prepared.turn_count,
+                result.queue_us,
+                prepared.microseconds,
+                result.infer_us,
+            )
         finally:
             if not admitted:
                 self.queue.release()
@@ -108,9 +132,7 @@ class Batcher:
                 continue
             started = self._loop.time()
             try:
-                probabilities, infer_us = await self._loop.run_in_executor(
-                    self._model_thread, _timed_run, batch.entries[0].model, [entry.features for entry in batch.entries]
-                )
+                predictions, infer_us = await self._loop.run_in_executor(self._model_thread, _timed_run, batch.entries)
             except Exception as error:
                 for entry in batch.entries:
                     if not entry.answer.done():
@@ -118,26 +140,33 @@ class Batcher:
                 continue
             self._metrics.observe_batch(len(batch.entries), batch.tokens, sum(len(e.features.input_ids) for e in batch.entries))
             self._metrics.infer_seconds.observe(infer_us / 1e6)
-            for entry, probability in zip(batch.entries, probabilities, strict=True):
+            for entry, (probability, think_time) in zip(batch.entries, predictions, strict=True):
                 if not entry.answer.done():
-                    entry.answer.set_result((probability, int((started - entry.queued) * 1e6), infer_us))
+                    entry.answer.set_result(Result(probability, think_time, int((started - entry.queued) * 1e6), infer_us))
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     features: Features
+    arrival: Arrival | None
     turn_count: int
     microseconds: int
 
 
-def _prepare(parse: Callable[[], UserTurns], model: Model) -> _Prepared:
+def _prepare(parse: Callable[[], UserTurns], arrive: Callable[[UserTurns], Arrival], model: Model) -> _Prepared:
     start = time.perf_counter_ns()
     turns = parse()
+    arrival = arrive(turns) if model.think_time is not None else None
     features = model.encode(turns)
-    return _Prepared(features, turns.turn_count, (time.perf_counter_ns() - start) // 1000)
+    return _Prepared(features, arrival, turns.turn_count, (time.perf_counter_ns() - start) // 1000)
 
 
-def _timed_run(model: Model, batch: Sequence[Features]) -> tuple[list[float], int]:
+def _timed_run(batch: Sequence[Entry[Model, Result]]) -> tuple[list[tuple[float, LogNormal | None]], int]:
+    """Run entries of one model; return probability and think time of each, and microseconds."""
     start = time.perf_counter_ns()
-    probabilities = model.run(batch)
-    return probabilities, (time.perf_counter_ns() - start) // 1000
+    model = batch[0].model
+    probabilities = model.run([entry.features for entry in batch])
+    # A model has learnt think times or not, so either all of its entries have an arrival or none has.
+    arrivals = [entry.arrival for entry in batch if entry.arrival is not None]
+    think_times = model.think_times(arrivals) if arrivals else [None] * len(batch)
+    return list(zip(probabilities, think_times, strict=True)), (time.perf_counter_ns() - start) // 1000

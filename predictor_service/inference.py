@@ -4,17 +4,19 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from predictor_service.artifact import Manifest, verify
+from predictor_service.artifact import THINK_TIME, Manifest, verify
 from predictor_service.conversation import UserTurns
 from predictor_service.errors import ArtifactError
 from predictor_service.features import FeatureEncoder, Features
+from predictor_service.gaps import Arrival
+from predictor_service.think_time import ThinkTime, ThinkTimeError
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,21 @@ class InferenceSettings:
     cuda_memory_mib: int = 512
 
 
+class LogNormal(NamedTuple):
+    """A distribution of seconds: mean and standard deviation of ln(seconds), both finite."""
+
+    log_mean: float
+    log_sigma: float
+
+
 class Model:
-    """A model version, ready to run. Not thread-safe: one thread runs it."""
+    """A model version, ready to run. Not thread-safe: one thread runs it.
+
+    Attributes:
+        manifest: what the version's folder holds.
+        provider: where the session runs.
+        think_time: when the next turn comes; None where the version has not learnt it.
+    """
 
     def __init__(self, folder: Path, settings: InferenceSettings) -> None:
         """Load and warm up the artefact in a version folder.
@@ -54,6 +69,12 @@ class Model:
         found = {node.name for node in self._session.get_inputs()}
         if found != expected:
             raise ArtifactError(f"the graph in {folder} takes {sorted(found)}, not {sorted(expected)}: export it again")
+        self.think_time: ThinkTime | None = None
+        if THINK_TIME in self.manifest.files:
+            try:
+                self.think_time = ThinkTime.load(folder / THINK_TIME)
+            except ThinkTimeError as error:
+                raise ArtifactError(f"{error}, and export it with `lpc export --think-time`") from error
         self.run([self.encode(UserTurns(("warm-up",), 1))])
 
     def encode(self, turns: UserTurns) -> Features:
@@ -79,6 +100,26 @@ class Model:
         if not np.isfinite(probability).all():
             raise ArtifactError(f"model version {self.manifest.version} gave a probability that is no number")
         return [float(p) for p in np.clip(probability, P_MIN, 1.0 - P_MIN)]
+
+    def think_times(self, arrivals: Sequence[Arrival]) -> list[LogNormal | None]:
+        """Return when each conversation's next turn is expected after this one's arrival, given that it comes.
+
+        None for all where the version has not learnt it, and for one whose distribution is not finite.
+        """
+        model = self.think_time
+        if model is None or not arrivals:
+            return [None] * len(arrivals)
+        columns = np.array([(a.turn_count, a.input_tokens, a.gaps.last, a.gaps.mean_log, a.hour) for a in arrivals], np.float64)
+        turn, input_tokens, last_gap, mean_log_gap, hour = columns.T
+        # Not as the caller wrote it: NumPy would make every name of the batch as long as the longest.
+        category = np.array([a.category if a.category in model.categories else "" for a in arrivals], np.str_)
+        with np.errstate(all="ignore"):
+            found = model.predict(
+                turn, input_tokens=input_tokens, last_gap=last_gap, mean_log_gap=mean_log_gap, hour=hour, category=category
+            )
+        finite = np.isfinite(found.log_mean) & np.isfinite(found.log_sigma)
+        rows = zip(finite.tolist(), found.log_mean.tolist(), found.log_sigma.tolist(), strict=True)
+        return [LogNormal(log_mean, log_sigma) if sound else None for sound, log_mean, log_sigma in rows]
 
     def _run_cuda(self, inputs: dict[str, NDArray[Any]]) -> NDArray[Any]:
         binding = self._session.io_binding()

@@ -42,6 +42,12 @@ class Metrics:
             ["model", "version", "precision", "provider"],
             registry=registry,
         )
+        self.think_times_served = Gauge(
+            "lpc_think_times_served", "1 while the model version in service gives think times, else 0.", registry=registry
+        )
+        self.gap_memory = Gauge(
+            "lpc_gap_memory_conversations", "Conversations whose gaps between turns are remembered.", registry=registry
+        )
         self.queue_depth = Gauge("lpc_queue_depth", "Conversations admitted and not answered.", registry=registry)
         self.queue_limit = Gauge("lpc_queue_limit", "Conversations that may be admitted at a time.", registry=registry)
 
@@ -50,13 +56,18 @@ class Metrics:
         self.queue_depth.set_function(depth)
         self.queue_limit.set(limit)
 
+    def watch_gaps(self, conversations: Callable[[], float]) -> None:
+        """Report how many conversations' gaps are remembered, at every scrape."""
+        self.gap_memory.set_function(conversations)
+
     def observe_batch(self, items: int, tokens: int, real_tokens: int) -> None:
         """Record one model batch."""
         self.batch_items.observe(items)
         self.batch_tokens.observe(tokens)
         self.padding_tokens.inc(tokens - real_tokens)
 
-    def serving(self, model: str, version: str, precision: str, provider: str) -> None:
-        """Name the model version in service."""
+    def serving(self, model: str, version: str, precision: str, provider: str, *, think_times: bool) -> None:
+        """Name the model version in service, and say whether it gives think times."""
         self.model_info.clear()
         self.model_info.labels(model, version, precision, provider).set(1)
+        self.think_times_served.set(think_times)

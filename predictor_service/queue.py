@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 from predictor_service.errors import Overloaded
 from predictor_service.features import Features
+from predictor_service.gaps import Arrival
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -26,13 +27,15 @@ class Entry(Generic[M, R]):
         model: the model whose tokenizer made the features: only it can run them.
         answer: resolved with the result. Cancelled by a caller that has gone.
         deadline: on the event loop's clock, seconds; infinite when there is none.
-        queued: when it entered, same clock.
+        arrival: input of the think-time model; None where the model has none.
+        queued: when it entered, the deadline's clock.
     """
 
     features: Features
     model: M
     answer: "asyncio.Future[R]"
     deadline: float
+    arrival: Arrival | None = None
     queued: float = 0.0
 
 

@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batcher import Batcher, Result
 from predictor_service.chat_template import ServedModels
 from predictor_service.config import ServiceSettings
+from predictor_service.gaps import GapMemory
 from predictor_service.inference import InferenceSettings, Model
 from predictor_service.interceptors import ServiceInterceptor
 from predictor_service.metrics import Metrics
@@ -53,8 +55,12 @@ class Addresses:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: ServiceSettings) -> AsyncIterator[Addresses]:
+async def running(settings: ServiceSettings, clock: Callable[[], float] = time.time) -> AsyncIterator[Addresses]:
     """Run a sidecar until the block is left, then drain it.
+
+    Args:
+        settings: what the operator set.
+        clock: seconds since the Unix epoch, by which turns arrive.
 
     Raises:
         StartError: an address is taken. ArtifactError: no version of the model can be served.
@@ -80,11 +86,14 @@ async def running(settings: ServiceSettings) -> AsyncIterator[Addresses]:
         batcher = Batcher(model, queue, metrics)
         stack.push_async_callback(batcher.close)
         metrics.watch_queue(lambda: queue.depth, queue.max_items)
+        gaps = GapMemory(settings.gap_memory_conversations)
+        metrics.watch_gaps(lambda: len(gaps))
 
         def swap(model: Model) -> None:
             batcher.model = model
             manifest = model.manifest
-            metrics.serving(manifest.name, manifest.version, manifest.precision, model.provider)
+            times = model.think_time is not None
+            metrics.serving(manifest.name, manifest.version, manifest.precision, model.provider, think_times=times)
             log.info("serving %s %s (%s) on %s", manifest.name, manifest.version, manifest.precision, model.provider)
 
         swap(model)
@@ -92,7 +101,7 @@ async def running(settings: ServiceSettings) -> AsyncIterator[Addresses]:
         parser = RequestParser(
             RequestLimits(settings.max_messages, settings.max_token_ids, settings.max_turn_count), served_models
         )
-        service = PredictorService(batcher, parser, limits, metrics)
+        service = PredictorService(batcher, parser, limits, metrics, gaps, clock)
         rpc.add_ContinuationPredictorServicer_to_server(service, server)
         healthiness = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthiness, server)

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,7 +12,9 @@ import grpc.aio
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batcher import Answer, Batcher
+from predictor_service.conversation import UserTurns
 from predictor_service.errors import InvalidRequest, Overloaded
+from predictor_service.gaps import Arrival, GapMemory
 from predictor_service.interceptors import status_of
 from predictor_service.metrics import Metrics
 from predictor_service.requests import RequestParser
@@ -21,13 +23,23 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class PredictorService(rpc.ContinuationPredictorServicer):
-    """Answers from the batcher's current model."""
+    """Answers from the batcher's current model. ``clock``: seconds since the Unix epoch."""
 
-    def __init__(self, batcher: Batcher, parser: RequestParser, limits: pb.Limits, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        batcher: Batcher,
+        parser: RequestParser,
+        limits: pb.Limits,
+        metrics: Metrics,
+        gaps: GapMemory,
+        clock: Callable[[], float],
+    ) -> None:
         self._batcher = batcher
         self._parser = parser
         self._limits = limits
         self._metrics = metrics
+        self._gaps = gaps
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._draining = asyncio.Event()
 
@@ -122,7 +134,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         """Name the model in service and every limit."""
         del request, context
         model = self._batcher.model
-        manifest = model.manifest
+        manifest, think_time = model.manifest, model.think_time
         return pb.GetModelInfoResponse(
             model_name=manifest.name,
             model_version=manifest.version,
@@ -134,13 +146,27 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             scalars=manifest.features.scalars,
             served_models=self._parser.served_models.names,
             limits=self._limits,
+            serves_think_times=think_time is not None,
+            think_time_categories=think_time.categories if think_time is not None else (),
         )
 
     async def _predict(self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False) -> Answer:
         self._parser.check(conversation)
         window = self._batcher.model.manifest.features.prompt_window
         parse = partial(self._parser.parse, conversation, window)
-        return await self._batcher.predict(parse, deadline, admitted=admitted)
+        arrive = partial(self._arrive, conversation, self._clock())
+        return await self._batcher.predict(parse, arrive, deadline, admitted=admitted)
+
+    def _arrive(self, conversation: pb.Conversation, at: float, turns: UserTurns) -> Arrival:
+        """Note the arrival of a turn. In a tokeniser thread."""
+        by_tokens = conversation.WhichOneof("input") == "tokens"
+        return Arrival(
+            turns.turn_count,
+            len(conversation.tokens.ids) if by_tokens else math.nan,
+            conversation.category,
+            at,
+            self._gaps.arrive(conversation.conversation_id, at),
+        )
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()
@@ -160,9 +186,11 @@ def _result(result: Answer | BaseException) -> pb.PredictionResult:
 
 
 def _message(answer: Answer) -> pb.Prediction:
+    expected = answer.think_time
     return pb.Prediction(
         probability=answer.probability,
         model_version=answer.model_version,
+        think_time=pb.ThinkTime(log_mean=expected.log_mean, log_sigma=expected.log_sigma) if expected is not None else None,
         turn_count=answer.turn_count,
         timing=pb.Timing(queue_us=answer.queue_us, tokenize_us=answer.tokenize_us, infer_us=answer.infer_us),
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.redis_server import redis_server, redis_session
-from tests.tiny_model import build_tiny_artifact
+from tests.tiny_model import build_tiny_artifact, tiny_think_time
 
-__all__ = ["redis_server", "redis_session", "tiny_models"]
+__all__ = ["redis_server", "redis_session", "timed_models", "tiny_models"]
 
 
 @pytest.fixture(scope="session")
@@ -15,4 +15,12 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository with one version of the tiny model. Read only: copy it to change it."""
     root = tmp_path_factory.mktemp("models")
     build_tiny_artifact(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def timed_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_models`, but with think times."""
+    root = tmp_path_factory.mktemp("timed-models")
+    build_tiny_artifact(root, think_time=tiny_think_time())
     return root
