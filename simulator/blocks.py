@@ -41,6 +41,7 @@ class Use(Protocol):
     """What a policy may know of the request that used blocks. No future in it, but for the bounds.
 
     Attributes:
+        index: its place in a trace; -1 elsewhere.
         conversation: its name.
         turn: from 1.
         category: the request's class.
@@ -49,6 +50,7 @@ class Use(Protocol):
         probability: what a predictor said of a next turn; None where none was asked.
     """
 
+    index: int
     conversation: str
     turn: int
     category: str
@@ -60,6 +62,9 @@ class Use(Protocol):
 
 class EvictionOrder(Protocol):
     """The free blocks with content: what a policy provides. Times are seconds and never go back."""
+
+    def finish(self, contents: Sequence[int], use: Use, now: float) -> None:
+        """Learn that a request ended, before its blocks are freed. ``contents``: of all its blocks, from the start."""
 
     def free(self, blocks: Sequence[CachedBlock], use: Use, now: float) -> None:
         """Take blocks of a request that ended, ``blocks[0]`` the deepest: the engine frees a chain tail first."""
@@ -132,6 +137,7 @@ class BlockCache:
 
     def release(self, blocks: Sequence[CachedBlock], blank: int, use: Use, now: float) -> None:
         """End a request's use of its blocks."""
+        self.order.finish([block.block_id for block in blocks], use, now)
         freed = []
         for block in reversed(blocks):
             block.references -= 1

@@ -29,7 +29,7 @@ class Cost:
     """
 
     prefill_tokens_s: float = 20_000.0
-    output_token_s: float = 0.02
+    output_token_s: float = 0.01
     fetch_tokens_s: float = 200_000.0
 
 
@@ -166,7 +166,7 @@ def simulate(
             result.ttft.append(now - turn.arrival + prefill)
             result.prefill_s += prefill
         sequence += 1
-        end = now + prefill + turn.output_tokens * cost.output_token_s
+        end = now + prefill + (turn.output_tokens * cost.output_token_s if workload.decodes else 0.0)
         heapq.heappush(events, (end, END, sequence, turn, engine, blocks, blank))
         return True
 

@@ -49,9 +49,9 @@ class Knowledge:
 
     Attributes:
         by_turn: probability of a next turn after turn 1, 2, ... LAST_TURN and later; learnt before hits are counted.
-        outlooks: of single turns, by their identity; empty where there is nothing but the turn's number.
+        outlooks: of single turns, by their index; empty where there is nothing but the turn's number.
         typical: log_mean and log_sigma for the others.
-        class_of: the class of a turn's return curve, by the turn's identity; empty where there are no curves.
+        class_of: the class of a turn's return curve, by the turn's index; empty where there are no curves.
         curves: [classes, ages] of each class.
         share: [ages] where gaps follow one law for all: of those that continue, who has returned at each age.
         mean_gap: seconds between the turns of a conversation.
@@ -71,7 +71,7 @@ class Knowledge:
 
     def outlook(self, use: Any) -> Outlook:
         """Return what is known at the end of a turn; the predictor's probability, where one was asked, replaces the learnt."""
-        known = self.outlooks.get(id(use))
+        known = self.outlooks.get(use.index)
         if known is not None:
             return known
         p = self.turn_probability(use.turn) if use.probability is None else use.probability
@@ -106,7 +106,7 @@ def _of_trace(workload: Workload) -> Knowledge:
     labels, centres = classes(curves(trace, until, known, lognormal, age), learnt)
     turns = workload.arrivals
     outlooks = {
-        id(turn): Outlook(float(p), float(mean), float(sigma))
+        turn.index: Outlook(float(p), float(mean), float(sigma))
         for turn, p, mean, sigma in zip(turns, prediction.p_continue, prediction.log_mean, prediction.log_sigma, strict=True)
     }
     fitted = model.predict_features(seen.features, seen.category)
@@ -114,7 +114,7 @@ def _of_trace(workload: Workload) -> Knowledge:
         _by_turn(turns, prediction.p_continue, until),
         outlooks,
         (float(fitted.log_mean.mean()), float(fitted.log_sigma.mean())),
-        {id(turn): int(label) for turn, label in zip(turns, labels, strict=True)},
+        {turn.index: int(label) for turn, label in zip(turns, labels, strict=True)},
         centres,
         mean_gap=float(seen.gap[np.isfinite(seen.gap)].mean()),
     )

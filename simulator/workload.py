@@ -19,6 +19,7 @@ class Turn:
         input_tokens, output_tokens: prompt with its history, and reply.
         contents: content ids of the full prompt blocks.
         all_contents: those and the full blocks that the reply completes, where a later prompt repeats them.
+        index: its place in a trace; -1 in other workloads.
         arrival: seconds; of a closed workload set when the turn before has ended.
         gap: seconds between the end of the turn before and this one's arrival (closed workloads).
         next: the conversation's next turn, None at its end. Only the engine and the bounds look at it.
@@ -32,6 +33,7 @@ class Turn:
     output_tokens: int
     contents: Sequence[int]
     all_contents: Sequence[int]
+    index: int = -1
     arrival: float = 0.0
     gap: float = 0.0
     next: "Turn | None" = None
@@ -50,6 +52,8 @@ class Workload:
         count_from, until: hits are counted for arrivals in [count_from, until); seconds.
         seed: of what was drawn; 0 for a trace.
         think_time: mean seconds, of a closed workload.
+        decodes: whether the engine that holds the cache also decodes. Mooncake's traces are of a pool that only prefills: a
+            request's blocks are in use until its prompt is computed.
         trace: what the workload was made from, if that was a trace.
         history_by_turn: of other conversations of a synthetic workload: the share that goes on after turn 1, 2, ...
         history_gaps: seconds between turns, drawn like this workload's, but others.
@@ -64,6 +68,7 @@ class Workload:
     until: float
     seed: int = 0
     think_time: float | None = None
+    decodes: bool = True
     trace: Trace | None = field(default=None, repr=False)
     history_by_turn: Sequence[float] = (0.8,)
     history_gaps: Sequence[float] = (100.0,)
@@ -80,15 +85,16 @@ class Workload:
         return len(seen) * self.block_tokens
 
 
-def from_trace(trace: Trace, *, count_from: float | None = None) -> Workload:
+def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool = True) -> Workload:
     """Return a trace as a workload: requests arrive when they did.
 
     The ids tell of prompts only, so a reply's blocks have no content that could be hit; the next prompt computes them.
 
     Args:
         count_from: seconds; default: half of the trace, so that what is learnt is learnt on the first half.
+        decodes: see `Workload`.
     """
-    turns = []
+    turns: list[Turn] = []
     latest: dict[str, Turn] = {}
     for request in trace.requests:
         contents = request.blocks[: request.input_tokens // trace.block_tokens]
@@ -100,6 +106,7 @@ def from_trace(trace: Trace, *, count_from: float | None = None) -> Workload:
             request.output_tokens,
             contents,
             contents,
+            len(turns),
             request.arrival,
         )
         before = latest.get(request.conversation)
@@ -108,4 +115,4 @@ def from_trace(trace: Trace, *, count_from: float | None = None) -> Workload:
         latest[request.conversation] = turn
         turns.append(turn)
     start = trace.duration / 2 if count_from is None else count_from
-    return Workload(trace.name, trace.block_tokens, turns, False, start, float("inf"), trace=trace)
+    return Workload(trace.name, trace.block_tokens, turns, False, start, float("inf"), decodes=decodes, trace=trace)

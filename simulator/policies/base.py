@@ -40,17 +40,23 @@ class Policy(ABC):
         name: in the registry and in every table.
         rule: one line: which block goes first.
         source: where the rule comes from.
+        bound: it looks into the future.
+        uses_predictor: it needs the sidecar's model, whose memory may come out of the cache.
     """
 
     name: ClassVar[str]
     rule: ClassVar[str]
     source: ClassVar[str]
     bound: ClassVar[bool] = False
+    uses_predictor: ClassVar[bool] = False
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         self.capacity = capacity
         self.workload = workload
         self.settings = settings
+
+    def finish(self, contents: Sequence[int], use: Use, now: float) -> None:  # noqa: B027 (most policies need it not)
+        """Learn that a request ended, before its blocks are freed."""
 
     @abstractmethod
     def free(self, blocks: Sequence[CachedBlock], use: Use, now: float) -> None:

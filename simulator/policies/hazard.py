@@ -38,6 +38,8 @@ class AgingClasses(Policy):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._queues: dict[ClassKey, FreeBlockQueue[CachedBlock]] = {}
+        self.beta = 1.0
+        self.tau = settings.tau or knowledge_of(workload).mean_gap
         self._class_of: dict[int, ClassKey] = {}  # content of a free block
         self._numbers: dict[ClassKey, int] = {}
         self._keys: list[ClassKey] = []
@@ -84,17 +86,24 @@ class AgingClasses(Policy):
             out += chain
         return out
 
+    def _rank(self, key: ClassKey, age: float) -> float:
+        """Return the value, drawn towards that of least recent use as beta falls."""
+        value = self.value(key, age)
+        if self.beta == 1.0:
+            return value
+        return self.beta * math.log(max(value, 1e-12)) - (1 - self.beta) * age / self.tau
+
     def _least(self, now: float) -> tuple[ClassKey, bool]:
         best, least, newest = None, math.inf, False
         for key, queue in self._queues.items():
             oldest, youngest = queue.head.next_free_block, queue.tail.prev_free_block
             assert oldest is not None
             assert youngest is not None
-            value = self.value(key, now - oldest.stamp)
+            value = self._rank(key, now - oldest.stamp)
             if value < least or best is None:
                 best, least, newest = key, value, False
             if youngest.stamp != oldest.stamp:
-                value = self.value(key, now - youngest.stamp)
+                value = self._rank(key, now - youngest.stamp)
                 if value < least:
                     best, least, newest = key, value, True
         assert best is not None
@@ -136,6 +145,8 @@ class AgingClasses(Policy):
 
 class Indexed(AgingClasses):
     """Classes by what is known of a turn's return: probability, mean and spread of the logarithm of its time."""
+
+    uses_predictor = True
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
@@ -237,7 +248,7 @@ class Learned(Gittins):
 
     def place(self, use: Use, now: float) -> ClassKey:
         """Return the class of the turn's return curve."""
-        label = self._knowledge.class_of.get(id(use))
+        label = self._knowledge.class_of.get(use.index)
         return super().place(use, now) if label is None else (label,)
 
     def _table(self, key: ClassKey) -> list[float]:

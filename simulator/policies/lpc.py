@@ -32,14 +32,16 @@ class Lpc(ScoredPolicy):
     name = "lpc"
     rule = "the smallest logit(p) + t / tau, p by the predictor; maximum over the conversations that share a block"
     source = "Learned Prefix Caching, NeurIPS 2025, sections 3.1 and 3.4, at an update interval of zero"
+    uses_predictor = True
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._probability = _Probability(workload, settings)
+        self.beta = 1.0
 
     def score(self, use: Use, now: float) -> float:
         """Return the static score."""
-        return score(self._probability.predicted(use), now, self.tau)
+        return score(self._probability.predicted(use), now, self.tau, beta=self.beta)
 
 
 @register
@@ -49,10 +51,11 @@ class LpcTurns(Lpc):
     name = "lpc-turns"
     rule = "the smallest logit(p) + t / tau, p by the number of turns"
     source = "Learned Prefix Caching, NeurIPS 2025, its turn-count ablation"
+    uses_predictor = False
 
     def score(self, use: Use, now: float) -> float:
         """Return the static score."""
-        return score(self._probability.by_turn(use), now, self.tau)
+        return score(self._probability.by_turn(use), now, self.tau, beta=self.beta)
 
 
 @register
@@ -65,6 +68,7 @@ class LpcSweep(KeyedPolicy):
     name = "lpc-sweep"
     rule = "the smallest decayed probability as of the last sweep (10 s), a chain tail first"
     source = "Learned Prefix Caching, NeurIPS 2025, section 3.4"
+    uses_predictor = True
     interval = 10.0
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
