@@ -158,6 +158,83 @@ def test_train_without_embeddings_says_what_to_run_first(tmp_path: Path) -> None
     assert b"make them with `lpc embed" in result.stderr
 
 
+def write_log(path: Path, conversations: int = 120, gap: float = 20.0) -> Path:
+    """Write a gateway's log: conversations start each 10 s, and two of three have a second turn ``gap`` seconds later."""
+    rows = []
+    for i in range(conversations):
+        for turn in range(1 + (i % 3 > 0)):
+            content = [{"role": "user", "content": f"question {i}"}] * (turn + 1)
+            rows.append({"time": 10.0 * i + turn * (gap + i % 7), "messages": content, "session_id": str(i)})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_train_time_fits_saves_and_judges(tmp_path: Path) -> None:
+    log, out, figures = write_log(tmp_path / "log.jsonl", 400), tmp_path / "new" / "think_time.json", tmp_path / "f.json"
+    result = lpc("train-time", "--trace", str(log), "--format", "chat", "--out", str(out), "--json", str(figures), "--evaluate")
+    assert result.returncode == 0, result.stderr
+    from predictor_service.think_time import ThinkTime
+
+    assert ThinkTime.load(out).categories == ("chat",)
+    said = json.loads(figures.read_text())
+    assert said["file"] == str(out)
+    assert (said["requests"], said["model"]["turns"]) == (666, 666)
+    first = said["expected"][0]
+    assert (first["class"], first["turn"]) == ("chat", 1)
+    assert 0.5 < first["p_continue"] < 0.8
+    assert first["median_s"] == pytest.approx(23, abs=2)
+    assert 15 < first["p10_s"] < first["median_s"] < first["p90_s"] < 40
+    assert said["evaluation"]["turns"] == pytest.approx(1200 / 10 * 5 / 3, abs=3)  # the last 20 minutes
+    assert said["evaluation"]["gain"]["exponential"][0] > 0.5
+    shown = result.stdout.decode()
+    assert "666 turns" in shown
+    assert "exponential by class" in shown
+    assert "returns within s" in shown
+
+
+def test_train_time_without_evaluate_uses_all_and_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl")
+    files = [tmp_path / "one.json", tmp_path / "other.json"]
+    for out in files:
+        result = lpc("train-time", "--trace", str(log), "--format", "chat", "--out", str(out))
+        assert result.returncode == 0, result.stderr
+        assert b"held out" not in result.stdout
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert lpc("train-time", "--trace", str(log), "--format", "chat", "--out", str(files[1]), "--until", "900").returncode == 0
+    assert json.loads(files[1].read_text())["metadata"]["until_s"] == 900
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--format", "sglang"], "unknown trace format 'sglang': use one of mooncake, qwen, chat"),
+        (["--format", "qwen"], "has no request of this format"),
+        (["--format", "chat", "--trace", "/nowhere.jsonl"], "cannot read /nowhere.jsonl"),
+        (["--format", "chat", "--until", "60"], "at least 100 and 30 are needed: give a longer log"),
+        (["--format", "chat", "--until", "-1"], "at least 100 and 30 are needed: give a longer log"),
+        (["--format", "chat", "--until", "5000", "--evaluate"], "from second 5000 has 0 turns"),
+        (["--format", "chat", "--evaluate"], "at least 100 and 30 are needed: give a longer log"),
+        (["--format", "chat", "--out", "/"], "/ is a folder: name the file to write"),
+        (["--format", "chat", "--out", "/proc/none/think_time.json"], "cannot write /proc/none/think_time.json"),
+    ],
+)
+def test_train_time_says_what_is_wrong_and_leaves_no_file(tmp_path: Path, flags: list[str], why: str) -> None:
+    log, out = write_log(tmp_path / "log.jsonl"), tmp_path / "think_time.json"
+    result = lpc("train-time", "--trace", str(log), "--out", str(out), *flags)
+    assert result.returncode == 2
+    assert why in result.stderr.decode()
+    assert "Traceback" not in result.stderr.decode()
+    assert "question" not in result.stderr.decode() + result.stdout.decode()
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_export_of_missing_think_times_says_what_to_run_first(tmp_path: Path) -> None:
+    result = lpc("export", "--models", str(tmp_path / "models"), "--think-time", str(tmp_path / "none.json"))
+    assert result.returncode == 2
+    assert b"fit one with `lpc train-time`" in result.stderr
+    assert not (tmp_path / "models").exists()
+
+
 def test_export_of_a_missing_head_says_what_to_run_first(tmp_path: Path) -> None:
     result = lpc("export", "--models", str(tmp_path), "--head", str(tmp_path / "none.safetensors"))
     assert result.returncode == 2
