@@ -167,6 +167,87 @@ def export(
     _or_fail(lambda: commands.export(models, name, encoder, head, precision, version, think_time))
 
 
+@app.command()
+def simulate(
+    trace: Annotated[Path | None, typer.Option(help="A log with times; default: ShareGPT with drawn think times.")] = None,
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    policies: Annotated[str | None, typer.Option(help="Names with commas, or all.")] = None,
+    capacity: Annotated[str | None, typer.Option(help="Tokens or shares of the working set: 160K,2%.")] = None,
+    think_time: Annotated[str, typer.Option(help="Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
+    law: Annotated[Literal["exponential", "lognormal", "empirical"], typer.Option(help="Of ShareGPT's think times.")] = (
+        "exponential"
+    ),
+    empirical: Annotated[Path | None, typer.Option(help="Mooncake trace whose gaps --law empirical draws.")] = None,
+    active: Annotated[int | None, typer.Option(help="Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
+    seeds: Annotated[int, typer.Option(help="Repetitions.")] = 1,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    count_from: Annotated[float, typer.Option(help="Share of a trace to learn from; hits count after it.")] = 0.5,
+    engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
+    sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
+    tier: Annotated[str | None, typer.Option(help="Capacity of a second tier (CPU) per engine.")] = None,
+    tau: Annotated[float | None, typer.Option(help="Seconds per log-odds; default: the learnt mean gap.")] = None,
+    invert: Annotated[bool, typer.Option(help="Turn predictions around: what the guard is for.")] = False,
+    predictor_gib: Annotated[str, typer.Option(help="GiB of GPU memory that a predictor takes from the cache: 0,1,2.")] = "0",
+    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens computed per second.")] = 20_000,
+    output_token_ms: Annotated[float, typer.Option(help="Milliseconds per output token.")] = 10,
+    embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`, for ShareGPT.")] = Path("data/sharegpt"),
+    head: Annotated[Path, typer.Option(help="The predictor's head, for ShareGPT.")] = Path(
+        "training/heads/default/head.safetensors"
+    ),
+    jobs: Annotated[int, typer.Option(help="Runs at once; -1: one per core.")] = 1,
+    skip_limit: Annotated[float, typer.Option(help="Share of a trace's lines that may be wrong.")] = 0.01,
+    describe: Annotated[bool, typer.Option("--describe", help="Say what the trace is like, and simulate nothing.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Self-contained page to write.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Replay a log or ShareGPT under eviction policies: what each would hit."""
+    try:
+        from simulator import command
+    except ModuleNotFoundError as error:
+        _fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
+    from simulator.engine import Cost
+    from simulator.run import WorkloadSpec
+
+    spec = WorkloadSpec(
+        trace=trace,
+        format=trace_format,
+        law=law,
+        active=active,
+        seed=seed,
+        embeddings=embeddings,
+        head=head,
+        empirical=empirical,
+        count_from=count_from,
+        skip_limit=skip_limit,
+    )
+    if describe:
+        _report(lambda: command.describe(spec, picture), json_file)
+        return
+    if prefill_rate <= 0 or output_token_ms < 0:
+        _fail("--prefill-rate must be above 0 and --output-token-ms not below")
+    _report(
+        lambda: command.simulate(
+            spec,
+            policies=policies,
+            capacity=capacity,
+            think_times=think_time,
+            seeds=seeds,
+            engines=engines,
+            sticky=sticky,
+            tier=tier,
+            tau=tau,
+            invert=invert,
+            predictor_gib=predictor_gib,
+            cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000),
+            jobs=jobs,
+            picture=picture,
+            html=html,
+        ),
+        json_file,
+    )
+
+
 @bench.command("queue")
 def bench_queue(quick: Quick = False, json_file: JsonFile = None) -> None:
     """The free queue against a plain LRU list: time per block."""

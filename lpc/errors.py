@@ -12,6 +12,7 @@ USERS_ERRORS = (
     ("training.export", "ExportError"),
     ("training.head", "HeadError"),
     ("training.traces.request", "TraceError"),
+    ("simulator.run", "SimulationError"),
     ("benchmarks.setup", "BenchmarkError"),
     ("eviction_client.errors", "ClientError"),
     ("lpc.predict", "PredictError"),

@@ -43,7 +43,7 @@ class WorkloadSpec:
     """
 
     trace: Path | None = None
-    format: Format = "mooncake"
+    format: str = "mooncake"
     think_time: float = 100.0
     law: ThinkTimes = "exponential"
     active: int | None = None
@@ -125,7 +125,7 @@ def run_one(run: Run) -> dict[str, Any]:
         capacity = 2 * working_set + asked
     if capacity < workload.block_tokens:
         raise SimulationError(
-            f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens for the cache: choose a larger one"
+            f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
         )
     result = simulate(
         workload,

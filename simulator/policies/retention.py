@@ -35,8 +35,8 @@ class TailLru(KeyedPolicy):
         self._turns = 0
         self._need = 0.0
 
-    def free(self, blocks: Sequence[CachedBlock], use: Use, now: float) -> None:
-        """Reckon what the conversation's next turn needs, then enter the blocks."""
+    def finish(self, contents: Sequence[int], use: Use, now: float) -> None:
+        """Reckon what the conversation's next turn needs."""
         before = self._history.get(use.conversation)
         if before is not None:
             self._growth += max(0, use.input_tokens - before)
@@ -44,7 +44,6 @@ class TailLru(KeyedPolicy):
         history = self._history[use.conversation] = use.input_tokens + use.output_tokens
         expected = self._growth / self._turns if self._turns else 0.0
         self._need = max(0.0, history + expected - self._computable)
-        super().free(blocks, use, now)
 
     def key(self, block: CachedBlock, use: Use, now: float) -> float:
         """Return 0 for a block beyond every need, else 1."""
