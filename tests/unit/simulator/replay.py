@@ -34,12 +34,14 @@ class OneByOne:
         self.hits = 0
         self.now = 0.0
 
-    def ask(self, *contents: int, conversation: str | None = None, turn: int = 1, at: float | None = None) -> int:
+    def ask(
+        self, *contents: int, conversation: str | None = None, turn: int = 1, output: int = 0, at: float | None = None
+    ) -> int:
         """Run a request of whole blocks, a second after the one before or ``at`` seconds; return its hits, in blocks."""
         self.now = self.now + 1 if at is None else at
         name = str(contents[0]) if conversation is None else conversation
         tokens = len(contents) * self.block_tokens
-        use = Turn(name, turn, "", tokens, 0, contents, contents, self.now)
+        use = Turn(name, turn, "", tokens, output, contents, contents, arrival=self.now)
         hits = self.cache.hit_blocks(contents)
         taken = self.cache.allocate(contents, 0, self.now)
         assert taken is not None

@@ -20,7 +20,11 @@ class Chosen:
 
     def __init__(self, *victims: int) -> None:
         self.victims = list(victims)
+        self.finished: list[int] = []
         self.free_blocks: dict[int, CachedBlock] = {}
+
+    def finish(self, contents: Sequence[int], use: Use, now: float) -> None:
+        self.finished = list(contents)
 
     def free(self, blocks: Sequence[CachedBlock], use: Use, now: float) -> None:
         self.free_blocks |= {block.block_id: block for block in blocks}
@@ -104,6 +108,15 @@ def test_a_block_of_two_running_requests_is_free_when_the_last_one_ends() -> Non
     assert set(order.free_blocks) == {1, 2, 3}
 
 
+def test_the_order_is_told_of_every_request_that_ends_even_if_it_frees_nothing() -> None:
+    order = Chosen()
+    cache = BlockCache(4, order)
+    start(cache, [1, 2])
+    cache.release(start(cache, [1]), 0, use_of([1]), 0.0)
+
+    assert (order.finished, order.free_blocks) == ([1], {})
+
+
 def test_depth_is_the_place_in_the_prefix() -> None:
     assert [block.depth for block in start(BlockCache(4, Chosen()), [5, 6, 7])] == [0, 1, 2]
 
@@ -182,9 +195,9 @@ def test_no_block_is_lost_doubled_or_taken_from_a_running_request(policy: str, c
         assert len(cache) == len(cached) <= CAPACITY - blank_in_use - blank
         assert cache.evicted == evicted
         turns[conversation] = turns.get(conversation, 0) + 1
-        turn = Turn(str(conversation), turns[conversation], "", 16 * len(contents) + 1, 7, contents, contents, now)
+        turn = Turn(str(conversation), turns[conversation], "", 16 * len(contents) + 1, 7, contents, contents, arrival=now)
         turn.probability = probability
-        turn.next = Turn(str(conversation), turn.turn + 1, "", 0, 0, [], [], now + 50, gap=50.0) if goes_on else None
+        turn.next = Turn(str(conversation), turn.turn + 1, "", 0, 0, [], [], arrival=now + 50, gap=50.0) if goes_on else None
         running.append(Running(turn, blocks, blank))
     for each in running:
         cache.release(each.blocks, each.blank, each.turn, now)

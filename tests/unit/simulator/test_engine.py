@@ -21,7 +21,7 @@ def turn(contents: Sequence[int], arrival: float = 0.0, *, tokens: int | None = 
     """Return a request; its tokens are by default those of its blocks and one more, so that all blocks can be hit."""
     tokens = SIZE * len(contents) + 1 if tokens is None else tokens
     name = rest.pop("conversation", str(contents[0]) if contents else "none")
-    return Turn(name, rest.pop("number", 1), "", tokens, output, contents, contents, arrival, **rest)
+    return Turn(name, rest.pop("number", 1), "", tokens, output, contents, contents, arrival=arrival, **rest)
 
 
 def open_workload(*turns: Turn, count_from: float = 0.0, until: float = float("inf")) -> Workload:
@@ -113,6 +113,15 @@ def test_a_closed_workload_ends_at_its_end() -> None:
     chain = [turn([1], gap=4.0, output=10) for _ in range(10)]
 
     assert replay(closed_workload(chain, until=12.0), 10).requests == 3
+
+
+def test_where_another_engine_decodes_blocks_are_free_after_the_prompt() -> None:
+    workload = open_workload(turn([1, 2], output=30), turn([5], 1.0))
+    workload.decodes = False
+    result = replay(workload, 4)
+
+    assert result.waited == 0
+    assert result.ttft == pytest.approx([0.033, 0.017])
 
 
 class Counted(Policy):

@@ -50,8 +50,8 @@ def test_fifo_goes_by_the_arrival_of_the_request_that_computed_the_block() -> No
     second = replay.cache.allocate([3], 0, 6.0)
     assert first is not None
     assert second is not None
-    replay.cache.release(second[0], 0, Turn("3", 1, "", 16, 0, [3], [3], 6.0), 7.0)
-    replay.cache.release(first[0], 0, Turn("2", 1, "", 16, 0, [2], [2], 5.0), 8.0)
+    replay.cache.release(second[0], 0, Turn("3", 1, "", 16, 0, [3], [3], arrival=6.0), 7.0)
+    replay.cache.release(first[0], 0, Turn("2", 1, "", 16, 0, [2], [2], arrival=5.0), 8.0)
     replay.ask(7, at=10)
     replay.ask(8, at=11)
 
@@ -161,7 +161,7 @@ def test_s3fifo_looks_first_at_a_block_whose_turn_came_while_it_was_in_use() -> 
     held = replay.cache.allocate([1, 2], 0, replay.now)
     assert held is not None
     replay.ask(31)
-    replay.cache.release(held[0], 0, Turn("1", 1, "", 32, 0, [1, 2], [1, 2], 5.0), replay.now)
+    replay.cache.release(held[0], 0, Turn("1", 1, "", 32, 0, [1, 2], [1, 2], arrival=5.0), replay.now)
     for content in [32, 33, 34]:
         replay.ask(content)
 
@@ -180,6 +180,13 @@ def test_arc_gives_room_to_recency_after_it_evicted_too_early_and_takes_it_back(
     replay.ask(1)
     replay.ask(6)
     assert replay.evicted[4:] == [4, 5]
+
+
+def test_arc_moves_by_the_ratio_of_its_ghosts() -> None:
+    replay = run("arc", 4, [content for content in range(1, 9) for _ in range(2)] + [9, 10, 9])
+
+    # As 9 returns, B1 holds it and 10, B2 holds 3, 4 and 5.
+    assert replay.order.p == 3 / 2  # type: ignore[attr-defined]
 
 
 def test_arc_forgets_what_went_while_blocks_used_once_filled_the_cache() -> None:
@@ -225,6 +232,15 @@ def test_tlru_keeps_more_when_prompts_have_grown_more() -> None:
     assert replay.evicted == [13, 12, 6, 5, 11, 4]
 
 
+def test_tlru_counts_the_reply_as_history() -> None:
+    replay = OneByOne("tlru", 7, block_tokens=1000)
+    replay.ask(1, 2, 3, 4, 5, 6, output=2000)  # needs 6000 + 2000 - 4000 tokens
+    replay.ask(9)
+    replay.ask(21, 22, 23, 24)
+
+    assert replay.evicted == [6, 5, 9, 4]
+
+
 def test_tlru_keeps_a_shared_block_for_the_conversation_that_needs_it_most() -> None:
     replay = OneByOne("tlru", 7, block_tokens=1000)
     replay.ask(1, 2, 3, 4, 5, 6, conversation="A")
@@ -249,13 +265,29 @@ def test_ttl_prefers_later_turns_until_their_time_is_over() -> None:
     assert replay.evicted == [2, 3, 4, 1]
 
 
-def test_ttl_evicts_by_priority_then_by_recency() -> None:
+def test_ttl_lets_a_block_fall_when_its_time_is_over_not_when_room_is_needed() -> None:
     replay = OneByOne("ttl", 4)
-    for content, turn in [(1, 3), (2, 2), (3, 2), (4, 9)]:
-        replay.ask(content, turn=turn)
-    replay.ask(11, 12, 13, 14, turn=9)
+    replay.ask(1, turn=2, at=0)
+    for content, now in [(2, 1), (3, 350), (4, 351)]:
+        replay.ask(content, at=now)
+    replay.ask(11, 12, 13)
+    assert replay.evicted == [2, 1, 3]
 
-    assert replay.evicted == [2, 3, 1, 4]
+    replay = OneByOne("ttl", 2)
+    replay.ask(1, turn=3, at=0)
+    replay.ask(2, turn=2, at=100)
+    replay.ask(3, at=301)
+    assert replay.evicted == [1]
+
+
+def test_ttl_evicts_by_priority_then_by_recency() -> None:
+    replay = OneByOne("ttl", 6)
+    for content, turn in [(1, 3), (2, 2), (3, 2), (4, 9), (5, 6), (6, 5)]:
+        replay.ask(content, turn=turn)
+    replay.ask(*range(11, 17), turn=9)
+
+    # From turn 6 on the priority is 100.
+    assert replay.evicted == [2, 3, 1, 6, 4, 5]
 
 
 def test_ttl_takes_the_latest_priority_and_the_latest_duration() -> None:
