@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint typecheck proto-lint lock bench clean
+.PHONY: help setup run test lock bench head ablations clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,19 @@ bench: setup redis-server ## all benchmarks, at full length
 	$(BIN)/lpc bench store
 	$(BIN)/lpc bench wire
 	$(BIN)/lpc bench predict
+
+head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them
+	$(BIN)/lpc embed
+	$(BIN)/lpc train --recipe lpc
+	$(BIN)/lpc train --recipe default
+	$(BIN)/lpc evaluate --picture docs/predictor.png
+
+ABLATED := --limit 8192
+ablations: setup ## the paper's ablations and other encoders on 8,192 turns (about half an hour on two cores)
+	for v in replies window-10 last-half starts; do $(BIN)/lpc embed --out data/ablations/$$v --variant $$v $(ABLATED) || exit 1; done
+	$(BIN)/lpc embed --out data/ablations/minilm --encoder minilm $(ABLATED)
+	$(BIN)/lpc embed --out data/ablations/fp32 --precision fp32 $(ABLATED)
+	$(BIN)/lpc ablate
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
 	rm -rf $(VENV) lpc/v1 models build dist out

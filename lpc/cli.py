@@ -168,6 +168,20 @@ def export(
 
 
 @app.command()
+def ablate(
+    embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")] = Path("data/sharegpt"),
+    variants: Annotated[Path, typer.Option(help="Folder of such folders, made with --variant, --encoder, --precision.")] = (
+        Path("data/ablations")
+    ),
+    json_file: JsonFile = None,
+) -> None:
+    """Train the paper's recipe on variants of its input, on the same conversations, and compare."""
+    from training.ablations import ablate as run
+
+    _report(lambda: run(embeddings, variants), json_file)
+
+
+@app.command()
 def simulate(
     trace: Annotated[Path | None, typer.Option(help="A log with times; default: ShareGPT with drawn think times.")] = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",

@@ -26,7 +26,7 @@ from training.encoders import Encoder, load_encoder
 from training.graph import ContinuationModel, Precision, write_onnx
 from training.head import Head
 
-DEFAULT_HEAD: Final = Path(__file__).parent / "heads" / "lpc" / "head.safetensors"
+DEFAULT_HEAD: Final = Path(__file__).parent / "heads" / "default" / "head.safetensors"
 PROMPTS: Final = 200
 """Real conversations on which an export is compared with PyTorch."""
 

@@ -224,8 +224,8 @@ def _card(metadata: dict[str, Any]) -> str:
     result, examples = metadata["evaluation"], metadata["examples"]
     return f"""# Head `{metadata["name"]}`
 
-Gives the probability that a chat conversation has a further user turn, from the embedding of its last user prompts and its
-a few counts and lengths. Used by the sidecar to order KV-cache blocks for eviction.
+Gives the probability that a chat conversation has a further user turn, from the embedding of its last user prompts and a
+few counts and lengths. Used by the sidecar to order KV-cache blocks for eviction.
 
 | | |
 |---|---|
