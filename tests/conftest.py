@@ -1,9 +1,11 @@
 """Fixtures that all tests share."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from predictor_service.conversation import UserTurns
 from tests.redis_server import redis_server, redis_session
 from tests.tiny_model import build_tiny_artifact, tiny_think_time
 
@@ -20,7 +22,8 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def timed_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `tiny_models`, but with think times."""
+    """As `tiny_models`, but with think times, and compared with PyTorch on one conversation to save time."""
     root = tmp_path_factory.mktemp("timed-models")
-    build_tiny_artifact(root, think_time=tiny_think_time())
+    with patch("training.export.real_conversations", return_value=[UserTurns(("hello",), 1)]):
+        build_tiny_artifact(root, think_time=tiny_think_time())
     return root
