@@ -195,7 +195,7 @@ def simulate(
     active: Annotated[int | None, typer.Option(help="Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
     seeds: Annotated[int, typer.Option(help="Repetitions.")] = 1,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    count_from: Annotated[float, typer.Option(help="Share of a trace to learn from; hits count after it.")] = 0.5,
+    count_from: Annotated[float | None, typer.Option(help="Seconds of a trace to learn from; default: half an hour.")] = None,
     engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
     sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
     tier: Annotated[str | None, typer.Option(help="Capacity of a second tier (CPU) per engine.")] = None,

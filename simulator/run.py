@@ -23,6 +23,7 @@ KV_BYTES_PER_TOKEN: Final = 131_072
 """Of an 8B model with grouped-query attention (32 layers, 8 heads of 128, keys and values, 2 bytes)."""
 GIB: Final = 2**30
 LONG_GAP_S: Final = 3600.0
+LEARN_S: Final = 1800.0
 DEFAULT_POLICIES: Final = ("lru", "lpc", "lpc-turns", "wa", "best", "oracle", "belady")
 
 
@@ -39,7 +40,8 @@ class WorkloadSpec:
         format: of the trace.
         think_time, law, active, seed: of ShareGPT; active and seed also of agent sessions.
         embeddings, head: the predictor, for ShareGPT.
-        count_from: share of a trace after which hits are counted.
+        count_from: seconds of a trace that are learnt from, after which hits are counted; None: the first half hour, of a
+            trace that is shorter than an hour or so its first half.
     """
 
     trace: Path | None = None
@@ -51,7 +53,7 @@ class WorkloadSpec:
     embeddings: Path = Path("data/sharegpt")
     head: Path = Path("training/heads/default/head.safetensors")
     empirical: Path | None = None
-    count_from: float = 0.5
+    count_from: float | None = None
     skip_limit: float = 0.01
 
 
@@ -106,10 +108,13 @@ def build(spec: WorkloadSpec) -> tuple[Workload, int]:
             empirical=sample,
         )
     else:
-        if not 0 <= spec.count_from < 1:
-            raise SimulationError(f"hits are counted from a share of the trace from 0 to below 1, not {spec.count_from}")
         trace = load_trace(spec)
-        workload = from_trace(trace, count_from=spec.count_from * trace.duration, decodes=spec.format != "mooncake")
+        start = spec.count_from
+        if start is None:
+            start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2
+        if not 0 <= start <= trace.duration:
+            raise SimulationError(f"hits are to be counted from second {start:g}, but the trace has {trace.duration:.0f} s")
+        workload = from_trace(trace, count_from=start, decodes=spec.format != "mooncake")
     return workload, workload.working_set_tokens()
 
 

@@ -138,9 +138,10 @@ def fit(recipe: Recipe, train: Side, validation: Side, *, seed: int, quiet: bool
     # Batches of a small MLP: a second thread only waits for the first, most of all on a busy machine.
     torch.set_num_threads(1)
     head = Head(train.embedding.shape[1], train.scalars.shape[1])
-    logarithms = torch.log1p(train.scalars)
-    head.scalar_mean.copy_(logarithms.mean(0))
-    head.scalar_scale.copy_(logarithms.std(0).clamp(min=1e-6))
+    if recipe.scalars:
+        logarithms = torch.log1p(train.scalars)
+        head.scalar_mean.copy_(logarithms.mean(0))
+        head.scalar_scale.copy_(logarithms.std(0).clamp(min=1e-6))
     positive = train.label.mean()
     weight = (1 - positive) / positive if recipe.minority_up else torch.tensor(1.0)
     loss_of = nn.BCEWithLogitsLoss(pos_weight=weight)

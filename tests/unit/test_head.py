@@ -1,5 +1,6 @@
 """Heads are reproducible, calibrated and refused when they are no heads."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from training.export import DEFAULT_HEAD
 from training.head import Head, HeadError
 from training.metrics import calibration_error, figures
-from training.train import Side, fit, probabilities
+from training.train import LPC, OURS, Recipe, Side, fit, probabilities
 
 
 def side(n: int, seed: int) -> Side:
@@ -22,14 +23,19 @@ def side(n: int, seed: int) -> Side:
     return Side(embedding, turns, label)
 
 
-def test_the_same_data_and_seed_give_the_same_head_and_another_seed_another() -> None:
+RECIPES = pytest.mark.parametrize("recipe", [LPC, replace(OURS, dropout=0.1, batch=64)], ids=["lpc", "default"])
+
+
+@RECIPES
+def test_the_same_data_and_seed_give_the_same_head_and_another_seed_another(recipe: Recipe) -> None:
     train, validation = side(2000, 0), side(500, 1)
-    heads = [fit(train, validation, seed=seed) for seed in (7, 7, 8)]
+    heads = [fit(recipe, train, validation, seed=seed, quiet=True) for seed in (7, 7, 8)]
     assert heads[0].digest() == heads[1].digest() != heads[2].digest()
 
 
-def test_a_trained_head_tells_the_classes_apart_and_is_calibrated_despite_class_weights() -> None:
-    head = fit(side(6000, 0), side(2000, 1), seed=0)
+@RECIPES
+def test_a_trained_head_tells_the_classes_apart_and_is_calibrated_despite_class_weights(recipe: Recipe) -> None:
+    head = fit(recipe, side(6000, 0), side(2000, 1), seed=0, quiet=True)
     test = side(4000, 2)
     result = figures(probabilities(head, test), test.label.numpy() > 0, 0.5)
     assert result["auc"] > 0.68
@@ -38,7 +44,7 @@ def test_a_trained_head_tells_the_classes_apart_and_is_calibrated_despite_class_
 
 
 def test_a_head_survives_its_file(tmp_path: Path) -> None:
-    head = fit(side(500, 0), side(300, 1), seed=0)
+    head = fit(LPC, side(500, 0), side(300, 1), seed=0, quiet=True)
     head.metadata = {"name": "x", "features": {"scalars": ["turn_count"]}}
     head.save(tmp_path / "a" / "head.safetensors")
     loaded = Head.load(tmp_path / "a" / "head.safetensors")

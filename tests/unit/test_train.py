@@ -1,0 +1,223 @@
+"""`lpc train`, `lpc evaluate` and `lpc ablate` on made-up embeddings with a known law."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from lpc.cli import app
+from training.ablations import ablate
+from training.datasets.conversation import Conversation, conversation_key, examples_of, split_of
+from training.datasets.language import language_of
+from training.embedding import EmbeddingError, load_embedded
+from training.evaluate import evaluate
+from training.head import Head
+from training.metrics import intervals
+from training.train import CANDIDATES, SCALARS, choose, train
+from training.variants import VARIANTS
+
+WIDTH = 8
+
+
+def write_embeddings(folder: Path, conversations: int = 700, seed: int = 0, variant: str = "default") -> Path:
+    """Conversations that go on by their first component, their turn and the length of their last prompt."""
+    generator = np.random.default_rng(seed)
+    rows: dict[str, list[object]] = {
+        name: [] for name in (*SCALARS, "tokens", "continues", "split", "conversation", "language")
+    }
+    vectors = []
+    for number in range(conversations):
+        key = conversation_key(f"conversation {number}")
+        for turn in range(1, 30):
+            vector = generator.normal(size=WIDTH)
+            vector /= np.linalg.norm(vector)
+            prompt = int(generator.integers(1, 2000))
+            logit = 0.3 + 2.5 * vector[0] + 0.5 * np.log(turn) + 0.4 * (np.log1p(prompt) - 6)
+            goes_on = bool(generator.random() < 1 / (1 + np.exp(-logit)))
+            vectors.append(vector)
+            values = (turn, prompt, 100 * turn, 50, 20, goes_on, split_of(key), key, "en" if number % 2 else "de")
+            for name, value in zip(rows, values, strict=True):
+                rows[name].append(value)
+            if not goes_on:
+                break
+    folder.mkdir(parents=True)
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(vectors).astype(np.float16)), WIDTH)
+    pq.write_table(
+        pa.table({"embedding": embedding, **{name: pa.array(values) for name, values in rows.items()}}),
+        folder / "part-00000.parquet",
+    )
+    features = {"prompt_window": 5, "token_budget": 512, "prefix": "", "scalars": ["turn_count"]}
+    description = {
+        "dataset": "made up",
+        "variant": variant,
+        "encoder": "none",
+        "encoder_sha256": "0" * 64,
+        "features": features,
+    }
+    (folder / "embedding.json").write_text(json.dumps(description))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embeddings(tmp_path_factory.mktemp("data") / "base", 2500)
+
+
+@pytest.fixture(scope="module")
+def heads(embeddings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads")
+    for recipe in ("lpc", "default"):
+        train(embeddings, folder / recipe / "head.safetensors", recipe=recipe)  # type: ignore[arg-type]
+    return folder
+
+
+def test_our_recipe_uses_the_lengths_and_beats_the_papers(embeddings: Path, heads: Path, tmp_path: Path) -> None:
+    found = {name: heads / name / "head.safetensors" for name in ("lpc", "default")}
+    result = evaluate(embeddings, found, None, tmp_path / "a.png")
+    assert Head.load(found["lpc"]).metadata["features"]["scalars"] == ["turn_count"]
+    assert Head.load(found["default"]).metadata["features"]["scalars"] == list(SCALARS)
+    assert result["turns"]["auc"] < result["scalars"]["auc"] < result["default"]["auc"]
+    assert result["default"]["auc"] > result["lpc"]["auc"] + 0.002
+    assert result["default"]["brier"] < result["lpc"]["brier"]
+    assert result["default"]["ece"] < 0.08
+    low, high = result["default"]["intervals"]["auc"]
+    assert low < result["default"]["auc"] < high
+    assert {"turn 1", "language en", "language de"} <= set(result["default"]["groups"])
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_training_again_gives_the_same_file_and_a_card_with_its_figures(embeddings: Path, heads: Path, tmp_path: Path) -> None:
+    result = train(embeddings, tmp_path / "head.safetensors", recipe="default")
+    assert (tmp_path / "head.safetensors").read_bytes() == (heads / "default" / "head.safetensors").read_bytes()
+    card = (tmp_path / "CARD.md").read_text()
+    assert f"MCC {result['mcc']}" in card
+    assert "Intended use" in card
+    assert "Limits" in card
+
+
+def test_the_recipe_is_chosen_without_the_evaluation_half(embeddings: Path) -> None:
+    data = load_embedded(embeddings)
+    spoilt = load_embedded(embeddings)
+    evaluation = spoilt.split == "evaluation"
+    spoilt.embedding[evaluation] = 0
+    spoilt.continues.flags.writeable = True
+    spoilt.continues[evaluation] = True
+    assert choose(data, CANDIDATES[:2], seed=0) == choose(spoilt, CANDIDATES[:2], seed=0)
+
+
+def test_too_few_examples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddingError, match="at least 100 of each are needed: embed more conversations"):
+        train(write_embeddings(tmp_path / "few", 40), tmp_path / "head", recipe="lpc")
+
+
+def test_the_interval_of_few_conversations_is_wider_than_that_of_as_many_single_turns() -> None:
+    generator = np.random.default_rng(0)
+    label = np.repeat(generator.random(60) < 0.6, 50)
+    p = np.clip(np.repeat(generator.random(60), 50) * 0.5 + label * 0.3, 0.01, 0.99)
+    together = intervals(p, label, 0.5, np.repeat(np.arange(60), 50).astype(str))["auc"]
+    alone = intervals(p, label, 0.5, np.arange(3000).astype(str))["auc"]
+    assert together[1] - together[0] > 2 * (alone[1] - alone[0])
+
+
+def test_ablations_are_compared_on_the_same_conversations(embeddings: Path, tmp_path: Path) -> None:
+    write_embeddings(tmp_path / "v" / "replies", 2500, variant="replies")
+    result = ablate(embeddings, tmp_path / "v")
+    assert result["replies"] == result["default"]
+    assert result["no turn count"]["auc"] < result["default"]["auc"]
+    assert result["english only"]["examples"] < result["default"]["examples"]
+    write_embeddings(tmp_path / "w" / "other", 500, seed=1)
+    other = pq.read_table(tmp_path / "w" / "other" / "part-00000.parquet")
+    keys = pa.array([key[::-1] for key in other["conversation"].to_pylist()])
+    pq.write_table(
+        other.set_column(other.column_names.index("conversation"), "conversation", keys),
+        tmp_path / "w/other/part-00000.parquet",
+    )
+    with pytest.raises(EmbeddingError, match="holds other conversations"):
+        ablate(embeddings, tmp_path / "w")
+    with pytest.raises(EmbeddingError, match="no variants in"):
+        ablate(embeddings, tmp_path / "none")
+
+
+def test_the_command_line_trains_evaluates_and_names_what_is_missing(embeddings: Path, tmp_path: Path) -> None:
+    run = CliRunner()
+    trained = run.invoke(
+        app, ["train", "--embeddings", str(embeddings), "--recipe", "lpc", "--out", str(tmp_path / "h/lpc/head.safetensors")]
+    )
+    assert trained.exit_code == 0, trained.output
+    asked = ["evaluate", "--embeddings", str(embeddings), "--heads", str(tmp_path / "h"), "--json", str(tmp_path / "e.json")]
+    assert run.invoke(app, asked).exit_code == 0
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert set(found) == {"turns", "scalars", "lpc"}
+    assert {"mcc", "f1_macro", "auc", "brier", "ece", "examples"} <= set(found["lpc"])
+    missing = run.invoke(app, ["evaluate", "--embeddings", str(embeddings), "--heads", str(tmp_path / "no")])
+    assert (missing.exit_code, "no heads in" in missing.output) == (2, True)
+
+
+CHAT = Conversation(
+    "c",
+    tuple(
+        (role, text)
+        for role, text in [  # type: ignore[arg-type]
+            ("user", "one"),
+            ("assistant", "first "),
+            ("assistant", "answer"),
+            ("user", "two"),
+            ("assistant", "second"),
+            ("user", "three"),
+        ]
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("window", "replies", "texts"),
+    [
+        (5, False, ("one", "two", "three")),
+        (5, True, ("one", "first answer", "two", "second", "three")),
+        (2, True, ("two", "second", "three")),
+        (1, True, ("three",)),
+        (1, False, ("three",)),
+    ],
+)
+def test_replies_stand_between_the_prompts_of_the_window(window: int, replies: bool, texts: tuple[str, ...]) -> None:
+    last = list(examples_of(CHAT, window, replies=replies))[-1]
+    assert last.turns.prompts == texts
+    assert (last.turns.turn_count, last.turns.history_chars, last.turns.last_reply_chars) == (3, 24, 6)
+
+
+def test_variants_spend_the_budget_as_they_say() -> None:
+    from predictor_service.conversation import UserTurns
+    from predictor_service.features import FeatureSettings
+    from tests.unit.test_features import word_tokenizer, words
+
+    turns = UserTurns((words(0, 400), words(400, 800)), 2)
+    spent = {}
+    for name in ("default", "last-half", "starts"):
+        variant = VARIANTS[name]
+        settings = variant.settings(FeatureSettings(prefix="", token_budget=120))
+        ids = variant.encoder(word_tokenizer(), settings).encode(turns).input_ids
+        assert len(ids) <= 120
+        end = ids.index(ids[-1])
+        spent[name] = (end - 1, len(ids) - end - 2, ids[1:end] == list(range(ids[1], ids[1] + end - 1)))
+    assert abs(spent["default"][0] - spent["default"][1]) <= 1
+    assert spent["last-half"][1] - spent["last-half"][0] in (0, 1, 2)
+    assert not spent["default"][2]
+    assert spent["starts"][2]
+    assert VARIANTS["replies"].settings(FeatureSettings()).prompt_window == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Wie geht es dir heute? Kannst du mir bitte bei meinen Hausaufgaben helfen?", "de"),
+        ("What is the best way to evict blocks from a cache, and why is that so?", "en"),
+        ("fix", "und"),
+        ("", "und"),
+    ],
+)
+def test_the_language_is_told_where_the_text_is_long_enough(text: str, language: str) -> None:
+    assert language_of(text) == language
