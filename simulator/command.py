@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from lpc.console import console
 from simulator import describe as describing
 from simulator import report
 from simulator.engine import Cost
@@ -74,10 +73,10 @@ def simulate(
     report.print_table(summary)
     if picture is not None:
         report.draw_png(summary, picture)
-        Console().print(f"picture: {picture}")
+        console().print(f"picture: {picture}")
     if html is not None:
         report.write_html(summary, html)
-        Console().print(f"report: {html}")
+        console().print(f"report: {html}")
     return {"rows": rows, "summary": summary}
 
 
@@ -88,7 +87,7 @@ def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
     describing.print_description(found)
     if picture is not None:
         describing.draw(trace, found, picture)
-        Console().print(f"picture: {picture}")
+        console().print(f"picture: {picture}")
     return found
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from lpc.console import console
 from training.traces import Trace
 
 
@@ -82,7 +82,7 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 def print_description(found: dict[str, Any]) -> None:
     """Print the report as tables."""
-    console = Console()
+    out = console()
     table = Table(title=f"{found['trace']}: {found['requests']:,} requests in {found['duration_s'] / 60:.0f} minutes")
     table.add_column("")
     table.add_column("", justify="right")
@@ -95,7 +95,7 @@ def print_description(found: dict[str, Any]) -> None:
         ("lines left out", f"{sum(found['skipped'].values()):,}"),
     ):
         table.add_row(name, value)
-    console.print(table)
+    out.print(table)
     table = Table(title="By class of request")
     for column in ("class", "requests", "blocks", "ideal hit rate", "reuse time p50, s", "p90, s", "mean, s", "life p50, s"):
         table.add_column(column, justify="left" if column == "class" else "right")
@@ -107,7 +107,7 @@ def print_description(found: dict[str, Any]) -> None:
             f"{row['ideal_hit_rate']:.1%}",
             *(f"{row[key]:.1f}" for key in ("reuse_time_p50_s", "reuse_time_p90_s", "reuse_time_mean_s", "life_p50_s")),
         )
-    console.print(table)
+    out.print(table)
 
 
 def draw(trace: Trace, found: dict[str, Any], path: Path) -> None:

@@ -166,5 +166,5 @@ def _rows(trace: Trace) -> Floats:
 
 @lru_cache(maxsize=16)
 def ages() -> Floats:
-    """Return the grid of ages on which indices are tabulated, seconds, [60]: 0.1 s to 3 hours."""
-    return np.geomspace(0.1, 10_800.0, 60)
+    """Return the grid of ages on which indices are tabulated, seconds, [150]: 0.1 s to 3 hours."""
+    return np.geomspace(0.1, 10_800.0, 150)

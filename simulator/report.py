@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from lpc.console import console
 from simulator.policies import REGISTRY
 
 Rows = Sequence[dict[str, Any]]
@@ -58,7 +58,7 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
     return result
 
 
-def print_table(rows: Rows, console: Console | None = None) -> None:
+def print_table(rows: Rows) -> None:
     """Print one line per policy and setting."""
     seeds = max(row["seeds"] for row in rows)
     shown: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
@@ -79,7 +79,7 @@ def print_table(rows: Rows, console: Console | None = None) -> None:
     columns = [(name, cell) for name, cell in shown if name not in optional or any(row[optional[name]] for row in rows)]
     table = Table(title=f"Hit rate: prompt tokens served from the cache, {rows[0]['workload']}, {seeds} seed(s)")
     for name, _ in columns:
-        table.add_column(name, justify="left" if name == "policy" else "right")
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     before = None
     for row in sorted(rows, key=lambda r: (r["think_time_s"] or 0, r["predictor_gib"], r["capacity_tokens"])):
         setting = (row["think_time_s"], row["capacity_tokens"])
@@ -87,7 +87,7 @@ def print_table(rows: Rows, console: Console | None = None) -> None:
             table.add_section()
         before = setting
         table.add_row(*(cell(row) for _, cell in columns))
-    (console or Console()).print(table)
+    console().print(table)
 
 
 def draw_png(rows: Rows, path: Path) -> None:

@@ -91,8 +91,8 @@ def classes(curve: Floats, learnt: NDArray[np.bool_], seed: int = 0) -> tuple[ND
     sample = curve[learnt] if learnt.sum() >= CLASSES else curve
     count = min(CLASSES, len(np.unique(sample, axis=0)))
     with threadpool_limits(1):
-        means = KMeans(count, n_init=1, random_state=seed, max_iter=50).fit(sample[:, ::3])
-        labels = means.predict(curve[:, ::3]).astype(np.int64)
+        means = KMeans(count, n_init=1, random_state=seed, max_iter=50).fit(sample[:, ::8])
+        labels = means.predict(curve[:, ::8]).astype(np.int64)
     centres = np.array([sample[means.labels_ == k].mean(axis=0) for k in range(count)])
     return labels, centres
 

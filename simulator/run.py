@@ -88,9 +88,15 @@ def load_trace(spec: WorkloadSpec) -> Trace:
     return open_trace(spec.trace, spec.format, skip_limit=spec.skip_limit)
 
 
-@lru_cache(maxsize=1)
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:
-    """Return a workload and its working set, tokens. The last one is kept."""
+    """Return a workload and its working set, tokens. The last one is kept, while its file stays as it is."""
+    changed = spec.trace.stat().st_mtime_ns if spec.trace is not None and spec.trace.exists() else 0
+    return _build(spec, changed)
+
+
+@lru_cache(maxsize=1)
+def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
+    del changed  # part of the key
     if spec.trace is None:
         sample = None
         if spec.law == "empirical":

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from lpc.console import console
 from training.embedding import Embedded, EmbeddingError, load_embedded
 from training.metrics import best_threshold, figures, intervals
 from training.train import LPC, Recipe, fit, probabilities, side_of
@@ -55,7 +55,7 @@ def ablate(base: Path, variants: Path, seed: int = 0) -> dict[str, Any]:
             f"{row['brier']:.4f}",
             f"{row['examples']:,}",
         )
-    Console().print(table)
+    console().print(table)
     return result
 
 

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 
+from lpc.console import console
 from training.embedding import Embedded, load_embedded
 from training.head import Head
 from training.metrics import best_threshold, calibration_curve, figures, intervals
@@ -73,7 +73,7 @@ def evaluate(embeddings: Path, heads: dict[str, Path], trace: Trace | None, pict
         _print_time(trace, result["time"])
     if picture is not None:
         _draw(evaluation, judged, result, picture)
-        Console().print(f"picture: {picture}")
+        console().print(f"picture: {picture}")
     return result
 
 
@@ -114,7 +114,7 @@ def _groups(evaluation: Embedded) -> dict[str, NDArray[np.bool_]]:
 
 
 def _print(data: Embedded, result: dict[str, Any], groups: dict[str, NDArray[np.bool_]]) -> None:
-    console = Console()
+    out = console()
     examples = next(iter(result.values()))["examples"]
     table = Table(title=f"{data.description['dataset']}: evaluation half, {examples:,} turns (95% intervals)")
     for column in ("predictor", "MCC", "F1-macro", "AUC", "Brier", "below base rate", "ECE"):
@@ -130,7 +130,7 @@ def _print(data: Embedded, result: dict[str, Any], groups: dict[str, NDArray[np.
             f"{1 - row['brier'] / row['brier_base_rate']:.1%}",
             f"{row['ece']:.3f}",
         )
-    console.print(table)
+    out.print(table)
     table = Table(title="AUC / MCC by group")
     for column in ("group", "turns", "continue", *result):
         table.add_column(column, justify="left" if column == "group" else "right")
@@ -138,7 +138,7 @@ def _print(data: Embedded, result: dict[str, Any], groups: dict[str, NDArray[np.
         rows = [result[predictor]["groups"][name] for predictor in result]
         share = (1 + np.sqrt(1 - 4 * rows[0]["brier_base_rate"])) / 2
         table.add_row(name, f"{int(mask.sum()):,}", f"{share:.0%}", *(f"{row['auc']:.3f} / {row['mcc']:.3f}" for row in rows))
-    console.print(table)
+    out.print(table)
 
 
 def _print_time(trace: Trace, time: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ def _print_time(trace: Trace, time: dict[str, Any]) -> None:
         if key.startswith("log_likelihood") and isinstance(value, float):
             label = key.removeprefix("log_likelihood").replace("_", " ").strip()
             table.add_row(label or "think-time head", f"{value:.4f}")
-    Console().print(table)
+    console().print(table)
 
 
 def _draw(evaluation: Embedded, judged: dict[str, Judged], result: dict[str, Any], path: Path) -> None:

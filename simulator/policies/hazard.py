@@ -6,7 +6,7 @@ is at one of the two ends, so both are looked at.
 """
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -272,7 +272,7 @@ class WorkloadAware(AgingClasses):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._numbers_of: dict[str, int] = {}
-        self._turns: defaultdict[int, deque[float]] = defaultdict(deque)
+        self._waiting: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._gaps: defaultdict[int, list[float]] = defaultdict(list)
         self._last: dict[str, tuple[int, float]] = {}
         self._fit: dict[int, tuple[float, float]] = {}
@@ -287,8 +287,9 @@ class WorkloadAware(AgingClasses):
             before = self._last.get(use.conversation)
             if before is not None:
                 self._gaps[before[0]].append(use.arrival - before[1])
+                self._waiting[before[0]].pop(use.conversation, None)
             self._last[use.conversation] = (number, use.arrival)
-            self._turns[number].append(use.arrival)
+            self._waiting[number][use.conversation] = use.arrival
             if now - self._fitted > REFIT_S:
                 self._fitted = now
                 self._refit(now)
@@ -306,34 +307,37 @@ class WorkloadAware(AgingClasses):
         return out
 
     def _refit(self, now: float) -> None:
-        for number, arrivals in self._turns.items():
-            gaps = self._gaps[number]
+        for number, gaps in self._gaps.items():
             if len(gaps) >= FEWEST_GAPS:
-                q, tau = fit_exponential(gaps, [now - arrival for arrival in arrivals])
-                self._fit[number] = (math.log(q), tau)
+                self._fit[number] = _log(fit_exponential(gaps, [now - t for t in self._waiting[number].values()]))
         gaps = [gap for each in self._gaps.values() for gap in each]
         if len(gaps) >= FEWEST_GAPS:
-            q, tau = fit_exponential(gaps, [now - arrival for each in self._turns.values() for arrival in each])
-            self._overall = (math.log(q), tau)
+            waiting = [now - t for each in self._waiting.values() for t in each.values()]
+            self._overall = _log(fit_exponential(gaps, waiting))
 
 
-def fit_exponential(gaps: Sequence[float], windows: Sequence[float]) -> tuple[float, float]:
+def fit_exponential(gaps: Sequence[float], waiting: Sequence[float]) -> tuple[float, float]:
     """Return the probability of reuse and its mean time by maximum likelihood (expectation maximisation).
 
     Args:
         gaps: seconds, of those that were reused.
-        windows: seconds for which each was watched, of all: those not reused yet may be later.
+        waiting: seconds for which the others have been watched: they may yet be.
     """
-    window = np.sort(np.asarray(windows))[: max(len(windows) - len(gaps), 0)]
+    window = np.asarray(waiting, np.float64)
     count, total = len(gaps), sum(gaps)
     tau = max(total / count, 1.0)
-    q = min((count + 1) / (len(windows) + 2), 0.999)
-    for _ in range(20):
+    q = min((count + 1) / (count + len(window) + 2), 0.999)
+    for _ in range(50):
         late = q * np.exp(-window / tau)
         late = late / (1 - q + late)
-        q = min(max((count + float(late.sum())) / max(len(windows), count), 1e-4), 0.999)
-        tau = max((total + float((late * (window + tau)).sum())) / (count + float(late.sum())), 1.0)
+        returns = count + float(late.sum())
+        q = min(max(returns / (count + len(window)), 1e-4), 0.999)
+        tau = max((total + float((late * (window + tau)).sum())) / returns, 1.0)
     return q, tau
+
+
+def _log(fit: tuple[float, float]) -> tuple[float, float]:
+    return math.log(fit[0]), fit[1]
 
 
 AGES: Final = ages()

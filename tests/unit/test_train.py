@@ -39,7 +39,7 @@ def write_embeddings(folder: Path, conversations: int = 700, seed: int = 0, vari
             logit = 0.3 + 2.5 * vector[0] + 0.5 * np.log(turn) + 0.4 * (np.log1p(prompt) - 6)
             goes_on = bool(generator.random() < 1 / (1 + np.exp(-logit)))
             vectors.append(vector)
-            values = (turn, prompt, 100 * turn, 50, 20, goes_on, split_of(key), key, "en" if number % 2 else "de")
+            values = (turn, prompt, 100 * turn, 50, 20, goes_on, split_of(key), key, "de" if number % 5 == 0 else "en")
             for name, value in zip(rows, values, strict=True):
                 rows[name].append(value)
             if not goes_on:
@@ -64,7 +64,7 @@ def write_embeddings(folder: Path, conversations: int = 700, seed: int = 0, vari
 
 @pytest.fixture(scope="module")
 def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_embeddings(tmp_path_factory.mktemp("data") / "base", 2500)
+    return write_embeddings(tmp_path_factory.mktemp("data") / "base", 3000)
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +124,12 @@ def test_the_interval_of_few_conversations_is_wider_than_that_of_as_many_single_
 
 
 def test_ablations_are_compared_on_the_same_conversations(embeddings: Path, tmp_path: Path) -> None:
-    write_embeddings(tmp_path / "v" / "replies", 2500, variant="replies")
+    write_embeddings(tmp_path / "v" / "replies", 3000, variant="replies")
     result = ablate(embeddings, tmp_path / "v")
     assert result["replies"] == result["default"]
     assert result["no turn count"]["auc"] < result["default"]["auc"]
     assert result["english only"]["examples"] < result["default"]["examples"]
-    write_embeddings(tmp_path / "w" / "other", 500, seed=1)
+    write_embeddings(tmp_path / "w" / "other", 3000, seed=1)
     other = pq.read_table(tmp_path / "w" / "other" / "part-00000.parquet")
     keys = pa.array([key[::-1] for key in other["conversation"].to_pylist()])
     pq.write_table(

@@ -1,0 +1,321 @@
+"""`lpc simulate` from files to tables, pictures and JSON."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lpc.cli import app
+from simulator import run
+from simulator.describe import describe
+from simulator.report import derived
+from simulator.run import Run, SimulationError, WorkloadSpec, build, parse_capacity, sweep
+from tests.unit.simulator.test_learned import trace
+from tests.unit.test_train import WIDTH, write_embeddings
+
+RUN = CliRunner()
+
+
+def qwen_file(path: Path) -> Path:
+    lines = []
+    names: dict[str, int] = {}
+    for number, r in enumerate(trace(300).requests):
+        parent = names.get(r.conversation, -1)
+        names[r.conversation] = number
+        lines.append(
+            {
+                "chat_id": number,
+                "parent_chat_id": parent,
+                "timestamp": r.arrival,
+                "input_length": r.input_tokens,
+                "output_length": r.output_tokens,
+                "type": "text",
+                "turn": r.turn,
+                "hash_ids": [*r.blocks, 10**9 + number],
+            }
+        )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen_file(tmp_path_factory.mktemp("trace") / "qwen.jsonl")
+
+
+def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: Path) -> None:
+    asked = [
+        "simulate",
+        "--trace",
+        str(qwen),
+        "--format",
+        "qwen",
+        "--policies",
+        "lru,lpc,best,oracle,infinite",
+        "--capacity",
+        "5%,10K",
+        "--json",
+        str(tmp_path / "s.json"),
+        "--picture",
+        str(tmp_path / "s.png"),
+        "--html",
+        str(tmp_path / "s.html"),
+    ]
+    done = RUN.invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert len(found["rows"]) == 10
+    keys = {"workload", "policy", "capacity_tokens", "capacity_fraction", "think_time_s", "seed", "hit_rate", "saved_tokens"}
+    assert all(keys <= set(row) for row in found["rows"])
+    assert {row["capacity_tokens"] for row in found["rows"] if row["capacity_fraction"] != 0.05} >= {10_000}
+    assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"
+    page = (tmp_path / "s.html").read_text()
+    assert 'src="http' not in page
+    assert "Least" not in page
+    assert "best" in page
+    assert "oracle (bound)" in done.output
+
+
+def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) -> None:
+    spec = WorkloadSpec(trace=qwen, format="qwen")
+    runs = [Run(spec, name, size) for name in ("lru", "best", "arc") for size in (0.03, 0.1)]
+    alone, together = sweep(runs, 1), sweep(runs, 2)
+    assert alone == together
+    run._build.cache_clear()
+    assert sweep(runs, 1) == alone
+
+
+def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path: Path) -> None:
+    done = RUN.invoke(
+        app,
+        [
+            "simulate",
+            "--trace",
+            str(qwen),
+            "--format",
+            "qwen",
+            "--describe",
+            "--picture",
+            str(tmp_path / "d.png"),
+            "--json",
+            str(tmp_path / "d.json"),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "d.json").read_text())
+    assert found["classes"]["text"]["reuse_time_p50_s"] > 0
+    assert found["turns"]["1"] == 300
+    assert (tmp_path / "d.png").stat().st_size > 1000
+    by_hand = describe(trace(300))
+    assert by_hand["working_set_tokens"] == found["working_set_tokens"]
+    blocks = [set() for _ in range(2)]  # type: ignore[var-annotated]
+    hits = total = 0
+    for request in trace(300).requests:
+        hits += sum(block in blocks[0] for block in request.blocks)
+        total += len(request.blocks)
+        blocks[0].update(request.blocks)
+    assert by_hand["ideal_hit_rate"] == pytest.approx(hits / total)
+
+
+def agents_file(path: Path) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for number in range(12):
+            requests = [
+                {
+                    "t": 30.0 * k,
+                    "in": 64 * (10 + k),
+                    "out": 20,
+                    "hash_ids": list(range(1, 11 + k)),
+                    "stop": "tool_use",
+                    "api_time": 5.0,
+                }
+                for k in range(8)
+            ]
+            file = path.with_name(f"s{number}.json")
+            file.write_text(json.dumps({"id": f"s{number}", "block_size": 64, "requests": requests}))
+            archive.add(file, f"sessions/{file.name}")
+    return path
+
+
+def test_agent_sessions_run_so_many_at_a_time_and_share_nothing(tmp_path: Path) -> None:
+    path = agents_file(tmp_path / "a.tar.gz")
+    done = RUN.invoke(
+        app,
+        [
+            "simulate",
+            "--trace",
+            str(path),
+            "--format",
+            "agents",
+            "--active",
+            "3",
+            "--policies",
+            "lru,infinite",
+            "--capacity",
+            "50%",
+            "--seeds",
+            "2",
+            "--json",
+            str(tmp_path / "a.json"),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    workload, working_set = build(WorkloadSpec(trace=path, format="agents", active=3))
+    assert working_set == 12 * 17 * 64
+    starts = [turn.arrival for turn in workload.arrivals if turn.turn == 1]
+    assert starts[:3] == [0.0, 0.0, 0.0]
+    assert starts[3] == pytest.approx(215.0)
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert {row["seed"] for row in rows} == {0, 1}
+
+
+@pytest.fixture
+def sharegpt_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkloadSpec:
+    import torch
+
+    from simulator import sharegpt
+    from training.datasets.conversation import Conversation
+    from training.head import Head
+
+    folder = write_embeddings(tmp_path / "embeddings", 3000)
+    head = Head(WIDTH, 1, metadata={"features": {"scalars": ["turn_count"]}})
+    torch.manual_seed(0)
+    head.save(tmp_path / "head.safetensors")
+    chats = [
+        Conversation(
+            f"c{i}", tuple(m for _ in range(30) for m in (("user", f"conversation {i}"), ("assistant", "words " * 60)))
+        )
+        for i in range(3000)
+    ]  # type: ignore[misc]
+    monkeypatch.setattr(sharegpt, "load_sharegpt", lambda: iter(chats))
+    return WorkloadSpec(embeddings=folder, head=tmp_path / "head.safetensors", active=20)
+
+
+def test_sharegpt_is_drawn_with_its_seed_and_asks_the_head(sharegpt_spec: WorkloadSpec) -> None:
+    from dataclasses import replace
+
+    workload, _ = build(sharegpt_spec)
+    again, _ = build(replace(sharegpt_spec, active=20))
+    other, _ = build(replace(sharegpt_spec, seed=1))
+    shapes = [[(t.input_tokens, t.arrival, t.probability) for t in w.arrivals] for w in (workload, again, other)]
+    assert shapes[0] == shapes[1] != shapes[2]
+    assert len({p for _, _, p in shapes[0]}) > 100
+    rows = sweep([Run(sharegpt_spec, name, 8_000) for name in ("lru", "lpc", "belady")])
+    assert rows[0]["hit_rate"] < rows[2]["hit_rate"]
+    slower = sweep([Run(replace(sharegpt_spec, think_time=400.0), "lru", 40_000)])[0]
+    assert slower["think_time_s"] == 400
+    assert (sharegpt_spec.embeddings / "lengths.parquet").exists()
+
+
+def test_a_predictors_memory_comes_out_of_the_cache_of_those_who_use_it(qwen: Path) -> None:
+    spec = WorkloadSpec(trace=qwen, format="qwen")
+    big = 60_000
+    rows = sweep([Run(spec, name, big, predictor_gib=gib) for name in ("lpc", "lru") for gib in (0.0, 4.0)])
+    assert rows[1]["hit_rate"] < rows[0]["hit_rate"]
+    assert rows[2]["hit_rate"] == rows[3]["hit_rate"]
+
+
+def test_what_follows_from_the_rows_is_right() -> None:
+    def row(policy: str, capacity: int, rate: float, seed: int = 0) -> dict[str, object]:
+        return {
+            "workload": "w",
+            "policy": policy,
+            "capacity_tokens": capacity,
+            "capacity_fraction": capacity / 1000,
+            "think_time_s": None,
+            "seed": seed,
+            "engines": 1,
+            "sticky": True,
+            "tier_tokens": 0,
+            "predictor_gib": 0.0,
+            "inverted": False,
+            "hit_rate": rate,
+            "by_fraction": False,
+            "prefill_throughput_tokens_s": 1.0,
+            "ttft_mean_s": 1.0,
+            "ttft_p99_s": 1.0,
+            "tier_rate": 0.0,
+        }
+
+    rows = [
+        row("lru", 100, 0.1),
+        row("lru", 200, 0.3),
+        row("best", 100, 0.2),
+        row("oracle", 100, 0.5),
+        row("best", 100, 0.24, seed=1),
+    ]
+    best = next(r for r in derived(rows) if r["policy"] == "best")
+    assert best["hit_rate"] == pytest.approx(0.22)
+    assert best["spread"] == pytest.approx(0.02828, abs=1e-4)
+    assert best["gain"] == pytest.approx(1.2)
+    assert best["gap_closed"] == pytest.approx(0.3)
+    assert best["capacity_saved"] == pytest.approx(1 - 100 / 160)
+
+
+@pytest.mark.parametrize(("text", "value"), [("160K", 160_000), ("2M", 2_000_000), ("2%", 0.02), ("512", 512), ("1.5k", 1500)])
+def test_capacities_are_tokens_or_shares(text: str, value: float) -> None:
+    assert parse_capacity(text) == value
+    assert isinstance(parse_capacity(text), type(value))
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0", "x%", "nan", "inf%", "K"])
+def test_what_is_no_capacity_is_refused(text: str) -> None:
+    with pytest.raises(SimulationError, match="is no capacity"):
+        parse_capacity(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--policies", "lru,nosuch"], "unknown policy 'nosuch'"),
+        (["--capacity", "1"], "choose a larger one"),
+        (["--format", "csv"], "unknown trace format"),
+        (["--seeds", "2"], "replayed as it is"),
+        (["--count-from", "99999"], "but the trace has"),
+        (["--engines", "0"], "must be at least 1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(qwen: Path, options: list[str], why: str) -> None:
+    done = RUN.invoke(app, ["simulate", "--trace", str(qwen), "--format", "qwen", "--capacity", "5%", *options])
+    assert done.exit_code == 2
+    assert why in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_wrong_lines_are_counted_and_too_many_refused(qwen: Path, tmp_path: Path) -> None:
+    lines = qwen.read_text().splitlines()
+    spoilt = tmp_path / "spoilt.jsonl"
+    spoilt.write_text("\n".join([*lines[:5], "{broken", *lines[5:]]) + "\n")
+    assert (
+        RUN.invoke(
+            app, ["simulate", "--trace", str(spoilt), "--format", "qwen", "--policies", "lru", "--capacity", "5%"]
+        ).exit_code
+        == 0
+    )
+    spoilt.write_text("\n".join("{broken" if i % 3 else line for i, line in enumerate(lines)) + "\n")
+    done = RUN.invoke(app, ["simulate", "--trace", str(spoilt), "--format", "qwen", "--policies", "lru", "--capacity", "5%"])
+    assert done.exit_code == 2
+    assert "spoilt.jsonl:2" in done.stderr
+
+
+def test_without_embeddings_sharegpt_says_how_to_make_them(tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["simulate", "--embeddings", str(tmp_path), "--policies", "lru", "--capacity", "100K"])
+    assert done.exit_code == 2
+    assert "lpc embed" in done.stderr
+
+
+MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
+
+
+@pytest.mark.skipif(not MOONCAKE.exists(), reason="the Mooncake trace is not beside the checkout")
+def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
+    names = ("lru", "lpc-turns", "wa", "best", "oracle", "belady")
+    rows = sweep([Run(WorkloadSpec(trace=MOONCAKE), name, 0.02) for name in names])
+    rates = {row["policy"]: row["hit_rate"] for row in rows}
+    assert rates["lru"] == pytest.approx(0.076, abs=0.006)
+    assert rates["wa"] > 0.13
+    assert rates["lpc-turns"] > 0.13
+    assert rates["best"] > 0.15
+    assert rates["best"] < rates["oracle"] < rates["belady"]

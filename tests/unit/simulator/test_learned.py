@@ -1,0 +1,197 @@
+"""Policies that learn: their order, their knowledge, the guard, and bounds."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from eviction_client.guard import Guard
+from simulator.engine import Cost, simulate
+from simulator.knowledge import knowledge_of
+from simulator.policies import REGISTRY, PolicySettings
+from simulator.policies.hazard import AGES, Gittins, Hazard, fit_exponential
+from simulator.policies.lpc import LpcSweep
+from simulator.workload import Turn, Workload, from_trace
+from training.traces import Trace, TracedRequest
+
+BLOCK = 16
+
+
+def trace(conversations: int = 400, seed: int = 0, shared: int = 2) -> Trace:
+    """A chat log of an hour: half of the conversations return after about 60 s, the other half never; turn 2 tells who does."""
+    draw = random.Random(seed)
+    requests = []
+    for number in range(conversations):
+        t = draw.uniform(0, 3000)
+        blocks = [*range(shared), *range(1000 * (number + 1), 1000 * (number + 1) + 20)]
+        chatty = draw.random() < 0.5
+        for turn in range(1, (10 if chatty else 1) + 1):
+            if t > 3600:
+                break
+            requests.append(
+                TracedRequest(t, len(blocks) * BLOCK + 3, 40, tuple(blocks), f"c{number}", turn, f"turn{min(turn, 2)}")
+            )
+            blocks = [*blocks, *range(blocks[-1] + 1, blocks[-1] + 5)]
+            t += draw.lognormvariate(math.log(60), 0.4)
+    return Trace("made", BLOCK, sorted(requests, key=lambda r: r.arrival))
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return from_trace(trace(), count_from=1800)
+
+
+def rate(workload: Workload, policy: str, capacity: int, **settings: object) -> float:
+    asked = PolicySettings(**settings)  # type: ignore[arg-type]
+    return simulate(workload, capacity, lambda blocks: REGISTRY[policy](blocks, workload, asked)).hit_rate
+
+
+CAPACITY = 500 * BLOCK
+
+
+def test_whoever_learns_beats_lru_and_nobody_beats_the_bounds(workload: Workload) -> None:
+    rates = {name: rate(workload, name, CAPACITY) for name in REGISTRY if name != "infinite"}
+    assert rates["wa"] > rates["lru"]
+    for name in ("lpc", "lpc-turns", "gittins", "learned", "best", "oracle"):
+        assert rates[name] > rates["lru"] + 0.01, name
+    assert rates["belady"] == max(rates.values())
+    infinite = rate(workload, "infinite", 10 * workload.working_set_tokens())
+    assert infinite >= rates["belady"]
+
+
+@pytest.mark.parametrize("capacity", [120, 500, 2000])
+def test_a_constant_prior_is_lru(workload: Workload, capacity: int) -> None:
+    constant = from_trace(trace(), count_from=1800)
+    for turn in constant.arrivals:
+        turn.probability = 0.8
+    evicted: dict[str, list[int]] = {"lru": [], "lpc": []}
+    for name, gone in evicted.items():
+        simulate(
+            constant,
+            capacity * BLOCK,
+            lambda blocks, name=name: REGISTRY[name](blocks, constant, PolicySettings(tau=100)),  # type: ignore[misc]
+            on_evict=lambda now, blocks, gone=gone: gone.extend(block.block_id for block in blocks),  # type: ignore[misc]
+        )
+    assert evicted["lpc"] == evicted["lru"]
+    assert evicted["lru"]
+
+
+def test_the_papers_sweep_at_no_interval_is_the_static_score(workload: Workload) -> None:
+    class Continuous(LpcSweep):
+        interval = 0.0
+
+    asked = PolicySettings(tau=100)
+    swept = simulate(workload, CAPACITY, lambda blocks: Continuous(blocks, workload, asked)).hit_rate
+    assert swept == pytest.approx(rate(workload, "lpc", CAPACITY, tau=100), abs=0.004)
+    assert rate(workload, "lpc-sweep", CAPACITY, tau=100) == pytest.approx(swept, abs=0.02)
+
+
+def test_what_is_learnt_does_not_depend_on_what_comes_after() -> None:
+    whole = trace()
+    cut = Trace("made", BLOCK, [r for r in whole.requests if r.arrival < 1900])
+    known = knowledge_of(from_trace(whole, count_from=1800))
+    early = knowledge_of(from_trace(cut, count_from=1800))
+    assert known.by_turn == early.by_turn
+    assert known.mean_gap == early.mean_gap
+    for index in range(0, sum(r.arrival < 1800 for r in cut.requests), 7):
+        curve, other = (k.curves[k.class_of[index]] for k in (known, early))
+        assert curve == pytest.approx(other)
+
+
+def test_a_log_too_short_to_learn_from_is_replayed_all_the_same() -> None:
+    short = from_trace(trace(12), count_from=60)
+    assert rate(short, "best", CAPACITY) >= 0
+    assert knowledge_of(short).by_turn == (0.5,)
+
+
+@pytest.mark.parametrize("policy", ["best", "lpc-guarded"])
+def test_the_guard_saves_from_inverted_predictions(policy: str) -> None:
+    busy = from_trace(trace(1600), count_from=1800)
+    for turn in busy.arrivals:
+        turn.probability = 0.99 if turn.next is not None else 0.01
+    bare = {"best": "learned", "lpc-guarded": "lpc"}[policy]
+    capacity = 2500 * BLOCK
+    lru = rate(busy, "lru", capacity)
+    assert rate(busy, bare, capacity, invert=True) < lru - 0.02
+    assert rate(busy, policy, capacity, invert=True) > lru - 0.01
+    assert rate(busy, policy, capacity) > lru + 0.01
+
+
+def test_the_guard_trusts_until_there_is_evidence_and_comes_back_when_it_pays() -> None:
+    guard = Guard(half_life=50)
+    assert guard.beta == 1
+    for _ in range(200):
+        guard.observe(3, 5)
+    assert guard.beta == 0
+    assert guard.regret > 0
+    for _ in range(400):
+        guard.observe(6, 5)
+    assert guard.beta == 1
+    assert guard.regret < 0
+
+
+def test_equal_shadows_leave_trust_alone() -> None:
+    guard = Guard()
+    assert [guard.observe(4, 4) for _ in range(500)] == [1.0] * 500
+
+
+def test_the_index_of_an_exponential_is_its_hazard() -> None:
+    """Memoryless returns: waiting longer changes nothing but the probability that there is anything to wait for."""
+    returned = 1 - np.exp(-AGES / 100)
+    hazard = Hazard.index(None, AGES, returned)  # type: ignore[arg-type]
+    gittins = Gittins.index(None, AGES, returned)  # type: ignore[arg-type]
+    middle = (AGES > 5) & (AGES < 250)
+    assert gittins[middle] == pytest.approx(0.01, rel=0.1)
+    assert hazard[middle] == pytest.approx(0.01, rel=0.15)
+    fading = Gittins.index(None, AGES, 0.5 * returned)  # type: ignore[arg-type]
+    assert (np.diff(fading[middle]) < 0).all()
+
+
+def test_the_index_sees_a_return_that_is_still_to_come() -> None:
+    from scipy.special import ndtr
+
+    returned = ndtr((np.log(AGES) - math.log(60)) / 0.3)
+    gittins = Gittins.index(None, AGES, 0.9 * returned)  # type: ignore[arg-type]
+    hazard = Hazard.index(None, AGES, 0.9 * returned)  # type: ignore[arg-type]
+    young = AGES < 10
+    assert hazard[young].max() < 1e-4
+    assert gittins[young].min() > 0.005
+
+
+def test_the_exponential_fit_finds_its_law_in_censored_times() -> None:
+    generator = np.random.default_rng(0)
+    window = generator.uniform(0, 300, 20_000)
+    gap = np.where(generator.random(20_000) < 0.6, generator.exponential(120, 20_000), np.inf)
+    seen = gap <= window
+    q, tau = fit_exponential(gap[seen].tolist(), window[~seen].tolist())
+    assert q == pytest.approx(0.6, abs=0.03)
+    assert tau == pytest.approx(120, rel=0.08)
+
+
+def closed(gaps: list[float]) -> Workload:
+    first = [
+        Turn(f"{i}", 1, "chat", 64, 16, range(100 * i, 100 * i + 4), range(100 * i, 100 * i + 5), arrival=float(i))
+        for i in range(3)
+    ]
+    for i, turn in enumerate(first):
+        turn.next = Turn(f"{i}", 2, "chat", 96, 16, range(100 * i, 100 * i + 6), range(100 * i, 100 * i + 7), gap=gaps[i])
+    return Workload("closed", BLOCK, first, True, 0.0, 1e6)
+
+
+def test_in_a_closed_workload_the_next_turn_follows_the_end_of_the_last() -> None:
+    work = closed([10.0, 20.0, 30.0])
+    result = simulate(work, 10_000, lambda b: REGISTRY["lru"](b, work, PolicySettings()), cost=Cost(64.0, 0.5))
+    first = work.arrivals[0]
+    assert first.next is not None
+    assert first.next.arrival == pytest.approx(0 + 64 / 64 + 16 * 0.5 + 10)
+    assert (result.requests, result.hit_tokens) == (6, 3 * 5 * BLOCK)
+
+
+def test_belady_knows_who_comes_back_first() -> None:
+    work = closed([1000.0, 20.0, 500.0])
+    rates = {
+        n: simulate(work, 17 * BLOCK, lambda b, n=n: REGISTRY[n](b, work, PolicySettings())).hit_tokens
+        for n in ("lru", "belady")
+    }  # type: ignore[misc]
+    assert rates["belady"] > rates["lru"]
