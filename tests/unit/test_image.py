@@ -1,0 +1,101 @@
+"""What can be said of the Dockerfile without a container engine. `make test-image` carries its RUN lines out."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lpc.cli import app
+from predictor_service.config import ServiceSettings
+from tests.dockerfile import ROOT, instructions, stages
+
+ARGUMENTS, STAGES = stages()
+SIDECARS = ("cpu", "gpu")
+
+
+def test_hadolint_finds_nothing() -> None:
+    done = subprocess.run([Path(sys.executable).parent / "hadolint", "Dockerfile"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout + done.stderr == ""
+
+
+def test_base_images_have_a_version() -> None:
+    for name, image in ARGUMENTS.items():
+        if name.endswith("_IMAGE"):
+            assert re.fullmatch(r"[\w./-]+:[\w.-]*\d[\w.-]*(@sha256:[0-9a-f]{64})?", image), image
+
+
+def test_every_stage_is_built_from_a_stage_or_a_pinned_argument() -> None:
+    for stage in STAGES.values():
+        base = stage.base.replace("${ARTEFACT}", ARGUMENTS["ARTEFACT"])
+        assert base in STAGES or base.removeprefix("${").removesuffix("}") in ARGUMENTS
+
+
+def test_every_path_that_is_copied_exists_and_enters_the_build() -> None:
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    let_in = [line[1:] for line in ignore if line.startswith("!")]
+    for stage in STAGES.values():
+        for text in stage.texts("COPY"):
+            words = text.split()
+            origin = [word.partition("=")[2] for word in words if word.startswith("--from=")]
+            if origin:
+                assert origin[0] in STAGES
+                continue
+            for source in words[:-1]:
+                assert (ROOT / source).exists()
+                assert any(Path(source).match(pattern) or Path(pattern) in Path(source).parents for pattern in let_in), source
+
+
+def test_every_run_line_is_shell() -> None:
+    for stage in STAGES.values():
+        for text in stage.texts("RUN"):
+            subprocess.run(["sh", "-n", "-c", text], check=True)
+
+
+def test_the_requirement_files_are_pinned_and_named() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    named = set(re.findall(r"COPY (requirements/\S+)", text))
+    assert named == {"requirements/server.txt", "requirements/gpu.txt", "requirements/train.txt"}
+    for file in named:
+        for line in (ROOT / file).read_text().splitlines():
+            assert re.match(r"\s*#|[\w.-]+==\S+|$", line), line
+
+
+@pytest.mark.parametrize("target", SIDECARS)
+def test_a_sidecar_image_serves_as_a_user_without_rights(target: str) -> None:
+    stage = STAGES[target]
+    assert stage.texts("USER") == ["10001:10001"]
+    assert stage.command("ENTRYPOINT") + stage.command("CMD") == ["lpc", "serve"]
+    assert CliRunner().invoke(app, [*stage.command("CMD"), "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize("target", SIDECARS)
+def test_a_sidecar_images_settings_exist_and_are_valid(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {name: value for name, value in STAGES[target].env().items() if name.startswith("LPC_")}
+    assert {name.removeprefix("LPC_").lower() for name in settings} <= set(ServiceSettings.model_fields)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    made = ServiceSettings()
+    assert {"gpu": "cuda"}.get(target, "cpu") == made.provider
+    assert {str(made.port), str(made.metrics_port)} == set(STAGES[target].texts("EXPOSE")[0].split())
+
+
+@pytest.mark.parametrize("target", SIDECARS)
+def test_the_two_sidecar_images_differ_in_base_provider_and_packages_only(target: str) -> None:
+    ours, other = STAGES[target], STAGES["cpu"]
+    for instruction in ("USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT", "CMD"):
+        assert ours.texts(instruction) == other.texts(instruction)
+    assert {**ours.env(), "LPC_PROVIDER": ""} == {**other.env(), "LPC_PROVIDER": ""}
+    assert "healthcheck.py" in ours.command("HEALTHCHECK")[-1]
+
+
+def test_nothing_is_copied_that_could_hold_data_or_secrets() -> None:
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    assert next(line for line in ignore if not line.startswith("#")) == "*"
+    assert not {"!models", "!data", "!.", "!shared"} & set(ignore)
+
+
+def test_the_parser_joins_lines_and_drops_comments() -> None:
+    assert list(instructions("# x\nRUN a \\\n    && b\n\nUSER c\n")) == [("RUN", "a && b"), ("USER", "c")]
