@@ -18,3 +18,11 @@ def test_every_lpc_command_that_is_named_exists() -> None:
     known = {command.name or command.callback.__name__ for command in app.registered_commands + bench.registered_commands}
     named = set(re.findall(r"\blpc ([a-z]+)", README)) - {"bench"}
     assert named <= known
+
+
+def test_the_simulators_page_lists_every_policy_with_its_rule() -> None:
+    from simulator.policies import REGISTRY
+
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.+?) \|", page, re.MULTILINE))
+    assert rows == {name: policy.rule for name, policy in REGISTRY.items()}

@@ -19,6 +19,7 @@ LOADERS: Final[dict[str, Callable[[Path, Skipped], Iterator[Conversation]]]] = {
     "arena": load_arena,
     "wildchat": load_wildchat,
     "openai": load_openai,
+    "chat": lambda path, skipped: _chat(path, skipped),
 }
 
 HOMES: Final = {
@@ -26,6 +27,17 @@ HOMES: Final = {
     "arena": "https://huggingface.co/datasets/lmsys/chatbot_arena_conversations",
     "wildchat": "https://huggingface.co/datasets/allenai/WildChat-1M",
 }
+
+
+def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
+    """Yield the conversations of an operator's own log, which is a trace, too."""
+    from training.traces.chat import chat_conversations
+    from training.traces.request import TraceError
+
+    try:
+        yield from chat_conversations(path, skipped=skipped)
+    except TraceError as error:
+        raise DatasetError(str(error)) from error
 
 
 def load(name: str, path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
