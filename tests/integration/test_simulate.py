@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from lpc.cli import app
 from simulator import run
 from simulator.describe import describe
+from simulator.engine import simulate
+from simulator.policies import REGISTRY, PolicySettings
 from simulator.report import derived
 from simulator.run import Run, SimulationError, WorkloadSpec, build, parse_capacity, sweep
 from tests.unit.simulator.test_learned import trace
@@ -309,7 +311,35 @@ def test_without_embeddings_sharegpt_says_how_to_make_them(tmp_path: Path) -> No
 MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
 
 
-@pytest.mark.skipif(not MOONCAKE.exists(), reason="the Mooncake trace is not beside the checkout")
+AGENTS = MOONCAKE.with_name("claude_code_sessions.tar.gz")
+needs_data = pytest.mark.skipif(
+    not (MOONCAKE.exists() and AGENTS.exists()), reason="the real traces are not beside the checkout"
+)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("spec", "share"), [(WorkloadSpec(MOONCAKE), 0.02), (WorkloadSpec(AGENTS, "agents"), 0.1)], ids=["mooncake", "agents"]
+)
+def test_a_constant_prior_evicts_on_real_traces_what_lru_evicts(spec: WorkloadSpec, share: float) -> None:
+    workload, working_set = build(spec)
+    for turn in workload.arrivals:
+        turn.probability = 0.8
+    evicted: dict[str, list[int]] = {"lru": [], "lpc": []}
+    for name, gone in evicted.items():
+        simulate(
+            workload,
+            round(share * working_set),
+            lambda blocks, name=name: REGISTRY[name](blocks, workload, PolicySettings(tau=100)),
+            on_evict=lambda now, blocks, gone=gone: gone.extend(block.block_id for block in blocks),
+        )
+    for turn in workload.arrivals:
+        turn.probability = None
+    assert evicted["lpc"] == evicted["lru"]
+    assert len(evicted["lru"]) > 10_000
+
+
+@needs_data
 def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
     names = ("lru", "lpc-turns", "wa", "best", "oracle", "belady")
     rows = sweep([Run(WorkloadSpec(trace=MOONCAKE), name, 0.02) for name in names])
