@@ -13,7 +13,7 @@ HALF_LIFE: Final = 1000
 """Requests after which an observation counts half."""
 FIRM: Final = 0.05
 """Below it beta is 0, that is, plain LRU; above 1 minus it, 1."""
-DOUBT: Final = 1.0
+DOUBT: Final = 0.5
 """Standard deviations by which full trust must have been worse for beta to be a half."""
 SHARPNESS: Final = 2.0
 FEWEST: Final = 30

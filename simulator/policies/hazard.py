@@ -24,7 +24,7 @@ from simulator.workload import Workload
 Floats = NDArray[np.float64]
 ClassKey = tuple[int, ...]
 
-LOG_ODDS_STEP: Final = 0.5
+LOG_ODDS_STEP: Final = 0.25
 LOG_MEAN_STEP: Final = 0.25
 LOG_SIGMA_STEP: Final = 0.2
 """Widths of the classes: log-odds of continuation, and mean and standard deviation of ln(seconds)."""
