@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.dockerfile import below, carry_out, stages
+from tests.dockerfile import Stage, below, carry_out, stages
 from tests.redis_server import free_port
 
 ORDER = ("wheel", "venv-cpu", "trainer", "models-baked", "cpu")
@@ -27,13 +27,19 @@ def main() -> None:
         for name in ORDER:
             # A stage that is built from another goes on in its folder.
             root = copied.get(found[name].base, folder / name)
-            carry_out(found[name], root, copied)
+            carry_out(inheriting(found[name], found), root, copied)
             copied[name] = root
             if name == "models-baked":
                 copied["models"] = root
         serve(found["cpu"].command("ENTRYPOINT") + found["cpu"].command("CMD"), folder / "cpu")
     finally:
         shutil.rmtree(folder)
+
+
+def inheriting(stage: Stage, found: dict[str, Stage]) -> Stage:
+    """Return a stage with the environment of the stage that it is built from."""
+    before = found[stage.base].lines if stage.base in found else []
+    return Stage(stage.base, stage.name, [line for line in before if line[0] in {"ENV", "WORKDIR"}] + stage.lines)
 
 
 def serve(command: list[str], root: Path) -> None:

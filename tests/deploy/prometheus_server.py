@@ -1,0 +1,107 @@
+"""A real Prometheus, and a page of metrics as vLLM writes them."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import yaml
+
+from tests.redis_server import free_port
+
+
+class Prometheus:
+    def __init__(self, address: str) -> None:
+        self._api = f"http://{address}/api/v1"
+
+    def get(self, path: str, **parameters: str) -> Any:
+        with urlopen(f"{self._api}/{path}?{urlencode(parameters)}", timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        result = self.get("query", query=expression)["result"]
+        assert isinstance(result, list)
+        return result
+
+
+@contextmanager
+def prometheus(folder: Path, rules: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes each job's target and evaluates the rules, every second."""
+    jobs = [{"job_name": job, "static_configs": [{"targets": [target]}]} for job, target in targets.items()]
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": jobs,
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    address = f"127.0.0.1:{free_port()}"
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *("prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"),
+                f"--web.listen-address={address}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with urlopen(f"http://{address}/-/ready", timeout=1):
+                    break
+            except (URLError, OSError):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError((folder / "prometheus.log").read_text()[-2000:]) from None
+                time.sleep(0.1)
+        yield Prometheus(address)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+VLLM = """\
+# HELP vllm:prefix_cache_queries_total Prefix cache queries, in terms of number of queried tokens.
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} {queries}
+# HELP vllm:prefix_cache_hits_total Prefix cache hits, in terms of number of cached tokens.
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} {hits}
+"""
+"""The two metrics of vLLM 0.32 that rules and dashboard read."""
+
+
+@contextmanager
+def vllm_metrics() -> Iterator[str]:
+    """Serve metrics under vLLM's names, half of whose tokens hit; yield their address."""
+    scrapes = iter(range(1, 10**9))
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            queries = 1000 * next(scrapes)
+            body = VLLM.format(queries=queries, hits=queries // 2).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
