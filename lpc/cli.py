@@ -140,7 +140,7 @@ def train_time(
 def evaluate(
     embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")] = Path("data/sharegpt"),
     heads: Annotated[Path, typer.Option(help="Folder of heads, one folder each.")] = Path("training/heads"),
-    trace: Annotated[Path | None, typer.Option(help="A trace with times, for the time head.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="A trace with times; default: Mooncake's, if it is at hand.")] = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen or chat.")] = "mooncake",
     picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
     json_file: JsonFile = None,

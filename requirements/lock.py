@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FILES = {
-    "dev.txt": ["--extra", "sim", "--extra", "test"],
+    "dev.txt": ["--extra", "sim", "--extra", "minilm", "--extra", "test"],
     "server.txt": ["--extra", "server"],
     "gpu.txt": ["--extra", "gpu"],
     "train.txt": ["--extra", "train"],

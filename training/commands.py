@@ -17,6 +17,10 @@ from training.head import Head, HeadError
 from training.traces import open_trace
 
 
+MOONCAKE = tuple(Path(folder) / "mooncake_conversation_trace.jsonl" for folder in ("data", "../shared/data"))
+"""Where the trace of the reported figures is looked for when none is named."""
+
+
 def embed(
     out: Path,
     dataset: str,
@@ -68,6 +72,8 @@ def evaluate(embeddings: Path, heads: Path, trace: Path | None, trace_format: st
     found = {path.parent.name: path for path in sorted(heads.glob("*/head.safetensors"), reverse=True)}
     if not found:
         raise HeadError(f"no heads in {heads}: train one with `lpc train`")
+    if trace is None and trace_format == "mooncake":
+        trace = next((path for path in MOONCAKE if path.exists()), None)
     return run(embeddings, found, open_trace(trace, trace_format) if trace else None, picture)
 
 

