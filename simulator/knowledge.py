@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,9 +81,13 @@ class Knowledge:
 
 def knowledge_of(workload: Workload) -> Knowledge:
     """Return what can be learnt of a workload before its hits are counted. The same object for the same workload."""
-    if workload.knowledge is None:
-        workload.knowledge = _of_trace(workload) if workload.trace is not None else _of_history(workload)
-    return workload.knowledge
+    known = _known.get(workload)
+    if known is None:
+        known = _known[workload] = _of_trace(workload) if workload.trace is not None else _of_history(workload)
+    return known
+
+
+_known: "WeakKeyDictionary[Workload, Knowledge]" = WeakKeyDictionary()
 
 
 def _of_trace(workload: Workload) -> Knowledge:

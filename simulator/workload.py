@@ -2,12 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from training.traces import Trace
-
-if TYPE_CHECKING:
-    from simulator.knowledge import Knowledge
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +36,7 @@ class Turn:
     probability: float | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Workload:
     """Requests to replay.
 
@@ -57,7 +53,6 @@ class Workload:
         trace: what the workload was made from, if that was a trace.
         history_by_turn: of other conversations of a synthetic workload: the share that goes on after turn 1, 2, ...
         history_gaps: seconds between turns, drawn like this workload's, but others.
-        knowledge: what `simulator.knowledge` made of all this; kept, since runs of several policies need it.
     """
 
     name: str
@@ -72,7 +67,6 @@ class Workload:
     trace: Trace | None = field(default=None, repr=False)
     history_by_turn: Sequence[float] = (0.8,)
     history_gaps: Sequence[float] = (100.0,)
-    knowledge: "Knowledge | None" = field(default=None, repr=False)
 
     def working_set_tokens(self) -> int:
         """Return the tokens of all different blocks that prompts of the workload have: what an infinite cache would hold."""
