@@ -278,6 +278,14 @@ def bench_store(quick: Quick = False, json_file: JsonFile = None) -> None:
     _report(lambda: store.run(quick=quick), json_file)
 
 
+@bench.command("encoder")
+def bench_encoder(models: Models = Path("models"), quick: Quick = False, json_file: JsonFile = None) -> None:
+    """Turns per second of the encoders that `lpc embed` has exported."""
+    from benchmarks import encoder
+
+    _report(lambda: encoder.run(models, quick=quick), json_file)
+
+
 @bench.command("wire")
 def bench_wire(quick: Quick = False, json_file: JsonFile = None) -> None:
     """What gRPC costs: unary, batch and stream with an instant model."""

@@ -221,3 +221,8 @@ def test_variants_spend_the_budget_as_they_say() -> None:
 )
 def test_the_language_is_told_where_the_text_is_long_enough(text: str, language: str) -> None:
     assert language_of(text) == language
+
+
+def test_the_encoder_benchmark_wants_encoders(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["bench", "encoder", "--models", str(tmp_path)])
+    assert (done.exit_code, "`lpc embed --limit 1` makes one" in done.stderr) == (2, True)
