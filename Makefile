@@ -72,7 +72,7 @@ $(ENGINE)/.installed: requirements/engine.txt pyproject.toml
 	@touch $@
 
 test-engine: setup engine redis-server ## the tests that start real vLLM, and those against its real block pool
-	$(ENGINE)/bin/python -m pytest --confcutdir=tests/engine tests/engine
+	$(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default tests/engine
 
 .PHONY: test-image deploy-tools settings
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
@@ -81,14 +81,19 @@ test-image: setup ## the Dockerfile's RUN lines in clean environments, then the 
 settings: setup ## renew docs/settings.md from the settings objects
 	$(BIN)/python docs/make_settings.py
 
-# What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize).
-deploy-tools: setup $(BIN)/kubectl
-	@for tool in prometheus docker-compose; do command -v $$tool >/dev/null || { echo "== installing $$tool"; \
+# What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize), nginx
+# (for the mtls overlay) and the schema of the PodMonitor.
+deploy-tools: setup $(BIN)/kubectl $(VENV)/crd/node_modules
+	@for tool in prometheus docker-compose nginx; do command -v $$tool >/dev/null || { echo "== installing $$tool"; \
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $$tool; } || \
 	  { echo "$$tool is needed by the tests: install it with your system's package manager"; exit 1; }; done
 
 $(BIN)/kubectl: requirements/kubectl.py | $(VENV)/.installed
 	$(BIN)/python requirements/kubectl.py $@
+
+$(VENV)/crd/node_modules: | $(VENV)/.installed
+	@command -v npm >/dev/null || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends npm; }
+	npm install --prefix $(VENV)/crd --silent --ignore-scripts --no-audit --no-fund @kubernetes-models/prometheus-operator@6.0.0
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
 	rm -rf $(VENV) $(ENGINE) lpc/v1 models build dist out

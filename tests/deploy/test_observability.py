@@ -80,12 +80,12 @@ def test_every_recorded_name_is_used_and_every_name_used_is_recorded() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[Prometheus]:
+def server(tmp_path_factory: pytest.TempPathFactory, timed_models: Path) -> Iterator[Prometheus]:
     """A Prometheus after ten scrapes of a sidecar that answered, refused and dropped."""
     folder = tmp_path_factory.mktemp("prometheus")
 
     async def scrape() -> AsyncIterator[Prometheus]:
-        settings = ServiceSettings(models=tiny_models, model="tiny", port=0, metrics_port=0, unix_socket=None, threads=1)
+        settings = ServiceSettings(models=timed_models, model="tiny", port=0, metrics_port=0, unix_socket=None, threads=1)
         async with running(settings) as addresses:
             with vllm_metrics() as engines:
                 targets = {"lpc-predictor": f"127.0.0.1:{addresses.metrics_port}", "vllm": engines}

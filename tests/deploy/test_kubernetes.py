@@ -1,0 +1,276 @@
+"""Every overlay is rendered by kustomize, and every object is held against the schemas and against what the code offers."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import redis
+import yaml
+from prometheus_client import generate_latest
+from typer.testing import CliRunner
+
+from eviction_client.config import ClientSettings
+from eviction_client.namespace import Namespace
+from eviction_client.stores.redis import RedisStore
+from lpc.cli import app
+from predictor_service.config import ServiceSettings
+from predictor_service.metrics import Metrics
+from tests.dockerfile import ROOT, stages
+from tests.redis_server import free_port
+
+DEPLOY = ROOT / "deploy"
+OVERLAYS = ("cpu", "gpu", "redis-cluster", "mtls")
+Object = dict[str, Any]
+
+# The oldest and the newest release whose schemas the validator has, of those with autoscaling/v2 and gRPC probes.
+RELEASES = ("1.27", "1.37")
+BROUGHT = {"lpc-logs", "lpc-predictor-tls", "lpc-redis-tls"}
+"""What an operator brings: logs to learn from, and certificates."""
+
+
+@cache
+def rendered(overlay: str) -> list[Object]:
+    kubectl = Path(sys.executable).parent / "kubectl"
+    done = subprocess.run([kubectl, "kustomize", DEPLOY / "overlays" / overlay], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def example() -> list[Object]:
+    return list(yaml.safe_load_all((DEPLOY / "examples/vllm.yaml").read_text()))
+
+
+def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
+    """Yield each pod template with its owner's kind and name."""
+    for found in objects:
+        spec = found.get("spec", {})
+        template = spec.get("jobTemplate", {}).get("spec", {}).get("template") or spec.get("template")
+        if template is not None:
+            yield f"{found['kind']} {found['metadata']['name']}", template
+
+
+def containers(pod: Object) -> list[Object]:
+    return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+
+
+def named(objects: list[Object], kind: str, name: str) -> Object:
+    (found,) = [o for o in objects if o["kind"] == kind and re.fullmatch(rf"{name}(-[a-z0-9]{{10}})?", o["metadata"]["name"])]
+    return found
+
+
+@pytest.fixture(params=[*OVERLAYS, "example"])
+def objects(request: pytest.FixtureRequest) -> list[Object]:
+    return example() if request.param == "example" else rendered(request.param)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_schema_of_kubernetes_accepts_every_object(objects: list[Object], release: str) -> None:
+    for found in objects:
+        if found["kind"] != "PodMonitor":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                kubernetes_validate.validate(found, release, strict=True)
+
+
+def test_the_schema_would_refuse_a_misspelt_field() -> None:
+    found = json.loads(json.dumps(named(rendered("cpu"), "Deployment", "lpc-predictor")))
+    found["spec"]["template"]["spec"]["containers"][0]["redinessProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kubernetes_validate.validate(found, RELEASES[-1], strict=True)
+
+
+def test_the_operators_schema_accepts_the_pod_monitor() -> None:
+    package = Path(sys.executable).parents[1] / "crd"
+    script = """
+        import {PodMonitor} from "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/PodMonitor";
+        new PodMonitor(JSON.parse(process.argv[1])).validate();
+    """
+    monitor = named(rendered("cpu"), "PodMonitor", "lpc-predictor")
+    node = [shutil.which("node") or "node", "--input-type=module", "-e", script]
+
+    def accepts(found: Object) -> bool:
+        return subprocess.run([*node, json.dumps(found)], cwd=package, capture_output=True).returncode == 0
+
+    assert accepts(monitor)
+    assert not accepts({**monitor, "spec": {**monitor["spec"], "podMetricsEndpoints": [{"interval": 15}]}})
+
+
+def test_every_pod_is_restricted_and_bounded(objects: list[Object]) -> None:
+    for owner, pod in pods(objects):
+        security = pod["spec"]["securityContext"]
+        assert security["runAsNonRoot"] is True and security["runAsUser"] > 0, owner
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, owner
+        assert pod["spec"]["automountServiceAccountToken"] is False, owner
+        for container in containers(pod):
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False, owner
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, owner
+            # vLLM compiles into its home.
+            assert owner == "Deployment vllm" or container["securityContext"]["readOnlyRootFilesystem"] is True, owner
+            assert set(container["resources"]["requests"]) == {"cpu", "memory"}, owner
+            assert "memory" in container["resources"]["limits"], owner
+
+
+def test_what_serves_has_probes(objects: list[Object]) -> None:
+    for owner, pod in pods(objects):
+        if not owner.startswith(("Job", "CronJob")):
+            for container in pod["spec"]["containers"]:
+                assert {"readinessProbe", "startupProbe"} & set(container), owner
+
+
+def test_every_image_has_a_version(objects: list[Object]) -> None:
+    for owner, pod in pods(objects):
+        for container in containers(pod):
+            assert re.fullmatch(r"[\w./-]+:[\w.-]*\d[\w.-]*", container["image"]), owner
+
+
+def test_every_object_that_a_pod_needs_is_there(objects: list[Object]) -> None:
+    known = {(o["kind"], o["metadata"]["name"]) for o in [*objects, *rendered("cpu")]}
+    for owner, pod in pods(objects):
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
+        needed = [("ConfigMap", v["configMap"]["name"]) for v in volumes.values() if "configMap" in v]
+        needed += [("Secret", v["secret"]["secretName"]) for v in volumes.values() if "secret" in v]
+        needed += [
+            ("PersistentVolumeClaim", v["persistentVolumeClaim"]["claimName"])
+            for v in volumes.values()
+            if "persistentVolumeClaim" in v
+        ]
+        for container in containers(pod):
+            needed += [("ConfigMap", e["configMapRef"]["name"]) for e in container.get("envFrom", [])]
+            for variable in container.get("env", []):
+                reference = variable.get("valueFrom", {}).get("secretKeyRef")
+                needed += [("Secret", reference["name"])] if reference else []
+            templates = [c for o in objects for c in o.get("spec", {}).get("volumeClaimTemplates", [])]
+            claims = {template["metadata"]["name"] for template in templates}
+            assert {mount["name"] for mount in container.get("volumeMounts", [])} <= set(volumes) | claims, owner
+        assert {need for need in needed if need[1] not in BROUGHT} <= known, owner
+
+
+def test_every_selector_finds_its_pods(objects: list[Object]) -> None:
+    labels = [pod["metadata"]["labels"] for _, pod in pods(objects)]
+
+    def finds(wanted: dict[str, str]) -> bool:
+        return any(wanted.items() <= found.items() for found in labels)
+
+    for found in objects:
+        spec = found.get("spec", {})
+        if found["kind"] == "Service":
+            assert finds(spec["selector"])
+            ports = {p["name"] for _, pod in pods(objects) for c in containers(pod) for p in c.get("ports", [])}
+            assert {port["targetPort"] for port in spec["ports"]} <= ports
+        elif found["kind"] in {"PodDisruptionBudget", "PodMonitor", "Deployment", "StatefulSet"}:
+            assert finds(spec["selector"]["matchLabels"])
+        elif found["kind"] == "NetworkPolicy":
+            assert finds(spec["podSelector"]["matchLabels"])
+
+
+def test_the_autoscalers_metric_is_the_sidecars_and_the_adapter_gives_it() -> None:
+    (metric,) = named(rendered("cpu"), "HorizontalPodAutoscaler", "lpc-predictor")["spec"]["metrics"]
+    name = metric["pods"]["metric"]["name"]
+    assert f"\n{name} " in generate_latest(Metrics().registry).decode()
+    (rule,) = yaml.safe_load((DEPLOY / "prometheus/adapter-values.yaml").read_text())["rules"]["custom"]
+    assert rule["name"]["as"] == name and rule["seriesQuery"].startswith(name)
+    limit = int(named(rendered("cpu"), "ConfigMap", "lpc-predictor")["data"]["LPC_MAX_QUEUE_ITEMS"])
+    assert int(metric["pods"]["target"]["averageValue"]) < limit
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_setting_exists_and_is_valid(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("LPC_")]:
+        monkeypatch.delenv(name)
+    sides = (("lpc-predictor", ServiceSettings), ("lpc-engine", ClientSettings))
+    for configuration, settings in sides:
+        data = named(rendered(overlay), "ConfigMap", configuration)["data"]
+        ours = {name: value for name, value in data.items() if name.startswith("LPC_")}
+        assert {name.removeprefix("LPC_").lower() for name in ours} <= set(settings.model_fields)
+        with monkeypatch.context() as patched:
+            for name, value in ours.items():
+                patched.setenv(name, value)
+            settings()
+
+
+def test_the_sidecars_ports_and_user_are_the_images() -> None:
+    image = stages()[1]["cpu"]
+    (_, pod) = next(p for p in pods(rendered("cpu")) if p[0] == "Deployment lpc-predictor")
+    ports = {str(port["containerPort"]) for port in pod["spec"]["containers"][0]["ports"]}
+    assert ports == set(image.texts("EXPOSE")[0].split())
+    security = pod["spec"]["securityContext"]
+    assert f"{security['runAsUser']}:{security['runAsGroup']}" == image.texts("USER")[0]
+    mounts = {mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert {image.env()["LPC_MODELS"], str(Path(image.env()["LPC_UNIX_SOCKET"]).parent)} <= mounts
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_jobs_commands_are_lpcs(overlay: str) -> None:
+    seen = []
+    for owner, pod in pods(rendered(overlay)):
+        for container in containers(pod):
+            if container["image"].startswith("lpc-"):
+                command, *arguments = container["args"]
+                usage = re.sub(
+                    r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+                )
+                for option in arguments[::2]:
+                    assert f"{option} " in usage, (owner, option)
+                seen.append(command)
+    assert seen.count("serve") == 1 and seen.count("export") == 2 and {"embed", "train"} <= set(seen)
+    precision = "fp16" if overlay == "gpu" else "int8"
+    exports = [c["args"] for _, pod in pods(rendered(overlay)) for c in containers(pod) if c.get("args", [""])[0] == "export"]
+    assert {arguments[arguments.index("--precision") + 1] for arguments in exports} == {precision}
+
+
+def test_the_single_redis_lets_an_engine_in_and_nothing_else(tmp_path: Path) -> None:
+    """Runs the container's own shell lines, with its folders below another."""
+    (_, pod) = next(p for p in pods(rendered("cpu")) if p[0] == "Deployment lpc-redis")
+    (container,) = containers(pod)
+    port = free_port()
+    (tmp_path / "redis.conf").write_text((DEPLOY / "redis/redis.conf").read_text())
+    lines = container["args"][0].replace("/run/redis", str(tmp_path)).replace("/etc/redis", str(tmp_path)).rstrip()
+    command = [*container["command"], f"{lines} --port {port} --bind 127.0.0.1"]
+    refused = subprocess.run(command, env={**os.environ, "PASSWORD": "replace-me"}, capture_output=True, text=True, timeout=20)
+    assert refused.returncode == 1 and "replace the password" in refused.stdout
+    server = subprocess.Popen(command, env={**os.environ, "PASSWORD": "s3cret"}, stdout=subprocess.DEVNULL)
+    try:
+        check_rights(port, "s3cret")
+        probe = container["readinessProbe"]["exec"]["command"]
+        done = subprocess.run([probe[0], "-p", str(port), *probe[1:]], capture_output=True, text=True)
+        assert done.stdout.strip() == "PONG"
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def check_rights(port: int, password: str) -> None:
+    """Wait for the server; then an engine can store, and do nothing else."""
+    deadline = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(redis.ConnectionError), contextlib.closing(redis.Redis(port=port)) as probe:
+            try:
+                probe.ping()
+            except redis.AuthenticationError:
+                break
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    namespace = Namespace(hash_algorithm="sha256_cbor", hash_seed="0", block_size=16, model="m")
+    store = RedisStore(f"redis://engine:{password}@127.0.0.1:{port}/0", namespace)
+    try:
+        store.check()
+    finally:
+        store.close()
+    with contextlib.closing(redis.Redis(port=port, username="engine", password=password)) as engine:
+        for forbidden in (("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "GET", "*"), ("GET", "other")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                engine.execute_command(*forbidden)
