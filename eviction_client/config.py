@@ -1,8 +1,8 @@
 """Settings of the client: one typed object, built at the engine's edge from flags and environment, passed down."""
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from eviction_client.score import MEAN_THINK_TIME_S, P_MIN
@@ -30,6 +30,18 @@ class ClientSettings(BaseSettings):
         default=0.5, ge=P_MIN, le=1 - P_MIN, description="probability of requests for which no prediction came"
     )
 
+    guard: bool = Field(default=True, description="trust predictions only as far as two shadow caches find that they pay")
+    shadow: bool = Field(default=False, description="keep the engine's own order and only report what ours would have hit")
+    max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application's hint may ask for")
+    on_unknown_engine: Literal["refuse", "stock"] = Field(
+        default="refuse", description="an engine version that was never tested: refuse to start, or start with its own order"
+    )
+
+    pooling: Literal["auto", "off", "shared", "fleet"] = Field(
+        default="auto",
+        description="who else's score a shared block keeps: nobody's, this engine's other conversations', or those of all "
+        "engines on one Redis; auto is fleet with a Redis URL and shared without",
+    )
     redis_url: SecretStr | None = Field(
         default=None,
         description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it scores stay in this process",
@@ -53,3 +65,16 @@ class ClientSettings(BaseSettings):
         if not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must start with redis://, rediss:// (TLS) or unix://")
         return url
+
+    @model_validator(mode="after")
+    def _fleet_has_a_redis(self) -> Self:
+        if self.pooling == "fleet" and self.redis_url is None:
+            raise ValueError("pooling=fleet needs a Redis: set LPC_REDIS_URL")
+        return self
+
+    @property
+    def pools(self) -> Literal["off", "shared", "fleet"]:
+        """What ``pooling`` comes to."""
+        if self.pooling == "auto":
+            return "shared" if self.redis_url is None else "fleet"
+        return self.pooling

@@ -1,6 +1,7 @@
 """Errors of the client, raised only to tools and at start-up; the serving path never sees one.
 
     ClientError
+    ├── EngineUnsupported       an engine's version or configuration in which the plug-in cannot work
     └── StoreError              the shared store cannot be used
         ├── StoreUnreachable    nothing answers at the address in time
         ├── StoreAccessDenied   password missing or wrong, or the user may not run a command or touch our keys
@@ -12,6 +13,10 @@ Messages say what was wrong and what to do. They contain no password and no text
 
 class ClientError(Exception):
     """Base of every error that an operator can cause."""
+
+
+class EngineUnsupported(ClientError):
+    """This version or configuration of the engine is none in which the plug-in works."""
 
 
 class StoreError(ClientError):

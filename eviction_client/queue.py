@@ -168,6 +168,10 @@ class FreeBlockQueue(Generic[B]):
         self.remove(block)
         self.insert((block,), score)
 
+    def next_blocks(self, n: int) -> list[B]:
+        """Return the next n blocks to be evicted."""
+        return list(islice(self, n))
+
     def candidates(self, n: int) -> list[tuple[B, float]]:
         """Return the next n blocks to be evicted with their scores, rounded to RUN_WIDTH."""
         return list(islice(self.iter_scored(), n))
@@ -197,6 +201,12 @@ class FreeBlockQueue(Generic[B]):
     def num_runs(self) -> int:
         """Runs in the index."""
         return len(self._runs)
+
+    @property
+    def highest_score(self) -> float:
+        """Score of the blocks evicted last, rounded to RUN_WIDTH; FIRST_OUT when none has one."""
+        run = self._last[PREVIOUS]
+        return FIRST_OUT if run is self._first else run[KEY] - TO_KEY
 
     def _start_run(self, score: float, head: B) -> Any:
         """Enter a run into the index; return the block before which it belongs."""

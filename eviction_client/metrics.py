@@ -1,0 +1,135 @@
+"""Metrics of a plug-in, in the engine's own /metrics.
+
+The scheduler counts in plain integers; once a second the scorer's thread copies them into prometheus_client's. These are
+seen by whoever serves /metrics in the same process, or, under PROMETHEUS_MULTIPROC_DIR, in another. An engine whose API
+server is a process of its own and that does not use that directory (vLLM with one API server) needs :func:`register`, which
+vLLM calls in each of its processes (entry point ``vllm.general_plugins``): the first one makes a folder, tells the others of
+it in the environment, and shows what they write there.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+FOLDER: Final = "LPC_METRICS_DIR"
+"""Set by :func:`register` for the processes that it starts; no setting for operators."""
+
+LABEL: Final = "engine"
+
+Values = dict[tuple[str, str], float]
+"""(metric, value of its own label or "") to value."""
+
+# Name: (kind, help, its own label).
+METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
+    "lpc_predictions": (Counter, "Requests asked of the predictor, and what became of them.", "fate"),
+    "lpc_requests_scored": (Counter, "Ended requests by what their blocks' score came from.", "by"),
+    "lpc_fallback_share": (Gauge, "Share of the requests that came to their end without a prediction.", ""),
+    "lpc_evictions": (
+        Counter,
+        "Evicted blocks by log-odds at eviction, at most; by the first block of each allocation.",
+        "at_most",
+    ),
+    "lpc_pooled_raises": (Counter, "Blocks kept longer because another conversation holds them.", ""),
+    "lpc_queue_runs": (Gauge, "Runs of equal score in the free queue.", ""),
+    "lpc_scheduler_seconds": (Counter, "Time that the plug-in has taken in the scheduler's thread.", ""),
+    "lpc_failures": (Counter, "Exceptions of the plug-in that were kept from the engine.", ""),
+    "lpc_beta": (Gauge, "Trust in the predictions: 1 full, 0 is LRU.", ""),
+    "lpc_regret": (
+        Gauge,
+        "Sampled blocks per request that shadow LRU hit more than shadow trust; negative: predictions pay.",
+        "",
+    ),
+    "lpc_shadow_blocks": (Counter, "Sampled blocks of prompts: all, and those that each shadow cache hit.", "cache"),
+    "lpc_predictor_connected": (Gauge, "1 while the sidecar can be reached.", ""),
+    "lpc_store_healthy": (Gauge, "1 while the store of pooled scores can be used.", ""),
+}
+
+_shown: list[Counter | Gauge] = []
+
+
+class EngineMetrics:
+    """The metrics of one engine. A later one of the same process takes an earlier one's place."""
+
+    def __init__(self, engine: str) -> None:
+        for metric in _shown:
+            REGISTRY.unregister(metric)
+        _shown.clear()
+        self._engine = engine
+        self._told: Values = {}
+        self._own = CollectorRegistry()
+        self._metrics: dict[str, Counter | Gauge] = {}
+        folder = os.environ.get(FOLDER)
+        self._file = Path(folder) / f"{os.getpid()}.prom" if folder and "PROMETHEUS_MULTIPROC_DIR" not in os.environ else None
+        for name, (kind, text, label) in METRICS.items():
+            labels = (LABEL, label) if label else (LABEL,)
+            metric = (
+                Counter(name, text, labels) if kind is Counter else Gauge(name, text, labels, multiprocess_mode="mostrecent")
+            )
+            _shown.append(metric)
+            self._own.register(metric)
+            self._metrics[name] = metric
+
+    def update(self, values: Values) -> None:
+        """Show these values; a counter's is its total."""
+        for (name, value_of_label), value in values.items():
+            metric = self._metrics[name]
+            child = metric.labels(self._engine, value_of_label) if METRICS[name][2] else metric.labels(self._engine)
+            if isinstance(child, Gauge):
+                child.set(value)
+            else:
+                more = value - self._told.get((name, value_of_label), 0.0)
+                self._told[name, value_of_label] = value
+                if more > 0:
+                    child.inc(more)
+        if self._file is not None and self._file.parent.is_dir():
+            fresh = self._file.with_suffix(".new")
+            fresh.write_bytes(generate_latest(self._own))
+            fresh.replace(self._file)
+
+
+class FolderCollector(Collector):
+    """Shows what the engines in other processes have written into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are not checked against those of this process's own engine."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Merge all files but this process's."""
+        families: dict[str, Metric] = {}
+        for file in sorted(self._folder.glob("*.prom")):
+            if file.stem == str(os.getpid()):
+                continue
+            for family in text_string_to_metric_families(file.read_text()):
+                if family.name in families:
+                    families[family.name].samples.extend(family.samples)
+                else:
+                    families[family.name] = family
+        return families.values()
+
+
+def register() -> None:
+    """Show the metrics of engines that this process will start. In these themselves it does nothing."""
+    if FOLDER in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="lpc-metrics-")
+    os.environ[FOLDER] = folder
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a forked child runs this too
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    REGISTRY.register(FolderCollector(Path(folder)))

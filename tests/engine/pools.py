@@ -1,0 +1,49 @@
+"""Real block pools of vLLM, with the stock queue and with ours, driven without a model."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from eviction_client.engines.vllm import LearnedFreeQueue, Plugin
+
+
+def pool_of(blocks: int) -> BlockPool:
+    return BlockPool(num_gpu_blocks=blocks, enable_caching=True, hash_block_size=16)
+
+
+def adopt(pool: BlockPool, untagged: Callable[[], float]) -> LearnedFreeQueue:
+    queue = LearnedFreeQueue(pool.free_block_queue.get_all_free_blocks(), untagged)
+    pool.free_block_queue = queue
+    return queue
+
+
+def give_hash(pool: BlockPool, block: KVCacheBlock, content: int) -> None:
+    key: Any = content.to_bytes(32, "big") + bytes(4)
+    if hasattr(block, "set_block_hash"):
+        block.set_block_hash(key, num_tokens=16)
+    else:
+        block.block_hash = key
+    pool.cached_block_hash_to_block.insert(key, block)
+
+
+def plugin_of(pool: BlockPool, scorer: Any) -> Plugin:
+    """Our hooks on a pool, behind a manager that frees what it is given as a request."""
+    manager = SimpleNamespace(
+        block_pool=pool,
+        free=lambda request: pool.free_blocks(reversed(request.blocks)),
+        pop_blocks_for_free=lambda request: list(request.blocks),
+    )
+    plugin = Plugin(SimpleNamespace(kv_cache_manager=manager, block_size=16), scorer, adopt=True)
+    plugin.manager = manager  # type: ignore[attr-defined]
+    return plugin
+
+
+def order(pool: BlockPool) -> list[int]:
+    return [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+
+
+def ids(blocks: Sequence[KVCacheBlock]) -> list[int]:
+    return [block.block_id for block in blocks]

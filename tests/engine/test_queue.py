@@ -1,0 +1,159 @@
+"""The queue in vLLM's real block pool: a drop-in that never loses, doubles or misorders a block."""
+
+import random
+from bisect import insort
+from collections.abc import Iterator
+
+import pytest
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+
+from eviction_client.engines.vllm import LearnedFreeQueue
+from eviction_client.queue import RUN_WIDTH, TO_KEY
+from tests.engine.pools import adopt, give_hash, ids, order, pool_of
+
+BLOCKS = 600
+
+
+class Model:
+    """What the queue must hold, as a sorted list: blocks without content first, then by run, then by insertion."""
+
+    def __init__(self, blocks: list[int]) -> None:
+        self.front = list(blocks)
+        self.scored: list[tuple[float, int, int]] = []
+        self.places: dict[int, tuple[float, int, int]] = {}
+        self.arrivals = 0
+
+    def order(self) -> list[int]:
+        return self.front + [block for _, _, block in self.scored]
+
+    def insert(self, blocks: list[int], score: float) -> None:
+        for block in blocks:
+            self.arrivals += 1
+            self.places[block] = place = (score + TO_KEY, self.arrivals, block)
+            insort(self.scored, place)
+
+    def remove(self, block: int) -> None:
+        if block in self.places:
+            self.scored.remove(self.places.pop(block))
+        else:
+            self.front.remove(block)
+
+    def pop(self, n: int) -> list[int]:
+        popped = self.order()[:n]
+        self.front, rest = self.front[n:], max(n - len(self.front), 0)
+        for _, _, block in self.scored[:rest]:
+            del self.places[block]
+        del self.scored[:rest]
+        return popped
+
+
+def test_a_hundred_thousand_random_operations_never_lose_double_or_misorder_a_block() -> None:
+    rng = random.Random(5)
+    pool = pool_of(BLOCKS)
+    now = 0.0
+    queue = adopt(pool, lambda: now)
+    model = Model(order(pool))
+    used: list[KVCacheBlock] = []
+    contents = 0
+    for step in range(100_000):
+        kind = rng.random()
+        if kind < 0.45 and pool.get_num_free_blocks():
+            n = rng.randint(1, min(8, pool.get_num_free_blocks()))
+            taken = pool.get_new_blocks(n)
+            assert ids(taken) == model.pop(n)
+            for block in taken:
+                if rng.random() < 0.8:
+                    contents += 1
+                    give_hash(pool, block, contents)
+            used.extend(taken)
+        elif kind < 0.6 and model.places:
+            block = pool.blocks[rng.choice(list(model.places))]
+            pool.touch([block])
+            model.remove(block.block_id)
+            used.append(block)
+        elif used:
+            rng.shuffle(used)
+            count = rng.randint(1, min(8, len(used)))
+            freed = [used.pop() for _ in range(count)]
+            score = rng.choice([None, rng.uniform(-20, 20), rng.randint(-3, 3) * RUN_WIDTH, 1e7, -1e7])
+            queue.score = score
+            model.front[:0] = [block.block_id for block in freed if block.block_hash is None]
+            hashed = [block.block_id for block in freed if block.block_hash is not None]
+            now += 1e-3
+            model.insert(hashed, now if score is None else score)
+            pool.free_blocks(freed)
+            queue.score = None
+        assert queue.num_free_blocks == len(model.front) + len(model.scored)
+        if step % 500 == 0:
+            assert order(pool) == model.order()
+            check_links(queue)
+    assert order(pool) == model.order()
+
+
+def check_links(queue: LearnedFreeQueue) -> None:
+    block, count = queue.fake_free_list_head, -1
+    while block is not queue.fake_free_list_tail:
+        following = block.next_free_block
+        assert following is not None and following.prev_free_block is block
+        block, count = following, count + 1
+    assert count == queue.num_free_blocks
+
+
+def test_without_scores_the_eviction_sequence_is_the_stock_queues_block_by_block() -> None:
+    def evictions(learned: bool) -> Iterator[int]:
+        rng = random.Random(7)
+        pool = pool_of(200)
+        if learned:
+            now = iter(range(10**9))
+            adopt(pool, lambda: next(now) * 0.01)
+        running: list[list[KVCacheBlock]] = []
+        contents = 0
+        for _ in range(5000):
+            if running and (rng.random() < 0.5 or pool.get_num_free_blocks() < 20):
+                pool.free_blocks(reversed(running.pop(rng.randrange(len(running)))))
+                continue
+            chain = pool.get_new_blocks(rng.randint(1, 20))
+            for block in chain:
+                yield block.block_id
+                if rng.random() < 0.9:
+                    contents += 1
+                    give_hash(pool, block, contents)
+            free = [block for block in pool.free_block_queue.get_all_free_blocks() if block.block_hash is not None]
+            hits = rng.sample(free, min(len(free), 3))
+            pool.touch(hits)
+            running.append(hits + chain)
+
+    assert list(evictions(True)) == list(evictions(False))
+
+
+def test_the_queue_has_the_stock_queues_methods_and_no_fewer() -> None:
+    public = {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")}
+    assert all(callable(getattr(LearnedFreeQueue, name)) for name in public)
+    assert issubclass(LearnedFreeQueue, FreeKVCacheBlockQueue)
+
+
+def test_built_from_blocks_the_queue_hands_them_out_in_order() -> None:
+    blocks = [KVCacheBlock(block_id=i) for i in range(5)]
+    queue = LearnedFreeQueue(blocks)
+    assert queue.num_free_blocks == 5 and queue.get_all_free_blocks() == blocks
+    assert queue.popleft() is blocks[0]
+    queue.remove(blocks[2])
+    queue.append(blocks[0])
+    assert queue.popleft_n(0) == []
+    assert ids(queue.popleft_n(4)) == [1, 3, 4, 0]
+    with pytest.raises(ValueError):
+        queue.popleft()
+
+
+def test_who_walks_the_blocks_after_a_cursor_sees_those_freed_before_it() -> None:
+    pool = pool_of(10)
+    queue = adopt(pool, lambda: 0.0)
+    first, second = (pool.get_new_blocks(1)[0] for _ in range(2))
+    give_hash(pool, first, 1)
+    give_hash(pool, second, 2)
+    for block, score in ((first, 5.0), (second, -5.0)):
+        queue.score = score
+        pool.free_blocks([block])
+    cursor = queue.get_all_free_blocks()[-1]
+    assert cursor is first
+    assert second in list(queue.iter_blocks_after(cursor))

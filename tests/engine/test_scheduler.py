@@ -1,0 +1,271 @@
+"""Our hooks in vLLM's real scheduler, synchronous and asynchronous: order, scores, hints, guard."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from vllm.v1.request import RequestStatus
+
+from eviction_client.config import ClientSettings
+from eviction_client.engines import vllm as adapter
+from eviction_client.errors import EngineUnsupported
+from eviction_client.score import score
+from tests.engine.schedulers import BLOCK, Engine, Turn, conversations, oracle
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def asynchronous(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=[None, 64], ids=["full", "hybrid"])
+def window(request: pytest.FixtureRequest) -> int | None:
+    return request.param
+
+
+def scores_of(engine: Engine) -> dict[int, float]:
+    return {block.block_id: value for block, value in engine.pool.free_block_queue.iter_scored() if value > -math.inf}
+
+
+def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), arguments: dict[str, Any] | None = None) -> Any:
+    request = engine.add(name, tokens, 3, arguments)
+    while engine.scheduler.has_unfinished_requests() or engine._flying:
+        engine.step()
+    return request
+
+
+def test_a_constant_prior_evicts_as_stock_block_by_block(asynchronous: bool, window: int | None) -> None:
+    made = conversations(1, 120)
+    stock, ours = (
+        Engine(100 if window else 60, learned=learned, asynchronous=asynchronous, window=window).run(made)
+        for learned in (False, True)
+    )
+    assert (window or stock.preempted > 0) and len(stock.evicted) > 1000
+    assert ours.evicted == stock.evicted
+    assert ours.outputs == stock.outputs
+
+
+def test_any_constant_answer_evicts_as_stock_too(asynchronous: bool) -> None:
+    made = conversations(2, 60)
+    stock = Engine(70, learned=False, asynchronous=asynchronous).run(made)
+    ours = Engine(70, tell=lambda _: 0.8, prior=0.8, asynchronous=asynchronous).run(made)
+    assert ours.evicted == stock.evicted
+
+
+def test_an_oracle_hits_more_than_stock(asynchronous: bool, window: int | None) -> None:
+    made = conversations(3, 200)
+    blocks = 400 if window else 260
+    stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
+    ours = Engine(blocks, tell=oracle(made), asynchronous=asynchronous, window=window).run(made)
+    assert ours.outputs == stock.outputs
+    assert ours.cached > 1.05 * stock.cached
+
+
+def test_inverted_predictions_under_the_guard_cost_less_than_a_point(asynchronous: bool) -> None:
+    made = conversations(4, 1200, spread_s=4000.0)
+    right = oracle(made)
+    stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
+    trusting = Engine(260, tell=lambda name: 1 - right(name), asynchronous=asynchronous).run(made)
+    engine = Engine(260, tell=lambda name: 1 - right(name), guard=True, asynchronous=asynchronous)
+    settle_at_every_finish(engine)
+    guarded = engine.run(made)
+    # The guard has to see it first: that takes some hundred requests.
+    rates = [outcome.hit_rate(since=0.25) for outcome in (stock, trusting, guarded)]
+    print(f"hit rate: stock {rates[0]:.2f}, inverted {rates[1]:.2f}, inverted under the guard {rates[2]:.2f}")
+    assert engine.scheduler.lpc.scorer.beta == 0.0
+    assert rates[1] < rates[0] - 2, rates
+    assert rates[2] > rates[0] - 1, rates
+
+
+def settle_at_every_finish(engine: Engine) -> None:
+    """Virtual time runs a thousand times as fast as the thread that learns: make it keep up."""
+    scorer = engine.scheduler.lpc.scorer
+    finished = scorer.finished
+
+    def keep_up(*args: Any, **kwargs: Any) -> float:
+        value: float = finished(*args, **kwargs)
+        scorer._learn()
+        return value
+
+    scorer._closing = True
+    scorer._wake.set()
+    scorer._thread.join()
+    scorer.finished = keep_up
+
+
+def test_a_finished_request_gives_its_blocks_the_score_of_its_prediction() -> None:
+    engine = Engine(100, tell=lambda _: 0.9)
+    finish(engine, "a")
+    expected = score(0.9, engine.now, 100.0)
+    assert list(scores_of(engine).values()) == pytest.approx([expected] * 2, abs=0.07)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "difference"),
+    [
+        ({"lpc_retain_seconds": 200}, 2.0),
+        ({"lpc_retain_seconds": "200"}, 2.0),
+        ({"lpc_retain_seconds": 1e9}, 36.0),
+        ({"lpc_retain_seconds": "soon"}, 0.0),
+        ({"lpc_priority": -3}, -3.0),
+        ({"lpc_done": True}, -9.21),
+        ({"lpc_done": "true"}, -9.21),
+        ({"lpc_done": 0}, 0.0),
+        ({"lpc_priority": float("nan")}, 0.0),
+    ],
+)
+def test_a_hint_moves_the_score(arguments: dict[str, Any], difference: float) -> None:
+    engine = Engine(100)
+    finish(engine, "a", arguments=arguments)
+    expected = score(0.5, engine.now, 100.0) + difference
+    assert list(scores_of(engine).values()) == pytest.approx([expected] * 2, abs=0.07)
+
+
+def test_an_aborted_request_counts_for_the_prior() -> None:
+    engine = Engine(100, tell=lambda _: 0.99)
+    engine.add("a", list(range(6, 86)), 50)
+    for _ in range(4):
+        engine.step()
+    engine.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert list(scores_of(engine).values()) == pytest.approx([score(0.5, engine.now, 100.0)] * 5, abs=0.07)
+    assert engine.scheduler.lpc.scorer.scored["aborted"] == 1
+
+
+def test_a_preempted_requests_blocks_go_last_and_are_not_pinned() -> None:
+    engine = Engine(100, tell=lambda name: 0.99 if name == "kept" else 0.5)
+    finish(engine, "kept")
+    request = engine.add("b", list(range(100, 200)), 50)
+    engine.step()
+    engine.scheduler.running.remove(request)
+    engine.scheduler._preempt_request(request, engine.now)
+    order = [block.block_id for block in engine.pool.free_block_queue]
+    preempted = order[-6:]
+    scores = scores_of(engine)
+    assert {scores[block] for block in preempted} == {max(scores.values())}
+    assert max(scores.values()) <= score(0.99, engine.now, 100.0) + 0.07
+
+
+def test_unpinned_blocks_go_last() -> None:
+    engine = Engine(100, tell=lambda _: 0.99)
+    finish(engine, "a")
+    blocks = engine.pool.get_new_blocks(2)
+    engine.pool.unpin_blocks(blocks, lambda _: None)
+    order = list(engine.pool.free_block_queue)
+    assert order[-2:] == blocks
+
+
+def test_a_score_does_not_outlive_the_free_it_was_meant_for() -> None:
+    engine = Engine(100, tell=lambda _: 0.99)
+    first = engine.add("a", list(range(6, 86)), 2)
+    second = engine.add("b", list(range(6, 86)), 40)
+    for _ in range(6):
+        engine.step()
+    assert first.is_finished() and not second.is_finished()
+    shared = engine.scheduler.kv_cache_manager.get_blocks("b").blocks[0][:4]
+    assert all(block.ref_cnt == 1 for block in shared)
+    # Freed by nobody's request: the score of a's free has gone with it.
+    engine.pool.free_blocks(list(reversed(shared)))
+    freed = [scores_of(engine)[block.block_id] for block in shared]
+    assert freed == pytest.approx([score(0.5, engine.now, 100.0)] * 4, abs=0.07)
+
+
+def test_a_deferred_free_keeps_its_score_and_only_that() -> None:
+    engine = Engine(100, tell=lambda _: 0.9, asynchronous=True)
+    scheduler = engine.scheduler
+    scheduler.defer_block_free = True
+    engine.add("a", list(range(6, 86)), 4)
+    engine.step()
+    scheduler.finish_requests("a", RequestStatus.FINISHED_STOPPED)
+    assert scheduler.deferred_frees and not scores_of(engine)
+    decided = score(0.9, engine.now, 100.0)
+    engine.now += 30
+    while engine._flying:
+        engine.step()
+    assert not scheduler.deferred_frees
+    assert list(scores_of(engine).values()) == pytest.approx([decided] * 5, abs=0.07)
+    blocks = engine.pool.get_new_blocks(99)[-1:]
+    assert "append_n" not in vars(engine.pool.free_block_queue)
+    assert blocks
+
+
+def test_a_failing_hook_costs_neither_request_nor_order(caplog: pytest.LogCaptureFixture) -> None:
+    made = conversations(5, 60)
+    stock = Engine(110, learned=False).run(made)
+
+    def tell(_: str) -> float:
+        raise RuntimeError("secret text of a conversation")
+
+    engine = Engine(110, tell=tell)
+    ours = engine.run(made)
+    assert ours.outputs == stock.outputs and ours.evicted == stock.evicted
+    assert engine.scheduler.lpc.scorer.failures == len(ours.outputs)
+    assert sum("learned prefix cache" in record.message for record in caplog.records if record.levelname == "ERROR") == 1
+    assert "secret" not in caplog.text
+
+
+def test_shadow_mode_leaves_the_stock_queue_and_reports() -> None:
+    made = conversations(6, 100)
+    stock = Engine(260, learned=False).run(made)
+    engine = Engine(260, tell=oracle(made), shadow=True)
+    ours = engine.run(made)
+    assert ours.evicted == stock.evicted
+    assert type(engine.pool.free_block_queue) is not adapter.LearnedFreeQueue
+    assert engine.scheduler.lpc.scorer.settle()
+    values = engine.scheduler.lpc.values()
+    assert values["lpc_shadow_blocks", "trusting"] > values["lpc_shadow_blocks", "lru"] > 0
+
+
+def test_a_prefix_shared_with_a_conversation_that_goes_on_is_raised_again() -> None:
+    engine = Engine(60, tell=lambda name: 0.99 if name == "goes on" else 0.01, pooling="shared")
+    finish(engine, "goes on", range(6, 86))
+    finish(engine, "ends", [*range(6, 54), *range(150, 182)])
+    plugin = engine.scheduler.lpc
+    assert plugin.scorer.settle()
+    low = min(scores_of(engine).values())
+    for _ in range(200):
+        # Blocks without content are asked about last of all, and this engine has no other load that would take them.
+        plugin._look_ahead(plugin.queue)
+        if plugin.raised:
+            break
+        time.sleep(0.02)
+    assert plugin.raised >= 1
+    assert max(scores_of(engine).values()) > low + 8
+
+
+def test_the_scheduler_is_vllms_own_class(asynchronous: bool) -> None:
+    scheduler = Engine(50, asynchronous=asynchronous).scheduler
+    assert isinstance(scheduler, adapter.AsyncScheduler) == asynchronous
+    assert isinstance(scheduler, adapter.Scheduler)
+
+
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(adapter, "KNOWN_VERSIONS", {"0.1.2": "x"})
+    yield
+
+
+def test_an_unknown_version_is_refused_with_the_versions_that_work(unknown: None) -> None:
+    with pytest.raises(EngineUnsupported, match=r"Known to work: 0\.1\.2.*LPC_ON_UNKNOWN_ENGINE=stock"):
+        Engine(50)
+
+
+def test_an_unknown_version_starts_with_stock_lru_where_asked(unknown: None) -> None:
+    engine = Engine(50, on_unknown_engine="stock")
+    assert type(engine.scheduler) is adapter.Scheduler
+    finish(engine, "a")
+
+
+def test_another_source_under_a_known_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "fingerprint", lambda: "other")
+    with pytest.raises(EngineUnsupported, match="differs"):
+        Engine(50)
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LPC_POOLING", "off")
+    monkeypatch.setenv("LPC_SHADOW", "true")
+    settings = ClientSettings()
+    assert settings.pools == "off" and settings.shadow
+    assert BLOCK == 16 and Turn([1], 1, 0.0).arguments is None
