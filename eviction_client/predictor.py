@@ -30,6 +30,8 @@ from typing import Any, Final
 import grpc
 from redis.backoff import EqualJitterBackoff
 
+from eviction_client.access import Access
+from lpc.certificates import CertificateError
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -136,7 +138,7 @@ class PredictorClient:
         served_model: name under which the sidecar knows the engine's tokenizer, for ``ask`` calls that give none.
         timeout_s: age at which an answer is worthless, for ``ask`` calls that give none.
         capacity: requests remembered, waiting and answered together.
-        credentials: for TLS; None speaks plain text.
+        access: says how to get in (TLS, token); asked for every connection. Without it: in plain text, without a token.
         connect_timeout_s: time that a connection may take to become ready.
         silence_s: longest silence on a stream on which requests wait.
         clock: monotonic seconds.
@@ -149,7 +151,7 @@ class PredictorClient:
         served_model: str = "",
         timeout_s: float = 10.0,
         capacity: int = 8192,
-        credentials: grpc.ChannelCredentials | None = None,
+        access: Callable[[], Access] = Access,
         connect_timeout_s: float = 5.0,
         silence_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
@@ -158,7 +160,7 @@ class PredictorClient:
         self._served_model = served_model
         self._timeout_s = timeout_s
         self._capacity = capacity
-        self._credentials = credentials
+        self._access = access
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s
         self._clock = clock
@@ -349,16 +351,14 @@ class PredictorClient:
         """Connect and open a stream. It is over already when that fails."""
         stream = _Stream()
         try:
-            if self._credentials is None:
-                stream.channel = grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
-            else:
-                stream.channel = grpc.secure_channel(self._address, self._credentials, options=_CHANNEL_OPTIONS)
+            access = self._access()
+            stream.channel = access.channel(self._address, _CHANNEL_OPTIONS)
             stub = predictor_pb2_grpc.ContinuationPredictorStub(stream.channel)
-            stream.error = self._greet(stub)
+            stream.error = self._greet(stub, access)
             stream.ready = stream.error is None
             if stream.ready and not self._closing:
                 stream.heard_at = self._clock()
-                stream.call = stub.PredictStream(self._outgoing(stream))
+                stream.call = stub.PredictStream(self._outgoing(stream), metadata=access.metadata)
         except Exception as error:
             # An address that gRPC cannot even parse, for example.
             stream.error = error
@@ -377,13 +377,15 @@ class PredictorClient:
         threading.Thread(target=self._read, args=(stream,), name="lpc-predictor-reader", daemon=True).start()
         return stream
 
-    def _greet(self, stub: predictor_pb2_grpc.ContinuationPredictorStub) -> Exception | None:
+    def _greet(self, stub: predictor_pb2_grpc.ContinuationPredictorStub, access: Access) -> Exception | None:
         """Ask the peer who it is; return what is wrong with it, if anything.
 
         An answer shows that the sidecar itself is up, not only its port. (gRPC's own watch of a channel's state cannot be
         used: its thread fails when the channel is closed under it.)
         """
-        greeting = stub.GetModelInfo.future(predictor_pb2.GetModelInfoRequest(), timeout=self._connect_timeout_s)
+        greeting = stub.GetModelInfo.future(
+            predictor_pb2.GetModelInfoRequest(), timeout=self._connect_timeout_s, metadata=access.metadata
+        )
 
         def done(_: object) -> None:
             with self._changed:
@@ -521,6 +523,8 @@ class PredictorClient:
 def _reason(stream: _Stream) -> str:
     if isinstance(stream.error, grpc.Call):
         return str(stream.error.code())
+    if isinstance(stream.error, CertificateError):
+        return str(stream.error)
     if stream.error is not None:
         return type(stream.error).__name__
     return "it fell silent" if stream.ready else "nothing answers"

@@ -15,6 +15,7 @@ USERS_ERRORS = (
     ("simulator.run", "SimulationError"),
     ("benchmarks.setup", "BenchmarkError"),
     ("eviction_client.errors", "ClientError"),
+    ("lpc.certificates", "CertificateError"),
     ("lpc.predict", "PredictError"),
 )
 

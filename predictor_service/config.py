@@ -3,9 +3,9 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 
@@ -22,6 +22,21 @@ class ServiceSettings(BaseSettings):
     )
     metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus metrics.")
     metrics_port: int | None = Field(9090, ge=0, le=65535, description="Port of the Prometheus metrics; empty: none.")
+
+    tls_certificate: Path | None = Field(
+        None, description="PEM file of the sidecar's certificate chain: TLS on the TCP port. The Unix socket stays plain."
+    )
+    tls_key: Path | None = Field(None, description="PEM file of its key, without a pass phrase.")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of an authority: only clients with a certificate signed by it may connect (mTLS)."
+    )
+    tokens: Path | None = Field(
+        None, description="File of `name: sha256 of the token` lines: on the TCP port only clients with a token are served."
+    )
+    client_rate: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Conversations per second of one client, averaged over a second; 0: any."
+    )
+    client_streams: int = Field(0, ge=0, description="PredictStreams that one client may have open at a time; 0: any.")
 
     models: Path = Field(Path("models"), description="Model repository: folders <model>/<version>/ made by `lpc export`.")
     model: str = Field("e5-small", description="Model to serve; its newest valid version is used.")
@@ -53,11 +68,19 @@ class ServiceSettings(BaseSettings):
     drain_timeout_s: float = Field(10.0, ge=0, description="Seconds that requests in flight get at shutdown.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe log lines written.")
 
-    @field_validator("unix_socket", "metrics_port", mode="before")
+    @field_validator("unix_socket", "metrics_port", "tls_certificate", "tls_key", "tls_client_ca", "tokens", mode="before")
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         """An environment variable can only be empty, not None."""
         return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together: set both or none")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -3,7 +3,8 @@
     ServiceError
     ├── InvalidRequest        INVALID_ARGUMENT      the caller must change the request
     ├── UnknownServedModel    NOT_FOUND             token ids of a model whose tokenizer is not configured
-    ├── Overloaded            RESOURCE_EXHAUSTED    the queue is full; try later or elsewhere
+    ├── Unauthenticated       UNAUTHENTICATED       no token, or none of those in the sidecar's token file
+    ├── Overloaded            RESOURCE_EXHAUSTED    the queue is full, or the client over its limit; try later or elsewhere
     ├── Expired               DEADLINE_EXCEEDED     nobody waits for the answer any more
     ├── Unavailable           UNAVAILABLE           the service is starting or draining
     └── ArtifactError         FAILED_PRECONDITION   the model artefact is missing, corrupted or unfit
@@ -32,10 +33,20 @@ class UnknownServedModel(ServiceError):
     status = grpc.StatusCode.NOT_FOUND
 
 
+class Unauthenticated(ServiceError):
+    """The caller shows no token that is known. One message for all cases, which tells a guesser nothing."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+
+
 class Overloaded(ServiceError):
-    """The bounded queue is full."""
+    """The bounded queue is full, or the client has used up what it may. ``retry_after_s``: when to try again, if known."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Expired(ServiceError):

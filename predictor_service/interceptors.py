@@ -1,9 +1,10 @@
-"""What holds for every method: errors become statuses, calls are counted, and undecodable bytes are the caller's fault.
+"""What holds for every method: callers are known, errors become statuses, calls are counted, bad bytes are the caller's fault.
 
 They wrap the handlers from outside, so that no method does any of it itself.
 """
 
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
@@ -12,7 +13,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from predictor_service.errors import InvalidRequest, ServiceError
+from predictor_service.clients import Caller, Clients
+from predictor_service.errors import InvalidRequest, Overloaded, ServiceError
 from predictor_service.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -31,10 +33,11 @@ class Undecodable:
 
 
 class ServiceInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of lpc.v1 with decoding, error statuses and metrics."""
+    """Wraps the handlers of lpc.v1 with authentication, decoding, error statuses and metrics."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, clients: Clients) -> None:
         self._metrics = metrics
+        self._clients = clients
 
     async def intercept_service(
         self,
@@ -59,6 +62,7 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Message | Undecodable, context: Context) -> Message:
             start = time.perf_counter()
             try:
+                self._clients.enter(context.peer(), context.invocation_metadata())
                 if isinstance(request, Undecodable):
                     raise InvalidRequest(UNDECODABLE)
                 response: Message = await behaviour(request, context)
@@ -73,15 +77,19 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
 
     def _stream(self, method: str, behaviour: Any) -> Any:
         async def call(requests: AsyncIterator[Message | Undecodable], context: Context) -> AsyncIterator[Message]:
-            async def decoded() -> AsyncIterator[Message]:
+            async def decoded(caller: Caller) -> AsyncIterator[Message]:
                 async for request in requests:
+                    # A stream is open for days: its token may be revoked meanwhile.
+                    self._clients.check(caller)
                     if isinstance(request, Undecodable):
                         raise InvalidRequest(UNDECODABLE)
                     yield request
 
             try:
-                async for response in behaviour(decoded(), context):
-                    yield response
+                caller = self._clients.enter(context.peer(), context.invocation_metadata())
+                with caller.client.stream():
+                    async for response in behaviour(decoded(caller), context):
+                        yield response
             except Exception as error:
                 await self._refuse(method, error, context)
                 raise
@@ -92,7 +100,11 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
     async def _refuse(self, method: str, error: Exception, context: Context) -> None:
         status, message = status_of(error, method)
         self._metrics.requests.labels(method, status.name).inc()
-        await context.abort(status, message)
+        trailer: tuple[tuple[str, str], ...] = ()
+        if isinstance(error, Overloaded) and error.retry_after_s is not None:
+            # gRPC's own hint (proposal A6): clients with a retry policy wait as long.
+            trailer = (("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))),)
+        await context.abort(status, message, trailer)
 
 
 def status_of(error: BaseException, where: str) -> tuple[grpc.StatusCode, str]:

@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+REFUSALS = ("rate", "streams")
+"""Limits per client, as a label."""
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -48,6 +50,21 @@ class Metrics:
         self.gap_memory = Gauge(
             "lpc_gap_memory_conversations", "Conversations whose gaps between turns are remembered.", registry=registry
         )
+        self.client_conversations = Counter(
+            "lpc_client_conversations", "Conversations admitted, by client.", ["client"], registry=registry
+        )
+        self.client_refusals = Counter(
+            "lpc_client_refusals",
+            "Conversations or streams refused by a limit per client.",
+            ["client", "reason"],
+            registry=registry,
+        )
+        self.client_streams = Gauge("lpc_client_streams", "PredictStreams open, by client.", ["client"], registry=registry)
+        self.certificate_expiry = Gauge(
+            "lpc_certificate_expiry_timestamp_seconds",
+            "When the TLS certificate in use ends, seconds since the Unix epoch; 0 without TLS.",
+            registry=registry,
+        )
         self.queue_depth = Gauge("lpc_queue_depth", "Conversations admitted and not answered.", registry=registry)
         self.queue_limit = Gauge("lpc_queue_limit", "Conversations that may be admitted at a time.", registry=registry)
 
@@ -59,6 +76,17 @@ class Metrics:
     def watch_gaps(self, conversations: Callable[[], float]) -> None:
         """Report how many conversations' gaps are remembered, at every scrape."""
         self.gap_memory.set_function(conversations)
+
+    def watch_certificate(self, expires_at: Callable[[], float]) -> None:
+        """Report when the TLS certificate ends, at every scrape."""
+        self.certificate_expiry.set_function(expires_at)
+
+    def forget_client(self, name: str) -> None:
+        """Drop the series of a client that is no longer one."""
+        self.client_conversations.remove(name)
+        for reason in REFUSALS:
+            self.client_refusals.remove(name, reason)
+        self.client_streams.remove(name)
 
     def observe_batch(self, items: int, tokens: int, real_tokens: int) -> None:
         """Record one model batch."""

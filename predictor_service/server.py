@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
@@ -17,10 +18,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
+from lpc.certificates import CertificateError, CertificateFiles
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batcher import Batcher, Result
 from predictor_service.chat_template import ServedModels
+from predictor_service.clients import ClientLimits, Clients, TokenFileError
 from predictor_service.config import ServiceSettings
 from predictor_service.gaps import GapMemory
 from predictor_service.inference import InferenceSettings, Model
@@ -30,6 +33,8 @@ from predictor_service.queue import BatchQueue
 from predictor_service.repository import ModelRepository
 from predictor_service.requests import RequestLimits, RequestParser
 from predictor_service.service import PredictorService
+from predictor_service.tls import ServerTls
+from predictor_service.watched import refresh_forever
 
 log = logging.getLogger(__name__)
 
@@ -63,22 +68,24 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
         clock: seconds since the Unix epoch, by which turns arrive.
 
     Raises:
-        StartError: an address is taken. ArtifactError: no version of the model can be served.
+        StartError: an address is taken, or a certificate or the token file cannot be used.
+        ArtifactError: no version of the model can be served.
     """
     metrics = Metrics()
     inference = InferenceSettings(settings.provider, settings.threads, settings.cuda_memory_mib)
     repository = ModelRepository(settings.models, settings.model, inference)
     served_models = ServedModels(settings.served_models)
+    tls, clients = _credentials(settings, metrics)
     async with contextlib.AsyncExitStack() as stack:
         server = grpc.aio.server(
-            interceptors=[ServiceInterceptor(metrics)],
+            interceptors=[ServiceInterceptor(metrics, clients)],
             options=[
                 # An occupied port must be an error, not a second server that gets half of the calls.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", settings.max_request_bytes),
             ],
         )
-        port = _listen(server, settings)
+        port = _listen(server, settings, tls)
         metrics_port = _serve_metrics(settings, metrics, stack)
         model = await asyncio.to_thread(repository.load_newest)
         batch_tokens = settings.max_batch_tokens or BATCH_TOKENS[model.provider]
@@ -120,10 +127,13 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
                 lambda result: metrics.reloads.labels(result).inc(),
             )
         )
+        refreshes = [part.refresh for part in (tls, clients) if part is not None]
+        refreshing = asyncio.create_task(refresh_forever(settings.reload_interval_s, refreshes))
         try:
             yield Addresses(settings.host, port, settings.unix_socket, settings.metrics_host, metrics_port)
         finally:
             watching.cancel()
+            refreshing.cancel()
             # Not serving first, so that load balancers stop sending while requests in flight get their answers.
             await healthiness.enter_graceful_shutdown()
             service.drain()
@@ -152,12 +162,34 @@ async def serve(settings: ServiceSettings) -> None:
     log.info("stopped")
 
 
-def _listen(server: grpc.aio.Server, settings: ServiceSettings) -> int:
+def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls | None, Clients]:
     try:
-        port = server.add_insecure_port(f"{settings.host}:{settings.port}")
+        tls = None
+        if settings.tls_certificate is not None:
+            tls = ServerTls(CertificateFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca))
+            metrics.watch_certificate(lambda: tls.expires_at)
+        clients = Clients(settings.tokens, ClientLimits(settings.client_rate, settings.client_streams), metrics)
+    except (CertificateError, TokenFileError) as error:
+        raise StartError(str(error)) from error
+    if settings.tokens is not None and tls is None and not _loopback(settings.host):
+        log.warning("tokens are asked for on %s without TLS, so they travel in clear: set LPC_TLS_CERTIFICATE", settings.host)
+    return tls, clients
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(server: grpc.aio.Server, settings: ServiceSettings, tls: ServerTls | None) -> int:
+    address = f"{settings.host}:{settings.port}"
+    try:
+        port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.credentials())
     except RuntimeError as error:
         raise StartError(
-            f"cannot listen on {settings.host}:{settings.port}: the port is taken or the address is not this machine's; "
+            f"cannot listen on {address}: the port is taken or the address is not this machine's; "
             "choose another with --port or LPC_PORT"
         ) from error
     path = settings.unix_socket

@@ -12,6 +12,7 @@ import grpc.aio
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batcher import Answer, Batcher
+from predictor_service.clients import CALLER
 from predictor_service.conversation import UserTurns
 from predictor_service.errors import InvalidRequest, Overloaded
 from predictor_service.gaps import Arrival, GapMemory
@@ -49,6 +50,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
 
     async def Predict(self, request: pb.PredictRequest, context: Context) -> pb.PredictResponse:  # noqa: N802
         """Answer one conversation within the call's deadline."""
+        CALLER.get().client.admit(1)
         answer = await self._predict(request.conversation, self._deadline(context))
         return pb.PredictResponse(prediction=_message(answer))
 
@@ -60,6 +62,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         count = len(request.conversations)
         if not 1 <= count <= self._limits.max_batch_items:
             raise InvalidRequest(f"a batch has 1 to {self._limits.max_batch_items} conversations, this one {count}: split it")
+        CALLER.get().client.admit(count)
         self._batcher.queue.admit(count)
         deadline = self._deadline(context)
         tasks = [
@@ -101,6 +104,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
                         raise InvalidRequest("this request_id is still in flight on this stream: choose another")
                     if len(in_flight) >= self._limits.max_stream_in_flight:
                         raise Overloaded(f"{len(in_flight)} requests are in flight on this stream: wait for answers")
+                    CALLER.get().client.admit(1)
                 except (InvalidRequest, Overloaded) as error:
                     answers.put_nowait(pb.PredictStreamResponse(request_id=name, error=self._stream_error(error)))
                     continue

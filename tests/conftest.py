@@ -6,10 +6,11 @@ from unittest.mock import patch
 import pytest
 
 from predictor_service.conversation import UserTurns
+from tests.authority import authority
 from tests.redis_server import redis_server, redis_session
 from tests.tiny_model import build_tiny_artifact, tiny_think_time
 
-__all__ = ["redis_server", "redis_session", "timed_models", "tiny_models"]
+__all__ = ["authority", "redis_server", "redis_session", "timed_models", "tiny_models"]
 
 
 @pytest.fixture(scope="session")

@@ -24,5 +24,6 @@ def open_store(settings: ClientSettings, namespace: Namespace) -> MetadataStore:
         cluster=settings.redis_cluster,
         shards=settings.redis_shards,
         timeout_s=settings.redis_timeout_s,
+        files=settings.redis_files,
         max_pending_blocks=settings.store_pending_blocks,
     )

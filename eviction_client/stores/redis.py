@@ -11,6 +11,7 @@ Make a store after the engine has forked: threads do not survive a fork.
 import logging
 import math
 import secrets
+import ssl
 import threading
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from eviction_client.namespace import Namespace
 from eviction_client.score import expired_below
 from eviction_client.stores.layout import MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, Layout, Packing, members, sha1
 from eviction_client.stores.store import BlockHash, ConversationId, StoreCounters
+from lpc.certificates import CertificateFiles, verdict
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ BACKOFF_BASE_S: Final = 0.05
 LIVES_TAUS: Final = 60.0
 """Keys expire when nobody wrote to them for so many mean think times: the highest score has long been trimmed by then
 (20 log-odds of margin and at most 18 between the highest and the lowest probability)."""
+
+NO_FILES: Final = CertificateFiles()
 
 # What a repetition may cure. Of other errors the batch is the cause: it is dropped.
 _PASSING = (
@@ -83,7 +87,7 @@ class _Batch:
     since: float
 
 
-def connect(url: str, *, cluster: bool = False, timeout_s: float = 1.0) -> Any:
+def connect(url: str, *, cluster: bool = False, timeout_s: float = 1.0, files: CertificateFiles = NO_FILES) -> Any:
     """Return a client of redis-py that never retries by itself and gives up on every answer after ``timeout_s``.
 
     Nothing is sent yet, except by a Cluster client, which asks for the slots. Raises ValueError for a malformed URL,
@@ -94,6 +98,9 @@ def connect(url: str, *, cluster: bool = False, timeout_s: float = 1.0) -> Any:
         "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
     }
+    if url.startswith("rediss://"):
+        names = {"ssl_ca_certs": files.ca, "ssl_certfile": files.certificate, "ssl_keyfile": files.key}
+        options |= {name: str(path) for name, path in names.items() if path is not None}
     if cluster:
         return redis.cluster.RedisCluster.from_url(url, **options)
     return redis.Redis.from_url(url, **options)
@@ -108,6 +115,7 @@ class RedisStore:
         cluster: the URL names a node of a Redis Cluster.
         shards: keys over which the blocks are spread; equal in the whole fleet.
         timeout_s: time for a connection and for one answer.
+        files: certificates for rediss://; read at each connection.
         max_pending_blocks: recorded blocks that may wait.
         gather_s: pause between two batches.
 
@@ -123,6 +131,7 @@ class RedisStore:
         cluster: bool = False,
         shards: int = 4,
         timeout_s: float = 1.0,
+        files: CertificateFiles = NO_FILES,
         max_pending_blocks: int = 200_000,
         gather_s: float = GATHER_S,
     ) -> None:
@@ -130,6 +139,7 @@ class RedisStore:
         self._url = url
         self._cluster = cluster
         self._timeout_s = timeout_s
+        self._files = files
         self._tau = namespace.tau
         self._max_pending = max_pending_blocks
         self._gather_s = gather_s
@@ -408,7 +418,7 @@ class RedisStore:
                 self._threshold = None
 
     def _connect(self) -> Any:
-        return connect(self._url, cluster=self._cluster, timeout_s=self._timeout_s)
+        return connect(self._url, cluster=self._cluster, timeout_s=self._timeout_s, files=self._files)
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None
@@ -503,6 +513,15 @@ def explain(error: Exception, where: str, timeout_s: float) -> StoreError:
         return StoreUnsuitable(f"Redis at {where} is not a Cluster: unset LPC_REDIS_CLUSTER.")
     if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.AskError)):
         return StoreUnsuitable(f"Redis at {where} is a node of a Cluster: set LPC_REDIS_CLUSTER=true.")
+    if isinstance(error.__context__, ssl.SSLCertVerificationError):
+        return StoreUnreachable(f"The certificate of Redis at {where} {verdict(error.__context__.verify_code)} (LPC_REDIS_CA).")
+    if isinstance(error.__context__, ssl.SSLError):
+        return StoreAccessDenied(
+            f"Redis at {where} ends the TLS handshake: if it asks for certificates, set LPC_REDIS_CERTIFICATE and _KEY "
+            "to one that its authority signed."
+        )
+    if isinstance(error.__context__, FileNotFoundError) and not where.startswith("/"):
+        return StoreUnreachable(f"Redis at {where} cannot be asked: a file of LPC_REDIS_CA, _CERTIFICATE or _KEY is missing.")
     if isinstance(error, (redis.TimeoutError, TimeoutError)):
         return StoreUnreachable(
             f"Redis at {where} did not answer within {timeout_s:g} s: check that it runs and that no firewall is between."

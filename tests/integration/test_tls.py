@@ -1,0 +1,280 @@
+"""TLS and mutual TLS between engine, sidecar and Redis, with certificates that are renewed while they are used."""
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from pydantic import ValidationError
+
+from eviction_client.access import access_of
+from eviction_client.config import ClientSettings
+from eviction_client.errors import StoreAccessDenied, StoreUnreachable
+from eviction_client.namespace import Namespace
+from eviction_client.predictor import PredictorClient
+from eviction_client.stores import open_store
+from eviction_client.stores.redis import RedisStore
+from lpc.certificates import CertificateFiles
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.config import ServiceSettings
+from predictor_service.server import Addresses, StartError, running
+from tests.authority import Authority
+from tests.integration.test_server import _scrape, chat, one
+from tests.redis_server import RedisServer
+
+NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
+
+
+@contextlib.asynccontextmanager
+async def tls_sidecar(models: Path, files: CertificateFiles, *, mutual: bool, **changes: object) -> AsyncIterator[Addresses]:
+    values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
+    settings = ServiceSettings(
+        **values,  # type: ignore[arg-type]
+        tls_certificate=files.certificate,
+        tls_key=files.key,
+        tls_client_ca=files.ca if mutual else None,
+    )
+    async with running(settings) as addresses:
+        yield addresses
+
+
+async def probability(address: str, **settings: object) -> float:
+    """Ask with an engine's settings; raises grpc.RpcError."""
+    access = access_of(ClientSettings(predictor_address=address, **settings))()  # type: ignore[arg-type]
+
+    def ask() -> float:
+        with access.channel(address) as channel:
+            stub = rpc.ContinuationPredictorStub(channel)
+            return stub.Predict(one(chat("hello")), timeout=30, metadata=access.metadata).prediction.probability
+
+    return await asyncio.to_thread(ask)
+
+
+def of(files: CertificateFiles) -> dict[str, object]:
+    return {"predictor_ca": files.ca, "predictor_certificate": files.certificate, "predictor_key": files.key}
+
+
+async def refused(address: str, **settings: object) -> bool:
+    with pytest.raises(grpc.RpcError) as caught:
+        await probability(address, **settings)
+    return caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_tls_serves_those_that_trust_its_authority_and_nobody_in_clear(
+    tiny_models: Path, authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path / "stranger").certificate
+    async with tls_sidecar(tiny_models, authority.issue("sidecar"), mutual=False) as addresses:
+        address = f"127.0.0.1:{addresses.port}"
+        assert 0 < await probability(address, predictor_ca=authority.certificate) < 1
+        assert await refused(address, predictor_ca=stranger)
+        assert await refused(address)
+
+
+async def test_mutual_tls_refuses_clients_without_a_certificate_or_with_a_strangers(
+    tiny_models: Path, authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path / "stranger").issue("engine")
+    async with tls_sidecar(tiny_models, authority.issue("sidecar"), mutual=True) as addresses:
+        address = f"127.0.0.1:{addresses.port}"
+        assert 0 < await probability(address, **of(authority.issue("engine"))) < 1
+        assert await refused(address, predictor_ca=authority.certificate)
+        assert await refused(address, **of(replace(stranger, ca=authority.certificate)))
+
+
+async def test_the_unix_socket_stays_plain_and_private_beside_mutual_tls(
+    tiny_models: Path, authority: Authority, tmp_path: Path
+) -> None:
+    path = tmp_path / "run" / "lpc.sock"
+    files = authority.issue("sidecar")
+    async with tls_sidecar(tiny_models, files, mutual=True, unix_socket=path):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert 0 < await probability(f"unix://{path}") < 1
+        # One set of settings for all engines: the certificates of the TCP port do no harm.
+        assert 0 < await probability(f"unix://{path}", **of(authority.issue("engine"))) < 1
+
+
+async def test_the_engines_client_speaks_mutual_tls(tiny_models: Path, authority: Authority) -> None:
+    async with tls_sidecar(tiny_models, authority.issue("sidecar"), mutual=True) as addresses:
+        address = f"127.0.0.1:{addresses.port}"
+        settings = ClientSettings(predictor_address=address, **of(authority.issue("engine")))  # type: ignore[arg-type]
+        client = PredictorClient(address, access=access_of(settings))
+        try:
+            for _ in range(500):
+                if client.healthy:
+                    break
+                await asyncio.sleep(0.02)
+            assert client.healthy
+        finally:
+            await asyncio.to_thread(client.close)
+
+
+async def test_new_certificates_are_used_without_a_restart(tiny_models: Path, tmp_path: Path) -> None:
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    files = CertificateFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt")
+
+    def install(source: CertificateFiles) -> None:
+        for place, origin in ((files.certificate, source.certificate), (files.key, source.key), (files.ca, source.ca)):
+            assert place is not None
+            assert origin is not None
+            shutil.copy(origin, tmp_path / ".new")
+            (tmp_path / ".new").rename(place)
+
+    install(old.issue("sidecar"))
+    async with tls_sidecar(tiny_models, files, mutual=True, reload_interval_s=0.05) as addresses:
+        address = f"127.0.0.1:{addresses.port}"
+        assert 0 < await probability(address, **of(old.issue("engine"))) < 1
+        install(new.issue("sidecar"))
+        engine = new.issue("engine")
+        for _ in range(100):
+            with contextlib.suppress(grpc.RpcError):
+                assert 0 < await probability(address, **of(engine)) < 1
+                break
+            await asyncio.sleep(0.05)
+        else:
+            pytest.fail("the new certificates were not taken")
+        assert await refused(address, **of(old.issue("engine")))
+
+
+async def test_wrong_new_certificates_change_nothing_but_the_log(
+    tiny_models: Path, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = authority.issue("good")
+    assert good.certificate is not None
+    certificate = tmp_path / "tls.crt"
+    shutil.copy(good.certificate, certificate)
+    async with tls_sidecar(
+        tiny_models, replace(good, certificate=certificate), mutual=False, reload_interval_s=0.05
+    ) as addresses:
+        certificate.write_text("half a file")
+        for _ in range(200):
+            if "the new certificates are not used" in caplog.text:
+                break
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        assert caplog.text.count("the new certificates are not used") == 1
+        assert 0 < await probability(f"127.0.0.1:{addresses.port}", predictor_ca=authority.certificate) < 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [("missing", r"cannot read .*nowhere"), ("expired", "has expired: renew it"), ("another's key", "are no pair")],
+)
+async def test_a_sidecar_does_not_start_with_files_it_cannot_use(
+    tiny_models: Path, authority: Authority, wrong: str, why: str
+) -> None:
+    good = authority.issue("good")
+    files = {
+        "missing": replace(good, certificate=Path("/nowhere.crt")),
+        "expired": authority.issue("expired", days=-1),
+        "another's key": replace(good, key=authority.issue("other").key),
+    }[wrong]
+    with pytest.raises(StartError, match=why):
+        async with tls_sidecar(tiny_models, files, mutual=False):
+            pass
+
+
+@pytest.mark.parametrize(
+    "given", [{"tls_certificate": "a"}, {"tls_key": "a"}, {"tls_client_ca": "a"}, {"tls_client_ca": "a", "tls_key": "b"}]
+)
+def test_half_a_tls_setting_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="tls_certificate and tls_key"):
+        ServiceSettings(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"predictor_certificate": "a", "predictor_ca": "c"}, "predictor_certificate and predictor_key go together"),
+        ({"predictor_certificate": "a", "predictor_key": "b"}, "needs predictor_ca"),
+        ({"redis_key": "a"}, "redis_certificate and redis_key go together"),
+        ({"redis_ca": "a", "redis_url": "redis://r"}, "begins with rediss://"),
+        ({"predictor_token": "hunter2", "predictor_address": "10.0.0.1:50051"}, "would travel in clear"),
+    ],
+)
+def test_an_engines_settings_must_make_sense_together(given: dict[str, str], why: str) -> None:
+    with pytest.raises(ValidationError, match=why) as caught:
+        ClientSettings(**given)  # type: ignore[arg-type]
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:///run/lpc.sock"])
+def test_a_token_may_stay_on_this_machine_in_clear(address: str) -> None:
+    assert ClientSettings(predictor_token="t", predictor_address=address).token == "t"  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def tls_redis(folder: Path, files: CertificateFiles, *, mutual: bool = True) -> Iterator[str]:
+    """A Redis that speaks TLS on one port (and plain text on another, for the fixture to see it start)."""
+    server = RedisServer(folder)
+    tls_port = server.port + 1 if server.port < 65535 else server.port - 1
+    options = {
+        "tls_port": str(tls_port),
+        "tls_cert_file": str(files.certificate),
+        "tls_key_file": str(files.key),
+        "tls_ca_cert_file": str(files.ca),
+        "tls_auth_clients": "yes" if mutual else "no",
+    }
+    with RedisServer(folder, port=server.port, **options):
+        yield f"rediss://127.0.0.1:{tls_port}/0"
+
+
+def test_scores_are_shared_over_mutual_tls_with_redis(authority: Authority, tmp_path: Path) -> None:
+    with tls_redis(tmp_path, authority.issue("redis")) as url:
+        files = authority.issue("engine")
+        settings = ClientSettings(
+            redis_url=url,  # type: ignore[arg-type]
+            redis_ca=files.ca,
+            redis_certificate=files.certificate,
+            redis_key=files.key,
+        )
+        store = open_store(settings, NAMESPACE)
+        try:
+            assert isinstance(store, RedisStore)
+            store.check()
+            store.trim(time.time())
+            assert store.flush(10)
+            assert store.counters.failures == 0
+        finally:
+            store.close()
+
+
+def test_what_is_wrong_with_a_redis_over_tls_is_said(authority: Authority, tmp_path: Path) -> None:
+    def refusal(url: str, files: CertificateFiles) -> Exception:
+        store = RedisStore(url, NAMESPACE, files=files)
+        try:
+            with pytest.raises((StoreAccessDenied, StoreUnreachable)) as caught:
+                store.check()
+        finally:
+            store.close(0.1)
+        return caught.value
+
+    ours = CertificateFiles(ca=authority.certificate)
+    with tls_redis(tmp_path / "a", authority.issue("redis")) as url:
+        assert "set LPC_REDIS_CERTIFICATE and _KEY" in str(refusal(url, ours))
+        stranger = Authority(tmp_path / "stranger").certificate
+        assert "is not signed by the authority given" in str(refusal(url, CertificateFiles(ca=stranger)))
+        assert "a file of LPC_REDIS_CA" in str(refusal(url, CertificateFiles(ca=tmp_path / "nowhere")))
+    with tls_redis(tmp_path / "b", authority.issue("expired", days=-1), mutual=False) as url:
+        assert "has expired" in str(refusal(url, ours))
+    with tls_redis(tmp_path / "c", authority.issue("elsewhere", san="DNS:elsewhere"), mutual=False) as url:
+        assert "subjectAltName must contain it" in str(refusal(url, ours))
+
+
+def test_metadata_of_an_access_is_in_no_representation() -> None:
+    access = access_of(ClientSettings(predictor_token="hunter2"))()  # type: ignore[arg-type]
+    assert "hunter2" not in repr(access)
+    assert access.metadata == (("authorization", "Bearer hunter2"),)
+
+
+async def test_the_scrape_says_when_the_certificate_ends(tiny_models: Path, authority: Authority) -> None:
+    async with tls_sidecar(tiny_models, authority.issue("sidecar", days=30), mutual=False) as addresses:
+        text = await _scrape(addresses)
+    line = next(line for line in text.splitlines() if line.startswith("lpc_certificate_expiry_timestamp_seconds "))
+    assert abs(float(line.split()[1]) - time.time() - 30 * 86_400) < 300
