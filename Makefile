@@ -56,7 +56,7 @@ ABLATED := --limit 8192
 ablations: setup ## the paper's ablations and other encoders on 8,192 turns (about half an hour on two cores)
 	for v in replies window-10 last-half starts; do $(BIN)/lpc embed --out data/ablations/$$v --variant $$v $(ABLATED) || exit 1; done
 	$(BIN)/lpc embed --out data/ablations/minilm --encoder minilm $(ABLATED)
-	$(BIN)/lpc embed --out data/ablations/fp32 --precision fp32 $(ABLATED)
+	$(BIN)/lpc embed --out data/ablations/fp32 --precision fp32 --limit 4096
 	$(BIN)/lpc ablate
 
 engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)
@@ -81,10 +81,10 @@ test-image: setup ## the Dockerfile's RUN lines in clean environments, then the 
 settings: setup ## renew docs/settings.md from the settings objects
 	$(BIN)/python docs/make_settings.py
 
-# What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize), nginx
-# (for the mtls overlay) and the schema of the PodMonitor.
+# What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize)
+# and the schema of the PodMonitor.
 deploy-tools: setup $(BIN)/kubectl $(VENV)/crd/node_modules
-	@for tool in prometheus docker-compose nginx; do command -v $$tool >/dev/null || { echo "== installing $$tool"; \
+	@for tool in prometheus docker-compose; do command -v $$tool >/dev/null || { echo "== installing $$tool"; \
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $$tool; } || \
 	  { echo "$$tool is needed by the tests: install it with your system's package manager"; exit 1; }; done
 

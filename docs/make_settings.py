@@ -1,0 +1,72 @@
+"""Writes docs/settings.md from the settings objects (`make settings`). With --check it only says whether that is current."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic_settings import BaseSettings
+
+from eviction_client.config import ClientSettings
+from predictor_service.config import ServiceSettings
+
+TARGET = Path(__file__).with_name("settings.md")
+HEAD = """# Settings
+
+Made by `make settings` from `predictor_service/config.py` and `eviction_client/config.py`; a test fails when it is not current.
+"""
+PARTS = (
+    (
+        "The sidecar",
+        ServiceSettings,
+        "Each is an environment variable or, in lower case without `LPC_`, a line of the TOML file that `LPC_CONFIG` or\n"
+        "`lpc serve --config` names; the commonest are flags too (`lpc serve --help`). Flags come before the environment, the\n"
+        "environment before the file. A name that is unknown in the file is refused.",
+    ),
+    ("The client in the engine", ClientSettings, "Environment variables of the engine's process."),
+)
+
+
+def kind(annotation: Any) -> str:
+    """Return a type as a reader writes it."""
+    text = annotation.__name__ if isinstance(annotation, type) and "[" not in str(annotation) else str(annotation)
+    for long, short in (("pathlib.", ""), ("typing.", ""), ("pydantic.types.", ""), ("SecretStr", "str (secret)")):
+        text = text.replace(long, short)
+    return text.replace("'", "").replace("|", "or")
+
+
+def default(settings: type[BaseSettings], name: str) -> str:
+    """Return a field's default, without what only holds for this machine's user."""
+    value = settings.model_fields[name].get_default(call_default_factory=True)
+    if value is None or value == "":
+        return "none"
+    return f"`{value}`".replace(f"lpc-{os.getuid()}", "lpc-<uid>").replace(f"`{os.environ.get('TMPDIR', '/tmp')}/", "`<tmp>/")
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [HEAD]
+    for title, settings, text in PARTS:
+        rows = [
+            f"| `LPC_{name.upper()}` | {kind(field.annotation)} | {default(settings, name)} | {sentence(field.description)} |"
+            for name, field in settings.model_fields.items()
+        ]
+        parts.append(
+            "\n".join([f"\n## {title}\n", f"{text}\n", "| Variable | Type | Default | |", "|---|---|---|---|", *rows, ""])
+        )
+    return "".join(parts)
+
+
+def sentence(text: str | None) -> str:
+    """Return a description with a capital and a stop; every setting has one."""
+    assert text
+    text = text.replace("|", "\\|")
+    first = text.partition(" ")[0]
+    start = text[0].upper() if first.isalpha() and first.islower() else text[0]
+    return start + text[1:] + ("" if text.endswith(".") else ".")
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if TARGET.read_text() == page() else "docs/settings.md is not current: make settings")
+    TARGET.write_text(page())

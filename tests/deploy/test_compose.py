@@ -1,0 +1,127 @@
+"""docker-compose.yml against a compose implementation's own schema, and against what image, settings and Prometheus say."""
+
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from eviction_client.config import ClientSettings
+from predictor_service.config import ServiceSettings
+from tests.dockerfile import ROOT, stages
+
+PROFILES = ("cpu", "gpu")
+Service = dict[str, Any]
+
+
+@cache
+def configured() -> dict[str, Service]:
+    """Return the services as docker-compose reads them: anchors merged, variables replaced, its schema satisfied."""
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    done = subprocess.run(["docker-compose", "config"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    assert isinstance(services, dict)
+    return services
+
+
+@cache
+def profile(name: str) -> dict[str, Service]:
+    return {key: service for key, service in configured().items() if name in service.get("profiles", [name])}
+
+
+def test_docker_compose_refuses_a_field_that_is_none(tmp_path: Path) -> None:
+    text = (
+        (ROOT / "docker-compose.yml")
+        .read_text()
+        .replace("    cap_drop:", "    cap_dropp:")
+        .replace("  cap_drop:", "  cap_dropp:")
+    )
+    (tmp_path / "docker-compose.yml").write_text(text)
+    assert subprocess.run(["docker-compose", "config", "-q"], cwd=tmp_path, capture_output=True).returncode != 0
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_has_two_engines_a_sidecar_a_redis_and_the_monitoring(name: str) -> None:
+    kinds = sorted(re.sub(r"-(gpu|a|b|a-gpu|b-gpu)$", "", service) for service in profile(name))
+    assert kinds == ["engine", "engine", "grafana", "predictor", "prometheus", "redis"]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_address_that_is_named_is_a_services(name: str) -> None:
+    services = profile(name)
+    names = set(services)
+    for service in services.values():
+        names |= set(((service.get("networks") or {}).get("default") or {}).get("aliases", []))
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    targets = {t for job in config["scrape_configs"] for s in job["static_configs"] for t in s["targets"]}
+    addresses = {target.partition(":")[0] for target in targets}
+    for service in services.values():
+        environment = service.get("environment", {})
+        addresses |= {environment[key].partition(":")[0] for key in ("LPC_PREDICTOR_ADDRESS",) if key in environment}
+        addresses |= {re.sub(r"redis://([^:]+):.*", r"\1", url) for key, url in environment.items() if key == "LPC_REDIS_URL"}
+        assert set(service.get("depends_on", {})) <= set(services)
+    source = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())
+    addresses |= {re.sub(r"http://([^:]+):.*", r"\1", entry["url"]) for entry in source["datasources"]}
+    assert addresses <= names
+    assert {"predictor", "engine-a", "engine-b", "redis", "prometheus"} <= addresses
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_engines_use_the_plug_in_and_settings_that_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, service in profile(name).items():
+        ours = {k: v for k, v in service.get("environment", {}).items() if k.startswith("LPC_")}
+        settings = {"engine": ClientSettings, "predictor": ServiceSettings}.get(key.partition("-")[0])
+        assert settings is not None or not ours
+        if settings is not None:
+            assert {k.removeprefix("LPC_").lower() for k in ours} <= set(settings.model_fields)
+            with monkeypatch.context() as patched:
+                for k, v in ours.items():
+                    patched.setenv(k, v)
+                settings()
+        if key.startswith("engine"):
+            assert "--scheduler-cls=eviction_client.engines.vllm.LearnedScheduler" in service["command"]
+            # Otherwise the engines' block hashes differ, and shared scores mean nothing.
+            assert service["environment"]["PYTHONHASHSEED"] == "0"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_build_target_and_file_exists(name: str) -> None:
+    arguments, targets = stages()
+    # PRECISION belongs to a stage.
+    known = set(arguments) | {line.partition("=")[0] for stage in targets.values() for line in stage.texts("ARG")}
+    for service in profile(name).values():
+        if "build" in service:
+            assert service["build"]["target"] in targets
+            assert set(service["build"]["args"]) <= known
+        else:
+            assert re.search(r":[\w.-]*\d[\w.-]*(@sha256:[0-9a-f]{64})?$", service["image"])
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert not source.startswith(("/", ".")) or Path(source).exists()
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_only_loopback_is_published_and_only_the_engines_image_may_write(name: str) -> None:
+    for key, service in profile(name).items():
+        for port in service.get("ports", []):
+            assert str(port).startswith("127.0.0.1:")
+        if not key.startswith("engine"):
+            assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+
+
+def test_the_dashboard_is_provisioned() -> None:
+    (provider,) = yaml.safe_load((ROOT / "deploy/grafana/provisioning/dashboards/lpc.yml").read_text())["providers"]
+    mounts = dict(volume.split(":")[:2] for volume in configured()["grafana"]["volumes"])
+    inside = {target: source for source, target in mounts.items()}
+    assert (Path(inside[provider["options"]["path"]]) / "lpc.json").exists()
+    assert Path(inside["/etc/grafana/provisioning"]).is_dir()
+
+
+def test_the_tool_that_reads_it_is_here() -> None:
+    assert shutil.which("docker-compose")
