@@ -1,5 +1,6 @@
 """`lpc ablate`: the paper's recipe on variants of its input and on other encoders, all on the same conversations."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,54 +16,65 @@ NO_TURNS = Recipe((), minority_up=True, learning_rate=LPC.learning_rate, batch=L
 
 
 def ablate(base: Path, variants: Path, seed: int = 0) -> dict[str, Any]:
-    """Return and print the figures of each variant.
+    """Return and print the figures of each variant, beside those of the default input on the same turns.
+
+    Variants hold a sample of the conversations, so these are split anew, by other digits of their hash: 50% training, 10%
+    validation, 40% evaluation.
 
     Args:
         base: embeddings of the default input.
-        variants: a folder of folders made by `lpc embed --variant` or with another encoder or precision; each holds the first
-            shards of the same data.
+        variants: a folder of folders made by `lpc embed --variant`, or with another encoder or precision, from the same data.
 
     Raises:
         EmbeddingError: nothing to compare, or too little of it.
     """
     folders = {path.parent.name: path.parent for path in sorted(variants.glob("*/embedding.json"))}
-    loaded = {name: load_embedded(folder) for name, folder in folders.items()}
-    if not loaded:
+    if not folders:
         raise EmbeddingError(f"no variants in {variants}: make them with `make ablations`")
-    shared = min(len(data.split) for data in loaded.values())
     whole = load_embedded(base)
-    data = {"default": _first(whole, shared)} | {name: _first(one, shared) for name, one in loaded.items()}
-    for name, one in data.items():
-        if not np.array_equal(one.conversation, data["default"].conversation):
-            raise EmbeddingError(f"{folders[name]} holds other conversations than {base}: embed the same data")
-    result = {name: _figures(one, LPC, seed) for name, one in data.items()}
-    result["no turn count"] = _figures(data["default"], NO_TURNS, seed)
-    english = data["default"].language == "en"
-    result["english only"] = _figures(data["default"].take(english), LPC, seed)
-    result["unified, on english"] = _figures(data["default"], LPC, seed, judged=english)
-    if "fp32" in data:
-        result["trained on fp32, fed int8"] = _figures(data["fp32"], LPC, seed, fed=data["default"])
-    turns = data["default"]
-    table = Table(title=f"The paper's recipe on {shared:,} turns of {turns.description['dataset']} (95% intervals)")
-    for column in ("variant", "MCC", "AUC", "Brier", "evaluated"):
+    pairs = {name: _same_turns(load_embedded(folder), whole, folder) for name, folder in folders.items()}
+    result = {
+        name: _figures(variant, LPC, seed) | {"default": _figures(same, LPC, seed)} for name, (variant, same) in pairs.items()
+    }
+    if "fp32" in pairs:
+        fp32, int8 = pairs["fp32"]
+        result["trained on fp32, fed int8"] = _figures(fp32, LPC, seed, fed=int8) | {"default": _figures(int8, LPC, seed)}
+    plain = _figures(whole, LPC, seed)
+    english = whole.language == "en"
+    result["no turn count"] = _figures(whole, NO_TURNS, seed) | {"default": plain}
+    result["english only"] = _figures(whole.take(english), LPC, seed) | {"default": _figures(whole, LPC, seed, judged=english)}
+    table = Table(title=f"The paper's recipe on variants of its input, {whole.description['dataset']} (95% intervals)")
+    for column in ("variant", "turns judged", "MCC", "default's", "AUC", "default's", "Brier", "default's"):
         table.add_column(column, justify="left" if column == "variant" else "right")
     for name, row in result.items():
-        spread = row["intervals"]
+        other = row["default"]
         table.add_row(
             name,
-            f"{row['mcc']:.3f} ({spread['mcc'][0]:.3f}-{spread['mcc'][1]:.3f})",
-            f"{row['auc']:.3f} ({spread['auc'][0]:.3f}-{spread['auc'][1]:.3f})",
-            f"{row['brier']:.4f}",
             f"{row['examples']:,}",
+            *(f"{one['mcc']:.3f}" for one in (row, other)),
+            *(f"{one['auc']:.3f} ({one['intervals']['auc'][0]:.3f}-{one['intervals']['auc'][1]:.3f})" for one in (row, other)),
+            *(f"{one['brier']:.4f}" for one in (row, other)),
         )
     console().print(table)
     return result
 
 
-def _first(data: Embedded, count: int) -> Embedded:
-    mask = np.zeros(len(data.split), np.bool_)
-    mask[:count] = True
-    return data.take(mask)
+def _same_turns(variant: Embedded, whole: Embedded, folder: Path) -> tuple[Embedded, Embedded]:
+    """Return a variant's turns and the same turns of the default input, in one order and under one split."""
+    keys = np.unique(variant.conversation)
+    parts = []
+    for data in (variant, whole.take(np.isin(whole.conversation, keys))):
+        order = np.lexsort((data.columns["turn_count"], data.conversation))
+        parts.append(data.take(order))
+    one, other = parts
+    # A shard may end within a conversation.
+    known = set(zip(one.conversation, one.columns["turn_count"], strict=True))
+    other = other.take(np.array([pair in known for pair in zip(other.conversation, other.columns["turn_count"], strict=True)]))
+    if not np.array_equal(one.conversation, other.conversation) or not np.array_equal(one.continues, other.continues):
+        raise EmbeddingError(f"{folder} holds other conversations than the default embeddings: embed the same data")
+    place = np.array([int(key[16:24], 16) / 2**32 for key in one.conversation])
+    split = np.where(place < 0.5, "train", np.where(place < 0.6, "validation", "evaluation"))
+    return replace(one, split=split), replace(other, split=split)
 
 
 def _figures(data: Embedded, recipe: Recipe, seed: int, *, fed: Embedded | None = None, judged: Any = None) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from training.graph import Precision
 from training.head import Head, HeadError
 from training.traces import open_trace
 
-
 MOONCAKE = tuple(Path(folder) / "mooncake_conversation_trace.jsonl" for folder in ("data", "../shared/data"))
 """Where the trace of the reported figures is looked for when none is named."""
 

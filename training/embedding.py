@@ -1,6 +1,6 @@
 """`lpc embed`: every user turn of a dataset through the encoder once, into Parquet shards; never text.
 
-A shard holds a random sample of conversations (they are ordered by the hash of their first prompt), is written whole or not
+A shard holds a random sample of conversations (they are ordered by half of the hash of their first prompt), is written whole or not
 at all, and is skipped when it exists: an interrupted run goes on where it stopped, and a head can be trained on the shards
 that are done. `embedding.json` beside them says which encoder and feature settings made them.
 """
@@ -59,8 +59,8 @@ class Embedded:
     language: NDArray[np.str_]
     description: dict[str, Any]
 
-    def take(self, mask: NDArray[np.bool_]) -> "Embedded":
-        """Return the examples under a mask."""
+    def take(self, mask: NDArray[np.bool_] | NDArray[np.intp]) -> "Embedded":
+        """Return the examples under a mask, or at these places."""
         return Embedded(
             self.embedding[mask],
             {name: values[mask] for name, values in self.columns.items()},
@@ -107,6 +107,7 @@ def embed(
     description = {
         "dataset": dataset,
         "variant": variant,
+        "order": "second half of the key",
         "encoder": manifest.encoder_id,
         "encoder_sha256": manifest.encoder_sha256,
         "precision": manifest.precision,
@@ -169,7 +170,8 @@ def _claim(out: Path, description: dict[str, Any]) -> None:
 
 
 def _shards(examples: list[Example]) -> list[list[Example]]:
-    examples.sort(key=lambda example: (example.conversation, example.turns.turn_count))
+    # By the digits of the hash that do not decide the split: so every shard has its part of each.
+    examples.sort(key=lambda example: (example.conversation[16:], example.conversation, example.turns.turn_count))
     return [examples[i : i + EXAMPLES_PER_SHARD] for i in range(0, len(examples), EXAMPLES_PER_SHARD)]
 
 

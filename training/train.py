@@ -26,7 +26,7 @@ from training.embedding import Embedded, EmbeddingError, load_embedded
 from training.head import Head
 from training.metrics import best_threshold, figures
 
-FEWEST_EXAMPLES: Final = 100
+FEWEST_EXAMPLES: Final = 50
 """Of each split and class: below it neither a head nor a figure means anything."""
 FOLDS: Final = 5
 
