@@ -1,0 +1,196 @@
+"""Tokens and limits per client over real gRPC: who is served, who is told what."""
+
+import asyncio
+import logging
+from hashlib import sha256
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from eviction_client.access import access_of
+from eviction_client.config import ClientSettings
+from eviction_client.predictor import PredictorClient
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.server import StartError
+from tests.integration.test_server import _scrape, chat, one, sidecar
+
+A, B = "token-of-a-canarytoken", "token-of-b-canarytoken"
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+def write(path: Path, **tokens: str) -> Path:
+    path.write_text("".join(f"{name}: {sha256(token.encode()).hexdigest()}\n" for name, token in tokens.items()))
+    return path
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    return write(tmp_path / "tokens", a=A, b=B)
+
+
+async def status(call: object) -> grpc.StatusCode:
+    try:
+        await call  # type: ignore[misc]
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_every_method_wants_a_token_and_health_wants_none(tiny_models: Path, tokens: Path) -> None:
+    async with sidecar(tiny_models, tokens=tokens) as (stub, addresses):
+        for metadata, expected in ((None, grpc.StatusCode.UNAUTHENTICATED), (bearer(A), grpc.StatusCode.OK)):
+            assert await status(stub.Predict(one(chat("hello")), metadata=metadata)) is expected
+            batch = pb.PredictBatchRequest(conversations=[chat("hello")])
+            assert await status(stub.PredictBatch(batch, metadata=metadata)) is expected
+            assert await status(stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata)) is expected
+            stream = stub.PredictStream(metadata=metadata)
+            await stream.done_writing()
+            assert await stream.code() is expected
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
+            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_stream_without_a_token_gets_no_answer(tiny_models: Path, tokens: Path) -> None:
+    async with sidecar(tiny_models, tokens=tokens) as (stub, _):
+        stream = stub.PredictStream(metadata=bearer("wrong"))
+        with pytest.raises(grpc.aio.AioRpcError, match="no valid token") as caught:
+            await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
+            await stream.read()
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_the_unix_socket_wants_no_token(tiny_models: Path, tokens: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "lpc.sock"
+    async with sidecar(tiny_models, tokens=tokens, unix_socket=path), grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        assert (await rpc.ContinuationPredictorStub(channel).Predict(one(chat("hello")))).prediction.probability > 0
+
+
+async def test_the_engines_client_shows_its_token(tiny_models: Path, tokens: Path) -> None:
+    async with sidecar(tiny_models, tokens=tokens) as (_, addresses):
+        for token, welcome in ((A, True), ("wrong", False)):
+            settings = ClientSettings(predictor_address=f"127.0.0.1:{addresses.port}", predictor_token=token)  # type: ignore[arg-type]
+            client = PredictorClient(settings.predictor_address, access=access_of(settings))
+            try:
+                for _ in range(500):
+                    if client.healthy or client.counters.connection_failures:
+                        break
+                    await asyncio.sleep(0.02)
+                assert client.healthy is welcome
+            finally:
+                await asyncio.to_thread(client.close)
+
+
+async def test_clients_have_limits_of_their_own_with_a_hint_when_to_retry(tiny_models: Path, tokens: Path) -> None:
+    async with sidecar(tiny_models, tokens=tokens, client_rate=0.01) as (stub, addresses):
+        await stub.Predict(one(chat("hello")), metadata=bearer(A))
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=r"client a may send 0\.01 conversations per second: try again"
+        ) as caught:
+            await stub.Predict(one(chat("hello")), metadata=bearer(A))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailer = dict(caught.value.trailing_metadata())
+        assert 0 < int(trailer["grpc-retry-pushback-ms"]) <= 200_000
+        assert (await stub.Predict(one(chat("hello")), metadata=bearer(B))).prediction.probability > 0
+        text = await _scrape(addresses)
+    assert 'lpc_client_conversations_total{client="a"} 1.0' in text
+    assert 'lpc_client_refusals_total{client="a",reason="rate"} 1.0' in text
+    assert 'lpc_client_refusals_total{client="b",reason="rate"} 0.0' in text
+
+
+async def test_a_batch_counts_as_its_conversations_and_a_stream_survives_its_refusals(tiny_models: Path, tokens: Path) -> None:
+    async with sidecar(tiny_models, tokens=tokens, client_rate=0.5) as (stub, _):
+        await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello")] * 100), metadata=bearer(A))
+        stream = stub.PredictStream(metadata=bearer(A))
+        for i in range(3):
+            await stream.write(pb.PredictStreamRequest(request_id=str(i), conversation=chat("hello")))
+        await stream.done_writing()
+        answers = [answer async for answer in stream]
+        assert [answer.error.code for answer in answers] == [grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]] * 3
+        assert all("try again in" in answer.error.message for answer in answers)
+        assert await stream.code() is grpc.StatusCode.OK
+
+
+async def test_a_client_may_hold_so_many_streams(tiny_models: Path, tokens: Path) -> None:
+    async with sidecar(tiny_models, tokens=tokens, client_streams=2) as (stub, addresses):
+        held = [stub.PredictStream(metadata=bearer(A)) for _ in range(2)]
+        for stream in held:
+            await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
+            assert (await stream.read()).prediction.probability > 0
+        assert 'lpc_client_streams{client="a"} 2.0' in await _scrape(addresses)
+        third = stub.PredictStream(metadata=bearer(A))
+        assert await third.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        other = stub.PredictStream(metadata=bearer(B))
+        await other.done_writing()
+        assert await other.code() is grpc.StatusCode.OK
+        for stream in held:
+            await stream.done_writing()
+            assert await stream.code() is grpc.StatusCode.OK
+        again = stub.PredictStream(metadata=bearer(A))
+        await again.done_writing()
+        assert await again.code() is grpc.StatusCode.OK
+
+
+async def test_a_revoked_token_ends_its_streams_and_a_new_one_is_let_in(tiny_models: Path, tokens: Path) -> None:
+    async with sidecar(tiny_models, tokens=tokens, reload_interval_s=0.05) as (stub, addresses):
+        stream = stub.PredictStream(metadata=bearer(A))
+        await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
+        assert (await stream.read()).prediction.probability > 0
+        write(tokens, b=B, c="new")
+        for _ in range(200):
+            if await status(stub.Predict(one(chat("hello")), metadata=bearer("new"))) is grpc.StatusCode.OK:
+                break
+            await asyncio.sleep(0.02)
+        assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.UNAUTHENTICATED
+        await stream.write(pb.PredictStreamRequest(request_id="2", conversation=chat("hello")))
+        assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert 'client="a"' not in await _scrape(addresses)
+
+
+async def test_tokens_are_in_no_log_metric_or_refusal(
+    tiny_models: Path, tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    seen = []
+    async with sidecar(tiny_models, tokens=tokens, client_rate=0.001, reload_interval_s=0.05) as (stub, addresses):
+        for token in (A, A, "wrong-canarytoken"):
+            try:
+                await stub.Predict(one(chat("hello")), metadata=bearer(token))
+            except grpc.aio.AioRpcError as error:
+                seen.append(error.details())
+        write(tokens, b=B)
+        await asyncio.sleep(0.3)
+        seen.append(await _scrape(addresses))
+    assert len(seen) == 3
+    assert "tokens of 1 clients are valid" in caplog.text
+    assert "canarytoken" not in caplog.text + "".join(str(text) for text in seen)
+
+
+async def test_tokens_in_clear_on_the_network_are_warned_of(
+    tiny_models: Path, tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sidecar(tiny_models, tokens=tokens):
+        pass
+    assert "travel in clear" not in caplog.text
+    async with sidecar(tiny_models, tokens=tokens, host="0.0.0.0"):
+        pass
+    assert "travel in clear" in caplog.text
+
+
+async def test_a_sidecar_does_not_start_with_a_token_file_it_cannot_read(tiny_models: Path, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"cannot read .*nowhere"):
+        async with sidecar(tiny_models, tokens=tmp_path / "nowhere"):
+            pass
+
+
+async def test_a_message_over_the_limit_is_refused(tiny_models: Path, tokens: Path) -> None:
+    async with sidecar(tiny_models, tokens=tokens, max_request_bytes=4096) as (stub, _):
+        for text, expected in (("x" * 3000, grpc.StatusCode.OK), ("x" * 5000, grpc.StatusCode.RESOURCE_EXHAUSTED)):
+            assert await status(stub.Predict(one(chat(text)), metadata=bearer(A))) is expected

@@ -1,0 +1,239 @@
+"""Tokens and limits per client, without a server."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor_service.clients import CALLER, Bucket, Client, ClientLimits, Clients, TokenFileError, read_tokens
+from predictor_service.errors import Overloaded, Unauthenticated
+from predictor_service.metrics import Metrics
+
+TCP = "ipv4:10.0.0.7:4711"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def line(name: str, token: str) -> str:
+    return f"{name}: {sha256(token.encode()).hexdigest()}\n"
+
+
+def bearer(token: str) -> list[tuple[str, str]]:
+    return [("authorization", f"Bearer {token}")]
+
+
+def test_a_bucket_holds_one_second_and_says_when_to_come_back() -> None:
+    clock = Clock()
+    bucket = Bucket(10, clock)
+    assert [bucket.take(1) for _ in range(10)] == [0.0] * 10
+    assert bucket.take(1) == pytest.approx(0.1)
+    clock.now = 0.1
+    assert bucket.take(1) == 0.0
+    clock.now = 100.0
+    assert sum(bucket.take(1) == 0.0 for _ in range(50)) == 10
+
+
+def test_a_batch_larger_than_the_bucket_is_let_in_and_paid_off() -> None:
+    clock = Clock()
+    bucket = Bucket(10, clock)
+    assert bucket.take(50) == 0.0
+    wait = bucket.take(1)
+    assert wait == pytest.approx(4.1)
+    clock.now = wait + 1e-9
+    assert bucket.take(1) == 0.0
+
+
+@given(rate=st.floats(0.1, 1000), steps=st.lists(st.tuples(st.floats(0, 2), st.integers(1, 300)), min_size=1, max_size=100))
+def test_no_client_gets_more_than_its_rate_but_for_one_bucket_and_one_batch(
+    rate: float, steps: list[tuple[float, int]]
+) -> None:
+    clock = Clock()
+    bucket = Bucket(rate, clock)
+    admitted = 0
+    for pause, count in steps:
+        clock.now += pause
+        before = clock.now
+        wait = bucket.take(count)
+        if wait == 0.0:
+            admitted += count
+        else:
+            assert wait > 0
+        assert admitted <= rate * (before + 1) + max(count for _, count in steps) + 1e-6
+
+
+def test_a_client_over_its_rate_is_told_when_to_try_again() -> None:
+    client = Client("engine-a", ClientLimits(rate=1), Metrics())
+    client.admit(1)
+    with pytest.raises(Overloaded, match="client engine-a may send 1 conversations per second: try again in") as caught:
+        client.admit(1)
+    assert caught.value.retry_after_s is not None
+    assert 0 < caught.value.retry_after_s <= 1
+
+
+def test_streams_are_counted_until_they_end() -> None:
+    client = Client("engine-a", ClientLimits(streams=1), Metrics())
+    with client.stream(), pytest.raises(Overloaded, match="engine-a has 1 streams open"), client.stream():
+        pass
+    with client.stream():
+        pass
+
+
+def test_a_token_names_its_client_and_a_name_may_have_two(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("# engines\n" + line("engine-a", "one") + line("engine-a", "two") + "\n" + line("b", "three") + "# end")
+    clients = Clients(path, ClientLimits(), Metrics())
+    callers = [clients.enter(TCP, bearer(token)) for token in ("one", "two", "three")]
+    assert [caller.client.name for caller in callers] == ["engine-a", "engine-a", "b"]
+    assert callers[0].client is callers[1].client
+    assert CALLER.get() is callers[2]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [],
+        None,
+        bearer("wrong"),
+        bearer(""),
+        bearer("one two"),
+        [("authorization", "Basic one")],
+        [("authorization", "one")],
+        [("authorization", "Bearer")],
+        [("authorization", b"Bearer one")],
+        [*bearer("one"), *bearer("one")],
+        [("x-authorization", "Bearer one")],
+        # The digest is in a file that many may read: it opens nothing.
+        bearer(sha256(b"one").hexdigest()),
+    ],
+)
+def test_anything_but_one_known_token_is_refused_with_one_message(tmp_path: Path, metadata: object) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(line("engine-a", "one"))
+    clients = Clients(path, ClientLimits(), Metrics())
+    with pytest.raises(Unauthenticated, match=r"^no valid token: send the metadata `authorization: Bearer TOKEN`"):
+        clients.enter(TCP, metadata)  # type: ignore[arg-type]
+
+
+def test_the_scheme_is_read_in_any_case(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(line("engine-a", "one"))
+    assert Clients(path, ClientLimits(), Metrics()).enter(TCP, [("authorization", "bEARER one")]).client.name == "engine-a"
+
+
+def test_every_known_token_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What depends on the token shown must not be how many comparisons are made, nor be made by ``==``."""
+    import predictor_service.clients as module
+
+    path = tmp_path / "tokens"
+    path.write_text("".join(line(f"c{n}", f"token-{n}") for n in range(20)))
+    clients = Clients(path, ClientLimits(), Metrics())
+    compared: list[bool] = []
+    honest = module.hmac.compare_digest
+
+    def counting(a: bytes, b: bytes) -> bool:
+        compared.append(honest(a, b))
+        return compared[-1]
+
+    monkeypatch.setattr(module.hmac, "compare_digest", counting)
+    for token in ("token-0", "token-19", "wrong"):
+        compared.clear()
+        try:
+            clients.enter(TCP, bearer(token))
+        except Unauthenticated:
+            assert token == "wrong"
+        assert len(compared) == 20
+    monkeypatch.setattr(module.hmac, "compare_digest", lambda a, b: False)
+    with pytest.raises(Unauthenticated):
+        clients.enter(TCP, bearer("token-0"))
+
+
+def test_who_may_open_the_unix_socket_needs_no_token(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(line("engine-a", "one"))
+    assert Clients(path, ClientLimits(), Metrics()).enter("unix:", []).client.name == "unix"
+
+
+def test_without_a_token_file_everyone_is_one_client() -> None:
+    clients = Clients(None, ClientLimits(), Metrics())
+    assert clients.enter(TCP, []).client is clients.enter("ipv6:[::1]:5", bearer("x")).client
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "holds no token"),
+        ("# nothing\n", "holds no token"),
+        ("engine-a: hunter2\n", "line 1: expected `name: sha256`"),
+        ("hunter2\n", "line 1: expected"),
+        (line("engine a", "t"), "line 1: expected"),
+        (line("x" * 64, "t"), "line 1: expected"),
+        (line("unix", "t"), "the name unix is taken"),
+        (line("a", "t") + line("b", "t"), "line 2: this token belongs to two clients"),
+        ("".join(line(f"c{n}", str(n)) for n in range(1001)), "holds 1001 tokens, at most 1000"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (None, "cannot read .*: No such file"),
+    ],
+)
+def test_a_token_file_that_cannot_be_used_is_named_and_not_quoted(tmp_path: Path, text: str | bytes | None, why: str) -> None:
+    path = tmp_path / "tokens"
+    if text is not None:
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(TokenFileError, match=why) as caught:
+        Clients(path, ClientLimits(), Metrics())
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_revoked_client_loses_its_series_and_a_known_one_keeps_its_limits(tmp_path: Path) -> None:
+    path, metrics = tmp_path / "tokens", Metrics()
+    path.write_text(line("a", "one") + line("b", "two"))
+    clients = Clients(path, ClientLimits(rate=1), metrics)
+    a, b = (clients.enter(TCP, bearer(token)) for token in ("one", "two"))
+    a.client.admit(1)
+    path.write_text(line("b", "two") + line("b", "three"))
+    assert clients.refresh()
+    assert not clients.refresh()
+    with pytest.raises(Unauthenticated):
+        clients.check(a)
+    clients.check(b)
+    assert clients.enter(TCP, bearer("three")).client is b.client
+    with pytest.raises(Overloaded):
+        a.client.admit(1)
+    named = {
+        sample.labels["client"]
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if "client" in sample.labels
+    }
+    assert named == {"b"}
+
+
+def test_a_file_emptied_revokes_all_and_one_broken_or_gone_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(line("a", "one"))
+    clients = Clients(path, ClientLimits(), Metrics())
+    path.write_text("a: hunter2")
+    assert not clients.refresh()
+    path.unlink()
+    assert not clients.refresh()
+    assert clients.enter(TCP, bearer("one")).client.name == "a"
+    assert caplog.text.count("the new token file is not used") == 2
+    assert "hunter2" not in caplog.text
+    path.write_text("")
+    assert clients.refresh()
+    with pytest.raises(Unauthenticated):
+        clients.enter(TCP, bearer("one"))
+
+
+def test_digests_are_read_in_either_case(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text(f"a: {sha256(b'x').hexdigest().upper()}")
+    assert read_tokens(tmp_path / "t") == {sha256(b"x").digest(): "a"}
