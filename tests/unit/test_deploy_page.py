@@ -1,0 +1,72 @@
+"""docs/deploy.md: its arithmetic, its commands and its links are right."""
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from eviction_client.config import ClientSettings
+from eviction_client.score import P_MIN, expired_below, score
+from lpc.v1 import predictor_pb2 as pb
+from predictor_service.config import ServiceSettings
+from tests.dockerfile import ROOT, stages
+
+PAGE = (ROOT / "docs/deploy.md").read_text()
+RESULTS = (ROOT / "docs/results.md").read_text()
+
+
+def test_the_sizing_table_follows_from_the_formulas() -> None:
+    rows = re.findall(
+        r"(?m)^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,.]+) GB \| ([\d,]+) \| ([\d,.]+) MB/s \| ([\d,.]+) MB/s \|$", PAGE
+    )
+    assert [row[0] for row in rows] == ["1", "10", "100", "1,000", "10,000"]
+    for row in rows:
+        engines, cpu, gpu, memory, primaries, to_redis, to_sidecars = (float(cell.replace(",", "")) for cell in row)
+        stored = engines * 64 * 2921 * 110
+        assert cpu == math.ceil(engines / (51.7 * 0.5))
+        assert gpu == math.ceil(engines / (5000 * 0.5))
+        assert memory == round(stored / 1e9, 2)
+        assert primaries == max(math.ceil(engines * 917e-6 / 0.5), math.ceil(stored / 16e9))
+        assert to_redis == round(engines * 5525 / 1e6, 2)
+        assert to_sidecars == round(engines * 32_000 / 1e6, 2)
+
+
+def test_its_figures_are_in_the_results() -> None:
+    for figure in ("51.7", "| 110 |", "5,525", "917 /", "44 ms", "224 ms", "4,932"):
+        assert figure in RESULTS, figure
+
+
+def test_a_block_lives_as_long_as_it_says() -> None:
+    assert score(1 - P_MIN, t_last=0.0) > expired_below(2920.0)
+    assert score(1 - P_MIN, t_last=0.0) < expired_below(2922.0)
+
+
+def test_its_requests_are_valid() -> None:
+    sent = [
+        word for line in PAGE.splitlines() if "grpcurl" in line and " -d " in line for word in shlex.split(line) if "{" in word
+    ]
+    assert sent
+    for text in sent:
+        json_format.Parse(text, pb.PredictRequest())
+        assert json.loads(text)
+    methods = {method.name for method in pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].methods}
+    assert set(re.findall(r"ContinuationPredictor/(\w+)", PAGE)) <= methods
+
+
+def test_its_links_overlays_targets_and_settings_exist() -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / link).exists(), link
+    overlays = {path.name for path in (ROOT / "deploy/overlays").iterdir()}
+    assert set(re.findall(r"(?m)^\| `([\w-]+)` \|", PAGE)) == overlays
+    assert set(re.findall(r"--target (\S+)", PAGE)) <= set(stages()[1])
+    known = {f"LPC_{name.upper()}" for settings in (ServiceSettings, ClientSettings) for name in settings.model_fields}
+    for page in (PAGE, (ROOT / "docs/runbook.md").read_text()):
+        assert set(re.findall(r"\bLPC_[A-Z_]+\b", page)) <= known
+
+
+def test_it_says_what_was_not_checked() -> None:
+    assert "No container engine and no cluster were at hand" in PAGE
+    assert Path(ROOT / "tests/image/build_without_engine.py").exists()
