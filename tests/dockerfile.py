@@ -59,7 +59,8 @@ def stages(path: Path = ROOT / "Dockerfile") -> tuple[dict[str, str], dict[str, 
             stage = found[alias] = Stage(base, alias)
         elif stage is None:
             assert name == "ARG"
-            arguments.update([text.split("=", 1)])
+            key, value = text.split("=", 1)
+            arguments[key] = value
         else:
             stage.lines.append((name, text))
     return arguments, found
@@ -95,7 +96,8 @@ def carry_out(stage: Stage, root: Path, copied: dict[str, Path]) -> None:
                 env[key] = below(root, value).replace("$PATH", path)
             path = env.get("PATH", path)
         elif name == "ARG" and "=" in text:
-            env.update([text.split("=", 1)])
+            key, value = text.split("=", 1)
+            env[key] = value
         elif name == "COPY":
             copy(text, cwd, root, copied)
         elif name == "RUN":

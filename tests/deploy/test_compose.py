@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic_settings import BaseSettings
 
 from eviction_client.config import ClientSettings
 from predictor_service.config import ServiceSettings
@@ -76,7 +77,8 @@ def test_every_address_that_is_named_is_a_services(name: str) -> None:
 def test_engines_use_the_plug_in_and_settings_that_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, service in profile(name).items():
         ours = {k: v for k, v in service.get("environment", {}).items() if k.startswith("LPC_")}
-        settings = {"engine": ClientSettings, "predictor": ServiceSettings}.get(key.partition("-")[0])
+        kinds: dict[str, type[BaseSettings]] = {"engine": ClientSettings, "predictor": ServiceSettings}
+        settings = kinds.get(key.partition("-")[0])
         assert settings is not None or not ours
         if settings is not None:
             assert {k.removeprefix("LPC_").lower() for k in ours} <= set(settings.model_fields)

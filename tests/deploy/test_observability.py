@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, timed_models: Path) -> Iter
     """A Prometheus after ten scrapes of a sidecar that answered, refused and dropped."""
     folder = tmp_path_factory.mktemp("prometheus")
 
-    async def scrape() -> AsyncIterator[Prometheus]:
+    async def scrape() -> AsyncGenerator[Prometheus, None]:
         settings = ServiceSettings(models=timed_models, model="tiny", port=0, metrics_port=0, unix_socket=None, threads=1)
         async with running(settings) as addresses:
             with vllm_metrics() as engines:

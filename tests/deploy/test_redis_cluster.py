@@ -85,7 +85,7 @@ def test_three_nodes_form_a_cluster_in_which_an_engine_stores(tmp_path: Path) ->
             redis_shards=data["LPC_REDIS_SHARDS"],
         )
         with contextlib.closing(open_store(settings, namespace)) as store:
-            store.check()  # type: ignore[attr-defined]
+            store.check()
         with contextlib.closing(redis.Redis(port=ports[0], username="engine", password="s3cret")) as engine:
             for forbidden in (("FLUSHALL",), ("CLUSTER", "RESET"), ("CONFIG", "GET", "*"), ("SHUTDOWN",)):
                 with pytest.raises(redis.exceptions.NoPermissionError):
