@@ -1,0 +1,303 @@
+"""Text of a conversation leaves no trace: a word that is in every request is nowhere afterwards.
+
+The sidecar is the real process at the DEBUG level. What is searched: its output (with gRPC's own log at its most talkative),
+every file below its working and temporary folders, the metrics, every status and message that callers get, what Redis was
+told and holds, the memory of gaps, and the engine side's log.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from unittest.mock import patch
+from urllib.request import urlopen
+
+import grpc
+import grpc.aio
+import pytest
+
+import predictor_service.server
+from eviction_client.config import ClientSettings
+from eviction_client.namespace import Namespace
+from eviction_client.predictor import PredictorClient
+from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.gaps import GapMemory
+from tests.chat_templates import STYLES, tokenizer_of
+from tests.integration.test_server import one, sidecar
+from tests.redis_server import RedisServer, free_port
+
+CANARY = "canaryzebra"
+NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
+
+
+def message(role: str, content: str) -> pb.ChatMessage:
+    return pb.ChatMessage(role=role, content=content)
+
+
+def chat(*messages: pb.ChatMessage, **fields: object) -> pb.Conversation:
+    return pb.Conversation(chat=pb.ChatMessages(messages=messages), **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def served_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("served")
+    tokenizer_of(STYLES["chatml"]).save_pretrained(folder)
+    return {"m": str(folder)}
+
+
+def ids() -> list[int]:
+    tokenizer = tokenizer_of(STYLES["chatml"])
+    text = tokenizer.apply_chat_template([{"role": "user", "content": CANARY}], tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def answered() -> dict[str, pb.Conversation]:
+    """The three forms of input, each also with ids and classes that carry the word."""
+    return {
+        "chat": chat(message("user", CANARY), message("assistant", CANARY), message("user", CANARY)),
+        "prompt": pb.Conversation(prompt=CANARY),
+        "tokens": pb.Conversation(tokens=pb.TokenIds(ids=ids(), served_model="m")),
+        "named": chat(message("user", CANARY), conversation_id=CANARY, category=CANARY),
+    }
+
+
+def refused() -> dict[str, pb.Conversation]:
+    """Each form of input, wrong in every way that the sidecar tells apart."""
+    user = message("user", CANARY)
+    return {
+        "no user message": chat(message("assistant", CANARY)),
+        "unknown role": chat(message(CANARY, CANARY)),
+        "turn count zero": chat(user, turn_count=0),
+        "turn count too low": chat(user, user, turn_count=1),
+        "too many messages": chat(*[user] * 5000),
+        "too large": pb.Conversation(prompt=CANARY * 2**17),
+        "prompt, turn count": pb.Conversation(prompt=CANARY, turn_count=-1),
+        "unknown model": pb.Conversation(tokens=pb.TokenIds(ids=ids(), served_model="unknown")),
+        "outside the vocabulary": pb.Conversation(tokens=pb.TokenIds(ids=[*ids(), 2**32 - 1], served_model="m")),
+        "tokens without a user turn": pb.Conversation(tokens=pb.TokenIds(ids=ids()[-3:], served_model="m"), turn_count=-1),
+    }
+
+
+class Process:
+    """A sidecar as an operator runs it, and all that it says."""
+
+    def __init__(self, models: Path, served_models: dict[str, str], folder: Path) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.metrics = free_port()
+        self.folder = folder
+        self.said = ""
+        environment = {
+            "LPC_LOG_LEVEL": "DEBUG",
+            "LPC_MODELS": str(models),
+            "LPC_MODEL": "tiny",
+            "LPC_PORT": self.address.rpartition(":")[2],
+            "LPC_METRICS_PORT": str(self.metrics),
+            "LPC_UNIX_SOCKET": "",
+            "LPC_SERVED_MODELS": json.dumps(served_models),
+            "LPC_MAX_REQUEST_BYTES": str(2**20),
+            "GRPC_VERBOSITY": "DEBUG",
+            "TMPDIR": str(folder),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-X", "dev", "-m", "lpc", "serve"],
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._listening = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._listening.wait(60), self.said
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.said += line
+            if "listening on" in line:
+                self._listening.set()
+
+    def scrape(self) -> str:
+        with urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=10) as response:
+            return str(response.read(), "utf-8")
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(30)
+        self._reader.join(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _code(call: Callable[[], object]) -> tuple[str, str]:
+    try:
+        return "OK", str(call())
+    except grpc.RpcError as error:
+        return error.code().name, f"{error.details()} {error.trailing_metadata()} {error.debug_error_string()}"
+
+
+def test_a_word_of_every_request_is_nowhere(timed_models: Path, served_models: dict[str, str], tmp_path: Path) -> None:
+    process = Process(timed_models, served_models, tmp_path)
+    heard: list[tuple[str, str]] = []
+    try:
+        with grpc.insecure_channel(process.address, [("grpc.max_send_message_length", -1)]) as channel:
+            stub = rpc.ContinuationPredictorStub(channel)
+
+            def ask(conversation: pb.Conversation) -> tuple[str, str]:
+                return _code(lambda: stub.Predict(one(conversation), timeout=30))
+
+            heard += [ask(conversation) for conversation in answered().values()]
+            assert {code for code, _ in heard} == {"OK"}
+            heard += [ask(conversation) for conversation in refused().values()]
+            wrong = [c for name, c in refused().items() if name != "too large"]
+            batch = pb.PredictBatchRequest(conversations=[*answered().values(), *wrong])
+            heard.append(_code(lambda: stub.PredictBatch(batch, timeout=30)))
+            heard.append(_code(lambda: stub.Predict(one(answered()["chat"]), timeout=0.0001)))
+            requests = [
+                pb.PredictStreamRequest(request_id=str(n), conversation=c) for n, c in enumerate([*answered().values(), *wrong])
+            ]
+            heard.append(_code(lambda: list(stub.PredictStream(iter(requests), timeout=30))))
+            for data in (CANARY.encode(), b"\x0a\x10\x12\x0e\xc3\x28" + CANARY.encode()):
+                raw = channel.unary_unary("/lpc.v1.ContinuationPredictor/Predict")
+                heard.append(_code(lambda d=data, call=raw: call(d, timeout=30)))  # type: ignore[misc]
+        metrics = process.scrape()
+    finally:
+        process.stop()
+    codes = {code for code, _ in heard}
+    assert codes >= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+    assert "INTERNAL" not in codes and "UNKNOWN" not in codes
+    assert "DEBUG" in process.said, "the level under test is not on"
+    assert 'lpc_requests_total{method="Predict",status="INVALID_ARGUMENT"}' in metrics
+    assert CANARY not in process.said
+    assert CANARY not in metrics
+    assert CANARY not in str(heard)
+    tokens_as_text = ", ".join(map(str, ids()))
+    assert tokens_as_text not in process.said and tokens_as_text not in str(heard)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert CANARY.encode() not in path.read_bytes(), path
+
+
+async def test_an_error_of_ours_that_quotes_its_input_is_not_passed_on(
+    tiny_models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A library's message may hold what it choked on: neither the caller nor the log gets it."""
+    caplog.set_level(logging.DEBUG)
+
+    def choke(*_: object) -> None:
+        raise ValueError(f"cannot make sense of {CANARY!r}")
+
+    async with sidecar(tiny_models) as (stub, _):
+        with patch("predictor_service.requests.from_messages", choke):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Predict(one(chat(message("user", CANARY))))
+            results = (await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat(message("user", CANARY))]))).results
+            stream = stub.PredictStream()
+            await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat(message("user", CANARY))))
+            await stream.done_writing()
+            answers = [answer async for answer in stream]
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "internal error in Predict: ValueError" in caplog.text
+    assert CANARY not in caplog.text
+    assert CANARY not in f"{caught.value} {results} {answers}"
+
+
+async def test_the_memory_of_gaps_holds_neither_text_nor_ids(timed_models: Path, served_models: dict[str, str]) -> None:
+    memories: list[GapMemory] = []
+
+    def remember(capacity: int) -> GapMemory:
+        memories.append(GapMemory(capacity))
+        return memories[-1]
+
+    with patch.object(predictor_service.server, "GapMemory", remember):
+        async with sidecar(timed_models, served_models=served_models) as (stub, _):
+            for conversation in answered().values():
+                conversation.conversation_id = f"id-{CANARY}"
+                conversation.category = CANARY
+                await stub.Predict(one(conversation))
+    assert len(memories[0]) == 1
+    assert CANARY.encode() not in pickle.dumps({k: v for k, v in vars(memories[0]).items() if k != "_lock"})
+
+
+@contextlib.contextmanager
+def monitored(server: RedisServer) -> Iterator[list[bytes]]:
+    """Everything that any client tells a Redis, scripts' commands included."""
+    heard: list[bytes] = []
+    command = subprocess.Popen(["redis-cli", "-p", str(server.port), "monitor"], stdout=subprocess.PIPE)
+    assert command.stdout is not None
+    assert command.stdout.readline().strip() == b"OK"
+
+    def listen() -> None:
+        assert command.stdout is not None
+        heard.extend(command.stdout)
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    try:
+        yield heard
+    finally:
+        time.sleep(0.2)
+        command.terminate()
+        command.wait(10)
+        thread.join(10)
+        command.stdout.close()
+
+
+@pytest.mark.parametrize("kind", ["redis", "memory"])
+def test_stores_get_hashes_only(redis_server: RedisServer, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings = ClientSettings(redis_url=redis_server.url if kind == "redis" else None)  # type: ignore[arg-type]
+    blocks = [BlockHash(bytes([n]) * 32) for n in range(8)]
+    with monitored(redis_server) as heard, contextlib.closing(redis_server.client()) as client:
+        store = open_store(settings, Namespace("sha256_cbor", "0", 16, CANARY, lora=CANARY, salt=CANARY))
+        store.record(ConversationId(CANARY), blocks, 1.0)
+        store.look_ahead(blocks)
+        assert store.flush(10)
+        assert store.scores(blocks) == pytest.approx([1.0] * 8)
+        store.trim(time.time())
+        assert store.flush(10)
+        store.close()
+        held = b"".join(key + (client.dump(key) or b"") for key in client.scan_iter())
+    assert (b"lpc:" in b"".join(heard)) is (kind == "redis")
+    assert CANARY.encode() not in b"".join(heard) + held
+    assert CANARY not in caplog.text
+    assert CANARY not in str(asdict(store.counters))
+    assert isinstance(store, MemoryStore) is (kind == "memory")
+
+
+async def test_the_engines_side_logs_no_prompt(
+    tiny_models: Path, served_models: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    prompt = ids()
+    async with sidecar(tiny_models, served_models=served_models) as (_, addresses):
+        client = PredictorClient(f"127.0.0.1:{addresses.port}", served_model="m", timeout_s=30)
+        client.ask("good", token_ids=prompt, conversation_id=CANARY, category=CANARY)
+        client.ask("refused", token_ids=[*prompt, 2**32 - 1])
+        client.ask("nonsense", token_ids=[CANARY])  # type: ignore[list-item]
+        client.ask("nowhere", token_ids=prompt, served_model="unknown")
+        for _ in range(1000):
+            if client.counters.answered + client.counters.failed + client.counters.rejected == 4:
+                break
+            await asyncio.sleep(0.02)
+        counters = client.counters
+        await asyncio.to_thread(client.close)
+    assert (counters.answered, counters.failed, counters.rejected) == (1, 2, 1)
+    assert "connected to the predictor" in caplog.text
+    assert CANARY not in caplog.text
+    assert ", ".join(map(str, prompt)) not in caplog.text
