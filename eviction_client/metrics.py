@@ -53,6 +53,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
 }
 
 _shown: list[Counter | Gauge] = []
+"""Of the engine of this process that was made last."""
 
 
 class EngineMetrics:
@@ -78,7 +79,9 @@ class EngineMetrics:
             self._metrics[name] = metric
 
     def update(self, values: Values) -> None:
-        """Show these values; a counter's is its total."""
+        """Show these values; a counter's is its total. Does nothing once another engine has taken this one's place."""
+        if not _shown or _shown[0] is not next(iter(self._metrics.values())):
+            return
         for (name, value_of_label), value in values.items():
             metric = self._metrics[name]
             child = metric.labels(self._engine, value_of_label) if METRICS[name][2] else metric.labels(self._engine)

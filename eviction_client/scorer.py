@@ -252,7 +252,7 @@ class Scorer:
             while place is not None and place.tb_next is not None:
                 place = place.tb_next
             where = f"{place.tb_frame.f_code.co_qualname}:{place.tb_lineno}" if place is not None else "?"
-            logger.error("learned prefix cache: %s at %s; serving goes on with LRU", type(error).__name__, where)
+            logger.error("learned prefix cache: %s at %s; serving goes on without it", type(error).__name__, where)
 
     @property
     def shadow_counters(self) -> ShadowCounters:

@@ -304,6 +304,19 @@ def bench_predict(
     _report(lambda: predict_bench.run(models, model, quick=quick), json_file)
 
 
+@bench.command("engine")
+def bench_engine(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: str = "e5-small",
+) -> None:
+    """The plug-in in real vLLM (`make engine`) against stock vLLM: tokens, eviction order, hits, time."""
+    from benchmarks import engine
+
+    _report(lambda: engine.run(models, model, quick=quick), json_file)
+
+
 def _service_settings(config: Path | None, **flags: Any) -> Any:
     import os
 

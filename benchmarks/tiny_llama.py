@@ -1,7 +1,8 @@
-"""A two-layer Llama without trained weights, and a byte-level tokenizer: all that vLLM needs to start."""
+"""A two-layer Llama with random weights, and a byte-level tokenizer: all that vLLM needs to start."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -10,7 +11,8 @@ CHAT_TEMPLATE = (
 SPECIAL = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
 
 
-def build(folder: Path, *, layers: int = 2, sliding_window: int | None = None) -> Path:
+def build(folder: Path, *, layers: int = 2, sliding_window: int | None = None, weights: bool = False) -> Path:
+    """Write config and tokenizer; with ``weights`` also such that the next token depends on the whole text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +33,7 @@ def build(folder: Path, *, layers: int = 2, sliding_window: int | None = None) -
             }
         )
     )
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["MistralForCausalLM" if sliding_window else "LlamaForCausalLM"],
         "model_type": "mistral" if sliding_window else "llama",
         "hidden_size": 64,
@@ -51,4 +53,11 @@ def build(folder: Path, *, layers: int = 2, sliding_window: int | None = None) -
         **({"sliding_window": sliding_window} if sliding_window else {}),
     }
     (folder / "config.json").write_text(json.dumps(config))
+    if weights:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(**config, initializer_range=0.3)).save_pretrained(folder)
+        (folder / "config.json").write_text(json.dumps(config))
     return folder

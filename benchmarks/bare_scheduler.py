@@ -26,10 +26,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from benchmarks.tiny_llama import build
 from eviction_client.config import ClientSettings
 from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.predictor import Prediction, PredictorCounters
-from tests.engine.tiny_llama import build
 
 BLOCK = 16
 STEP_S = 0.05
@@ -44,20 +44,25 @@ class Told:
         self.counters = PredictorCounters()
         self.healthy = True
 
-    def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
+    def ask(self, request_id: Hashable, **_: object) -> None:
+        """See `eviction_client.scorer.Predictor`, as for the others."""
         self.asked.append(str(request_id))
 
     def take(self, request_id: Hashable) -> Prediction | None:
+        """The function's answer."""
         p = self.tell(str(request_id))
         return None if p is None else Prediction(p, "told", None, None, 1)
 
-    def forget(self, request_id: Hashable) -> None: ...
+    def forget(self, request_id: Hashable) -> None:
+        """Nothing is remembered."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 @functools.cache
 def vllm_config() -> Any:
+    """Return vLLM's configuration for the tiny model."""
     folder = build(Path(tempfile.mkdtemp(prefix="tiny-llama-")))
     return EngineArgs(
         model=str(folder), load_format="dummy", enforce_eager=True, max_model_len=4096, gpu_memory_utilization=0.05
@@ -77,6 +82,8 @@ class Turn:
 
 @dataclass
 class Outcome:
+    """What became of the requests, and which blocks were evicted, in order. Tokens."""
+
     outputs: dict[str, list[int]] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
     cached: int = 0
@@ -103,7 +110,6 @@ class Engine:
         asynchronous: bool = False,
         window: int | None = None,
         max_seqs: int = 8,
-        store: Any = None,
         **settings: Any,
     ) -> None:
         config = vllm_config()
@@ -154,6 +160,7 @@ class Engine:
         self.pool._maybe_evict_cached_block = note
 
     def add(self, name: str, tokens: Sequence[int], reply: int, arguments: dict[str, Any] | None = None) -> Request:
+        """Admit a request; ``arguments`` are its hints."""
         parameters = SamplingParams(max_tokens=reply, ignore_eos=True, extra_args=arguments)
         request = Request(
             request_id=name,
@@ -223,11 +230,12 @@ class Engine:
                 self.add(f"{name}/{i}", history[name], turn.reply, turn.arguments)
             for request in self.step():
                 self.outcome.course.append((self.outcome.cached, self.outcome.prompt))
-                name, _, i = request.rpartition("/")
+                name, _, number = request.rpartition("/")
                 history[name] += self.outcome.outputs[request]
-                if int(i) + 1 < len(conversations[name]):
-                    later = self.now + conversations[name][int(i) + 1].think_s
-                    heapq.heappush(arrivals, (later, next(numbers), name, int(i) + 1))
+                following = int(number) + 1
+                if following < len(conversations[name]):
+                    later = self.now + conversations[name][following].think_s
+                    heapq.heappush(arrivals, (later, next(numbers), name, following))
         return self.outcome
 
 

@@ -1,0 +1,123 @@
+"""`lpc bench engine`: the plug-in in real vLLM against stock vLLM, on the same real conversations.
+
+vLLM lives in an environment of its own (`make engine`) and runs there in a process of its own
+(`benchmarks.engine_runs`). The model is a two-layer Llama with random weights and a byte-level tokenizer: what is compared
+is the cache, and the tokens only to see that they are the same. Conversations: ShareGPT's evaluation half, each user turn
+cut to 400 bytes; the replies are the model's own. About 24 are under way at a time, think times are exponential, and the
+capacities hold between a tenth and a third of what these need.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.setup import BenchmarkError, sidecar
+from training.datasets.conversation import conversation_key, split_of
+from training.datasets.sharegpt import load_sharegpt
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PYTHON: Final = ROOT / ".venv-engine" / "bin" / "python"
+TURN_BYTES: Final = 400
+CAPACITIES: Final = (160, 320, 480)
+"""Blocks of 32 tokens."""
+LONGEST: Final = 3000
+"""Tokens of a conversation; its later turns are left out."""
+REPLY_BYTES: Final = 24
+"""Tokens of each reply (`engine_runs.REPLY`)."""
+
+
+def conversations(requests: int) -> dict[str, list[str]]:
+    """Return the user turns of evaluation-half conversations that make at least so many requests, at most 12 each."""
+    chosen: dict[str, list[str]] = {}
+    count = 0
+    for conversation in load_sharegpt():
+        prompts = [content for role, content in conversation.messages if role == "user" and content.strip()]
+        if not prompts or split_of(conversation_key(prompts[0])) != "evaluation" or not conversation.ended:
+            continue
+        chosen[f"c{len(chosen)}"] = prompts[:12]
+        count += len(prompts[:12])
+        if count >= requests:
+            break
+    return chosen
+
+
+def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
+    """Measure; print tables; return the figures.
+
+    Raises:
+        BenchmarkError: vLLM is not installed in .venv-engine, or a run failed.
+    """
+    if not PYTHON.exists():
+        raise BenchmarkError(f"vLLM is not installed in {PYTHON.parents[1].name}: run make engine first")
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        tiny = Path(folder) / "tiny"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        made = f"from pathlib import Path; from benchmarks.tiny_llama import build; build(Path({str(tiny)!r}), weights=True)"
+        _check(subprocess.run([PYTHON, "-c", made], env=environment, capture_output=True, text=True))
+        texts = Path(folder) / "conversations.json"
+        texts.write_text(json.dumps(_tokens(tiny, conversations(180 if quick else 600))))
+        served = json.dumps({"tiny": str(tiny)})
+        module = ["lpc", "serve", "--models", str(models), "--model", model]
+        address = stack.enter_context(sidecar(module, LPC_LOG_LEVEL="INFO", LPC_SERVED_MODELS=served))
+        command = [str(PYTHON), "-m", "benchmarks.engine_runs", "--model", str(tiny), "--conversations", str(texts)]
+        command += ["--predictor", address, "--rounds", "1" if quick else "5"]
+        command += ["--capacities", *map(str, CAPACITIES[:1] if quick else CAPACITIES)]
+        with console.status("bench engine: several minutes"):
+            finished = _check(subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True))
+    figures: dict[str, Any] = json.loads(finished.strip().splitlines()[-1])
+    totals = {name: sum(row["cached_tokens"][name] for row in figures["rows"]) for name in figures["rows"][0]["cached_tokens"]}
+    figures["cached_tokens"] = totals
+    _show(console, figures)
+    return figures
+
+
+def _check(finished: "subprocess.CompletedProcess[str]") -> str:
+    if finished.returncode:
+        lines = finished.stderr.strip().splitlines()
+        raise BenchmarkError(f"the run in .venv-engine failed: {lines[-1] if lines else finished.returncode}")
+    return finished.stdout
+
+
+def _tokens(tiny: Path, texts: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+
+    def ids(text: str, first: bool) -> list[int]:
+        cut = text.encode()[:TURN_BYTES].decode(errors="ignore")
+        before = "<|system|>You are a helpful assistant. Answer briefly.<|end|>" if first else "<|end|>"
+        encoded: list[int] = tokenizer.encode(f"{before}<|user|>{cut}<|end|><|assistant|>").ids
+        return encoded
+
+    made: dict[str, list[list[int]]] = {}
+    for name, turns in texts.items():
+        made[name], length = [], 0
+        for i, text in enumerate(turns):
+            turn = ids(text, i == 0)
+            length += len(turn) + REPLY_BYTES
+            if length > LONGEST:
+                break
+            made[name].append(turn)
+    return made
+
+
+def _show(console: Console, figures: dict[str, Any]) -> None:
+    hits = Table(title="tokens served from the cache")
+    sides = list(figures["cached_tokens"])
+    for column in ("blocks", "prompt tokens", *sides):
+        hits.add_column(column, justify="right")
+    for row in figures["rows"]:
+        stock = row["cached_tokens"]["stock"]
+        cells = [f"{row['cached_tokens'][side]:,} ({100 * (row['cached_tokens'][side] / stock - 1):+.1f}%)" for side in sides]
+        hits.add_row(f"{row['blocks']:,}", f"{row['prompt_tokens']:,}", *cells)
+    console.print(hits)
+    for name in ("tokens_identical", "eviction_order_identical", "step_time_ratio", "free_ratio", "allocate_ratio"):
+        console.print(f"{name}: {figures[name]}")

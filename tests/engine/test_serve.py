@@ -1,0 +1,222 @@
+"""`vllm serve`, twice, with one sidecar and one Redis: metrics, pooled scores, and outages under load."""
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.tiny_llama import build
+from tests.redis_server import RedisServer, free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "the password is swordfish"
+
+
+class Sidecar:
+    """The real sidecar, in the project's own environment, with the tests' tiny model."""
+
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        self.python = ROOT / ".venv" / "bin" / "python"
+        self.models = folder / "artifacts"
+        program = (
+            "import sys; from pathlib import Path; from tests.tiny_model import build_tiny_artifact as b; b(Path(sys.argv[1]))"
+        )
+        subprocess.run([self.python, "-c", program, str(self.models)], check=True, cwd=ROOT)
+        self.port = free_port()
+        self.log = folder / "sidecar.log"
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("LPC_")},
+            "LPC_PORT": str(self.port),
+            "LPC_MODELS": str(self.models),
+            "LPC_METRICS_PORT": "",
+            "LPC_SERVED_MODELS": json.dumps({"tiny": str(tokenizer)}),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        model = "tiny"
+        command = [self.python, "-m", "lpc", "serve", "--model", model]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=self._environment, stderr=log, stdout=log, cwd=ROOT)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        if number == signal.SIGKILL:
+            self.process.wait()
+
+
+class VllmServer:
+    def __init__(self, folder: Path, model: Path, **settings: str) -> None:
+        self.port = free_port()
+        self.log = folder / f"vllm-{self.port}.log"
+        command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--served-model-name", "tiny"]
+        command += [
+            "--scheduler-cls",
+            "eviction_client.engines.vllm.LearnedScheduler",
+            "--enforce-eager",
+            "--port",
+            str(self.port),
+        ]
+        command += ["--block-size", "32", "--num-gpu-blocks-override", "160", "--max-model-len", "2048"]
+        command += ["--gpu-memory-utilization", "0.05", "--max-num-seqs", "8"]
+        environment = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO", **settings}
+        environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log, start_new_session=True)
+
+    def wait(self) -> None:
+        for _ in range(600):
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1)
+                return
+            time.sleep(0.5)
+        raise AssertionError(self.log.read_text()[-3000:])
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10).read().decode()
+        found: dict[tuple[str, str], float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                own = [value for name, value in sample.labels.items() if name not in ("engine", "model_name")]
+                found[sample.name, ",".join(own)] = sample.value
+        return found
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=60, max_retries=0)
+
+    def stop(self) -> None:
+        os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class Fleet:
+    def __init__(self, folder: Path) -> None:
+        model = build(folder / "tiny", weights=True)
+        (folder / "redis").mkdir()
+        self.redis = RedisServer(folder / "redis")
+        self.redis.start()
+        self.sidecar = Sidecar(folder, model)
+        self.sidecar.start()
+        settings = {"LPC_PREDICTOR_ADDRESS": f"127.0.0.1:{self.sidecar.port}", "LPC_REDIS_URL": self.redis.url}
+        self.engines = [VllmServer(folder, model, **settings) for _ in range(2)]
+        for engine in self.engines:
+            engine.wait()
+
+    def stop(self) -> None:
+        for engine in self.engines:
+            engine.stop()
+        self.sidecar.signal(signal.SIGCONT)
+        self.sidecar.signal(signal.SIGKILL)
+        self.redis.kill()
+
+    def chats(self, label: str, count: int = 24, turns: int = 3) -> list[float]:
+        """Multi-turn chats on both engines at once; every request must succeed. Returns the seconds of each."""
+
+        def chat(number: int) -> list[float]:
+            client = self.engines[number % 2].client()
+            messages: list[dict[str, str]] = [{"role": "system", "content": "Answer briefly. " + SECRET}]
+            took = []
+            for turn in range(turns):
+                messages.append({"role": "user", "content": f"{label} {number} {turn}: " + "what then? " * 8})
+                started = time.perf_counter()
+                answer = client.chat.completions.create(
+                    model="tiny", messages=messages, max_tokens=8, temperature=0, extra_body={"vllm_xargs": {"lpc_priority": 0}}
+                )
+                took.append(time.perf_counter() - started)
+                messages.append({"role": "assistant", "content": answer.choices[0].message.content or "-"})
+            return took
+
+        with ThreadPoolExecutor(6) as threads:
+            return [seconds for took in threads.map(chat, range(count)) for seconds in took]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    made = Fleet(tmp_path_factory.mktemp("fleet"))
+    yield made
+    made.stop()
+
+
+def eventually(condition: object, seconds: float = 30.0) -> bool:
+    assert callable(condition)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.3)
+    return False
+
+
+@pytest.mark.timeout(400)
+def test_two_engines_hit_and_tell_their_metrics(fleet: Fleet) -> None:
+    fleet.chats("first")
+    for engine in fleet.engines:
+        assert eventually(lambda engine=engine: engine.metrics().get(("lpc_requests_scored_total", "prediction"), 0) > 0)
+        metrics = engine.metrics()
+        assert metrics["vllm:prefix_cache_hits_total", ""] > 0
+        assert metrics["lpc_predictions_total", "asked"] == 36
+        assert metrics["lpc_failures_total", ""] == 0
+        assert metrics["lpc_predictor_connected", ""] == 1
+        assert metrics["lpc_store_healthy", ""] == 1
+        assert metrics["lpc_beta", ""] >= 0
+
+
+@pytest.mark.timeout(400)
+def test_both_engines_scores_are_under_one_namespace_and_no_text_is_in_redis_or_logs(fleet: Fleet) -> None:
+    fleet.chats("pooled")
+    client = fleet.redis.client()
+    assert eventually(lambda: len(client.keys("lpc:*:scores")) > 0)
+    assert len({key.split(b"{")[1].split(b":")[0] for key in client.keys("lpc:*:scores")}) == 1
+    writers = {key.rsplit(b":", 1)[1] for key in client.keys("lpc:*:batch:*")}
+    assert len(writers) == 2
+    everything = b"".join(client.dump(key) or b"" for key in client.keys("*")) + b"".join(client.keys("*"))
+    assert b"swordfish" not in everything
+    assert "swordfish" not in fleet.sidecar.log.read_text()
+    assert not any("swordfish" in engine.log.read_text() for engine in fleet.engines)
+
+
+@pytest.mark.timeout(600)
+def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet) -> None:
+    def scored() -> float:
+        return sum(engine.metrics().get(("lpc_requests_scored_total", "prediction"), 0.0) for engine in fleet.engines)
+
+    seconds = {"all well": fleet.chats("well")}
+    fleet.sidecar.signal(signal.SIGSTOP)
+    seconds["sidecar silent"] = fleet.chats("silent")
+    fleet.sidecar.signal(signal.SIGCONT)
+    fleet.sidecar.signal(signal.SIGKILL)
+    seconds["sidecar killed"] = fleet.chats("killed")
+    fleet.redis.freeze()
+    seconds["Redis silent too"] = fleet.chats("redis silent")
+    fleet.redis.thaw()
+    fleet.redis.kill()
+    seconds["both killed"] = fleet.chats("both")
+    fleet.redis.start()
+    fleet.sidecar.start()
+    assert eventually(lambda: all(engine.metrics()["lpc_predictor_connected", ""] for engine in fleet.engines), 60)
+    before = scored()
+    seconds["back"] = fleet.chats("back")
+    assert eventually(lambda: scored() > before)
+    assert eventually(lambda: all(engine.metrics()["lpc_store_healthy", ""] for engine in fleet.engines), 60)
+    for name, took in seconds.items():
+        print(
+            f"{name}: {len(took)} requests, median {1000 * statistics.median(took):.0f} ms, longest {1000 * max(took):.0f} ms"
+        )
+    assert all(engine.metrics()["lpc_failures_total", ""] == 0 for engine in fleet.engines)
