@@ -14,7 +14,9 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import yaml
+from prometheus_client import REGISTRY, Counter, generate_latest
 
+from eviction_client.metrics import METRICS, EngineMetrics
 from tests.redis_server import free_port
 
 
@@ -83,11 +85,19 @@ vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} {hits}
 def vllm_metrics() -> Iterator[str]:
     """Serve metrics under vLLM's names, half of whose tokens hit; yield their address."""
     scrapes = iter(range(1, 10**9))
+    plug_in = EngineMetrics("0")
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             queries = 1000 * next(scrapes)
-            body = VLLM.format(queries=queries, hits=queries // 2).encode()
+            values = {
+                (name, label and "x"): float(queries if kind is Counter else 1) for name, (kind, _, label) in METRICS.items()
+            }
+            values |= {("lpc_failures", ""): 0.0, ("lpc_fallback_share", ""): 0.0}
+            plug_in.update(values)
+            ours = generate_latest(REGISTRY).decode().split("# HELP ")
+            shown = "".join(f"# HELP {part}" for part in ours if part.startswith("lpc_"))
+            body = (VLLM.format(queries=queries, hits=queries // 2) + shown).encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.end_headers()

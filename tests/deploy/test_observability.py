@@ -148,7 +148,7 @@ def test_every_metric_that_is_named_exists(server: Prometheus) -> None:
     assert named & NEVER_SEEN <= typed
 
 
-def test_every_metric_of_the_sidecar_is_on_the_dashboard(server: Prometheus) -> None:
+def test_every_metric_of_sidecar_and_plug_in_is_on_the_dashboard(server: Prometheus) -> None:
     known = {re.sub(r"_(bucket|sum|count|total|created)$", "", name) for name in server.get("label/__name__/values")}
     named = {name for panel in PANELS.values() for e in panel for name in metrics_of(RECORDED.get(e, e))}
     named |= {name for e in RECORDED.values() for name in metrics_of(e)}
@@ -168,7 +168,7 @@ def test_every_rule_is_healthy_and_every_record_has_a_value(server: Prometheus) 
 @pytest.mark.parametrize("title", PANELS)
 def test_every_panel_shows_something(server: Prometheus, title: str) -> None:
     for expression in PANELS[title]:
-        query = expression.replace("$__rate_interval", "1m").replace("$instance", ".*")
+        query = expression.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$engine", ".*")
         found: list[dict[str, Any]] = server.query(query)
         if not metrics_of(query) & NEVER_SEEN and expression != "lpc:expired:ratio5m":
             assert found, query
