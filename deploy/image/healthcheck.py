@@ -1,6 +1,7 @@
 """Asks a sidecar for its health over gRPC; exit status 0 means that it serves. The image's health check and exec probe.
 
-The address is the argument if there is one, else 127.0.0.1 and the port of LPC_PORT.
+The address is the argument if there is one, else the Unix socket of LPC_UNIX_SOCKET, which speaks plain gRPC even where the TCP
+port asks for TLS, else 127.0.0.1 and the port of LPC_PORT.
 """
 
 import os
@@ -14,7 +15,10 @@ TIMEOUT_S = 3.0
 
 def main() -> int:
     """Ask once."""
-    address = sys.argv[1] if len(sys.argv) > 1 else f"127.0.0.1:{os.environ.get('LPC_PORT', '50051')}"
+    socket = os.environ.get("LPC_UNIX_SOCKET")
+    address = f"unix://{socket}" if socket else f"127.0.0.1:{os.environ.get('LPC_PORT', '50051')}"
+    if len(sys.argv) > 1:
+        address = sys.argv[1]
     with grpc.insecure_channel(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)

@@ -79,7 +79,11 @@ async def test_an_engine_with_a_certificate_is_served_and_others_are_not(timed_m
             async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority, *pair)) as channel:
                 assert await predicts(channel) is served
         done = await asyncio.to_thread(probe, socket)
+        image = await asyncio.to_thread(images_check, {"LPC_UNIX_SOCKET": str(socket), "LPC_PORT": str(addresses.port)})
+        tcp = await asyncio.to_thread(images_check, {"LPC_UNIX_SOCKET": "", "LPC_PORT": str(addresses.port)})
     assert done.returncode == 0, done.stderr
+    assert image.returncode == 0, image.stderr
+    assert tcp.returncode == 1, "the TCP port answered without TLS"
     assert probe(socket).returncode == 1
 
 
@@ -90,6 +94,12 @@ def probe(socket: Path) -> subprocess.CompletedProcess[str]:
     assert command == ["python", "/opt/lpc/healthcheck.py", "unix:///run/lpc/predictor.sock"]
     here = [sys.executable, str(ROOT / "deploy/image/healthcheck.py"), f"unix://{socket}"]
     return subprocess.run(here, capture_output=True, text=True)
+
+
+def images_check(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the image's health check, without an argument as the image does."""
+    command = [sys.executable, str(ROOT / "deploy/image/healthcheck.py")]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
 def test_redis_takes_engines_with_a_certificate_only(tmp_path: Path) -> None:
