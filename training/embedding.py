@@ -1,8 +1,8 @@
 """`lpc embed`: every user turn of a dataset through the encoder once, into Parquet shards; never text.
 
-A shard holds a random sample of conversations (they are in the order of half of their hash), is written whole or not at all, and
-is skipped when it exists: an interrupted run goes on where it stopped, and a head can be trained on the shards that are done.
-`embedding.json` beside them says which encoder and feature settings made them.
+A shard holds a random sample of conversations (they come in the order of half of their hash), is written whole or not at all,
+and is skipped when it exists: an interrupted run goes on where it stopped, and a head can be trained on the shards that are
+done. `embedding.json` beside them says which encoder and feature settings made them.
 """
 
 import json
