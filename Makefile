@@ -6,7 +6,7 @@ ENGINE := .venv-engine
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lock bench head ablations engine test-engine clean
+.PHONY: help setup run test lock bench head ablations engine test-engine engine-versions clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -94,6 +94,10 @@ $(BIN)/kubectl: requirements/kubectl.py | $(VENV)/.installed
 $(VENV)/crd/node_modules: | $(VENV)/.installed
 	@command -v npm >/dev/null || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends npm; }
 	npm install --prefix $(VENV)/crd --silent --ignore-scripts --no-audit --no-fund @kubernetes-models/prometheus-operator@6.0.0
+
+RELEASES := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0
+engine-versions: engine ## the same tests of queue and hooks against other vLLM releases (1 GB of wheels)
+	$(ENGINE)/bin/python tests/engine/versions.py data/vllm $(RELEASES)
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
 	rm -rf $(VENV) $(ENGINE) lpc/v1 models build dist out

@@ -39,6 +39,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.request import Request, RequestStatus
 
+from eviction_client.access import access_of
 from eviction_client.config import ClientSettings
 from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics, Values
@@ -50,7 +51,15 @@ from eviction_client.stores import MetadataStore, open_store
 
 logger = logging.getLogger(__name__)
 
-KNOWN_VERSIONS: Final[dict[str, str]] = {"0.32.0": "c1ad09294ab6b6b5"}
+KNOWN_VERSIONS: Final[dict[str, str]] = {
+    "0.26.0": "dcc07dc66443a48c",
+    "0.27.1": "66cc29fafb599b9e",
+    "0.28.0": "fd3b57488415e40b",
+    "0.29.0": "8404ab456e1dad8d",
+    "0.30.0": "df77d12e48561ffb",
+    "0.31.0": "b399d09d2f5bfc94",
+    "0.32.0": "c1ad09294ab6b6b5",
+}
 """Versions against whose block pool the tests were run, with the :func:`fingerprint` of each."""
 
 LOOK_AHEAD: Final = 256
@@ -364,6 +373,7 @@ class LearnedScheduler:
             served_model=served_model,
             timeout_s=settings.predictor_timeout_s,
             capacity=settings.predictor_capacity,
+            access=access_of(settings),
         )
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
