@@ -86,6 +86,29 @@ def predict(
 
 
 @app.command()
+def doctor(
+    address: Annotated[str | None, typer.Option(help="The sidecar; default: LPC_PREDICTOR_ADDRESS.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Default: LPC_REDIS_URL.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Check address, certificates, token, model, Redis, hash seed and clock, as an engine would; say what to do.
+
+    Takes an engine's settings (LPC_...). Ends with 1 when anything fails.
+    """
+    from pydantic import ValidationError
+
+    from eviction_client.config import ClientSettings
+    from lpc import doctor as checks
+
+    given = {"predictor_address": address, "redis_url": redis_url}
+    try:
+        settings = ClientSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        _fail(f"settings: {_problems(error)}")
+    raise SystemExit(checks.show(checks.examine(settings), as_json=as_json))
+
+
+@app.command()
 def embed(
     dataset: Annotated[str, typer.Option(help="sharegpt, lmsys, arena, wildchat, or openai (your own logs).")] = "sharegpt",
     data: Annotated[Path | None, typer.Option(help="Its .parquet, .jsonl or .json file, or a folder of them.")] = None,
@@ -331,14 +354,18 @@ def _service_settings(config: Path | None, **flags: Any) -> Any:
     try:
         settings = ServiceSettings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        _fail(f"settings: {problems}")
+        _fail(f"settings: {_problems(error)}")
     except ValueError as error:  # a TOML file or JSON in the environment that cannot be parsed
         _fail(f"settings: {error}")
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr, force=True
     )
     return settings
+
+
+def _problems(error: Any) -> str:
+    """Return what pydantic refuses, without the input, which may be a secret."""
+    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
 
 
 def _report(measure: Callable[[], dict[str, Any]], json_file: Path | None, *, echo: bool = False) -> None:

@@ -7,10 +7,11 @@ import pytest
 
 from predictor_service.conversation import UserTurns
 from tests.authority import authority
+from tests.guarded_redis import guarded_redis, guarded_session
 from tests.redis_server import redis_server, redis_session
 from tests.tiny_model import build_tiny_artifact, tiny_think_time
 
-__all__ = ["authority", "redis_server", "redis_session", "timed_models", "tiny_models"]
+__all__ = ["authority", "guarded_redis", "guarded_session", "redis_server", "redis_session", "timed_models", "tiny_models"]
 
 
 @pytest.fixture(scope="session")

@@ -494,7 +494,7 @@ def address(url: str) -> str:
 def explain(error: Exception, where: str, timeout_s: float) -> StoreError:
     """Return the error of this package that says what an error of redis-py means for the operator."""
     text = str(error)
-    if isinstance(error, redis.exceptions.NoPermissionError):
+    if isinstance(error, redis.exceptions.NoPermissionError) or "user executing the script" in text:
         return StoreAccessDenied(
             f"Redis at {where} does not let this user do what the store needs: allow it EVAL, EVALSHA, ZMSCORE, ZADD, ZCOUNT, "
             "ZREMRANGEBYRANK, PEXPIRE, GET and SET on keys lpc:*."

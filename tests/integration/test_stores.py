@@ -1,4 +1,7 @@
-"""One behaviour suite for every store: what DESIGN promises of a block's score, on memory and on a real Redis."""
+"""One behaviour suite for every store: what DESIGN promises of a block's score, on memory and on a real Redis.
+
+On Redis also as the user of docs/security.md, who may do what the store does and nothing else.
+"""
 
 import contextlib
 import time
@@ -12,6 +15,7 @@ from eviction_client.namespace import Namespace
 from eviction_client.score import score as score_of
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, MetadataStore
 from eviction_client.stores.redis import RedisStore
+from tests.guarded_redis import GuardedRedis
 from tests.redis_server import RedisServer
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
@@ -46,12 +50,12 @@ def block(n: int) -> BlockHash:
 BLOCKS = [block(n) for n in range(6)]
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "guarded_redis"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     if request.param == "memory":
         yield Bench(MemoryStore(tau=NAMESPACE.tau), lambda: MemoryStore(tau=NAMESPACE.tau))
         return
-    server: RedisServer = request.getfixturevalue("redis_server")
+    server: RedisServer = request.getfixturevalue("redis_server" if request.param == "redis" else request.param)
     with contextlib.closing(server.client()) as client:
         store = RedisStore(server.url, NAMESPACE)
 
@@ -61,6 +65,8 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
         yield Bench(store, empty)
         store.close()
+        if isinstance(server, GuardedRedis):
+            assert not server.refused()
 
 
 @pytest.fixture

@@ -1,0 +1,223 @@
+"""`lpc doctor` against real servers: what is well is said, and each thing that can be wrong is found and named."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from unittest.mock import patch
+
+import grpc
+import pytest
+
+from eviction_client.config import ClientSettings
+from lpc import cli, doctor
+from lpc.doctor import Finding, examine, show
+from tests.authority import Authority
+from tests.guarded_redis import GuardedRedis
+from tests.integration.test_server import sidecar
+from tests.integration.test_tls import of, tls_redis, tls_sidecar
+from tests.redis_server import RedisServer, free_port
+
+
+async def looked(**settings: object) -> dict[str, Finding]:
+    findings = await asyncio.to_thread(examine, ClientSettings(**settings))  # type: ignore[arg-type]
+    return {finding.check: finding for finding in findings}
+
+
+def at_redis(url: str, **settings: object) -> dict[str, Finding]:
+    values = {"predictor_address": f"127.0.0.1:{free_port()}", "redis_url": url, **settings}
+    return {finding.check: finding for finding in examine(ClientSettings(**values))}  # type: ignore[arg-type]
+
+
+async def test_a_sidecar_that_is_well(tiny_models: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    async with sidecar(tiny_models, served_models={"m": "/nowhere"}) as (_, addresses):
+        found = await looked(
+            predictor_address=f"127.0.0.1:{addresses.port}", redis_url=redis_server.url, redis_timeout_s=5, served_model="m"
+        )
+    assert {name: f.status for name, f in found.items() if name != "redis latency"} == dict.fromkeys(
+        ["address", "health", "model", "limits", "served models", "hash seed", "redis", "clock"], "ok"
+    )
+    assert "tiny v1" in found["model"].found
+    assert "4096 messages" in found["limits"].found
+    assert found["served models"].found == "m"
+
+
+async def test_served_models_that_do_not_fit(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (_, addresses):
+        address = f"127.0.0.1:{addresses.port}"
+        assert (await looked(predictor_address=address))["served models"].status == "warn"
+        missing = (await looked(predictor_address=address, served_model="m"))["served models"]
+    assert missing.status == "fail" and "LPC_SERVED_MODELS" in missing.advice
+
+
+async def test_a_token_that_is_missing(tiny_models: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"a: {sha256(b'right').hexdigest()}")
+    async with sidecar(tiny_models, tokens=tmp_path / "tokens") as (_, addresses):
+        address = f"127.0.0.1:{addresses.port}"
+        refused = (await looked(predictor_address=address))["token"]
+        welcome = await looked(predictor_address=address, predictor_token="right")
+    assert refused.status == "fail" and "LPC_PREDICTOR_TOKEN" in refused.advice
+    assert welcome["model"].status == "ok"
+
+
+async def test_tls_that_is_well_or_near_its_end_or_wrong(tiny_models: Path, authority: Authority, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path / "stranger")
+    async with tls_sidecar(tiny_models, authority.issue("sidecar", days=3), mutual=True) as addresses:
+        address = f"127.0.0.1:{addresses.port}"
+        well = await looked(predictor_address=address, **of(authority.issue("engine")))
+        assert well["own certificate"].status == "ok"
+        assert well["certificate"].status == "warn" and "3 more days" in well["certificate"].found
+        assert well["model"].status == "ok"
+        plain = (await looked(predictor_address=address))["health"]
+        assert plain.status == "fail" and "LPC_PREDICTOR_CA" in plain.advice
+        none = (await looked(predictor_address=address, predictor_ca=authority.certificate))["certificate"]
+        assert none.status == "fail" and "LPC_PREDICTOR_CERTIFICATE" in none.advice
+        other = (await looked(predictor_address=address, predictor_ca=stranger.certificate))["certificate"]
+        assert other.status == "fail" and "not signed by the authority" in other.found
+        expired = (await looked(predictor_address=address, **of(authority.issue("old", days=-1))))["certificate"]
+        assert expired.status == "fail" and "has expired" in expired.found
+        files = replace(authority.issue("engine"), key=tmp_path / "nowhere")
+        missing = (await looked(predictor_address=address, **of(files)))["certificate"]
+        assert missing.status == "fail" and "nowhere" in missing.found
+    async with tls_sidecar(tiny_models, authority.issue("elsewhere", san="DNS:elsewhere"), mutual=False) as addresses:
+        found = await looked(predictor_address=f"127.0.0.1:{addresses.port}", predictor_ca=authority.certificate)
+    assert found["certificate"].status == "fail" and "subjectAltName" in found["certificate"].found
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("no-address", "is no host:port"),
+        ("host.invalid:50051", "has no address|did not answer"),
+        ("unix:///nowhere/lpc.sock", "no such file"),
+    ],
+)
+async def test_an_address_that_is_none(address: str, why: str) -> None:
+    import re
+
+    found = await looked(predictor_address=address)
+    assert found["address"].status == "fail"
+    assert re.search(why, found["address"].found)
+    assert "health" not in found
+
+
+async def test_an_address_where_nothing_listens() -> None:
+    found = (await looked(predictor_address=f"127.0.0.1:{free_port()}"))["address"]
+    assert found.status == "fail" and "refused" in found.found and "lpc serve" in found.advice
+
+
+@contextlib.contextmanager
+def another_service() -> Iterator[int]:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(0).wait()
+
+
+async def test_another_service_and_one_that_is_silent() -> None:
+    with another_service() as port:
+        found = (await looked(predictor_address=f"127.0.0.1:{port}"))["health"]
+    assert found.status == "fail" and "another gRPC service" in found.advice
+    with socket.create_server(("127.0.0.1", 0)) as hole, patch.object(doctor, "TIMEOUT_S", 0.5):
+        found = (await looked(predictor_address=f"127.0.0.1:{hole.getsockname()[1]}"))["health"]
+    assert found.status == "fail"
+
+
+def test_a_redis_that_is_missing_or_locked(tmp_path: Path) -> None:
+    gone = at_redis(f"redis://:a-secret@127.0.0.1:{free_port()}/0")["redis"]
+    assert gone.status == "fail" and "LPC_REDIS_URL" in gone.advice and "a-secret" not in str(gone)
+    with RedisServer(tmp_path, requirepass="right") as server:
+        locked = at_redis(server.url)["redis"]
+    assert locked.status == "fail" and "password" in locked.found + locked.advice
+
+
+def test_a_redis_user_with_too_little(guarded_redis: GuardedRedis) -> None:
+    enough = at_redis(guarded_redis.url, redis_timeout_s=5)
+    assert enough["redis"].status == "ok"
+    assert enough["clock"].status == "warn" and "+time" in enough["clock"].advice
+    guarded_redis.allow("+time")
+    assert at_redis(guarded_redis.url, redis_timeout_s=5)["clock"].status == "ok"
+    guarded_redis.allow("-zadd")
+    assert "ZADD" in at_redis(guarded_redis.url, redis_timeout_s=5)["redis"].advice
+
+
+def test_a_redis_over_tls(authority: Authority, tmp_path: Path) -> None:
+    with tls_redis(tmp_path, authority.issue("redis")) as url:
+        files = authority.issue("engine", days=3)
+        given = {"redis_ca": files.ca, "redis_certificate": files.certificate, "redis_key": files.key}
+        well = at_redis(url, redis_timeout_s=5, **given)
+        assert well["redis"].status == "ok"
+        assert well["redis certificate"].status == "warn"
+        assert at_redis(url, redis_timeout_s=5, redis_ca=files.ca)["redis"].status == "fail"
+
+
+@pytest.mark.parametrize(("ahead", "status"), [(0.0, "ok"), (3.0, "warn"), (-3.0, "warn"), (60.0, "fail"), (-60.0, "fail")])
+def test_a_clock_that_differs_from_redis(redis_server: RedisServer, ahead: float, status: str) -> None:
+    import time
+
+    with patch.object(doctor.time, "time", lambda real=time.time: real() + ahead):
+        found = at_redis(redis_server.url, redis_timeout_s=5)["clock"]
+    assert found.status == status
+    assert ("NTP" in found.advice) is (status != "ok")
+    if ahead:
+        assert ("ahead of" in found.found) is (ahead > 0)
+
+
+@pytest.mark.parametrize(("seed", "status"), [("0", "ok"), (None, "warn"), ("random", "fail")])
+def test_a_hash_seed_that_is_not_shared(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, seed: str | None, status: str
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    assert at_redis(redis_server.url, redis_timeout_s=5)["hash seed"].status == status
+
+
+def test_a_slow_redis_is_warned_of(redis_server: RedisServer) -> None:
+    with patch.object(doctor, "SLOW_REDIS_S", 0.0):
+        assert at_redis(redis_server.url, redis_timeout_s=5)["redis latency"].status == "warn"
+
+
+def test_a_check_that_breaks_is_a_finding_and_quotes_nothing() -> None:
+    def broken(*_: object) -> Iterator[Finding]:
+        raise RuntimeError("hunter2")
+
+    with patch.object(doctor, "_redis", broken):
+        found = {finding.check: finding for finding in examine(ClientSettings(predictor_address="127.0.0.1:1"))}
+    assert found["redis"].status == "fail" and "RuntimeError" in found["redis"].found and "hunter2" not in str(found)
+
+
+def test_the_exit_status_and_both_forms_of_output(capsys: pytest.CaptureFixture[str]) -> None:
+    well, bad = Finding("address", "ok", "[::1]:1 is up"), Finding("redis", "fail", "gone", "start it")
+    assert show([well, replace(bad, status="warn")], as_json=False) == 0
+    assert show([well, bad], as_json=False) == 1
+    table = capsys.readouterr().out
+    assert "[::1]:1 is up" in table and "start it" in table
+    assert show([well, bad], as_json=True) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False
+    assert answer["checks"][1] == {"check": "redis", "status": "fail", "found": "gone", "advice": "start it"}
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str) -> int | str | None:
+        monkeypatch.setattr("sys.argv", ["lpc", "doctor", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code
+
+    monkeypatch.delenv("LPC_REDIS_URL", raising=False)
+    assert run("--json", "--address", f"127.0.0.1:{free_port()}") == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+    assert run("--redis-url", "http://:hunter2@r") == 2
+    said = capsys.readouterr()
+    assert "redis_url: " in said.err and "hunter2" not in said.err + said.out
