@@ -39,7 +39,7 @@ def run(version: str, folder: Path) -> tuple[str, dict[str, str]]:
     environment["LPC_TEST_FINGERPRINT"] = f"{version}={found[-1][1]}"
     results = {}
     for name, file in TESTS.items():
-        options = ("-q", "--confcutdir=tests/engine", "-o", "filterwarnings=default", "-p", "no:cacheprovider", "--timeout=60")
+        options = ("-q", "--confcutdir=tests/engine", "-o", "filterwarnings=default", "-p", "no:cacheprovider", "--timeout=300")
         command = [sys.executable, "-m", "pytest", *options, file]
         output = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True).stdout
         (folder / f"{version}-{name}.log").write_text(output)
