@@ -137,7 +137,11 @@ class Fleet:
                 messages.append({"role": "user", "content": f"{label} {number} {turn}: " + "what then? " * 8})
                 started = time.perf_counter()
                 answer = client.chat.completions.create(
-                    model="tiny", messages=messages, max_tokens=64, temperature=0, extra_body={"vllm_xargs": {"lpc_priority": 0}}
+                    model="tiny",
+                    messages=messages,
+                    max_tokens=64,
+                    temperature=0,
+                    extra_body={"vllm_xargs": {"lpc_priority": 0}},
                 )
                 took.append(time.perf_counter() - started)
                 messages.append({"role": "assistant", "content": answer.choices[0].message.content or "-"})
