@@ -93,8 +93,11 @@ def test_the_schema_would_refuse_a_misspelt_field() -> None:
         kubernetes_validate.validate(found, RELEASES[-1], strict=True)
 
 
+CRD = Path(sys.executable).parents[1] / "crd"
+
+
+@pytest.mark.skipif(not (CRD / "node_modules").exists(), reason="the operator's schema is installed by `make test-podmonitor`")
 def test_the_operators_schema_accepts_the_pod_monitor() -> None:
-    package = Path(sys.executable).parents[1] / "crd"
     script = """
         import {PodMonitor} from "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/PodMonitor";
         new PodMonitor(JSON.parse(process.argv[1])).validate();
@@ -103,7 +106,7 @@ def test_the_operators_schema_accepts_the_pod_monitor() -> None:
     node = [shutil.which("node") or "node", "--input-type=module", "-e", script]
 
     def accepts(found: Object) -> bool:
-        return subprocess.run([*node, json.dumps(found)], cwd=package, capture_output=True).returncode == 0
+        return subprocess.run([*node, json.dumps(found)], cwd=CRD, capture_output=True).returncode == 0
 
     assert accepts(monitor)
     assert not accepts({**monitor, "spec": {**monitor["spec"], "podMetricsEndpoints": [{"interval": 15}]}})
