@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 HIDDEN: Final = 128
-FORMAT: Final = "lpc-head-1"
+FORMAT: Final = "lpc-head-2"
 
 
 class HeadError(Exception):
@@ -64,10 +64,11 @@ class Head(nn.Module):
 
     def save(self, path: Path) -> None:
         """Write the head and its metadata, whole or not at all."""
+        # One entry of metadata: safetensors writes several in no fixed order, and the same head shall be the same file.
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, partial, {"format": FORMAT, "head": json.dumps(self.metadata, sort_keys=True)})
+        save_file(tensors, partial, {FORMAT: json.dumps(self.metadata, sort_keys=True)})
         partial.replace(path)
 
     @classmethod
@@ -81,11 +82,11 @@ class Head(nn.Module):
             raise HeadError(f"no head at {path}: train one with `lpc train`") from error
         except (OSError, SafetensorError) as error:
             raise HeadError(f"{path} is no readable head: {error}; train one with `lpc train`") from error
-        if header.get("format") != FORMAT:
+        if FORMAT not in header:
             raise HeadError(f"{path} is not a head of format {FORMAT}: train one with `lpc train`")
         scalars = state["scalar_mean"].numel()
         hidden, inputs = state["hidden.0.weight"].shape
-        head = cls(inputs - scalars, scalars, hidden, json.loads(header["head"]))
+        head = cls(inputs - scalars, scalars, hidden, json.loads(header[FORMAT]))
         head.load_state_dict(state)
         return head.eval()
 
