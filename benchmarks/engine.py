@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.setup import BenchmarkError, sidecar
+from lpc.console import console
 from training.datasets.conversation import conversation_key, split_of
 from training.datasets.sharegpt import load_sharegpt
 
@@ -56,7 +57,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
     """
     if not PYTHON.exists():
         raise BenchmarkError(f"vLLM is not installed in {PYTHON.parents[1].name}: run make engine first")
-    console = Console()
+    screen = console()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         tiny = Path(folder) / "tiny"
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -70,12 +71,12 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
         command = [str(PYTHON), "-m", "benchmarks.engine_runs", "--model", str(tiny), "--conversations", str(texts)]
         command += ["--predictor", address, "--rounds", "1" if quick else "5"]
         command += ["--capacities", *map(str, CAPACITIES[:1] if quick else CAPACITIES)]
-        with console.status("bench engine: several minutes"):
+        with screen.status("bench engine: several minutes"):
             finished = _check(subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True))
     figures: dict[str, Any] = json.loads(finished.strip().splitlines()[-1])
     totals = {name: sum(row["cached_tokens"][name] for row in figures["rows"]) for name in figures["rows"][0]["cached_tokens"]}
     figures["cached_tokens"] = totals
-    _show(console, figures)
+    _show(screen, figures)
     return figures
 
 
@@ -109,7 +110,7 @@ def _tokens(tiny: Path, texts: dict[str, list[str]]) -> dict[str, list[list[int]
     return made
 
 
-def _show(console: Console, figures: dict[str, Any]) -> None:
+def _show(screen: Console, figures: dict[str, Any]) -> None:
     hits = Table(title="tokens served from the cache")
     sides = list(figures["cached_tokens"])
     for column in ("blocks", "prompt tokens", *sides):
@@ -118,6 +119,6 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         stock = row["cached_tokens"]["stock"]
         cells = [f"{row['cached_tokens'][side]:,} ({100 * (row['cached_tokens'][side] / stock - 1):+.1f}%)" for side in sides]
         hits.add_row(f"{row['blocks']:,}", f"{row['prompt_tokens']:,}", *cells)
-    console.print(hits)
+    screen.print(hits)
     for name in ("tokens_identical", "eviction_order_identical", "step_time_ratio", "free_ratio", "allocate_ratio"):
-        console.print(f"{name}: {figures[name]}")
+        screen.print(f"{name}: {figures[name]}")

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc.aio
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from benchmarks.setup import CHANNEL, conversations, percentile, request, sidecar, version_folder
+from lpc.console import console
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.features import Features
@@ -39,7 +39,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
     Raises:
         BenchmarkError, ArtifactError: there is no model to measure.
     """
-    console = Console()
+    screen = console()
     rounds, count = (3, 64) if quick else (5, 300)
     folder = version_folder(models, model)
     session = Model(folder, InferenceSettings())
@@ -51,7 +51,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
 
     with sidecar(["lpc", "serve", "--models", str(models), "--model", model], LPC_LOG_LEVEL="INFO") as address:
         drawn = list(enumerate(conversations(count, rounds)))
-        for seed, turns in track(drawn, "bench predict", console=console, transient=True):
+        for seed, turns in track(drawn, "bench predict", console=screen, transient=True):
             features = [session.encode(t) for t in turns]
             requests = [pb.PredictRequest(conversation=request(t)) for t in turns]
 
@@ -95,7 +95,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
             f"{figures[f'{q}_ms']:.1f}",
             ratio(figures[f"{q}_ratio_half_load"]),
         )
-    console.print(table)
+    screen.print(table)
     return figures
 
 

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 from typing import Any, Final, Protocol
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from eviction_client.queue import Block, FreeBlockQueue
 from eviction_client.score import MEAN_THINK_TIME_S
+from lpc.console import console
 
 BLOCKS: Final = (1_000, 20_000, 200_000)
 CHAINS: Final = (1, 64, 512)
@@ -118,10 +118,10 @@ class Row:
 
 def run(*, quick: bool = False) -> dict[str, Any]:
     """Measure all sizes; print a table; return ``{"rows": [...]}`` with keys as in :class:`Row`."""
-    console = Console()
+    screen = console()
     rows = []
     cases = [(blocks, chain) for blocks in BLOCKS for chain in CHAINS]
-    for blocks, chain in track(cases, description="bench queue", console=console, transient=True):
+    for blocks, chain in track(cases, description="bench queue", console=screen, transient=True):
         rows.append(_measure(blocks, chain, rounds=3 if quick else 9, budget_s=1.0 if quick else 4.0))
     table = Table(title="free queue / plain LRU list: time per block, median of rounds")
     for column in ("blocks", "chain", "allocate", "free", "touch", "allocate ns", "free ns", "touch ns"):
@@ -132,7 +132,7 @@ def run(*, quick: bool = False) -> dict[str, Any]:
             *(f"{ratio:.2f}x" for ratio in (row.allocate_ratio, row.free_ratio, row.touch_ratio)),
             *(f"{ns:.0f}" for ns in (row.allocate_ns, row.free_ns, row.touch_ns)),
         )
-    console.print(table)
+    screen.print(table)
     return {"rows": [asdict(row) for row in rows]}
 
 

@@ -32,6 +32,7 @@ from eviction_client.score import score
 from eviction_client.stores import BlockHash, ConversationId
 from eviction_client.stores.layout import Layout, Packing, members
 from eviction_client.stores.redis import RedisStore
+from lpc.console import console
 
 REQUEST_BLOCKS: Final = 300
 SHARED_BLOCKS: Final = 100
@@ -79,7 +80,7 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     Raises:
         ClientError: redis-server is not installed or does not start.
     """
-    console = Console()
+    screen = console()
     requests, rounds = (30, 5) if quick else (100, 15)
     blocks = 200_000 if quick else 1_000_000
     with _redis_server() as url, redis.Redis.from_url(url) as client:
@@ -94,21 +95,21 @@ def run(*, quick: bool = False) -> dict[str, Any]:
             rows: dict[str, dict[str, float]] = {name: {} for name in layouts}
             for mix in ("private", "shared"):
                 times: dict[str, list[float]] = {name: [] for name in layouts}
-                for turn in track(range(rounds), description=f"bench store: {mix}", console=console, transient=True):
+                for turn in track(range(rounds), description=f"bench store: {mix}", console=screen, transient=True):
                     for name, write in layouts.items():
                         figures = _measure(client, write, mix, requests, seed=turn)
                         times[name].append(figures.pop("us"))
                         rows[name].update({f"{key}_{mix}": value for key, value in figures.items()})
                 for name in layouts:
                     rows[name][f"us_per_request_{mix}"] = statistics.median(times[name])
-            for name, write in track(layouts.items(), description="bench store: memory", console=console, transient=True):
+            for name, write in track(layouts.items(), description="bench store: memory", console=screen, transient=True):
                 rows[name]["bytes_per_block"] = _memory(client, write, blocks)
             loaded = _loaded(client, store, requests)
             record_us = _record_us(store)
         finally:
             store.close()
-    _print(console, rows)
-    console.print(
+    _print(screen, rows)
+    screen.print(
         f"under load (28 requests a batch): {loaded:.2f} commands per request; "
         f"the scheduler's own part of a request: {record_us:.1f} µs"
     )
@@ -124,7 +125,7 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, rows: dict[str, dict[str, float]]) -> None:
+def _print(screen: Console, rows: dict[str, dict[str, float]]) -> None:
     table = Table(title=f"one finished request of {REQUEST_BLOCKS} blocks in Redis ({SHARDS} shards), private / shared mix")
     for column in ("layout", "commands sent", "bytes", "µs, round trip included", "MiB per million blocks"):
         table.add_column(column, justify="left" if column == "layout" else "right")
@@ -133,7 +134,7 @@ def _print(console: Console, rows: dict[str, dict[str, float]]) -> None:
             f"{row[f'{key}_private']:,.0f} / {row[f'{key}_shared']:,.0f}" for key in ("operations", "bytes", "us_per_request")
         )
         table.add_row(name, *pairs, f"{row['bytes_per_block'] * 1e6 / 2**20:.0f}")
-    console.print(table)
+    screen.print(table)
 
 
 def _through(store: RedisStore) -> Write:

@@ -15,11 +15,11 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import grpc.aio
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from benchmarks.setup import sidecar, version_folder
+from lpc.console import console
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service import server
@@ -40,20 +40,20 @@ def run(*, quick: bool = False, models: Path = Path("models"), model: str = "e5-
     Raises:
         BenchmarkError: there is no artefact whose tokenizer the sidecar could use.
     """
-    console = Console()
+    screen = console()
     rounds, count = (3, 1600) if quick else (7, 8000)
     version_folder(models, model)
     kinds: dict[str, Send] = {"unary": _unary, "batch_16_items": _batches, "stream_items": _stream}
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     with sidecar(["benchmarks.wire"], LPC_MODELS=str(models), LPC_MODEL=model) as address:
-        for _ in track(range(rounds), "bench wire", console=console, transient=True):
+        for _ in track(range(rounds), "bench wire", console=screen, transient=True):
             for kind, send in kinds.items():
                 rates[kind].append(count / asyncio.run(_timed(address, send, count)))
     figures = {f"{kind}_per_second": round(statistics.median(values), 1) for kind, values in rates.items()}
     table = Table("call", "conversations/s", title="gRPC with an instant model, one client process, one server process")
     for kind, value in figures.items():
         table.add_row(kind, f"{value:,.0f}")
-    console.print(table)
+    screen.print(table)
     return figures
 
 

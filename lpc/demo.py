@@ -8,6 +8,7 @@ import grpc.aio
 from rich.console import Console
 from rich.table import Table
 
+from lpc.console import console
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.config import ServiceSettings
@@ -38,26 +39,26 @@ def run(settings: ServiceSettings) -> None:
     """
     from training.export import export  # torch takes seconds to load
 
-    console = Console()
-    with console.status("looking for the model artefact"):
+    screen = console()
+    with screen.status("looking for the model artefact"):
         folder = export(settings.models, name=settings.model)
-    console.print(f"model artefact: {folder}")
-    asyncio.run(_serve(settings, console))
+    screen.print(f"model artefact: {folder}")
+    asyncio.run(_serve(settings, screen))
 
 
-async def _serve(settings: ServiceSettings, console: Console) -> None:
+async def _serve(settings: ServiceSettings, screen: Console) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as addresses:
-        await _score(f"{addresses.host}:{addresses.port}", console)
-        _how_to_call(addresses, console)
+        await _score(f"{addresses.host}:{addresses.port}", screen)
+        _how_to_call(addresses, screen)
         await stop.wait()
-        console.print("draining")
-    console.print("stopped")
+        screen.print("draining")
+    screen.print("stopped")
 
 
-async def _score(address: str, console: Console) -> None:
+async def _score(address: str, screen: Console) -> None:
     table = Table("conversation", "user turns", "probability that it continues", "tokenise + infer")
     async with grpc.aio.insecure_channel(address) as channel:
         stub = rpc.ContinuationPredictorStub(channel)
@@ -67,14 +68,14 @@ async def _score(address: str, console: Console) -> None:
             answer = response.prediction
             spent = (answer.timing.tokenize_us + answer.timing.infer_us) / 1000
             table.add_row(name, str(answer.turn_count), f"{answer.probability:.3f}", f"{spent:.1f} ms")
-    console.print(table)
+    screen.print(table)
 
 
-def _how_to_call(addresses: Addresses, console: Console) -> None:
-    console.print(f"gRPC     {addresses.host}:{addresses.port}")
+def _how_to_call(addresses: Addresses, screen: Console) -> None:
+    screen.print(f"gRPC     {addresses.host}:{addresses.port}")
     if addresses.unix_socket is not None:
-        console.print(f"         unix://{addresses.unix_socket}")
+        screen.print(f"         unix://{addresses.unix_socket}")
     if addresses.metrics_port is not None:
-        console.print(f"metrics  http://{addresses.metrics_host}:{addresses.metrics_port}/metrics")
-    console.print("try      echo 'How do I sort a list in Rust?' | .venv/bin/lpc predict")
-    console.print("Ctrl-C drains and stops")
+        screen.print(f"metrics  http://{addresses.metrics_host}:{addresses.metrics_port}/metrics")
+    screen.print("try      echo 'How do I sort a list in Rust?' | .venv/bin/lpc predict")
+    screen.print("Ctrl-C drains and stops")

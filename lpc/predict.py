@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from rich.console import Console
 from rich.table import Table
 
+from lpc.console import console
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 
@@ -34,7 +34,7 @@ def predict(file: str, address: str, timeout_s: float) -> None:
             except grpc.RpcError as error:
                 raise PredictError(_refusal(error, number, address)) from error
             table.add_row(str(number), str(answer.turn_count), f"{answer.probability:.3f}", answer.model_version)
-    Console().print(table)
+    console().print(table)
 
 
 def read(file: str) -> list[pb.Conversation]:

@@ -56,7 +56,7 @@ def simulate(
             sticky,
             second,
             cost,
-            PolicySettings(tau=tau, invert=invert, seed=seed),
+            PolicySettings(tau=tau, invert=invert),
             memory,
         )
         for time in times

@@ -7,7 +7,6 @@ shown: the continuation of other conversations, and gaps drawn from the same dis
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -28,6 +27,8 @@ LAST_TURN: Final = 12
 """Turn numbers from here on count as one."""
 FLOOR_S: Final = 0.05
 """Gaps below are taken as this: their logarithm is used."""
+AGES: Final[Floats] = np.geomspace(0.1, 10_800.0, 150)
+"""The ages at which curves and indices are tabulated, seconds: 0.1 s to 3 hours."""
 
 
 @dataclass(frozen=True)
@@ -98,17 +99,16 @@ def _of_trace(workload: Workload) -> Knowledge:
         seen = turns_of(trace, until)
     except ThinkTimeError:
         # A log too short to learn times from: everything returns like everything else.
-        return Knowledge((0.5,), {}, (math.log(100.0), 1.0), {}, np.zeros((0, len(ages()))))
+        return Knowledge((0.5,), {}, (math.log(100.0), 1.0), {}, np.zeros((0, len(AGES))))
     known = _rows(trace)
     names = ("turn", "input_tokens", "new_tokens", "output_tokens", "last_gap", "mean_log_gap")
     prediction = model.predict(
         **{name: known[:, i] for i, name in enumerate(names)}, category=np.array([r.category for r in trace.requests], np.str_)
     )
-    age = ages()
-    deviation = (np.log(age)[None, :] - prediction.log_mean[:, None]) / prediction.log_sigma[:, None]
+    deviation = (np.log(AGES)[None, :] - prediction.log_mean[:, None]) / prediction.log_sigma[:, None]
     lognormal = prediction.p_continue[:, None] * ndtr(deviation)
     learnt = np.array([request.arrival < until for request in trace.requests])
-    labels, centres = classes(curves(trace, until, known, lognormal, age), learnt)
+    labels, centres = classes(curves(trace, until, known, lognormal, AGES), learnt)
     turns = workload.arrivals
     outlooks = {
         turn.index: Outlook(float(p), float(mean), float(sigma))
@@ -128,13 +128,13 @@ def _of_trace(workload: Workload) -> Knowledge:
 def _of_history(workload: Workload) -> Knowledge:
     gaps = np.maximum(np.sort(workload.history_gaps), FLOOR_S)
     logs = np.log(gaps)
-    share = np.interp(ages(), gaps, (np.arange(len(gaps)) + 0.5) / len(gaps), left=0.0, right=1.0)
+    share = np.interp(AGES, gaps, (np.arange(len(gaps)) + 0.5) / len(gaps), left=0.0, right=1.0)
     return Knowledge(
         tuple(workload.history_by_turn),
         {},
         (float(logs.mean()), max(float(logs.std()), 0.1)),
         {},
-        np.zeros((0, len(ages()))),
+        np.zeros((0, len(AGES))),
         share=share,
         mean_gap=float(gaps.mean()),
     )
@@ -167,9 +167,3 @@ def _rows(trace: Trace) -> Floats:
         rows.append((request.turn, request.input_tokens, new, request.output_tokens, gap, total / gaps))
         last[request.conversation] = (request.arrival, request.input_tokens + request.output_tokens, gaps, total)
     return np.array(rows, np.float64)
-
-
-@lru_cache(maxsize=16)
-def ages() -> Floats:
-    """Return the grid of ages on which indices are tabulated, seconds, [150]: 0.1 s to 3 hours."""
-    return np.geomspace(0.1, 10_800.0, 150)

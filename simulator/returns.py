@@ -30,6 +30,8 @@ MEMBERS: Final = 6
 SHARE: Final = 0.7
 """Of the hazard model in the mixture."""
 CLASSES: Final = 192
+NEW: Final = 2
+OUTPUT: Final = 3
 FEWEST_TURNS: Final = 500
 FEWEST_RETURNS: Final = 40
 """In an interval, for its hazard to be learnt."""
@@ -40,18 +42,22 @@ def curves(trace: Trace, until: float, known: Floats, lognormal: Floats, age: Fl
 
     Args:
         trace: the log; only what came before ``until`` (seconds) is learnt from.
-        known: [requests, f] what is known when each request ends.
+        known: [requests, f] what is known when each request ends; columns OUTPUT and NEW are its reply's and new tokens.
         lognormal: [requests, ages] the think-time head's curves, which are returned alone where there is too little to learn.
         age: [ages] seconds.
     """
     arrival = np.array([request.arrival for request in trace.requests])
     linkable = np.array([request.linkable for request in trace.requests])
-    gap = _gaps(trace)
+    previous = _previous(trace)
+    later = np.flatnonzero(previous >= 0)
+    gap = np.full(len(arrival), np.inf)
+    gap[previous[later]] = arrival[later] - arrival[previous[later]]
     learnt = np.flatnonzero((arrival < until) & linkable)
     turn, interval, came = _person_periods(gap[learnt], until - arrival[learnt])
     if len(learnt) < FEWEST_TURNS or came.sum() < FEWEST_TURNS / 10:
         return lognormal
-    features = np.column_stack([known, _history(trace)])
+    before = np.where((previous >= 0)[:, None], known[previous][:, [OUTPUT, NEW]], np.nan)
+    features = np.column_stack([known, before, _alike(trace)])
     inputs = np.column_stack([features[learnt][turn], interval])
     with threadpool_limits(1):  # the boosting's threads wait for each other when the cores are busy
         hazard = _hazard(features, inputs, came)
@@ -105,31 +111,25 @@ def _at(age: Floats, curve: Floats, when: float) -> Floats:
     return value
 
 
-def _gaps(trace: Trace) -> Floats:
-    """Return the seconds from each request to its conversation's next, infinite where there is none."""
-    gap = np.full(len(trace.requests), np.inf)
+def _previous(trace: Trace) -> NDArray[np.int64]:
+    """Return the place of each request's conversation's request before, -1 where it is the first, [requests]."""
+    previous = np.full(len(trace.requests), -1)
     last: dict[str, int] = {}
     for i, request in enumerate(trace.requests):
-        before = last.get(request.conversation)
-        if before is not None:
-            gap[before] = request.arrival - trace.requests[before].arrival
+        previous[i] = last.get(request.conversation, -1)
         last[request.conversation] = i
-    return gap
+    return previous
 
 
-def _history(trace: Trace) -> Floats:
-    """Return reply and new tokens of the turn before (NaN at turn 1), and how many prompts began alike, [requests, 3]."""
-    rows = []
-    before: dict[str, tuple[float, float, int]] = {}
+def _alike(trace: Trace) -> Floats:
+    """Return how many prompts before began alike, [requests]."""
+    counts = []
     alike: Counter[int] = Counter()
     for request in trace.requests:
-        output, new, tokens = before.get(request.conversation, (np.nan, np.nan, 0))
         opening = request.blocks[1] if len(request.blocks) > 1 else -1
-        rows.append((output, new, alike[opening]))
+        counts.append(alike[opening])
         alike[opening] += 1
-        fresh = max(request.input_tokens - tokens, 0) if tokens else np.nan
-        before[request.conversation] = (request.output_tokens, fresh, request.input_tokens + request.output_tokens)
-    return np.array(rows, np.float64)
+    return np.array(counts, np.float64)
 
 
 def _person_periods(gap: Floats, window: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:

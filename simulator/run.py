@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
-from joblib import Parallel, delayed
+from joblib import Parallel, delayed, effective_n_jobs
 from tqdm import tqdm
 
 from simulator.agents import read_agent_sessions
@@ -184,9 +184,10 @@ def parse_capacity(text: str) -> int | float:
 
 
 def sweep(runs: Sequence[Run], jobs: int = 1) -> list[dict[str, Any]]:
-    """Run all, ``jobs`` at once (joblib: its Ray and Dask backends spread them over a cluster); rows in the order of ``runs``.
+    """Run all, ``jobs`` at once (-1: one per core); rows in the order of ``runs``.
 
-    The same runs give the same rows whatever ``jobs`` is: each builds its workload from its spec.
+    With joblib's Ray and Dask backends they spread over a cluster. The same runs give the same rows whatever ``jobs`` is:
+    each builds its workload from its spec.
     """
     for run in runs:
         if run.policy not in REGISTRY:
@@ -195,17 +196,18 @@ def sweep(runs: Sequence[Run], jobs: int = 1) -> list[dict[str, Any]]:
     groups: dict[WorkloadSpec, list[int]] = {}
     for place, run in enumerate(runs):
         groups.setdefault(run.workload, []).append(place)
-    parts = [part for places in groups.values() for part in _split(places, -(-jobs // len(groups)))]
+    workers = effective_n_jobs(jobs)
+    parts = [part for places in groups.values() for part in _split(places, -(-workers // len(groups)))]
     rows: list[dict[str, Any]] = [{} for _ in runs]
     with tqdm(total=len(runs), desc="simulating", unit=" runs") as progress:
-        if jobs == 1:
+        if workers == 1:
             for part in parts:
                 for place in part:
                     rows[place] = run_one(runs[place])
                     progress.update()
             return rows
         work = (delayed(_run_part)(part, [runs[place] for place in part]) for part in parts)
-        for part, done in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
+        for part, done in Parallel(n_jobs=workers, return_as="generator_unordered")(work):
             for place, row in zip(part, done, strict=True):
                 rows[place] = row
             progress.update(len(part))

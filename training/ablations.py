@@ -9,8 +9,8 @@ from rich.table import Table
 
 from lpc.console import console
 from training.embedding import Embedded, EmbeddingError, load_embedded
-from training.metrics import best_threshold, figures, intervals
-from training.train import LPC, Recipe, fit, probabilities, side_of
+from training.metrics import figures, intervals
+from training.train import LPC, Recipe, fit, probabilities, side_of, threshold_of
 
 NO_TURNS = Recipe((), minority_up=True, learning_rate=LPC.learning_rate, batch=LPC.batch, epochs=LPC.epochs)
 
@@ -83,8 +83,7 @@ def _figures(data: Embedded, recipe: Recipe, seed: int, *, fed: Embedded | None 
         recipe, side_of(data, "train", recipe.scalars), side_of(data, "validation", recipe.scalars), seed=seed, quiet=True
     )
     shown = fed or data
-    validation = side_of(shown, "validation", recipe.scalars)
-    threshold = best_threshold(probabilities(head, validation), validation.label.numpy() > 0)
+    threshold = threshold_of(head, side_of(shown, "validation", recipe.scalars))
     if judged is not None:
         shown = shown.take(judged)
     evaluation = shown.take(shown.split == "evaluation")

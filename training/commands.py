@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
+from lpc.console import console
 from predictor_service.features import FeatureSettings
 from training import embedding
 from training import export as exporting
@@ -36,7 +36,7 @@ def embed(
     skipped = Skipped()
     # First, since it refuses a wrong name or path at once, and an encoder takes its time.
     conversations = load(dataset, data, skipped)
-    console = Console()
+    screen = console()
     source = load_encoder(encoder)
     width = int(source.model.config.hidden_size)  # type: ignore[union-attr, arg-type]
     metadata = {
@@ -60,8 +60,8 @@ def embed(
         threads=threads,
     )
     for reason, number in skipped.counts.items():
-        console.print(f"left out: {reason}: {number} (first: {skipped.first[reason]})")
-    console.print(f"{count:,} turns in {out}")
+        screen.print(f"left out: {reason}: {number} (first: {skipped.first[reason]})")
+    screen.print(f"{count:,} turns in {out}")
 
 
 def evaluate(embeddings: Path, heads: Path, trace: Path | None, trace_format: str, picture: Path | None) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def export(
         version=version,
         think_time=think_time,
     )
-    console = Console()
-    console.print(f"{folder}")
+    screen = console()
+    screen.print(f"{folder}")
     for key, value in read_manifest(folder).verification.items():
-        console.print(f"  {key.replace('_', ' ')}: {value}")
+        screen.print(f"  {key.replace('_', ' ')}: {value}")

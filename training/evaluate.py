@@ -18,7 +18,7 @@ from training.head import Head
 from training.metrics import best_threshold, calibration_curve, figures, intervals
 from training.think_time import evaluate_think_time
 from training.traces import Trace
-from training.train import probabilities, side_of
+from training.train import probabilities, side_of, threshold_of
 
 TURN_BUCKETS: Final = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))
 FEWEST_OF_LANGUAGE: Final = 300
@@ -80,8 +80,7 @@ def evaluate(embeddings: Path, heads: dict[str, Path], trace: Trace | None, pict
 def _head(data: Embedded, head: Head) -> Judged:
     scalars = tuple(head.metadata["features"]["scalars"])
     validation, evaluation = (side_of(data, split, scalars) for split in ("validation", "evaluation"))
-    threshold = best_threshold(probabilities(head, validation), validation.label.numpy() > 0)
-    return Judged(probabilities(head, evaluation), threshold)
+    return Judged(probabilities(head, evaluation), threshold_of(head, validation))
 
 
 def _regression(data: Embedded, columns: tuple[str, ...]) -> Judged:

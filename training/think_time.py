@@ -19,8 +19,7 @@ no more than a turn's number and class foretells worse than one fitted on just t
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Final, Literal
@@ -42,6 +41,7 @@ from predictor_service.think_time import (
     inputs_of,
     normal_cdf,
 )
+from training.threads import one_thread
 from training.traces.request import Trace, TracedRequest
 
 __all__ = [
@@ -294,23 +294,10 @@ def _fit(
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    with _one_thread():
+    with one_thread():
         optimizer.step(closure)  # type: ignore[no-untyped-call]
     parameters = Parameters(**{name: weight.detach().numpy() for name, weight in weights.items()})
     return ThinkTime(categories, mean, scale, parameters, law, {})
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    # Matrices this small are ten times as slow on several threads that share their cores, and sum in another order.
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _log_likelihood(law: Law, outputs: Any, gap: Any, window: Any) -> Any:

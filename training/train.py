@@ -25,6 +25,7 @@ from tqdm import tqdm
 from training.embedding import Embedded, EmbeddingError, load_embedded
 from training.head import Head
 from training.metrics import best_threshold, figures
+from training.threads import one_thread
 
 FEWEST_EXAMPLES: Final = 50
 """Of each split and class: below it neither a head nor a figure means anything."""
@@ -77,6 +78,7 @@ class Side:
         return Side(self.embedding[mask], self.scalars[mask], self.label[mask])
 
 
+@one_thread()
 def train(embeddings: Path, out: Path, *, recipe: RecipeName = "default", seed: int = 0) -> dict[str, Any]:
     """Train a head on the embeddings of a folder; write ``out`` and its card CARD.md beside it; return its figures.
 
@@ -89,7 +91,7 @@ def train(embeddings: Path, out: Path, *, recipe: RecipeName = "default", seed: 
     chosen = LPC if recipe == "lpc" else choose(data, CANDIDATES, seed=seed)
     sides = {split: side_of(data, split, chosen.scalars) for split in ("train", "validation", "evaluation")}
     head = fit(chosen, sides["train"], sides["validation"], seed=seed)
-    threshold = best_threshold(probabilities(head, sides["validation"]), _labels(sides["validation"]))
+    threshold = threshold_of(head, sides["validation"])
     result = figures(probabilities(head, sides["evaluation"]), _labels(sides["evaluation"]), threshold)
     description = data.description
     head.metadata = {
@@ -131,12 +133,11 @@ def choose(data: Embedded, candidates: tuple[Recipe, ...], *, seed: int) -> Reci
     return candidates[int(np.argmin(losses))]
 
 
+@one_thread()
 def fit(recipe: Recipe, train: Side, validation: Side, *, seed: int, quiet: bool = False) -> Head:
     """Return a calibrated head."""
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
-    # Batches of a small MLP: a second thread only waits for the first, most of all on a busy machine.
-    torch.set_num_threads(1)
     head = Head(train.embedding.shape[1], train.scalars.shape[1])
     if recipe.scalars:
         logarithms = torch.log1p(train.scalars)
@@ -173,6 +174,11 @@ def probabilities(head: Head, side: Side) -> np.ndarray[Any, np.dtype[np.float64
     """Return the head's probabilities, [n]."""
     with torch.inference_mode():
         return torch.sigmoid(head(side.embedding, side.scalars)).double().numpy()
+
+
+def threshold_of(head: Head, validation: Side) -> float:
+    """Return the head's best threshold of decision on validation data."""
+    return best_threshold(probabilities(head, validation), _labels(validation))
 
 
 def _calibration(head: Head, validation: Side) -> tuple[float, float]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from lpc.console import console
 from predictor_service.think_time import ThinkTime, ThinkTimeError
 from training.think_time import evaluate_think_time, fit_think_time
 from training.traces import Trace, open_trace
@@ -45,16 +45,16 @@ def train_time(
     """
     if out.is_dir():
         raise ThinkTimeError(f"{out} is a folder: name the file to write")
-    console = Console()
+    screen = console()
     trace = without_turn_classes(open_trace(path, trace_format))
     for reason, number in trace.skipped.counts.items():
-        console.print(f"left out: {reason}: {number} (first: {trace.skipped.first[reason]})", highlight=False, markup=False)
+        screen.print(f"left out: {reason}: {number} (first: {trace.skipped.first[reason]})", highlight=False, markup=False)
     split_at = until if until is not None else trace.duration - held_out(trace.duration)
     judged = evaluate_think_time(trace, split_at, seed) if evaluate else None
     model = fit_think_time(trace, until, seed)
     model.save(out)
     expected = expectations(model)
-    console.print(_expected_table(trace, model, expected))
+    screen.print(_expected_table(trace, model, expected))
     figures: dict[str, Any] = {
         "file": str(out),
         "requests": len(trace.requests),
@@ -64,9 +64,9 @@ def train_time(
         "expected": expected,
     }
     if judged is not None:
-        console.print(_likelihood_table(trace, model, split_at, judged), _calibration_table(judged))
+        screen.print(_likelihood_table(trace, model, split_at, judged), _calibration_table(judged))
         figures["evaluation"] = judged
-    console.print(str(out), highlight=False, markup=False)
+    screen.print(str(out), highlight=False, markup=False)
     return figures
 
 

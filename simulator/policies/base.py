@@ -25,12 +25,10 @@ class PolicySettings:
         tau: seconds by which a block's log-odds sink by one (`eviction_client.score`); default: the mean gap between turns
             learnt before hits are counted.
         invert: turn every prediction around (p to 1 - p): an adversary against the guard.
-        seed: of what a policy draws.
     """
 
     tau: float | None = None
     invert: bool = False
-    seed: int = 0
 
 
 class Policy(ABC):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from eviction_client.guard import Guard
+from eviction_client.shadow import FEWEST_BLOCKS, SAMPLED
 from simulator.blocks import BlockCache, CachedBlock, Use
 from simulator.policies.base import Policy, PolicySettings, register
 from simulator.policies.hazard import Learned
@@ -11,10 +12,6 @@ from simulator.policies.lpc import Lpc
 from simulator.policies.lru import Lru
 from simulator.workload import Workload
 
-SAMPLED: Final = 8
-"""One block in so many is followed in the shadow caches."""
-FEWEST_SHADOW_BLOCKS: Final = 64
-"""Blocks of a shadow cache; where one in SAMPLED gives fewer, more are sampled."""
 MIX: Final = 0x9E3779B97F4A7C15
 """Multiplier of Fibonacci hashing: content ids count up, and a sample must not prefer a depth."""
 
@@ -29,7 +26,7 @@ class Guarded(Policy):
         super().__init__(capacity, workload, settings)
         self.policy = self.inner(capacity, workload, settings)
         self.guard = Guard()
-        self._every = max(min(SAMPLED, capacity // FEWEST_SHADOW_BLOCKS), 1)
+        self._every = max(min(SAMPLED, capacity // FEWEST_BLOCKS), 1)
         room = max(capacity // self._every, 1)
         self._trusting = BlockCache(room, self.inner(room, workload, settings))
         self._lru = BlockCache(room, Lru(room, workload, settings))

@@ -17,7 +17,7 @@ from scipy.special import ndtr
 from eviction_client.queue import FreeBlockQueue
 from eviction_client.score import logit
 from simulator.blocks import CachedBlock, Use
-from simulator.knowledge import Knowledge, Outlook, ages, knowledge_of
+from simulator.knowledge import AGES, Knowledge, Outlook, knowledge_of
 from simulator.policies.base import Policy, PolicySettings, register
 from simulator.workload import Workload
 
@@ -28,8 +28,13 @@ LOG_ODDS_STEP: Final = 0.25
 LOG_MEAN_STEP: Final = 0.25
 LOG_SIGMA_STEP: Final = 0.2
 """Widths of the classes: log-odds of continuation, and mean and standard deviation of ln(seconds)."""
-STAMP_TAU: Final = 1.0
-"""Scores within a class are its times in seconds, kept in eighths of a second by the queue."""
+FIRST_AGE: Final = float(AGES[0])
+LAST_AGE: Final = float(AGES[-1])
+LOG_FIRST: Final = math.log(AGES[0])
+LOG_STEP: Final = math.log(AGES[1] / AGES[0])
+REFIT_S: Final = 60.0
+FEWEST_GAPS: Final = 20
+LIFE_RATE: Final = 0.01
 
 
 class AgingClasses(Policy):
@@ -131,7 +136,8 @@ class AgingClasses(Policy):
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = FreeBlockQueue(CachedBlock(-1, 0), CachedBlock(-1, 0))
-        queue.insert(blocks, stamp / STAMP_TAU)
+        # Within a class the score is the time, seconds, which the queue keeps in eighths.
+        queue.insert(blocks, stamp)
         for block in blocks:
             self._class_of[block.block_id] = key
 
@@ -171,7 +177,7 @@ class Indexed(AgingClasses):
         """Look the index up."""
         table = self._tables.get(key)
         if table is None:
-            table = self._tables[key] = self._table(key)
+            table = self._tables[key] = self.index(AGES, self.returned(key)).tolist()
         if age <= FIRST_AGE:
             return table[0]
         place = (math.log(age) - LOG_FIRST) / LOG_STEP
@@ -182,11 +188,10 @@ class Indexed(AgingClasses):
         part = place - low
         return table[low] * (1 - part) + table[low + 1] * part
 
-    def _table(self, key: ClassKey) -> list[float]:
+    def returned(self, key: ClassKey) -> Floats:
+        """Return the probability that a turn of the class has been followed by the next at each age, [ages]."""
         p = 1 / (1 + math.exp(-key[0] * LOG_ODDS_STEP))
-        returned = p * returned_share(key[1] * LOG_MEAN_STEP, key[2] * LOG_SIGMA_STEP, self._knowledge)
-        table: list[float] = self.index(AGES, returned).tolist()
-        return table
+        return p * returned_share(key[1] * LOG_MEAN_STEP, key[2] * LOG_SIGMA_STEP, self._knowledge)
 
     def index(self, age: Floats, returned: Floats) -> Floats:
         """Return the value at each age, [n], from the probability to have returned by then, [n]."""
@@ -251,14 +256,14 @@ class Learned(Gittins):
         label = self._knowledge.class_of.get(use.index)
         return super().place(use, now) if label is None else (label,)
 
-    def _table(self, key: ClassKey) -> list[float]:
+    def returned(self, key: ClassKey) -> Floats:
+        """Return the class's learnt curve, [ages]."""
         if len(key) > 1:
-            return super()._table(key)
-        returned = self._knowledge.curves[key[0]]
+            return super().returned(key)
+        curve: Floats = self._knowledge.curves[key[0]]
         if self.settings.invert:
-            returned = returned * (1 - returned[-1]) / max(returned[-1], 1e-6)
-        table: list[float] = self.index(AGES, returned).tolist()
-        return table
+            curve = curve * (1 - curve[-1]) / max(curve[-1], 1e-6)
+        return curve
 
 
 @register
@@ -338,13 +343,3 @@ def fit_exponential(gaps: Sequence[float], waiting: Sequence[float]) -> tuple[fl
 
 def _log(fit: tuple[float, float]) -> tuple[float, float]:
     return math.log(fit[0]), fit[1]
-
-
-AGES: Final = ages()
-FIRST_AGE: Final = float(AGES[0])
-LAST_AGE: Final = float(AGES[-1])
-LOG_FIRST: Final = math.log(AGES[0])
-LOG_STEP: Final = math.log(AGES[1] / AGES[0])
-REFIT_S: Final = 60.0
-FEWEST_GAPS: Final = 20
-LIFE_RATE: Final = 0.01

@@ -83,8 +83,8 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
 def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) -> None:
     spec = WorkloadSpec(trace=qwen, format="qwen")
     runs = [Run(spec, name, size) for name in ("lru", "best", "arc") for size in (0.03, 0.1)]
-    alone, together = sweep(runs, 1), sweep(runs, 2)
-    assert alone == together
+    alone, together, all_cores = sweep(runs, 1), sweep(runs, 2), sweep(runs, -1)
+    assert alone == together == all_cores
     run._build.cache_clear()
     assert sweep(runs, 1) == alone
 
