@@ -13,8 +13,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FILES = {
     "dev.txt": ["--extra", "sim", "--extra", "minilm", "--extra", "test"],
-    "server.txt": ["--extra", "server"],
-    "gpu.txt": ["--extra", "gpu"],
+    "server.txt": ["--extra", "server", "--extra", "otel"],
+    "gpu.txt": ["--extra", "gpu", "--extra", "otel"],
     "train.txt": ["--extra", "train"],
 }
 
