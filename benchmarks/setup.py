@@ -39,7 +39,7 @@ def sidecar(module: Sequence[str], **settings: str) -> Iterator[str]:
     Raises:
         BenchmarkError: it does not start.
     """
-    env = {**os.environ, "LPC_PORT": "0", "LPC_UNIX_SOCKET": "", "LPC_METRICS_PORT": "", **settings}
+    env = {**os.environ, "LPC_PORT": "0", "LPC_UNIX_SOCKET": "", "LPC_METRICS_PORT": "", "LPC_LOG_FORMAT": "text", **settings}
     with subprocess.Popen([sys.executable, "-m", *module], stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stderr is not None
         lines = []

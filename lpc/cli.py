@@ -5,8 +5,6 @@ Each part is imported when its command runs, since the base install (the client)
 
 import asyncio
 import json
-import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -65,7 +63,7 @@ def demo() -> None:
     """Build the model artefact if it is not there, start the sidecar, score three conversations, serve until Ctrl-C."""
     from lpc import demo as steps
 
-    settings = _service_settings(None)
+    settings = _service_settings(None, log_format="text")
     _or_fail(lambda: steps.run(settings))
 
 
@@ -345,6 +343,7 @@ def _service_settings(config: Path | None, **flags: Any) -> Any:
 
     from pydantic import ValidationError
 
+    from predictor_service import logs
     from predictor_service.config import ServiceSettings
 
     if config is not None:
@@ -357,9 +356,7 @@ def _service_settings(config: Path | None, **flags: Any) -> Any:
         _fail(f"settings: {_problems(error)}")
     except ValueError as error:  # a TOML file or JSON in the environment that cannot be parsed
         _fail(f"settings: {error}")
-    logging.basicConfig(
-        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr, force=True
-    )
+    logs.configure(settings.log_level, settings.log_format)
     return settings
 
 

@@ -27,12 +27,16 @@ CLOSING: Final = "the service is shutting down: connect to another sidecar"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prediction and where its time went (microseconds). ``think_time``: until the next turn; None where not known."""
+    """A prediction and where its time went (microseconds).
+
+    ``think_time``: until the next turn; None where not known. ``tokens``: that the model was given.
+    """
 
     probability: float
     think_time: LogNormal | None
     model_version: str
     turn_count: int
+    tokens: int
     queue_us: int
     tokenize_us: int
     infer_us: int
@@ -78,11 +82,12 @@ class Batcher:
             admitted: the caller has taken this conversation's permit (`queue.admit`), and gives it back.
 
         Raises:
-            Overloaded: the queue is full. Expired: the deadline passed first. Unavailable: the service is closing.
+            Overloaded: the queue is full, or too long for the deadline. Expired: the deadline passed first.
+            Unavailable: the service is closing.
             ServiceError: what ``parse`` raises.
         """
         if not admitted:
-            self.queue.admit()
+            self.queue.admit(patience=deadline - self._loop.time())
         try:
             if self._closed:
                 raise Unavailable(CLOSING)
@@ -100,6 +105,7 @@ class Batcher:
                 result.think_time,
                 model.manifest.version,
                 prepared.turn_count,
+                len(prepared.features.input_ids),
                 result.queue_us,
                 prepared.microseconds,
                 result.infer_us,
@@ -140,6 +146,7 @@ class Batcher:
                 continue
             self._metrics.observe_batch(len(batch.entries), batch.tokens, sum(len(e.features.input_ids) for e in batch.entries))
             self._metrics.infer_seconds.observe(infer_us / 1e6)
+            self.queue.served(len(batch.entries), self._loop.time() - started)
             for entry, (probability, think_time) in zip(batch.entries, predictions, strict=True):
                 if not entry.answer.done():
                     entry.answer.set_result(Result(probability, think_time, int((started - entry.queued) * 1e6), infer_us))

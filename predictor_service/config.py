@@ -4,9 +4,18 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+
+def _standard_endpoint() -> str | None:
+    """Return where OpenTelemetry's own variables send traces, if they do."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 class ServiceSettings(BaseSettings):
@@ -65,14 +74,34 @@ class ServiceSettings(BaseSettings):
         default_factory=dict,
         description="Served model name to the folder (or hub name) of its tokenizer, for requests with token ids.",
     )
+    traces_endpoint: str | None = Field(
+        default_factory=_standard_endpoint,
+        description="OTLP endpoint (gRPC) that traces are sent to, http://host:port or https:// with TLS; empty: none. Without "
+        "it the standard OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT counts. Needs the extra `otel`.",
+    )
     drain_timeout_s: float = Field(10.0, ge=0, description="Seconds that requests in flight get at shutdown.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe log lines written.")
+    log_format: Literal["json", "text"] = Field("json", description="One JSON object per log line, or text for a terminal.")
 
-    @field_validator("unix_socket", "metrics_port", "tls_certificate", "tls_key", "tls_client_ca", "tokens", mode="before")
+    @field_validator(
+        *("unix_socket", "metrics_port", "tls_certificate", "tls_key", "tls_client_ca", "tokens", "traces_endpoint"),
+        mode="before",
+    )
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         """An environment variable can only be empty, not None."""
         return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _endpoint_is_a_url(self) -> Self:
+        # Of the whole object, since one that comes from OpenTelemetry's variables is a default.
+        if self.traces_endpoint is not None:
+            parts = urlsplit(self.traces_endpoint)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(
+                    "traces_endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) must be http://host:port or https://host:port"
+                )
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

@@ -34,6 +34,7 @@ from predictor_service.repository import ModelRepository
 from predictor_service.requests import RequestLimits, RequestParser
 from predictor_service.service import PredictorService
 from predictor_service.tls import ServerTls
+from predictor_service.tracing import Tracing, TracingError, open_tracing
 from predictor_service.watched import refresh_forever
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
         clock: seconds since the Unix epoch, by which turns arrive.
 
     Raises:
-        StartError: an address is taken, or a certificate or the token file cannot be used.
+        StartError: an address is taken, a certificate or the token file cannot be used, or traces cannot be made.
         ArtifactError: no version of the model can be served.
     """
     metrics = Metrics()
@@ -76,9 +77,11 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
     repository = ModelRepository(settings.models, settings.model, inference)
     served_models = ServedModels(settings.served_models)
     tls, clients = _credentials(settings, metrics)
+    tracing = _tracing(settings)
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(tracing.close)
         server = grpc.aio.server(
-            interceptors=[ServiceInterceptor(metrics, clients)],
+            interceptors=[*tracing.interceptors, ServiceInterceptor(metrics, clients)],
             options=[
                 # An occupied port must be an error, not a second server that gets half of the calls.
                 ("grpc.so_reuseport", 0),
@@ -108,7 +111,7 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
         parser = RequestParser(
             RequestLimits(settings.max_messages, settings.max_token_ids, settings.max_turn_count), served_models
         )
-        service = PredictorService(batcher, parser, limits, metrics, gaps, clock)
+        service = PredictorService(batcher, parser, limits, metrics, gaps, clock, tracing)
         rpc.add_ContinuationPredictorServicer_to_server(service, server)
         healthiness = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthiness, server)
@@ -174,6 +177,13 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
     if settings.tokens is not None and tls is None and not _loopback(settings.host):
         log.warning("tokens are asked for on %s without TLS, so they travel in clear: set LPC_TLS_CERTIFICATE", settings.host)
     return tls, clients
+
+
+def _tracing(settings: ServiceSettings) -> Tracing:
+    try:
+        return open_tracing(settings.traces_endpoint)
+    except TracingError as error:
+        raise StartError(str(error)) from error
 
 
 def _loopback(host: str) -> bool:

@@ -19,6 +19,7 @@ from predictor_service.gaps import Arrival, GapMemory
 from predictor_service.interceptors import status_of
 from predictor_service.metrics import Metrics
 from predictor_service.requests import RequestParser
+from predictor_service.tracing import Tracing
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -34,6 +35,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         metrics: Metrics,
         gaps: GapMemory,
         clock: Callable[[], float],
+        tracing: Tracing,
     ) -> None:
         self._batcher = batcher
         self._parser = parser
@@ -41,6 +43,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._metrics = metrics
         self._gaps = gaps
         self._clock = clock
+        self._tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._draining = asyncio.Event()
 
@@ -63,8 +66,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         if not 1 <= count <= self._limits.max_batch_items:
             raise InvalidRequest(f"a batch has 1 to {self._limits.max_batch_items} conversations, this one {count}: split it")
         CALLER.get().client.admit(count)
-        self._batcher.queue.admit(count)
         deadline = self._deadline(context)
+        self._batcher.queue.admit(count, deadline - self._loop.time())
         tasks = [
             self._loop.create_task(self._predict(conversation, deadline, admitted=True))
             for conversation in request.conversations
@@ -155,11 +158,14 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         )
 
     async def _predict(self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False) -> Answer:
-        self._parser.check(conversation)
-        window = self._batcher.model.manifest.features.prompt_window
-        parse = partial(self._parser.parse, conversation, window)
-        arrive = partial(self._arrive, conversation, self._clock())
-        return await self._batcher.predict(parse, arrive, deadline, admitted=admitted)
+        with self._tracing.prediction(conversation.WhichOneof("input")) as answered:
+            self._parser.check(conversation)
+            window = self._batcher.model.manifest.features.prompt_window
+            parse = partial(self._parser.parse, conversation, window)
+            arrive = partial(self._arrive, conversation, self._clock())
+            answer = await self._batcher.predict(parse, arrive, deadline, admitted=admitted)
+            answered(answer)
+        return answer
 
     def _arrive(self, conversation: pb.Conversation, at: float, turns: UserTurns) -> Arrival:
         """Note the arrival of a turn. In a tokeniser thread."""

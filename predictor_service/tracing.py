@@ -1,0 +1,64 @@
+"""Spans of calls and predictions: the interface, which makes none, and the choice of what makes some (`otlp.py`).
+
+OpenTelemetry is an extra of its own, so nothing but `otlp.py` imports it.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+import grpc.aio
+
+from predictor_service.batcher import Answer
+
+Answered: TypeAlias = Callable[[Answer], None]
+
+
+class TracingError(Exception):
+    """Traces are asked for and cannot be made. The message says why and what to do."""
+
+
+class Tracing:
+    """No traces."""
+
+    @property
+    def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
+        """What makes the spans of calls, to be put around all other interceptors."""
+        return ()
+
+    def prediction(self, form: str | None) -> AbstractContextManager[Answered]:
+        """Return the span of one prediction, which the block's end ends, and its error if there is one.
+
+        Args:
+            form: of the input: chat, prompt or tokens; None where there is none.
+
+        Returns: a context manager, whose value is to be called with the answer.
+        """
+        del form
+        return contextlib.nullcontext(_ignore)
+
+    async def close(self) -> None:
+        """Send what is left, for a bounded time."""
+
+
+def open_tracing(endpoint: str | None) -> Tracing:
+    """Return what makes spans and sends them to an OTLP endpoint (gRPC); None: no traces.
+
+    Raises:
+        TracingError: OpenTelemetry is not installed, or its settings are wrong.
+    """
+    if endpoint is None:
+        return Tracing()
+    try:
+        from predictor_service.otlp import OtlpTracing
+    except ModuleNotFoundError as error:
+        raise TracingError(
+            f"traces are asked for (LPC_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT), but the package {error.name} is "
+            "missing: pip install 'learned-prefix-cache[otel]', or set LPC_TRACES_ENDPOINT to nothing"
+        ) from error
+    return OtlpTracing(endpoint)
+
+
+def _ignore(answer: Answer) -> None:
+    del answer
