@@ -5,8 +5,9 @@ waits (:meth:`BatchQueue.next_batch`); the thread that runs the model is elsewhe
 """
 
 import asyncio
+import math
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from predictor_service.errors import Overloaded
 from predictor_service.features import Features
@@ -16,6 +17,14 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 DropReason = Literal["cancelled", "expired"]
+
+PATIENCE_SHARE: Final = 0.5
+"""A request is let in if what waits before it takes at most this share of its patience: those that come later and are nearer
+in length to the oldest run before it, so that its own wait is up to twice as long."""
+SHORT_WAIT_S: Final = 1.0
+"""A wait below it is never a reason to refuse: so few batches say little of the pace."""
+PACE_DECAY: Final = 0.98
+"""What an observation of the pace still counts after the next batch."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,15 +74,42 @@ class BatchQueue(Generic[M, R]):
         self.max_batch_tokens = max_batch_tokens
         self._waiting: list[Entry[M, R]] = []
         self._permits = 0
+        self._served_items = self._served_seconds = 0.0
 
-    def admit(self, count: int = 1) -> None:
-        """Take permits, all or none. Raises Overloaded when fewer are left."""
+    def admit(self, count: int = 1, patience: float = math.inf) -> None:
+        """Take permits, all or none.
+
+        Without the look at patience, a queue of more work than its callers have time would let all of them wait in vain, and
+        give the model, oldest first, the ones whose answers come just too late.
+
+        Args:
+            patience: seconds from now after which the answers are worthless.
+
+        Raises:
+            Overloaded: fewer permits are left, or at the model's present pace the answers would come too late.
+        """
         if self._permits + count > self.max_items:
             raise Overloaded(
                 f"{self._permits} conversations wait for the model, and at most {self.max_items} may: retry later, or add "
                 "sidecars"
             )
+        wait = self.wait_s
+        if wait > SHORT_WAIT_S and wait > PATIENCE_SHARE * patience:
+            raise Overloaded(
+                f"{self._permits} conversations wait for the model, {wait:.1f} s of work, too much for a deadline in "
+                f"{patience:.1f} s: retry later, or add sidecars"
+            )
         self._permits += count
+
+    def served(self, items: int, seconds: float) -> None:
+        """Learn the model's pace from a batch that it has run."""
+        self._served_items = PACE_DECAY * self._served_items + items
+        self._served_seconds = PACE_DECAY * self._served_seconds + seconds
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the model takes for what has been admitted, at its present pace; 0 before its first batch."""
+        return self._permits * self._served_seconds / self._served_items if self._served_items else 0.0
 
     def release(self) -> None:
         """Give one permit back: its request has its answer, or has gone."""

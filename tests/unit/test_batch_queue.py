@@ -102,3 +102,32 @@ def test_permits_are_taken_all_or_none_and_come_back() -> None:
     queue.release()
     queue.admit(2)
     assert queue.depth == 3
+
+
+def test_a_request_that_would_wait_in_vain_is_refused_at_once() -> None:
+    queue: Queue = BatchQueue(1000, 8, 512)
+    queue.admit(100, 10.0)
+    # 100 at a tenth of a second each are ten seconds of work.
+    queue.served(10, 1.0)
+    with pytest.raises(Overloaded, match=r"100 conversations wait for the model, 10.0 s of work, too much for a deadline in"):
+        queue.admit(1, 19.0)
+    queue.admit(1, 21.0)
+    queue.admit(1)
+    assert queue.depth == 102
+
+
+def test_the_pace_that_counts_is_the_present_one() -> None:
+    queue: Queue = BatchQueue(1000, 8, 512)
+    queue.admit(100)
+    queue.served(10, 1000.0)
+    for _ in range(1000):
+        queue.served(10, 1.0)
+    assert queue.wait_s == pytest.approx(10.0, rel=1e-3)
+
+
+def test_nobody_is_refused_for_a_short_wait_or_before_the_pace_is_known() -> None:
+    queue: Queue = BatchQueue(1000, 8, 512)
+    queue.admit(100, 0.01)
+    queue.served(1000, 9.0)
+    queue.admit(1, 0.01)
+    assert queue.wait_s == pytest.approx(0.909)
