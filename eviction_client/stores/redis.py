@@ -87,11 +87,18 @@ class _Batch:
     since: float
 
 
-def connect(url: str, *, cluster: bool = False, timeout_s: float = 1.0, files: CertificateFiles = NO_FILES) -> Any:
+def connect(
+    url: str,
+    *,
+    cluster: bool = False,
+    timeout_s: float = 1.0,
+    files: CertificateFiles = NO_FILES,
+    known_nodes: Sequence[tuple[str, int]] = (),
+) -> Any:
     """Return a client of redis-py that never retries by itself and gives up on every answer after ``timeout_s``.
 
-    Nothing is sent yet, except by a Cluster client, which asks for the slots. Raises ValueError for a malformed URL,
-    redis.RedisError when the Cluster cannot be reached.
+    Nothing is sent yet, except by a Cluster client, which asks for the slots: the URL's node, or one of ``known_nodes`` (host,
+    port). Raises ValueError for a malformed URL, redis.RedisError when the Cluster cannot be reached.
     """
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -102,7 +109,8 @@ def connect(url: str, *, cluster: bool = False, timeout_s: float = 1.0, files: C
         names = {"ssl_ca_certs": files.ca, "ssl_certfile": files.certificate, "ssl_keyfile": files.key}
         options |= {name: str(path) for name, path in names.items() if path is not None}
     if cluster:
-        return redis.cluster.RedisCluster.from_url(url, **options)
+        nodes = [redis.cluster.ClusterNode(host, port) for host, port in known_nodes]  # type: ignore[no-untyped-call]
+        return redis.cluster.RedisCluster.from_url(url, startup_nodes=nodes, **options)
     return redis.Redis.from_url(url, **options)
 
 
@@ -160,6 +168,8 @@ class RedisStore:
         self._closing = False
         self._backoff = EqualJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         self._client: Any = None
+        # Of a Cluster, as last seen: the URL's own node may be the one that died.
+        self._nodes: list[tuple[str, int]] = []
         self._thread = threading.Thread(target=self._run, name="lpc-redis", daemon=True)
         self._thread.start()
 
@@ -418,11 +428,20 @@ class RedisStore:
                 self._threshold = None
 
     def _connect(self) -> Any:
-        return connect(self._url, cluster=self._cluster, timeout_s=self._timeout_s, files=self._files)
+        client = connect(
+            self._url, cluster=self._cluster, timeout_s=self._timeout_s, files=self._files, known_nodes=self._nodes
+        )
+        self._remember_nodes(client)
+        return client
+
+    def _remember_nodes(self, client: Any) -> None:
+        if self._cluster:
+            self._nodes = [(node.host, node.port) for node in client.get_nodes()] or self._nodes
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
+            self._remember_nodes(client)
             try:
                 client.close()
             except _ERRORS:
@@ -436,7 +455,7 @@ class RedisStore:
 
     def _failed(self, error: Exception, failures: int) -> None:
         self._count(failures=1)
-        # A Cluster client learns of moved slots and dead nodes by itself, but starts from the first address again here.
+        # A Cluster client learns of moved slots by itself; of dead nodes it is told by the others here.
         if failures or isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)):
             self._disconnect()
         if self._healthy is not False:

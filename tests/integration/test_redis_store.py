@@ -388,6 +388,23 @@ def test_a_cluster_spreads_the_shards_and_keeps_the_law(redis_cluster: list[Redi
         assert all(count > 0 for count in held)
 
 
+def test_a_cluster_is_found_again_when_the_node_of_the_url_is_gone(redis_cluster: list[RedisServer]) -> None:
+    """The URL leads to a node that is never seen again; then every connection breaks."""
+    with contextlib.closing(LosingProxy(redis_cluster[0].port)) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        with storing(url, cluster=True) as store:
+            store.record(A, BLOCKS, 1.0)
+            assert store.flush(10)
+            proxy.close()
+            for node in redis_cluster:
+                with contextlib.closing(node.client()) as client:
+                    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            store.record(A, BLOCKS, 2.0)
+            assert store.flush(20)
+            assert store.healthy
+            assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
+
+
 def test_a_cluster_without_the_cluster_setting_is_named_and_the_reverse(
     redis_cluster: list[RedisServer], redis_server: RedisServer
 ) -> None:
