@@ -2,7 +2,7 @@
 
 The sidecar is the real process at the DEBUG level. What is searched: its output (with gRPC's own log at its most talkative),
 every file below its working and temporary folders, the metrics, every status and message that callers get, what Redis was
-told and holds, the memory of gaps, and the engine side's log.
+told and holds, the memory of gaps, every trace, and the engine side's log.
 """
 
 import asyncio
@@ -36,9 +36,14 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.gaps import GapMemory
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import one, sidecar
+from tests.otlp_collector import Collector, attributes
 from tests.redis_server import RedisServer, free_port
 
 CANARY = "canaryzebra"
+SPAN_ATTRIBUTES = {
+    *("rpc.system.name", "rpc.method", "rpc.response.status_code"),
+    *("lpc.input", "lpc.turn_count", "lpc.tokens", "lpc.queue_us", "lpc.tokenize_us", "lpc.infer_us", "lpc.model_version"),
+}
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
 
 
@@ -93,7 +98,7 @@ def refused() -> dict[str, pb.Conversation]:
 class Process:
     """A sidecar as an operator runs it, and all that it says."""
 
-    def __init__(self, models: Path, served_models: dict[str, str], folder: Path) -> None:
+    def __init__(self, models: Path, served_models: dict[str, str], folder: Path, traces_endpoint: str) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.metrics = free_port()
         self.folder = folder
@@ -107,6 +112,7 @@ class Process:
             "LPC_UNIX_SOCKET": "",
             "LPC_SERVED_MODELS": json.dumps(served_models),
             "LPC_MAX_REQUEST_BYTES": str(2**20),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": traces_endpoint,
             "GRPC_VERBOSITY": "DEBUG",
             "TMPDIR": str(folder),
             "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -152,32 +158,36 @@ def _code(call: Callable[[], object]) -> tuple[str, str]:
 
 
 def test_a_word_of_every_request_is_nowhere(timed_models: Path, served_models: dict[str, str], tmp_path: Path) -> None:
-    process = Process(timed_models, served_models, tmp_path)
     heard: list[tuple[str, str]] = []
-    try:
-        with grpc.insecure_channel(process.address, [("grpc.max_send_message_length", -1)]) as channel:
-            stub = rpc.ContinuationPredictorStub(channel)
+    with Collector() as collector:
+        process = Process(timed_models, served_models, tmp_path, collector.endpoint)
+        try:
+            with grpc.insecure_channel(process.address, [("grpc.max_send_message_length", -1)]) as channel:
+                stub = rpc.ContinuationPredictorStub(channel)
 
-            def ask(conversation: pb.Conversation) -> tuple[str, str]:
-                return _code(lambda: stub.Predict(one(conversation), timeout=30))
+                def ask(conversation: pb.Conversation) -> tuple[str, str]:
+                    return _code(lambda: stub.Predict(one(conversation), timeout=30))
 
-            heard += [ask(conversation) for conversation in answered().values()]
-            assert {code for code, _ in heard} == {"OK"}
-            heard += [ask(conversation) for conversation in refused().values()]
-            wrong = [c for name, c in refused().items() if name != "too large"]
-            batch = pb.PredictBatchRequest(conversations=[*answered().values(), *wrong])
-            heard.append(_code(lambda: stub.PredictBatch(batch, timeout=30)))
-            heard.append(_code(lambda: stub.Predict(one(answered()["chat"]), timeout=0.0001)))
-            requests = [
-                pb.PredictStreamRequest(request_id=str(n), conversation=c) for n, c in enumerate([*answered().values(), *wrong])
-            ]
-            heard.append(_code(lambda: list(stub.PredictStream(iter(requests), timeout=30))))
-            for data in (CANARY.encode(), b"\x0a\x10\x12\x0e\xc3\x28" + CANARY.encode()):
-                raw = channel.unary_unary("/lpc.v1.ContinuationPredictor/Predict")
-                heard.append(_code(lambda d=data, call=raw: call(d, timeout=30)))  # type: ignore[misc]
-        metrics = process.scrape()
-    finally:
-        process.stop()
+                heard += [ask(conversation) for conversation in answered().values()]
+                assert {code for code, _ in heard} == {"OK"}
+                heard += [ask(conversation) for conversation in refused().values()]
+                wrong = [c for name, c in refused().items() if name != "too large"]
+                batch = pb.PredictBatchRequest(conversations=[*answered().values(), *wrong])
+                heard.append(_code(lambda: stub.PredictBatch(batch, timeout=30)))
+                heard.append(_code(lambda: stub.Predict(one(answered()["chat"]), timeout=0.0001)))
+                requests = [
+                    pb.PredictStreamRequest(request_id=str(n), conversation=c)
+                    for n, c in enumerate([*answered().values(), *wrong])
+                ]
+                heard.append(_code(lambda: list(stub.PredictStream(iter(requests), timeout=30))))
+                traced = (("traceparent", f"00-{1:032x}-{1:016x}-01"), ("tracestate", f"vendor={CANARY}"))
+                heard.append(_code(lambda: stub.Predict(one(answered()["named"]), timeout=30, metadata=traced)))
+                for data in (CANARY.encode(), b"\x0a\x10\x12\x0e\xc3\x28" + CANARY.encode()):
+                    raw = channel.unary_unary("/lpc.v1.ContinuationPredictor/Predict")
+                    heard.append(_code(lambda d=data, call=raw: call(d, timeout=30)))  # type: ignore[misc]
+            metrics = process.scrape()
+        finally:
+            process.stop()
     codes = {code for code, _ in heard}
     assert codes >= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
     assert "INTERNAL" not in codes and "UNKNOWN" not in codes
@@ -186,6 +196,12 @@ def test_a_word_of_every_request_is_nowhere(timed_models: Path, served_models: d
     assert CANARY not in process.said
     assert CANARY not in metrics
     assert CANARY not in str(heard)
+    spans = collector.spans
+    assert len(spans) > 2 * len(heard)
+    assert {value for span in spans if (value := attributes(span).get("lpc.input"))} == {"chat", "prompt", "tokens"}
+    assert CANARY.encode() not in b"".join(request.SerializeToString() for request in collector.requests)
+    assert {kind for span in spans for kind in attributes(span)} == SPAN_ATTRIBUTES
+    assert not any(span.events or span.status.message or span.trace_state for span in spans)
     tokens_as_text = ", ".join(map(str, ids()))
     assert tokens_as_text not in process.said and tokens_as_text not in str(heard)
     for path in tmp_path.rglob("*"):
@@ -196,25 +212,31 @@ def test_a_word_of_every_request_is_nowhere(timed_models: Path, served_models: d
 async def test_an_error_of_ours_that_quotes_its_input_is_not_passed_on(
     tiny_models: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A library's message may hold what it choked on: neither the caller nor the log gets it."""
+    """A library's message may hold what it choked on: neither the caller nor the log nor a trace gets it."""
     caplog.set_level(logging.DEBUG)
 
     def choke(*_: object) -> None:
         raise ValueError(f"cannot make sense of {CANARY!r}")
 
-    async with sidecar(tiny_models) as (stub, _):
-        with patch("predictor_service.requests.from_messages", choke):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Predict(one(chat(message("user", CANARY))))
-            results = (await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat(message("user", CANARY))]))).results
-            stream = stub.PredictStream()
-            await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat(message("user", CANARY))))
-            await stream.done_writing()
-            answers = [answer async for answer in stream]
+    with Collector() as collector:
+        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+            with patch("predictor_service.requests.from_messages", choke):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Predict(one(chat(message("user", CANARY))))
+                results = (
+                    await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat(message("user", CANARY))]))
+                ).results
+                stream = stub.PredictStream()
+                await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat(message("user", CANARY))))
+                await stream.done_writing()
+                answers = [answer async for answer in stream]
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "internal error in Predict: ValueError" in caplog.text
     assert CANARY not in caplog.text
     assert CANARY not in f"{caught.value} {results} {answers}"
+    statuses = [attributes(span)["rpc.response.status_code"] for span in collector.spans]
+    assert sorted(statuses) == ["INTERNAL"] * 4 + ["OK"]  # the batch call itself
+    assert CANARY not in str(collector.requests)
 
 
 async def test_the_memory_of_gaps_holds_neither_text_nor_ids(timed_models: Path, served_models: dict[str, str]) -> None:

@@ -1,0 +1,296 @@
+"""Traces go to a real OTLP endpoint, continue the caller's, and never get in the way of an answer."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import grpc.aio
+import pytest
+from pydantic import ValidationError
+
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.config import ServiceSettings
+from predictor_service.conversation import UserTurns, from_messages
+from predictor_service.logs import JsonFormatter
+from predictor_service.server import StartError
+from tests.authority import Authority
+from tests.integration.test_server import chat, one, sidecar
+from tests.otlp_collector import Collector, attributes
+from tests.redis_server import free_port
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
+METHOD = "lpc.v1.ContinuationPredictor"
+
+
+@pytest.fixture(autouse=True)
+def quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+
+
+async def test_a_call_and_its_prediction_are_spans_below_the_callers(tiny_models: Path) -> None:
+    with Collector() as collector:
+        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+            answer = (await stub.Predict(one(chat("hello", "hi", "what is a cache")), metadata=SAMPLED)).prediction
+            spans = {span.name: span for span in await asyncio.to_thread(collector.wait_for, 2)}
+    call, prediction = spans[f"{METHOD}/Predict"], spans["predict"]
+    assert call.trace_id.hex() == prediction.trace_id.hex() == TRACE
+    assert call.parent_span_id.hex() == PARENT
+    assert prediction.parent_span_id == call.span_id
+    assert (call.kind, prediction.kind) == (call.SPAN_KIND_SERVER, call.SPAN_KIND_INTERNAL)
+    assert attributes(call) == {
+        "rpc.system.name": "grpc",
+        "rpc.method": f"{METHOD}/Predict",
+        "rpc.response.status_code": "OK",
+    }
+    told = attributes(prediction)
+    assert told.pop("lpc.tokens") in range(3, 513)
+    assert told == {
+        "lpc.input": "chat",
+        "lpc.turn_count": 2,
+        "lpc.queue_us": answer.timing.queue_us,
+        "lpc.tokenize_us": answer.timing.tokenize_us,
+        "lpc.infer_us": answer.timing.infer_us,
+        "lpc.model_version": "v1",
+        "rpc.response.status_code": "OK",
+    }
+    (resource,) = [r.resource for request in collector.requests[:1] for r in request.resource_spans]
+    assert {pair.key: pair.value.string_value for pair in resource.attributes}["service.name"] == "lpc-predictor"
+
+
+async def test_each_conversation_of_a_batch_has_a_span_with_its_own_status(tiny_models: Path) -> None:
+    with Collector() as collector:
+        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+            await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello"), pb.Conversation()]))
+        spans = collector.spans
+    (call,) = [span for span in spans if span.name == f"{METHOD}/PredictBatch"]
+    predictions = [span for span in spans if span.name == "predict"]
+    assert {(attributes(p)["lpc.input"], attributes(p)["rpc.response.status_code"]) for p in predictions} == {
+        ("chat", "OK"),
+        ("none", "INVALID_ARGUMENT"),
+    }
+    assert {p.parent_span_id for p in predictions} == {call.span_id}
+    assert not call.parent_span_id
+    assert {p.status.code for p in predictions} == {call.status.STATUS_CODE_UNSET, call.status.STATUS_CODE_ERROR}
+    assert {p.status.message for p in predictions} == {""} and not any(p.events for p in predictions)
+
+
+async def test_predictions_on_a_stream_continue_the_callers_trace_or_begin_one_each(tiny_models: Path) -> None:
+    async def send(stub: rpc.ContinuationPredictorStub, metadata: tuple[tuple[str, str], ...]) -> None:
+        stream = stub.PredictStream(metadata=metadata)
+        for i in range(2):
+            await stream.write(pb.PredictStreamRequest(request_id=str(i), conversation=chat("hello")))
+        await stream.done_writing()
+        assert len([answer async for answer in stream]) == 2
+
+    with Collector() as collector:
+        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+            await send(stub, SAMPLED)
+            await send(stub, ())
+        spans = collector.spans
+    assert [span.name for span in spans] == ["predict"] * 4
+    assert {span.kind for span in spans} == {spans[0].SPAN_KIND_SERVER}
+    assert [span.trace_id.hex() for span in spans].count(TRACE) == 2
+    assert {span.parent_span_id.hex() for span in spans} == {PARENT, ""}
+    assert len({span.trace_id for span in spans}) == 3
+
+
+async def test_errors_and_deadlines_are_the_status_of_the_call(tiny_models: Path) -> None:
+    def slow(*arguments: Any) -> UserTurns:
+        time.sleep(1)
+        return from_messages(*arguments)
+
+    with Collector() as collector:
+        async with sidecar(tiny_models, traces_endpoint=collector.endpoint, max_queue_items=1) as (stub, _):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.Predict(one(pb.Conversation()))
+            with patch("predictor_service.requests.from_messages", slow), pytest.raises(grpc.aio.AioRpcError):
+                await stub.Predict(one(chat("hello")), timeout=0.1)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello")] * 2))
+        calls = [span for span in collector.spans if span.name != "predict"]
+    assert {attributes(span)["rpc.response.status_code"] for span in calls} == {
+        "INVALID_ARGUMENT",
+        "CANCELLED",
+        "RESOURCE_EXHAUSTED",
+    }
+    assert {span.status.code for span in calls} == {calls[0].status.STATUS_CODE_ERROR}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "flags", "spans"),
+    [
+        ("always_off", "", None, 0),
+        ("traceidratio", "0", None, 0),
+        ("parentbased_traceidratio", "0", "01", 2),
+        ("parentbased_always_on", "", "00", 0),
+    ],
+)
+async def test_the_standard_variables_choose_what_is_sampled(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch, sampler: str, argument: str, flags: str | None, spans: int
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", argument)
+    metadata = (("traceparent", f"00-{TRACE}-{PARENT}-{flags}"),) if flags else ()
+    with Collector() as collector:
+        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+            await stub.Predict(one(chat("hello")), metadata=metadata)
+    assert len(collector.spans) == spans
+
+
+@pytest.mark.parametrize("metadata", [(("traceparent", "nonsense"),), (("traceparent", "00-" + "0" * 60),)])
+async def test_a_wrong_traceparent_begins_a_trace(tiny_models: Path, metadata: tuple[tuple[str, str], ...]) -> None:
+    with Collector() as collector:
+        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+            await stub.Predict(one(chat("hello")), metadata=metadata)
+    assert len(collector.spans) == 2
+    assert TRACE not in {span.trace_id.hex() for span in collector.spans}
+
+
+async def test_the_collector_may_want_tls(tiny_models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authority.certificate))
+    with Collector(authority.issue("collector")) as collector:
+        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+            await stub.Predict(one(chat("hello")))
+            assert len(await asyncio.to_thread(collector.wait_for, 2)) == 2
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """Accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[str]:
+    yield f"http://127.0.0.1:{free_port()}"
+
+
+@pytest.mark.parametrize("collector", [nobody, black_hole])
+async def test_a_collector_that_is_gone_or_silent_costs_spans_only(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch, collector: "type[contextlib.AbstractContextManager[str]]"
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+    with collector() as endpoint:
+        async with contextlib.AsyncExitStack() as stack:
+            stub, _ = await stack.enter_async_context(sidecar(tiny_models, traces_endpoint=endpoint))
+            for _ in range(20):
+                assert (await stub.Predict(one(chat("hello")), timeout=30)).prediction.probability > 0
+            # Exporters retry for 10 s and there are two batches in the queue: unbounded it would take longer than this.
+            await asyncio.wait_for(stack.aclose(), 10)
+
+
+@pytest.mark.parametrize("collector", [nobody, black_hole])
+def test_a_process_whose_collector_is_gone_ends_in_time(
+    tiny_models: Path, collector: "type[contextlib.AbstractContextManager[str]]"
+) -> None:
+    with collector() as endpoint:
+        env = {"LPC_UNIX_SOCKET": "", "LPC_METRICS_PORT": "", "LPC_PORT": "0", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+        command = [sys.executable, "-m", "lpc", "serve", "--models", str(tiny_models), "--model", "tiny"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}) as process:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "listening on" in line)
+            address = re.search(r"127\.0\.0\.1:\d+", line)
+            assert address is not None
+            with grpc.insecure_channel(address[0]) as channel:
+                stub = rpc.ContinuationPredictorStub(channel)
+                assert stub.Predict(one(chat("hello")), timeout=30, wait_for_ready=True).prediction.probability > 0
+            process.send_signal(signal.SIGTERM)
+            start = time.monotonic()
+            said = process.stderr.read()
+            assert process.wait(30) == 0
+            # Two seconds for the spans; Kubernetes kills after 30.
+            assert time.monotonic() - start < 15
+            assert "Traceback" not in said, said
+
+
+async def test_an_endpoint_without_the_package_is_one_clear_error(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.delitem(sys.modules, "predictor_service.otlp", raising=False)
+    with pytest.raises(StartError, match=r"opentelemetry\.sdk\.trace is missing: pip install 'learned-prefix-cache\[otel\]'"):
+        async with sidecar(tiny_models, traces_endpoint="http://127.0.0.1:4317"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "by OTLP over gRPC only"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "brotli", "OTEL_EXPORTER_OTLP_COMPRESSION"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "soon"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100000", "max_export_batch_size"),
+    ],
+)
+async def test_a_wrong_variable_is_one_clear_error(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StartError, match=why):
+        async with sidecar(tiny_models, traces_endpoint="http://127.0.0.1:4317"):
+            pass
+
+
+def test_where_traces_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ServiceSettings().traces_endpoint is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4317")
+    assert ServiceSettings().traces_endpoint == "http://all:4317"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4317")
+    assert ServiceSettings().traces_endpoint == "http://traces:4317"
+    with patch.dict(os.environ, OTEL_TRACES_EXPORTER="none"):
+        assert ServiceSettings().traces_endpoint is None
+    with patch.dict(os.environ, OTEL_SDK_DISABLED="true"):
+        assert ServiceSettings().traces_endpoint is None
+    monkeypatch.setenv("LPC_TRACES_ENDPOINT", "")
+    assert ServiceSettings().traces_endpoint is None
+    monkeypatch.setenv("LPC_TRACES_ENDPOINT", "https://ours:4317")
+    assert ServiceSettings().traces_endpoint == "https://ours:4317"
+
+
+@pytest.mark.parametrize("wrong", ["collector:4317", "http://", "ftp://collector"])
+def test_an_endpoint_must_be_a_url(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    with pytest.raises(ValidationError, match="must be http://host:port"):
+        ServiceSettings(traces_endpoint=wrong)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", wrong)
+    with pytest.raises(ValidationError, match="must be http://host:port"):
+        ServiceSettings()
+
+
+async def test_log_lines_of_a_call_name_its_trace(tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("predictor_service.interceptors")
+    logger.addHandler(handler)
+
+    def choke(*_: object) -> None:
+        raise ValueError
+
+    try:
+        with Collector() as collector:
+            async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+                with patch("predictor_service.requests.from_messages", choke), pytest.raises(grpc.aio.AioRpcError):
+                    await stub.Predict(one(chat("hello")), metadata=SAMPLED)
+            (call,) = [span for span in collector.spans if span.name != "predict"]
+    finally:
+        logger.removeHandler(handler)
+    line = json.loads(capsys.readouterr().out)
+    assert line["message"].startswith("internal error in Predict: ValueError")
+    assert (line["trace_id"], line["span_id"]) == (TRACE, call.span_id.hex())
