@@ -27,6 +27,8 @@ from training.graph import ContinuationModel, Precision, write_onnx
 from training.head import Head
 
 DEFAULT_HEAD: Final = Path(__file__).parent / "heads" / "default" / "head.safetensors"
+GRAPH: Final = 2
+"""Counts the changes of `training.graph` after which the same input gives another graph."""
 PROMPTS: Final = 200
 """Real conversations on which an export is compared with PyTorch."""
 
@@ -132,7 +134,7 @@ def export(
 
 def artifact_version(encoder: Encoder, head: Head, precision: Precision, think_time: str | None = None) -> str:
     """Return the version that an export of these would have; ``think_time`` is its file's text."""
-    parts = [encoder.sha256, head.digest(), head.metadata["features"], precision]
+    parts = [GRAPH, encoder.sha256, head.digest(), head.metadata["features"], precision]
     if think_time is not None:
         parts.append(_sha256(think_time))
     return f"{precision}-{_sha256(json.dumps(parts, sort_keys=True))[:12]}"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 import torch
@@ -87,6 +88,19 @@ def test_every_precision_is_close_to_pytorch_and_says_how_close(tmp_path: Path, 
     assert report["mean_cosine"] >= bound.mean_cosine
     assert report["minimum_cosine"] >= bound.minimum_cosine
     assert report["maximum_probability_difference"] <= bound.probability
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_no_precision_touches_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Precision) -> None:
+    """In eight bits the scalars' range would leave the embedding's components a few steps."""
+    monkeypatch.setattr(exporting, "real_conversations", lambda count, window: [UserTurns(("hello",), 1)])
+    folder = build_tiny_artifact(tmp_path, precision=precision)
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(folder / "model.onnx").graph.initializer}
+    for name, tensor in Head.load(tmp_path / ".head-v1.safetensors").state_dict().items():
+        if name.endswith("weight"):
+            found, exact = stored[f"head.{name}"], tensor.numpy()
+            assert found.dtype == np.float32
+            assert any(np.array_equal(found, side) for side in (exact, exact.T))
 
 
 def test_padding_changes_nothing(tiny_models: Path) -> None:
