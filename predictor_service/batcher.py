@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from predictor_service.artifact import Manifest
 from predictor_service.conversation import UserTurns
 from predictor_service.errors import Expired, Unavailable
 from predictor_service.features import Features
@@ -29,17 +30,24 @@ CLOSING: Final = "the service is shutting down: connect to another sidecar"
 class Answer:
     """A prediction and where its time went (microseconds).
 
-    ``think_time``: until the next turn; None where not known. ``tokens``: that the model was given.
+    ``think_time``: until the next turn; None where not known. ``manifest``: of the model. ``tokens``: that it was given.
+    ``embedding``: little-endian fp16; None where the batcher keeps none.
     """
 
     probability: float
     think_time: LogNormal | None
-    model_version: str
+    manifest: Manifest
     turn_count: int
     tokens: int
     queue_us: int
     tokenize_us: int
     infer_us: int
+    embedding: bytes | None
+
+    @property
+    def model_version(self) -> str:
+        """The version that answered."""
+        return self.manifest.version
 
 
 class Result(NamedTuple):
@@ -47,17 +55,22 @@ class Result(NamedTuple):
 
     probability: float
     think_time: LogNormal | None
+    embedding: bytes | None
     queue_us: int
     infer_us: int
 
 
 class Batcher:
-    """Answers conversations with the current model, in batches. Lives on one event loop."""
+    """Answers conversations with the current model, in batches. Lives on one event loop.
 
-    def __init__(self, model: Model, queue: "BatchQueue[Model, Result]", metrics: Metrics) -> None:
+    ``embeddings``: answers hold what the encoder made of the conversation.
+    """
+
+    def __init__(self, model: Model, queue: "BatchQueue[Model, Result]", metrics: Metrics, *, embeddings: bool = False) -> None:
         self.model = model
         self.queue = queue
         self._metrics = metrics
+        self._embeddings = embeddings
         self._tokenizers = ThreadPoolExecutor(TOKENIZER_THREADS[model.provider], "tokenize")
         self._model_thread = ThreadPoolExecutor(1, "infer")
         self._work = asyncio.Event()
@@ -103,12 +116,13 @@ class Batcher:
             return Answer(
                 result.probability,
                 result.think_time,
-                model.manifest.version,
+                model.manifest,
                 prepared.turn_count,
                 len(prepared.features.input_ids),
                 result.queue_us,
                 prepared.microseconds,
                 result.infer_us,
+                result.embedding,
             )
         finally:
             if not admitted:
@@ -138,7 +152,9 @@ class Batcher:
                 continue
             started = self._loop.time()
             try:
-                predictions, infer_us = await self._loop.run_in_executor(self._model_thread, _timed_run, batch.entries)
+                predictions, infer_us = await self._loop.run_in_executor(
+                    self._model_thread, _timed_run, batch.entries, self._embeddings
+                )
             except Exception as error:
                 for entry in batch.entries:
                     if not entry.answer.done():
@@ -147,9 +163,10 @@ class Batcher:
             self._metrics.observe_batch(len(batch.entries), batch.tokens, sum(len(e.features.input_ids) for e in batch.entries))
             self._metrics.infer_seconds.observe(infer_us / 1e6)
             self.queue.served(len(batch.entries), self._loop.time() - started)
-            for entry, (probability, think_time) in zip(batch.entries, predictions, strict=True):
+            for entry, (probability, think_time, embedding) in zip(batch.entries, predictions, strict=True):
                 if not entry.answer.done():
-                    entry.answer.set_result(Result(probability, think_time, int((started - entry.queued) * 1e6), infer_us))
+                    queue_us = int((started - entry.queued) * 1e6)
+                    entry.answer.set_result(Result(probability, think_time, embedding, queue_us, infer_us))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +185,19 @@ def _prepare(parse: Callable[[], UserTurns], arrive: Callable[[UserTurns], Arriv
     return _Prepared(features, arrival, turns.turn_count, (time.perf_counter_ns() - start) // 1000)
 
 
-def _timed_run(batch: Sequence[Entry[Model, Result]]) -> tuple[list[tuple[float, LogNormal | None]], int]:
-    """Run entries of one model; return probability and think time of each, and microseconds."""
+def _timed_run(
+    batch: Sequence[Entry[Model, Result]], embeddings: bool
+) -> tuple[list[tuple[float, LogNormal | None, bytes | None]], int]:
+    """Run entries of one model; return probability, think time and embedding of each, and microseconds."""
     start = time.perf_counter_ns()
     model = batch[0].model
-    probabilities = model.run([entry.features for entry in batch])
+    features = [entry.features for entry in batch]
+    vectors: Sequence[bytes | None] = [None] * len(batch)
+    if embeddings:
+        probabilities, vectors = model.run_with_embeddings(features)
+    else:
+        probabilities = model.run(features)
     # A model has learnt think times or not, so either all of its entries have an arrival or none has.
     arrivals = [entry.arrival for entry in batch if entry.arrival is not None]
     think_times = model.think_times(arrivals) if arrivals else [None] * len(batch)
-    return list(zip(probabilities, think_times, strict=True)), (time.perf_counter_ns() - start) // 1000
+    return list(zip(probabilities, think_times, vectors, strict=True)), (time.perf_counter_ns() - start) // 1000

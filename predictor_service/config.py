@@ -70,6 +70,29 @@ class ServiceSettings(BaseSettings):
         description="Conversations whose gaps between turns are remembered for think times; 0: none. About 300 bytes each.",
     )
 
+    label_memory_turns: int = Field(
+        100_000,
+        ge=0,
+        description="Turns kept in memory until their horizon has passed, to see whether their conversations continue; 0: none "
+        "and no figures of calibration. About 0.5 KB each, with the label log 1.3 KB.",
+    )
+    label_horizon_s: float = Field(
+        3600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds after which a conversation without a further turn counts as not continued.",
+    )
+    label_log: Path | None = Field(
+        None, description="Folder for labelled embeddings as Parquet, for retraining (docs/learning.md); empty: none."
+    )
+    label_log_rows: int = Field(4096, ge=1, description="Rows of one file of the label log.")
+    label_log_interval_s: float = Field(
+        300.0, gt=0, le=86_400, description="Seconds after which a file of the label log is written with fewer rows."
+    )
+    label_log_mib: int = Field(
+        1024, ge=1, description="Bound of all files in the label log's folder, MiB; the oldest are deleted."
+    )
+
     served_models: dict[str, str] = Field(
         default_factory=dict,
         description="Served model name to the folder (or hub name) of its tokenizer, for requests with token ids.",
@@ -84,7 +107,16 @@ class ServiceSettings(BaseSettings):
     log_format: Literal["json", "text"] = Field("json", description="One JSON object per log line, or text for a terminal.")
 
     @field_validator(
-        *("unix_socket", "metrics_port", "tls_certificate", "tls_key", "tls_client_ca", "tokens", "traces_endpoint"),
+        *(
+            "unix_socket",
+            "metrics_port",
+            "tls_certificate",
+            "tls_key",
+            "tls_client_ca",
+            "tokens",
+            "label_log",
+            "traces_endpoint",
+        ),
         mode="before",
     )
     @classmethod
@@ -101,6 +133,12 @@ class ServiceSettings(BaseSettings):
                 raise ValueError(
                     "traces_endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) must be http://host:port or https://host:port"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _label_log_has_labels(self) -> Self:
+        if self.label_log is not None and not self.label_memory_turns:
+            raise ValueError("label_log needs label_memory_turns above 0: rows are labelled from memory")
         return self
 
     @model_validator(mode="after")

@@ -35,12 +35,14 @@ class UserTurns:
         turn_count: number of all user turns.
         history_chars: characters of all messages before the last prompt but instructions (estimated from token ids).
         last_reply_chars: characters of the replies between the last two prompts; 0 on the first turn.
+        told_apart: whether the input shows where turns begin: plain prompt text does not.
     """
 
     prompts: tuple[str, ...]
     turn_count: int
     history_chars: int = 0
     last_reply_chars: int = 0
+    told_apart: bool = True
 
 
 def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
@@ -75,7 +77,7 @@ def from_prompt(text: str) -> UserTurns:
     if not text or text.isspace():
         raise InvalidRequest("the prompt is empty: send the text of at least one user turn")
     _unicode(text)
-    return UserTurns((text,), 1)
+    return UserTurns((text,), 1, told_apart=False)
 
 
 def _unicode(text: str) -> str:

@@ -87,6 +87,19 @@ class Model:
         Raises:
             ArtifactError: the model gave something that is no probability.
         """
+        return self._probabilities(self._outputs(batch, "probability")[0])
+
+    def run_with_embeddings(self, batch: Sequence[Features]) -> tuple[list[float], list[bytes]]:
+        """Return what :meth:`run` does, and each conversation's embedding as little-endian fp16. Raises as it does."""
+        probability, embedding = self._outputs(batch, "probability", "embedding")
+        return self._probabilities(probability), [row.tobytes() for row in embedding.astype("<f2")]
+
+    def _probabilities(self, probability: NDArray[Any]) -> list[float]:
+        if not np.isfinite(probability).all():
+            raise ArtifactError(f"model version {self.manifest.version} gave a probability that is no number")
+        return [float(p) for p in np.clip(probability, P_MIN, 1.0 - P_MIN)]
+
+    def _outputs(self, batch: Sequence[Features], *names: str) -> list[NDArray[Any]]:
         longest = max(len(features.input_ids) for features in batch)
         input_ids = np.zeros((len(batch), longest), np.int64)
         attention_mask = np.zeros((len(batch), longest), np.int64)
@@ -96,10 +109,9 @@ class Model:
             attention_mask[row, :tokens] = 1
         scalars = np.array([features.scalars for features in batch], np.float32)
         inputs: dict[str, NDArray[Any]] = {"input_ids": input_ids, "attention_mask": attention_mask, "scalars": scalars}
-        probability = self._run_cuda(inputs) if self.provider == "cuda" else self._session.run(["probability"], inputs)[0]
-        if not np.isfinite(probability).all():
-            raise ArtifactError(f"model version {self.manifest.version} gave a probability that is no number")
-        return [float(p) for p in np.clip(probability, P_MIN, 1.0 - P_MIN)]
+        if self.provider == "cuda":
+            return self._run_cuda(inputs, names)
+        return self._session.run(list(names), inputs)  # type: ignore[no-any-return]
 
     def think_times(self, arrivals: Sequence[Arrival]) -> list[LogNormal | None]:
         """Return when each conversation's next turn is expected after this one's arrival, given that it comes.
@@ -121,13 +133,14 @@ class Model:
         rows = zip(finite.tolist(), found.log_mean.tolist(), found.log_sigma.tolist(), strict=True)
         return [LogNormal(log_mean, log_sigma) if sound else None for sound, log_mean, log_sigma in rows]
 
-    def _run_cuda(self, inputs: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    def _run_cuda(self, inputs: dict[str, NDArray[Any]], names: Sequence[str]) -> list[NDArray[Any]]:
         binding = self._session.io_binding()
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        binding.bind_output("probability", "cpu")
+        for name in names:
+            binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
-        return binding.copy_outputs_to_cpu()[0]  # type: ignore[no-any-return]
+        return binding.copy_outputs_to_cpu()  # type: ignore[no-any-return]
 
 
 def _provider(settings: InferenceSettings) -> Literal["cpu", "cuda"]:

@@ -1,13 +1,19 @@
 """Prometheus metrics of the sidecar. Names carry units; labels have few values; no text of a conversation is in either."""
 
+from bisect import bisect_left
 from collections.abc import Callable
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from predictor_service.labels import Reason
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFUSALS = ("rate", "streams")
 """Limits per client, as a label."""
+DECILES = tuple(tenths / 10 for tenths in range(1, 11))
+"""Upper bounds of probability, by which labelled predictions are counted."""
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -50,6 +56,34 @@ class Metrics:
         self.gap_memory = Gauge(
             "lpc_gap_memory_conversations", "Conversations whose gaps between turns are remembered.", registry=registry
         )
+        self.labelled = Counter(
+            "lpc_labelled_predictions",
+            "Predictions whose outcome is known, by the tenth of probability and whether the conversation continued.",
+            ["at_most", "continued"],
+            registry=registry,
+        )
+        self.labelled_probability_sum = Counter(
+            "lpc_labelled_probability_sum",
+            "Sum of the probabilities of those predictions: how many should have continued.",
+            ["at_most"],
+            registry=registry,
+        )
+        self.unlabelled = Counter(
+            "lpc_unlabelled_predictions", "Predictions whose outcome is never known.", ["reason"], registry=registry
+        )
+        self.label_memory = Gauge(
+            "lpc_label_memory_turns", "Turns remembered until their horizon has passed.", registry=registry
+        )
+        self.label_rows = Counter("lpc_label_rows", "Rows of the label log.", ["result"], registry=registry)
+        # From the start, so that the first event of each kind is an increase.
+        for bound in DECILES:
+            self.labelled_probability_sum.labels(bound)
+            for continued in ("true", "false"):
+                self.labelled.labels(bound, continued)
+        for reason in get_args(Reason):
+            self.unlabelled.labels(reason)
+        for fate in ("written", "dropped"):
+            self.label_rows.labels(fate)
         self.client_conversations = Counter(
             "lpc_client_conversations", "Conversations admitted, by client.", ["client"], registry=registry
         )
@@ -76,6 +110,24 @@ class Metrics:
     def watch_gaps(self, conversations: Callable[[], float]) -> None:
         """Report how many conversations' gaps are remembered, at every scrape."""
         self.gap_memory.set_function(conversations)
+
+    def watch_labels(self, turns: Callable[[], float]) -> None:
+        """Report how many turns are remembered for their labels, at every scrape."""
+        self.label_memory.set_function(turns)
+
+    def observe_label(self, probability: float, continues: bool) -> None:
+        """Count a prediction whose outcome is known."""
+        bound = DECILES[bisect_left(DECILES, probability)]
+        self.labelled.labels(bound, str(continues).lower()).inc()
+        self.labelled_probability_sum.labels(bound).inc(probability)
+
+    def observe_unlabelled(self, reason: Reason, count: int) -> None:
+        """Count predictions whose outcome is never known."""
+        self.unlabelled.labels(reason).inc(count)
+
+    def observe_label_rows(self, fate: str, count: int) -> None:
+        """Count rows of the label log: written or dropped."""
+        self.label_rows.labels(fate).inc(count)
 
     def watch_certificate(self, expires_at: Callable[[], float]) -> None:
         """Report when the TLS certificate ends, at every scrape."""

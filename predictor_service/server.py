@@ -28,6 +28,7 @@ from predictor_service.config import ServiceSettings
 from predictor_service.gaps import GapMemory
 from predictor_service.inference import InferenceSettings, Model
 from predictor_service.interceptors import ServiceInterceptor
+from predictor_service.labels import Label, Labels, expire_forever
 from predictor_service.metrics import Metrics
 from predictor_service.queue import BatchQueue
 from predictor_service.repository import ModelRepository
@@ -93,7 +94,8 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
         model = await asyncio.to_thread(repository.load_newest)
         batch_tokens = settings.max_batch_tokens or BATCH_TOKENS[model.provider]
         queue: BatchQueue[Model, Result] = BatchQueue(settings.max_queue_items, settings.max_batch_items, batch_tokens)
-        batcher = Batcher(model, queue, metrics)
+        labels = _open_labels(settings, metrics, stack)
+        batcher = Batcher(model, queue, metrics, embeddings=settings.label_log is not None)
         stack.push_async_callback(batcher.close)
         metrics.watch_queue(lambda: queue.depth, queue.max_items)
         gaps = GapMemory(settings.gap_memory_conversations)
@@ -111,7 +113,7 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
         parser = RequestParser(
             RequestLimits(settings.max_messages, settings.max_token_ids, settings.max_turn_count), served_models
         )
-        service = PredictorService(batcher, parser, limits, metrics, gaps, clock, tracing)
+        service = PredictorService(batcher, parser, limits, metrics, gaps, labels, clock, tracing)
         rpc.add_ContinuationPredictorServicer_to_server(service, server)
         healthiness = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthiness, server)
@@ -132,11 +134,13 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
         )
         refreshes = [part.refresh for part in (tls, clients) if part is not None]
         refreshing = asyncio.create_task(refresh_forever(settings.reload_interval_s, refreshes))
+        expiring = asyncio.create_task(expire_forever(labels, clock))
         try:
             yield Addresses(settings.host, port, settings.unix_socket, settings.metrics_host, metrics_port)
         finally:
             watching.cancel()
             refreshing.cancel()
+            expiring.cancel()
             # Not serving first, so that load balancers stop sending while requests in flight get their answers.
             await healthiness.enter_graceful_shutdown()
             service.drain()
@@ -184,6 +188,29 @@ def _tracing(settings: ServiceSettings) -> Tracing:
         return open_tracing(settings.traces_endpoint)
     except TracingError as error:
         raise StartError(str(error)) from error
+
+
+def _open_labels(settings: ServiceSettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> Labels:
+    label_log = None
+    if settings.label_log is not None:
+        # Arrow takes 30 MB, which sidecars without a log need not have.
+        from predictor_service.label_log import LabelLog
+
+        max_bytes = settings.label_log_mib * 2**20
+        label_log = LabelLog(
+            settings.label_log, settings.label_log_rows, settings.label_log_interval_s, max_bytes, metrics.observe_label_rows
+        )
+        stack.push_async_callback(asyncio.to_thread, label_log.close)
+
+    def labelled(label: Label) -> None:
+        metrics.observe_label(label.prediction.probability, label.continues)
+        if label_log is not None:
+            label_log.add(label)
+
+    labels = Labels(settings.label_memory_turns, settings.label_horizon_s, labelled, metrics.observe_unlabelled)
+    metrics.watch_labels(lambda: len(labels))
+    stack.callback(labels.close)
+    return labels
 
 
 def _loopback(host: str) -> bool:

@@ -17,6 +17,7 @@ from predictor_service.conversation import UserTurns
 from predictor_service.errors import InvalidRequest, Overloaded
 from predictor_service.gaps import Arrival, GapMemory
 from predictor_service.interceptors import status_of
+from predictor_service.labels import WINDOW, Asked, Labels, Prediction
 from predictor_service.metrics import Metrics
 from predictor_service.requests import RequestParser
 from predictor_service.tracing import Tracing
@@ -34,6 +35,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         limits: pb.Limits,
         metrics: Metrics,
         gaps: GapMemory,
+        labels: Labels,
         clock: Callable[[], float],
         tracing: Tracing,
     ) -> None:
@@ -42,6 +44,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._limits = limits
         self._metrics = metrics
         self._gaps = gaps
+        self._labels = labels
         self._clock = clock
         self._tracing = tracing
         self._loop = asyncio.get_running_loop()
@@ -160,12 +163,20 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     async def _predict(self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False) -> Answer:
         with self._tracing.prediction(conversation.WhichOneof("input")) as answered:
             self._parser.check(conversation)
-            window = self._batcher.model.manifest.features.prompt_window
-            parse = partial(self._parser.parse, conversation, window)
-            arrive = partial(self._arrive, conversation, self._clock())
+            at = self._clock()
+            asked = Asked(self._labels, conversation.conversation_id, at)
+            parse = partial(self._parse, conversation, self._batcher.model.manifest.features.prompt_window, asked)
+            arrive = partial(self._arrive, conversation, at)
             answer = await self._batcher.predict(parse, arrive, deadline, admitted=admitted)
             answered(answer)
+        asked.answered(Prediction(answer.probability, answer.embedding, answer.tokens, answer.manifest))
         return answer
+
+    def _parse(self, conversation: pb.Conversation, window: int, asked: Asked) -> UserTurns:
+        """Read a conversation and note its turn. In a tokeniser thread."""
+        turns = self._parser.parse(conversation, max(window, WINDOW))
+        asked.arrived(turns)
+        return turns
 
     def _arrive(self, conversation: pb.Conversation, at: float, turns: UserTurns) -> Arrival:
         """Note the arrival of a turn. In a tokeniser thread."""

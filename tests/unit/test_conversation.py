@@ -67,7 +67,7 @@ def test_a_chat_without_a_user_prompt_is_refused_without_repeating_its_text(mess
 
 
 def test_a_plain_prompt_is_one_turn() -> None:
-    assert from_prompt("hi") == UserTurns(("hi",), 1)
+    assert from_prompt("hi") == UserTurns(("hi",), 1, told_apart=False)
 
 
 @pytest.mark.parametrize(

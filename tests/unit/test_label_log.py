@@ -1,0 +1,249 @@
+"""The label log's files: whole, of one model version, bounded; a disk that fails costs rows and nothing else."""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from predictor_service.artifact import Manifest
+from predictor_service.features import FeatureSettings
+from predictor_service.label_log import LabelLog
+from predictor_service.labels import Label, Prediction, Turn
+
+WIDTH = 384
+NEVER = 3600.0
+MIB = 2**20
+
+
+def manifest(version: str = "v1") -> Manifest:
+    return Manifest("m", version, "int8", {}, FeatureSettings(), WIDTH, "an-encoder", "5ha", {}, {}, f"2026-{version}")
+
+
+def label(number: int = 0, version: str = "v1", continues: bool = True) -> Label:
+    random = np.random.default_rng(number)
+    prediction = Prediction(0.25, random.normal(size=WIDTH).astype("<f2").tobytes(), 17, manifest(version))
+    turn = Turn(b"n" * 16, b"t" * 16, bytes([number % 256]) * 16, 1_700_000_000.1234, 3, 5, 11, 7, prediction)
+    return Label(turn, prediction, continues, 12.5 if continues else math.nan)
+
+
+@contextlib.contextmanager
+def opened(
+    folder: Path, rows: int = 10, interval_s: float = NEVER, max_bytes: int = 100 * MIB
+) -> Iterator[tuple[LabelLog, Counter[str]]]:
+    fates: Counter[str] = Counter()
+    log = LabelLog(folder, rows, interval_s, max_bytes, lambda fate, count: fates.update({fate: count}))
+    try:
+        yield log, fates
+    finally:
+        log.close()
+
+
+def until(fates: Counter[str], **expected: int) -> None:
+    deadline = time.monotonic() + 30
+    while fates != expected:
+        assert time.monotonic() < deadline, fates
+        time.sleep(0.01)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("labels-*.parquet"))
+
+
+def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
+    labels = [label(1), label(2, continues=False)]
+    with opened(tmp_path) as (log, _):
+        for one in labels:
+            log.add(one)
+    (path,) = files(tmp_path)
+    table = pq.read_table(path)
+    assert table.schema.names == [
+        *("embedding", "turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens"),
+        *("probability", "continues", "gap_s", "asked_at", "conversation"),
+    ]
+    types = dict(zip(table.schema.names, table.schema.types, strict=True))
+    assert types["embedding"] == pa.list_(pa.float16(), WIDTH)
+    for name in ("turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens"):
+        assert types[name] == pa.int32()
+    assert (types["probability"], types["gap_s"], types["continues"]) == (pa.float32(), pa.float32(), pa.bool_())
+    assert (types["asked_at"], types["conversation"]) == (pa.timestamp("ms", "UTC"), pa.string())
+    rows = table.to_pylist()
+    gaps = [row.pop("gap_s") for row in rows]
+    assert gaps[0] == 12.5 and math.isnan(gaps[1])
+    for row, one in zip(rows, labels, strict=True):
+        assert np.array(row.pop("embedding"), np.float16).tobytes() == one.prediction.embedding
+        assert row == {
+            "turn_count": 3,
+            "prompt_chars": 5,
+            "history_chars": 11,
+            "last_reply_chars": 7,
+            "tokens": 17,
+            "probability": 0.25,
+            "continues": one.continues,
+            "asked_at": datetime.fromtimestamp(1_700_000_000.123, UTC),
+            "conversation": one.turn.conversation.hex(),
+        }
+    metadata = pq.read_schema(path).metadata
+    assert {key.decode(): value.decode() for key, value in metadata.items()} == {
+        "lpc_label_log": "1",
+        "encoder_id": "an-encoder",
+        "encoder_sha256": "5ha",
+        "precision": "int8",
+        "features": json.dumps(FeatureSettings().to_dict()),
+        "model_version": "v1",
+    }
+    assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
+    assert path.stat().st_mode & 0o007 == 0
+
+
+def test_a_file_is_written_when_it_has_its_rows_and_the_rest_at_the_end(tmp_path: Path) -> None:
+    with opened(tmp_path, rows=10) as (log, fates):
+        for number in range(25):
+            log.add(label(number))
+        until(fates, written=20)
+        assert len(files(tmp_path)) == 2
+    assert [pq.read_metadata(path).num_rows for path in files(tmp_path)] == [10, 10, 5]
+    assert fates == {"written": 25}
+
+
+def test_a_file_is_written_when_its_first_row_is_old_enough(tmp_path: Path) -> None:
+    with opened(tmp_path, interval_s=0.3) as (log, fates):
+        log.add(label())
+        until(fates, written=1)
+        assert len(files(tmp_path)) == 1
+
+
+def test_no_rows_no_file(tmp_path: Path) -> None:
+    with opened(tmp_path / "log", interval_s=0.1):
+        time.sleep(0.3)
+    assert list((tmp_path / "log").iterdir()) == []
+
+
+def test_a_file_holds_one_model_version_though_labels_of_two_come_mixed(tmp_path: Path) -> None:
+    with opened(tmp_path, rows=100) as (log, _):
+        for number in range(20):
+            log.add(label(number, version=f"v{number % 2}"))
+    found = {pq.read_schema(path).metadata[b"model_version"]: pq.read_metadata(path).num_rows for path in files(tmp_path)}
+    assert found == {b"v0": 10, b"v1": 10}
+
+
+def test_the_folder_is_bounded_and_the_oldest_files_go_first(tmp_path: Path) -> None:
+    (tmp_path / "labels-20200101T000000.000000Z-other.parquet").write_bytes(bytes(20_000))
+    (tmp_path / "not-ours.parquet").write_bytes(bytes(90_000))
+    with opened(tmp_path, rows=10, max_bytes=60_000) as (log, fates):
+        seen: list[Path] = []
+        for number in range(12):
+            for _ in range(10):
+                log.add(label(number))
+            until(fates, written=10 * (number + 1))
+            seen += [path for path in files(tmp_path) if path not in seen]
+            assert sum(path.stat().st_size for path in files(tmp_path)) <= 60_000
+    assert 2 < len(files(tmp_path)) < 12
+    assert files(tmp_path) == seen[-len(files(tmp_path)) :]
+    assert (tmp_path / "not-ours.parquet").exists()
+
+
+def test_a_file_over_the_bound_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path, rows=10, max_bytes=5_000) as (log, fates):
+        for number in range(10):
+            log.add(label(number))
+        until(fates, dropped=10)
+    assert list(tmp_path.iterdir()) == []
+    assert "label_log_mib" in caplog.text
+
+
+def test_what_killed_processes_left_half_written_is_removed_after_a_while(tmp_path: Path) -> None:
+    for name, age in (("old", 3600), ("young", 10)):
+        path = tmp_path / f"labels-{name}.parquet.partial"
+        path.write_bytes(b"PAR1")
+        os.utime(path, (time.time() - age,) * 2)
+    with opened(tmp_path) as (log, _):
+        log.add(label())
+    assert [path.name for path in tmp_path.glob("*.partial")] == ["labels-young.parquet.partial"]
+
+
+def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    folder = tmp_path / "log"
+    folder.write_text("a file is in the way")
+    with opened(folder, rows=2) as (log, fates):
+        for _ in range(4):
+            log.add(label())
+        until(fates, dropped=4)
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        folder.unlink()
+        for _ in range(2):
+            log.add(label())
+        until(fates, dropped=4, written=2)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert "rows are dropped until it can" in caplog.messages[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a small file system takes the rights of root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(52 * 1024))
+    with opened(small_disk, rows=20) as (log, fates):
+        for number in range(60):
+            log.add(label(number))
+        until(fates, dropped=60)
+        assert [path.name for path in small_disk.iterdir()] == ["ballast"]
+        assert caplog.messages == [
+            f"the label log {small_disk} cannot be written (No space left on device): rows are dropped until it can"
+        ]
+        ballast.unlink()
+        for number in range(20):
+            log.add(label(number))
+        until(fates, dropped=60, written=20)
+    assert caplog.messages[-1] == f"the label log {small_disk} is written again"
+    (path,) = files(small_disk)
+    assert pq.read_table(path).num_rows == 20
+
+
+def test_adding_never_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hung, release = threading.Event(), threading.Event()
+    real = os.fsync
+
+    def hang(descriptor: int) -> None:
+        hung.set()
+        assert release.wait(30)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", hang)
+    with opened(tmp_path, rows=1) as (log, fates):
+        log.add(label())
+        assert hung.wait(30)
+        start = time.monotonic()
+        for _ in range(10):
+            log.add(label())
+        assert time.monotonic() - start < 1
+        assert fates == {"dropped": 6}
+        release.set()
+    assert fates == {"dropped": 6, "written": 5}

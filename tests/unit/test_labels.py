@@ -1,0 +1,296 @@
+"""Turns are labelled by what their conversations did next."""
+
+import math
+import pickle
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor_service.artifact import Manifest
+from predictor_service.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
+from predictor_service.features import FeatureSettings
+from predictor_service.labels import CHUNK, WINDOW, Asked, Label, Labels, Prediction
+
+HORIZON = 100.0
+MANIFEST = Manifest("m", "v1", "fp32", {}, FeatureSettings(), 4, "", "", {}, {}, "")
+
+
+class Sidecar:
+    """Labels, with what they told. The nth request's probability is n / 1000, so that its label is found again."""
+
+    def __init__(self, capacity: int = 1000) -> None:
+        self.told: dict[int, Label] = {}
+        self.rows = 0
+        self.unlabelled: Counter[str] = Counter()
+        self.asked = 0
+        self.labels = Labels(capacity, HORIZON, self._labelled, lambda reason, count: self.unlabelled.update({reason: count}))
+
+    def _labelled(self, label: Label) -> None:
+        self.rows += 1
+        self.told[round(label.prediction.probability * 1000)] = label
+
+    def ask(self, turns: UserTurns, at: float, name: str = "", answered: bool = True) -> int:
+        asked = Asked(self.labels, name, at)
+        asked.arrived(turns)
+        number, self.asked = self.asked, self.asked + 1
+        if answered:
+            asked.answered(Prediction(number / 1000, None, 3, MANIFEST))
+        return number
+
+    def outcomes(self) -> dict[int, bool]:
+        """Let the horizon of all pass; what became of each request."""
+        self.labels.expire(math.inf)
+        return {number: label.continues for number, label in sorted(self.told.items())}
+
+
+def chat(*prompts: str) -> UserTurns:
+    """A request that shows the whole conversation."""
+    return from_messages((m for p in prompts for m in (Message("user", p), Message("assistant", "."))), WINDOW)
+
+
+TEN = [f"prompt {n}" for n in range(10)]
+
+
+def test_each_turn_of_a_conversation_but_the_last_continues() -> None:
+    sidecar = Sidecar()
+    for n in range(10):
+        sidecar.ask(chat(*TEN[: n + 1]), at=float(n))
+    assert sidecar.outcomes() == {n: n < 9 for n in range(10)}
+    assert len({label.turn.conversation for label in sidecar.told.values()}) == 1
+
+
+def test_the_gap_is_from_arrival_to_arrival_and_none_without_a_next_turn() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(chat("a"), at=10)
+    sidecar.ask(chat("a", "b"), at=32.5)
+    sidecar.outcomes()
+    assert sidecar.told[0].gap_s == 22.5
+    assert math.isnan(sidecar.told[1].gap_s)
+
+
+def test_a_turn_is_labelled_when_its_horizon_has_passed_and_not_before() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(chat("a"), at=0)
+    sidecar.ask(chat("a", "b"), at=1)
+    sidecar.labels.expire(HORIZON - 0.5)
+    assert sidecar.told == {} and len(sidecar.labels) == 2
+    sidecar.labels.expire(HORIZON)
+    assert list(sidecar.told) == [0] and len(sidecar.labels) == 1
+
+
+def test_a_next_turn_after_the_horizon_is_none() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(chat("a"), at=0)
+    sidecar.ask(chat("a", "b"), at=HORIZON + 0.5)
+    assert sidecar.outcomes() == {0: False, 1: False}
+    assert math.isnan(sidecar.told[0].gap_s)
+
+
+def test_of_two_conversations_that_begin_alike_the_first_is_taken_for_the_one_that_continued() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(chat("hi"), at=0)
+    sidecar.ask(chat("hi"), at=1)
+    sidecar.ask(chat("hi", "what is a cache"), at=2)
+    assert sidecar.outcomes() == {0: True, 1: False, 2: False}
+
+
+def test_a_turn_asked_again_is_one_row_with_the_last_prediction() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(chat("hi"), at=0)
+    sidecar.ask(chat("hi", "thanks"), at=1)
+    sidecar.ask(chat("hi", "thanks"), at=2)
+    assert sidecar.outcomes() == {0: True, 2: False}
+    assert sidecar.told[2].turn.asked_at == 1
+    assert sidecar.unlabelled == {"repeated": 1}
+
+
+def test_a_long_first_prompt_asked_again_is_one_row_and_a_short_one_another_conversation() -> None:
+    sidecar = Sidecar()
+    for prompt in ("hi", "x" * 64):
+        for _ in range(2):
+            sidecar.ask(chat(prompt), at=0)
+    assert list(sidecar.outcomes()) == [0, 1, 3]
+
+
+def test_an_id_joins_what_no_text_could() -> None:
+    sidecar = Sidecar()
+    for n in range(3):
+        sidecar.ask(from_prompt(f"whole prompt {n}"), at=n, name="conversation")
+    sidecar.ask(from_prompt("whole prompt 2"), at=3, name="conversation")
+    sidecar.ask(from_prompt("whole prompt 2"), at=4, name="another")
+    assert sidecar.outcomes() == {0: True, 1: True, 3: False, 4: False}
+    assert sidecar.told[1].turn.conversation == sidecar.told[0].turn.conversation != sidecar.told[4].turn.conversation
+
+
+def test_plain_prompts_and_cut_histories_without_an_id_get_no_label() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(from_prompt("hello"), at=0)
+    sidecar.ask(with_turn_count(chat("hello", "again"), 7, 100), at=0)
+    assert sidecar.outcomes() == {}
+    assert sidecar.unlabelled == {"unidentified": 2} and len(sidecar.labels) == 0
+
+
+def test_a_caller_that_shows_its_last_prompts_only_is_recognised_with_and_without_its_own_count() -> None:
+    for count in (True, False):
+        sidecar = Sidecar()
+        for n in range(5, 10):
+            turns = chat(*TEN[n - 5 : n + 1])
+            sidecar.ask(with_turn_count(turns, n + 1, 100) if count else turns, at=float(n))
+        assert sidecar.outcomes() == {0: True, 1: True, 2: True, 3: True, 4: False}
+
+
+def test_a_loop_of_equal_prompts_is_told_from_a_retry_by_its_count() -> None:
+    sidecar = Sidecar()
+    for n in range(1, 9):
+        sidecar.ask(chat(*["continue"] * n), at=float(n))
+    sidecar.ask(chat(*["continue"] * 8), at=9)
+    assert sidecar.outcomes() == {0: True, 1: True, 2: True, 3: True, 4: True, 5: True, 6: True, 8: False}
+
+
+def test_a_request_that_was_never_answered_has_no_row_but_its_conversation_goes_on() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(chat("a"), at=0)
+    sidecar.ask(chat("a", "b"), at=1, answered=False)
+    sidecar.ask(chat("a", "b", "c"), at=2)
+    assert sidecar.outcomes() == {0: True, 2: False}
+    assert sidecar.told[0].turn.conversation == sidecar.told[2].turn.conversation
+    assert sidecar.unlabelled == {}
+
+
+def test_a_full_memory_takes_no_new_turn_and_labels_the_old_ones_rightly() -> None:
+    sidecar = Sidecar(capacity=2)
+    sidecar.ask(chat("a"), at=0)
+    sidecar.ask(chat("b"), at=1)
+    sidecar.ask(chat("c"), at=2)
+    sidecar.ask(chat("a", "b"), at=3)
+    assert len(sidecar.labels) == 2
+    assert sidecar.outcomes() == {0: True, 1: False}
+    assert sidecar.unlabelled == {"memory": 2}
+    sidecar.ask(chat("d"), at=4)
+    assert sidecar.outcomes()[4] is False
+
+
+def test_no_memory_no_labels() -> None:
+    sidecar = Sidecar(capacity=0)
+    sidecar.ask(chat("a"), at=0)
+    assert sidecar.outcomes() == {} and sidecar.unlabelled == {}
+
+
+def test_what_waits_at_shutdown_is_counted_and_gets_no_label() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(chat("a"), at=0)
+    sidecar.ask(chat("a", "b"), at=1)
+    sidecar.ask(chat("c"), at=1, answered=False)
+    sidecar.labels.close()
+    assert sidecar.outcomes() == {}
+    assert sidecar.unlabelled == {"shutdown": 2}
+
+
+def test_an_answer_after_the_horizon_is_lost_quietly() -> None:
+    sidecar = Sidecar()
+    asked = Asked(sidecar.labels, "", 0)
+    asked.arrived(chat("a"))
+    sidecar.outcomes()
+    asked.answered(Prediction(0.5, None, 3, MANIFEST))
+    assert sidecar.outcomes() == {}
+
+
+def test_the_row_is_what_is_known_when_the_turn_arrives() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(chat("abc", "de"), at=0)
+    sidecar.outcomes()
+    turn = sidecar.told[0].turn
+    assert (turn.turn_count, turn.prompt_chars, turn.history_chars, turn.last_reply_chars) == (2, 2, 4, 1)
+
+
+def test_the_memory_holds_neither_text_nor_ids() -> None:
+    sidecar = Sidecar()
+    sidecar.ask(chat("canaryzebra", "canaryzebra"), at=0)
+    sidecar.ask(from_prompt("canaryzebra"), at=0, name="canaryzebra")
+    held: dict[str, Any] = {k: v for k, v in vars(sidecar.labels).items() if k in ("_turns", "_waiting")}
+    assert len(sidecar.labels) == 2 and len(held) == 2
+    assert b"canaryzebra" not in pickle.dumps(held)
+
+
+def test_a_text_has_another_name_in_another_process() -> None:
+    names = set()
+    for _ in range(2):
+        sidecar = Sidecar()
+        sidecar.ask(chat("a"), at=0)
+        sidecar.outcomes()
+        names.add(sidecar.told[0].turn.conversation)
+    assert len(names) == 2
+
+
+@given(st.lists(st.integers(0, 4), max_size=60), st.lists(st.booleans(), min_size=60, max_size=60))
+def test_interleaved_conversations_of_different_texts_are_labelled_exactly(order: list[int], again: list[bool]) -> None:
+    """``order``: whose turn comes next. ``again``: whether it is asked twice."""
+    sidecar = Sidecar()
+    prompts: dict[int, list[str]] = {}
+    latest: dict[int, int] = {}
+    truth: dict[int, bool] = {}
+    owner: dict[int, int] = {}
+    for at, (speaker, twice) in enumerate(zip(order, again, strict=False)):
+        if speaker in latest:
+            truth[latest[speaker]] = True
+        said = prompts.setdefault(speaker, [])
+        said.append(f"user {speaker}, turn {len(said)}: " + "x" * 64)
+        for _ in range(1 + twice):
+            latest[speaker] = sidecar.ask(chat(*said), at=at / 1000)
+        truth[latest[speaker]] = False
+        owner[latest[speaker]] = speaker
+    assert sidecar.outcomes() == truth
+    assert sidecar.rows == len(truth) == len(order)
+    pairs = {(owner[number], label.turn.conversation) for number, label in sidecar.told.items()}
+    assert len(pairs) == len({speaker for speaker, _ in pairs}) == len({name for _, name in pairs})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["ok", "continue", "hi"])), max_size=60))
+def test_with_ids_texts_may_be_what_they_like(turns: list[tuple[int, str]]) -> None:
+    sidecar = Sidecar()
+    said: dict[int, list[str]] = {}
+    numbers: dict[int, list[int]] = {}
+    for at, (speaker, text) in enumerate(turns):
+        said.setdefault(speaker, []).append(text)
+        numbers.setdefault(speaker, []).append(sidecar.ask(chat(*said[speaker]), at=at / 1000, name=str(speaker)))
+    assert sidecar.outcomes() == {n: n != own[-1] for own in numbers.values() for n in own}
+
+
+@given(st.lists(st.integers(1, 3), max_size=30))
+def test_of_conversations_that_begin_alike_as_many_are_labelled_as_did_continue(lengths: list[int]) -> None:
+    sidecar = Sidecar()
+    for length in lengths:
+        for n in range(length):
+            sidecar.ask(chat(*["hi", f"user {sidecar.asked}: {'x' * 64}"][: n + 1]), at=0)
+            if n == 1:
+                break
+    outcomes = sidecar.outcomes()
+    firsts = [continues for number, continues in outcomes.items() if sidecar.told[number].turn.turn_count == 1]
+    assert sum(firsts) == sum(length > 1 for length in lengths)
+    assert len(firsts) == len(lengths)
+
+
+def test_threads_lose_no_turn() -> None:
+    rows: list[Label] = []
+    labels = Labels(100_000, HORIZON, rows.append, lambda reason, count: None)
+
+    def converse(user: int) -> None:
+        said: list[str] = []
+        for n in range(200):
+            said.append(f"user {user}, turn {n}: " + "x" * 64)
+            asked = Asked(labels, "", 0.0)
+            asked.arrived(replace(chat(*said[-WINDOW:]), turn_count=n + 1))
+            asked.answered(Prediction(0.5, None, 3, MANIFEST))
+
+    threads = [threading.Thread(target=converse, args=(user,)) for user in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(labels) == 1600 > CHUNK
+    labels.expire(HORIZON)
+    assert sum(row.continues for row in rows) == 8 * 199 and len(rows) == 1600
