@@ -18,9 +18,10 @@ app.add_typer(bench, name="bench")
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
 Models = Annotated[Path, typer.Option(help="Model repository.")]
-Address = Annotated[str, typer.Option(help="The sidecar: host:port or unix:///path.")]
-
-DEFAULT_ADDRESS = "127.0.0.1:50051"
+Address = Annotated[str | None, typer.Option(help="The sidecar, host:port or unix:///path; default: LPC_PREDICTOR_ADDRESS.")]
+Authority = Annotated[Path | None, typer.Option(help="PEM file of its authority, for TLS; default: LPC_PREDICTOR_CA.")]
+Certificate = Annotated[Path | None, typer.Option(help="Own PEM file, for mTLS; default: LPC_PREDICTOR_CERTIFICATE.")]
+Key = Annotated[Path | None, typer.Option(help="Its key; default: LPC_PREDICTOR_KEY.")]
 
 
 def main() -> None:
@@ -64,28 +65,37 @@ def demo() -> None:
     from lpc import demo as steps
 
     settings = _service_settings(None, log_format="text")
-    _or_fail(lambda: steps.run(settings))
+    _or_fail(lambda: steps.run(settings, lambda address: _client_settings(predictor_address=address)))
 
 
 @app.command()
 def predict(
     file: Annotated[str, typer.Argument(help="Chat JSON or JSON Lines, or plain text; - for standard input.")] = "-",
-    address: Address = DEFAULT_ADDRESS,
+    address: Address = None,
+    ca: Authority = None,
+    certificate: Certificate = None,
+    key: Key = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 10.0,
 ) -> None:
     """Print the probability that each conversation continues.
 
     A conversation is `{"messages": [{"role": "user", "content": "..."}], "turn_count": 3}` or a list of messages; text that
-    is no JSON is taken as one prompt.
+    is no JSON is taken as one prompt. Takes an engine's settings (LPC_...), among them the token, LPC_PREDICTOR_TOKEN.
     """
     from lpc import predict as remote
 
-    _or_fail(lambda: remote.predict(file, address, timeout))
+    settings = _client_settings(
+        predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key
+    )
+    _or_fail(lambda: remote.predict(file, settings, timeout))
 
 
 @app.command()
 def doctor(
-    address: Annotated[str | None, typer.Option(help="The sidecar; default: LPC_PREDICTOR_ADDRESS.")] = None,
+    address: Address = None,
+    ca: Authority = None,
+    certificate: Certificate = None,
+    key: Key = None,
     redis_url: Annotated[str | None, typer.Option(help="Default: LPC_REDIS_URL.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -93,16 +103,11 @@ def doctor(
 
     Takes an engine's settings (LPC_...). Ends with 1 when anything fails.
     """
-    from pydantic import ValidationError
-
-    from eviction_client.config import ClientSettings
     from lpc import doctor as checks
 
-    given = {"predictor_address": address, "redis_url": redis_url}
-    try:
-        settings = ClientSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-    except ValidationError as error:
-        _fail(f"settings: {_problems(error)}")
+    settings = _client_settings(
+        predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key, redis_url=redis_url
+    )
     raise SystemExit(checks.show(checks.examine(settings), as_json=as_json))
 
 
@@ -336,6 +341,17 @@ def bench_engine(
     from benchmarks import engine
 
     _report(lambda: engine.run(models, model, quick=quick), json_file)
+
+
+def _client_settings(**flags: Any) -> Any:
+    from pydantic import ValidationError
+
+    from eviction_client.config import ClientSettings
+
+    try:
+        return ClientSettings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        _fail(f"settings: {_problems(error)}")
 
 
 def _service_settings(config: Path | None, **flags: Any) -> Any:

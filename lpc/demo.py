@@ -2,18 +2,20 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 
-import grpc
-import grpc.aio
 from rich.console import Console
 from rich.table import Table
 
+from eviction_client.config import ClientSettings
 from lpc.console import console
+from lpc.predict import ask
 from lpc.v1 import predictor_pb2 as pb
-from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.config import ServiceSettings
 from predictor_service.server import Addresses, running
 
+TIMEOUT_S = 60.0
+"""For one answer."""
 SAMPLES = {
     "a question with an answer": [("user", "What is the capital of Australia?")],
     "work in progress": [
@@ -31,11 +33,15 @@ SAMPLES = {
 }
 
 
-def run(settings: ServiceSettings) -> None:
+def run(settings: ServiceSettings, client: Callable[[str], ClientSettings]) -> None:
     """Export the default artefact if it is missing, then serve and score until SIGINT or SIGTERM.
 
+    Args:
+        settings: of the sidecar.
+        client: gives an engine's settings for an address, with the certificates and the token that the sidecar wants.
+
     Raises:
-        ServiceError, StartError, ExportError and what the export raises.
+        ServiceError, StartError, ExportError, PredictError, CertificateError and what the export raises.
     """
     from training.export import export  # torch takes seconds to load
 
@@ -43,39 +49,47 @@ def run(settings: ServiceSettings) -> None:
     with screen.status("looking for the model artefact"):
         folder = export(settings.models, name=settings.model)
     screen.print(f"model artefact: {folder}")
-    asyncio.run(_serve(settings, screen))
+    asyncio.run(_serve(settings, client, screen))
 
 
-async def _serve(settings: ServiceSettings, screen: Console) -> None:
+async def _serve(settings: ServiceSettings, client: Callable[[str], ClientSettings], screen: Console) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as addresses:
-        await _score(f"{addresses.host}:{addresses.port}", screen)
-        _how_to_call(addresses, screen)
+        address = _address(addresses)
+        await asyncio.to_thread(_score, client(address), screen)
+        _how_to_call(addresses, address, screen)
         await stop.wait()
         screen.print("draining")
     screen.print("stopped")
 
 
-async def _score(address: str, screen: Console) -> None:
+def _address(addresses: Addresses) -> str:
+    """Return where to ask: the Unix socket, where TLS and tokens are not asked for, if there is one."""
+    if addresses.unix_socket is not None:
+        return f"unix://{addresses.unix_socket}"
+    return f"{addresses.host}:{addresses.port}"
+
+
+def _score(settings: ClientSettings, screen: Console) -> None:
     table = Table("conversation", "user turns", "probability that it continues", "tokenise + infer")
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = rpc.ContinuationPredictorStub(channel)
-        for name, messages in SAMPLES.items():
-            chat = pb.ChatMessages(messages=[pb.ChatMessage(role=role, content=content) for role, content in messages])
-            response = await stub.Predict(pb.PredictRequest(conversation=pb.Conversation(chat=chat)))
-            answer = response.prediction
-            spent = (answer.timing.tokenize_us + answer.timing.infer_us) / 1000
-            table.add_row(name, str(answer.turn_count), f"{answer.probability:.3f}", f"{spent:.1f} ms")
+    chats = [
+        pb.ChatMessages(messages=[pb.ChatMessage(role=role, content=content) for role, content in messages])
+        for messages in SAMPLES.values()
+    ]
+    answers = ask([pb.Conversation(chat=chat) for chat in chats], settings, TIMEOUT_S)
+    for name, answer in zip(SAMPLES, answers, strict=True):
+        spent = (answer.timing.tokenize_us + answer.timing.infer_us) / 1000
+        table.add_row(name, str(answer.turn_count), f"{answer.probability:.3f}", f"{spent:.1f} ms")
     screen.print(table)
 
 
-def _how_to_call(addresses: Addresses, screen: Console) -> None:
+def _how_to_call(addresses: Addresses, address: str, screen: Console) -> None:
     screen.print(f"gRPC     {addresses.host}:{addresses.port}")
     if addresses.unix_socket is not None:
         screen.print(f"         unix://{addresses.unix_socket}")
     if addresses.metrics_port is not None:
         screen.print(f"metrics  http://{addresses.metrics_host}:{addresses.metrics_port}/metrics")
-    screen.print("try      echo 'How do I sort a list in Rust?' | .venv/bin/lpc predict")
+    screen.print(f"try      echo 'How do I sort a list in Rust?' | .venv/bin/lpc predict --address {address}")
     screen.print("Ctrl-C drains and stops")

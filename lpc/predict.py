@@ -2,12 +2,15 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 from rich.table import Table
 
+from eviction_client.access import access_of
+from eviction_client.config import ClientSettings
 from lpc.console import console
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -17,24 +20,37 @@ class PredictError(Exception):
     """The input or the sidecar is at fault. The message says which and what to do."""
 
 
-def predict(file: str, address: str, timeout_s: float) -> None:
+def predict(file: str, settings: ClientSettings, timeout_s: float) -> None:
     """Print the continuation probability of every conversation in a file.
+
+    Args:
+        file: a path, or - for standard input.
+        settings: of an engine: where the sidecar is, certificates, token.
+        timeout_s: seconds for each answer.
 
     Raises:
         PredictError: the input can't be read, or the sidecar refused or is not there.
+        CertificateError: a certificate file cannot be used.
     """
-    conversations = read(file)
-    options = [("grpc.max_send_message_length", -1)]
-    with grpc.insecure_channel(address, options) as channel:
-        stub = rpc.ContinuationPredictorStub(channel)
-        table = Table("conversation", "turns", "probability", "model")
-        for number, conversation in enumerate(conversations, 1):
-            try:
-                answer = stub.Predict(pb.PredictRequest(conversation=conversation), timeout=timeout_s).prediction
-            except grpc.RpcError as error:
-                raise PredictError(_refusal(error, number, address)) from error
-            table.add_row(str(number), str(answer.turn_count), f"{answer.probability:.3f}", answer.model_version)
+    table = Table("conversation", "turns", "probability", "model")
+    for number, answer in enumerate(ask(read(file), settings, timeout_s), 1):
+        table.add_row(str(number), str(answer.turn_count), f"{answer.probability:.3f}", answer.model_version)
     console().print(table)
+
+
+def ask(conversations: Sequence[pb.Conversation], settings: ClientSettings, timeout_s: float) -> list[pb.Prediction]:
+    """Return the sidecar's prediction for each conversation, asked one after the other. Raises as `predict` does."""
+    access = access_of(settings)()
+    answers = []
+    with access.channel(settings.predictor_address, [("grpc.max_send_message_length", -1)]) as channel:
+        stub = rpc.ContinuationPredictorStub(channel)
+        for number, conversation in enumerate(conversations, 1):
+            request = pb.PredictRequest(conversation=conversation)
+            try:
+                answers.append(stub.Predict(request, timeout=timeout_s, metadata=access.metadata).prediction)
+            except grpc.RpcError as error:
+                raise PredictError(_refusal(error, number, settings)) from error
+    return answers
 
 
 def read(file: str) -> list[pb.Conversation]:
@@ -88,8 +104,14 @@ def conversation(value: Any, where: str) -> pb.Conversation:
     return result
 
 
-def _refusal(error: grpc.RpcError, number: int, address: str) -> str:
+def _refusal(error: grpc.RpcError, number: int, settings: ClientSettings) -> str:
     status: grpc.StatusCode = error.code()
     if status is grpc.StatusCode.UNAVAILABLE:
-        return f"no sidecar answers at {address}: start one with `lpc serve`, or name another with --address"
+        spoken = "in clear" if settings.predictor_ca is None else "over TLS"
+        return (
+            f"no sidecar answers {spoken} at {settings.predictor_address}: start one with `lpc serve`, or name another with "
+            "--address; `lpc doctor` tells what is wrong with certificates"
+        )
+    if status is grpc.StatusCode.UNAUTHENTICATED:
+        return "the sidecar refuses this token, or wants one: set LPC_PREDICTOR_TOKEN to a token of its token file"
     return f"conversation {number}: {status.name}: {error.details()}"

@@ -1,0 +1,113 @@
+"""`lpc predict`, `lpc doctor` and `lpc demo` reach a sidecar that wants TLS, a certificate and a token."""
+
+import asyncio
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from eviction_client.config import ClientSettings
+from lpc import demo
+from predictor_service.server import Addresses
+from tests.authority import Authority
+from tests.integration.test_tls import tls_sidecar
+
+TOKEN = "correct-horse"
+
+
+async def lpc(*args: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "lpc", *args],
+        input=b"hello",
+        capture_output=True,
+        timeout=90,
+        env={**clean, **env},
+    )
+
+
+@contextlib.asynccontextmanager
+async def guarded(models: Path, authority: Authority, folder: Path, **changes: object) -> AsyncIterator[Addresses]:
+    (folder / "tokens").write_text(f"me: {sha256(TOKEN.encode()).hexdigest()}\n")
+    files = authority.issue("sidecar")
+    async with tls_sidecar(models, files, mutual=True, tokens=folder / "tokens", **changes) as addresses:
+        yield addresses
+
+
+async def test_flags_or_an_engines_settings_open_it(tiny_models: Path, authority: Authority, tmp_path: Path) -> None:
+    engine = authority.issue("engine")
+    flags = ["--ca", str(engine.ca), "--certificate", str(engine.certificate), "--key", str(engine.key)]
+    async with guarded(tiny_models, authority, tmp_path) as addresses:
+        address = f"127.0.0.1:{addresses.port}"
+        by_flags = await lpc("predict", "--address", address, *flags, LPC_PREDICTOR_TOKEN=TOKEN)
+        by_environment = await lpc(
+            "predict",
+            LPC_PREDICTOR_ADDRESS=address,
+            LPC_PREDICTOR_CA=str(engine.ca),
+            LPC_PREDICTOR_CERTIFICATE=str(engine.certificate),
+            LPC_PREDICTOR_KEY=str(engine.key),
+            LPC_PREDICTOR_TOKEN=TOKEN,
+        )
+        looked = await lpc("doctor", "--address", address, *flags, LPC_PREDICTOR_TOKEN=TOKEN)
+    assert by_flags.returncode == by_environment.returncode == 0, by_flags.stderr + by_environment.stderr
+    assert b"v1" in by_flags.stdout and by_flags.stdout == by_environment.stdout
+    assert b"tiny v1" in looked.stdout and b"fail" not in looked.stdout
+    assert TOKEN.encode() not in by_flags.stdout + by_flags.stderr + looked.stdout + looked.stderr
+
+
+async def test_what_is_missing_or_wrong_is_one_clear_error(tiny_models: Path, authority: Authority, tmp_path: Path) -> None:
+    engine = authority.issue("engine")
+    stranger = Authority(tmp_path / "stranger").certificate
+    ca = ["--ca", str(engine.ca)]
+    mutual = [*ca, "--certificate", str(engine.certificate), "--key", str(engine.key)]
+    async with guarded(tiny_models, authority, tmp_path) as addresses:
+        address = f"127.0.0.1:{addresses.port}"
+        cases = [
+            ([], "", f"no sidecar answers in clear at {address}"),
+            (ca, TOKEN, f"no sidecar answers over TLS at {address}"),
+            ([*mutual, "--ca", str(stranger)], TOKEN, f"no sidecar answers over TLS at {address}"),
+            (mutual, "", "set LPC_PREDICTOR_TOKEN to a token of its token file"),
+            (mutual, "wrong-horse", "the sidecar refuses this token"),
+            (["--ca", "/nowhere/ca.crt"], TOKEN, "cannot read /nowhere/ca.crt"),
+            (mutual[:4], TOKEN, "predictor_certificate and predictor_key go together"),
+        ]
+        for flags, token, why in cases:
+            result = await lpc("predict", "--address", address, *flags, LPC_PREDICTOR_TOKEN=token)
+            said = result.stderr.decode()
+            assert result.returncode == 2
+            assert why in said and "Traceback" not in said and "horse" not in said
+            ours = [line for line in said.splitlines() if "ssl_transport_security" not in line]  # gRPC's own log, from C++
+            assert len(ours) == 1, said
+
+
+async def test_a_token_is_not_sent_in_clear_over_the_network() -> None:
+    result = await lpc("predict", "--address", "192.0.2.1:50051", LPC_PREDICTOR_TOKEN=TOKEN)
+    assert result.returncode == 2
+    assert b"predictor_token would travel in clear" in result.stderr and TOKEN.encode() not in result.stderr
+
+
+@pytest.mark.parametrize("with_socket", [True, False])
+async def test_the_demo_scores_on_a_guarded_sidecar(
+    tiny_models: Path, authority: Authority, tmp_path: Path, with_socket: bool
+) -> None:
+    engine = authority.issue("engine")
+    socket = tmp_path / "lpc.sock" if with_socket else None
+    shown = io.StringIO()
+    async with guarded(tiny_models, authority, tmp_path, unix_socket=socket) as addresses:
+        settings = ClientSettings(
+            predictor_address=demo._address(addresses),
+            predictor_ca=engine.ca,
+            predictor_certificate=engine.certificate,
+            predictor_key=engine.key,
+            predictor_token=TOKEN,  # type: ignore[arg-type]
+        )
+        await asyncio.to_thread(demo._score, settings, Console(file=shown, width=160))
+    assert shown.getvalue().count(" ms") == 3
