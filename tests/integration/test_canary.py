@@ -1,8 +1,8 @@
 """Text of a conversation leaves no trace: a word that is in every request is nowhere afterwards.
 
 The sidecar is the real process at the DEBUG level. What is searched: its output (with gRPC's own log at its most talkative),
-every file below its working and temporary folders, the metrics, every status and message that callers get, what Redis was
-told and holds, the memory of gaps, every trace, and the engine side's log.
+every file below its working and temporary folders, the label log, the metrics, every status and message that callers get, what
+Redis was told and holds, the memory of gaps, every trace, and the engine side's log.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from urllib.request import urlopen
 
 import grpc
 import grpc.aio
+import pyarrow.parquet as pq
 import pytest
 
 import predictor_service.server
@@ -112,6 +113,9 @@ class Process:
             "LPC_UNIX_SOCKET": "",
             "LPC_SERVED_MODELS": json.dumps(served_models),
             "LPC_MAX_REQUEST_BYTES": str(2**20),
+            "LPC_LABEL_LOG": str(folder / "labels"),
+            "LPC_LABEL_LOG_ROWS": "2",
+            "LPC_LABEL_HORIZON_S": "0.5",
             "OTEL_EXPORTER_OTLP_ENDPOINT": traces_endpoint,
             "GRPC_VERBOSITY": "DEBUG",
             "TMPDIR": str(folder),
@@ -185,7 +189,8 @@ def test_a_word_of_every_request_is_nowhere(timed_models: Path, served_models: d
                 for data in (CANARY.encode(), b"\x0a\x10\x12\x0e\xc3\x28" + CANARY.encode()):
                     raw = channel.unary_unary("/lpc.v1.ContinuationPredictor/Predict")
                     heard.append(_code(lambda d=data, call=raw: call(d, timeout=30)))  # type: ignore[misc]
-            metrics = process.scrape()
+            while "lpc_label_memory_turns 0.0" not in (metrics := process.scrape()):
+                time.sleep(0.1)
         finally:
             process.stop()
     codes = {code for code, _ in heard}
@@ -207,6 +212,11 @@ def test_a_word_of_every_request_is_nowhere(timed_models: Path, served_models: d
     for path in tmp_path.rglob("*"):
         if path.is_file():
             assert CANARY.encode() not in path.read_bytes(), path
+    labels = list((tmp_path / "labels").glob("labels-*.parquet"))
+    rows = [row for path in labels for row in pq.read_table(path).to_pylist()]
+    assert {row["turn_count"] for row in rows} == {1, 2}
+    # Read, since pages are compressed.
+    assert CANARY not in f"{rows} {[pq.read_schema(path).metadata for path in labels]}"
 
 
 async def test_an_error_of_ours_that_quotes_its_input_is_not_passed_on(

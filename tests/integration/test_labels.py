@@ -1,0 +1,283 @@
+"""Live labels: conversations over real gRPC, and what the label log holds of them afterwards."""
+
+import asyncio
+import contextlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import grpc.aio
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.config import ServiceSettings
+from predictor_service.conversation import Message, UserTurns, from_messages
+from predictor_service.inference import InferenceSettings, Model
+from predictor_service.server import Addresses, running
+from tests.chat_templates import STYLES, tokenizer_of
+from tests.integration.test_server import _scrape, one
+from tests.redis_server import free_port
+from tests.tiny_model import build_tiny_artifact
+
+HORIZON = 3600.0
+START = 1_700_000_000.0
+PROMPTS = ["hello world", "what is a cache", "thank you", "0 1 2 3", "the quick brown fox", "jumps over", "the lazy dog"]
+
+
+@dataclass
+class Sidecar:
+    """A sidecar whose clock stands still until it is set."""
+
+    stub: rpc.ContinuationPredictorStub
+    addresses: Addresses
+    now: float = START
+
+    async def ask(self, conversation: pb.Conversation) -> pb.Prediction:
+        self.now += 1
+        return (await self.stub.Predict(one(conversation))).prediction
+
+    async def until(self, line: str) -> str:
+        """Return the metrics as soon as they have a line."""
+        deadline = time.monotonic() + 30
+        while line not in (text := await _scrape(self.addresses)):
+            assert time.monotonic() < deadline, [row for row in text.splitlines() if "label" in row]
+            await asyncio.sleep(0.05)
+        return text
+
+
+@contextlib.asynccontextmanager
+async def sidecar(models: Path, **changes: object) -> AsyncIterator[Sidecar]:
+    values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1}
+    made: list[Sidecar] = []
+    settings = ServiceSettings(**{**values, "label_horizon_s": HORIZON, **changes})  # type: ignore[arg-type]
+    async with (
+        running(settings, lambda: made[0].now if made else START) as addresses,
+        grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
+    ):
+        made.append(Sidecar(rpc.ContinuationPredictorStub(channel), addresses))
+        yield made[0]
+
+
+def chat(prompts: Sequence[str], name: str = "") -> pb.Conversation:
+    said = [m for p in prompts for m in (("user", p), ("assistant", "a reply"))][:-1]
+    messages = [pb.ChatMessage(role=role, content=text) for role, text in [("system", "Be brief."), *said]]
+    return pb.Conversation(chat=pb.ChatMessages(messages=messages), conversation_id=name)
+
+
+def tokens(prompts: Sequence[str], style: str = "chatml") -> pb.Conversation:
+    tokenizer = tokenizer_of(STYLES[style])
+    said = [m for p in prompts for m in (("user", p), ("assistant", "a reply"))][:-1]
+    text = tokenizer.apply_chat_template(
+        [{"role": r, "content": t} for r, t in said], tokenize=False, add_generation_prompt=True
+    )
+    return pb.Conversation(tokens=pb.TokenIds(ids=tokenizer(text, add_special_tokens=False)["input_ids"], served_model="m"))
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """All rows of a label log, in order of arrival."""
+    found = [row for path in folder.glob("labels-*.parquet") for row in pq.read_table(path).to_pylist()]
+    return sorted(found, key=lambda row: row["asked_at"])
+
+
+async def test_the_three_forms_of_input_are_labelled_and_written(timed_models: Path, tmp_path: Path) -> None:
+    tokenizer_of(STYLES["chatml"]).save_pretrained(tmp_path / "served")
+    log = tmp_path / "log"
+    answers: dict[str, list[pb.Prediction]] = {}
+    async with sidecar(timed_models, label_log=log, served_models={"m": str(tmp_path / "served")}) as running_:
+        for n in range(1, len(PROMPTS) + 1):
+            forms = {
+                "chat": chat(PROMPTS[:n]),
+                "named": pb.Conversation(prompt=f"{PROMPTS[n - 1]} prompt", conversation_id="c", turn_count=n),
+                "tokens": tokens([f"{prompt} ids" for prompt in PROMPTS[:n]]),
+            }
+            for form, conversation in forms.items():
+                answers.setdefault(form, []).append(await running_.ask(conversation))
+        await running_.ask(pb.Conversation(prompt="without a name"))
+        assert rows(log) == []
+        running_.now += HORIZON
+        await running_.until("lpc_label_memory_turns 0.0")
+    found = rows(log)
+    assert len(found) == 3 * len(PROMPTS)
+    for k, form in enumerate(answers):
+        own = found[k::3]
+        assert [row["continues"] for row in own] == [True] * (len(PROMPTS) - 1) + [False], form
+        assert [row["turn_count"] for row in own] == list(range(1, len(PROMPTS) + 1))
+        assert [row["gap_s"] for row in own[:-1]] == [3.0] * (len(PROMPTS) - 1)
+        assert math.isnan(own[-1]["gap_s"])
+        assert len({row["conversation"] for row in own}) == 1
+        assert [row["probability"] for row in own] == pytest.approx([a.probability for a in answers[form]], abs=1e-6)
+    assert len({row["conversation"] for row in found}) == 3
+    assert found[0]["asked_at"].timestamp() == START + 1
+
+
+async def test_a_row_is_what_embedding_the_conversation_offline_gives(timed_models: Path, tmp_path: Path) -> None:
+    async with sidecar(timed_models, label_log=tmp_path) as running_:
+        for n in range(1, len(PROMPTS) + 1):
+            await running_.ask(chat(PROMPTS[:n]))
+        running_.now += HORIZON
+        await running_.until("lpc_label_memory_turns 0.0")
+    model = Model(timed_models / "tiny" / "v1", InferenceSettings("cpu", 1))
+    for n, row in enumerate(rows(tmp_path), 1):
+        turns = from_messages([Message(m.role, m.content) for m in chat(PROMPTS[:n]).chat.messages], 5)
+        features = model.encode(turns)
+        (probability,), (embedding,) = model.run_with_embeddings([features])
+        assert row["probability"] == pytest.approx(probability, abs=1e-6)
+        assert np.array(row["embedding"]) == pytest.approx(np.frombuffer(embedding, "<f2").astype(float), abs=2e-3)
+        assert np.linalg.norm(row["embedding"]) == pytest.approx(1, abs=1e-2)
+        assert row["tokens"] == len(features.input_ids)
+        assert (row["prompt_chars"], row["history_chars"]) == (len(turns.prompts[-1]), turns.history_chars)
+        assert row["last_reply_chars"] == turns.last_reply_chars == (7 if n > 1 else 0)
+
+
+async def test_streams_and_batches_are_labelled_too(timed_models: Path, tmp_path: Path) -> None:
+    async with sidecar(timed_models, label_log=tmp_path) as running_:
+        first = [chat([f"{prompt} first"]) for prompt in PROMPTS]
+        await running_.stub.PredictBatch(pb.PredictBatchRequest(conversations=first))
+        running_.now += 5
+        stream = running_.stub.PredictStream()
+        for n, prompt in enumerate(PROMPTS[:3]):
+            request = pb.PredictStreamRequest(request_id=str(n), conversation=chat([f"{prompt} first", "and then"]))
+            await stream.write(request)
+        await stream.done_writing()
+        assert len([answer async for answer in stream]) == 3
+        running_.now += HORIZON
+        await running_.until("lpc_label_memory_turns 0.0")
+    found = rows(tmp_path)
+    assert sorted(row["continues"] for row in found if row["turn_count"] == 1) == [False] * 4 + [True] * 3
+    assert [row["continues"] for row in found if row["turn_count"] == 2] == [False] * 3
+
+
+async def test_calibration_is_counted_without_a_log(timed_models: Path, tmp_path: Path) -> None:
+    async with sidecar(timed_models) as running_:
+        answers = [await running_.ask(chat(PROMPTS[:n])) for n in range(1, 5)]
+        await running_.ask(chat(PROMPTS[:4]))
+        await running_.ask(pb.Conversation(prompt="no name"))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running_.ask(pb.Conversation())
+        assert "lpc_label_memory_turns 4.0" in await _scrape(running_.addresses)
+        running_.now += HORIZON
+        text = await running_.until("lpc_label_memory_turns 0.0")
+    counted: dict[str, float] = {"true": 0, "false": 0}
+    total = 0.0
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        for continued in counted:
+            if name.startswith("lpc_labelled_predictions_total{") and f'continued="{continued}"' in name:
+                counted[continued] += float(value)
+        if name.startswith("lpc_labelled_probability_sum_total{"):
+            total += float(value)
+    assert counted == {"true": 3, "false": 1}
+    assert total == pytest.approx(sum(answer.probability for answer in answers), abs=1e-5)
+    assert 'lpc_unlabelled_predictions_total{reason="unidentified"} 1.0' in text
+    assert 'lpc_unlabelled_predictions_total{reason="repeated"} 1.0' in text
+    assert 'lpc_label_rows_total{result="written"} 0.0' in text
+
+
+async def test_no_memory_no_labels(timed_models: Path) -> None:
+    async with sidecar(timed_models, label_memory_turns=0) as running_:
+        await running_.ask(chat(PROMPTS[:1]))
+        assert "lpc_label_memory_turns 0.0" in await _scrape(running_.addresses)
+
+
+def test_a_log_without_a_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="label_log needs label_memory_turns above 0"):
+        ServiceSettings(label_log=tmp_path, label_memory_turns=0)
+
+
+async def test_a_new_model_version_gets_files_of_its_own(timed_models: Path, tmp_path: Path) -> None:
+    root, log = tmp_path / "models", tmp_path / "log"
+    shutil.copytree(timed_models, root)
+    async with sidecar(root, label_log=log, reload_interval_s=0.05) as running_:
+        await running_.ask(chat(PROMPTS[:1]))
+        with patch("training.export.real_conversations", return_value=[UserTurns(("hello",), 1)]):
+            await asyncio.to_thread(build_tiny_artifact, root, version="v2")
+        await running_.until('version="v2"')
+        assert (await running_.ask(chat(PROMPTS[:2]))).model_version == "v2"
+        running_.now += HORIZON
+        await running_.until("lpc_label_memory_turns 0.0")
+    found = {
+        pq.read_schema(path).metadata[b"model_version"]: pq.read_table(path)["continues"].to_pylist()
+        for path in log.glob("labels-*.parquet")
+    }
+    assert found == {b"v1": [True], b"v2": [False]}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a small file system takes the rights of root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+async def test_a_full_disk_disturbs_no_answer_and_is_used_again(timed_models: Path, small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(60 * 1024))
+    async with sidecar(timed_models, label_log=small_disk, label_log_rows=5) as running_:
+        for n in range(20):
+            assert (await running_.ask(chat([f"full {n}"]))).probability > 0
+        running_.now += HORIZON
+        await running_.until('lpc_label_rows_total{result="dropped"} 20.0')
+        ballast.unlink()
+        for n in range(5):
+            assert (await running_.ask(chat([f"room {n}"]))).probability > 0
+        running_.now += HORIZON
+        text = await running_.until('lpc_label_rows_total{result="written"} 5.0')
+    assert 'lpc_label_rows_total{result="dropped"} 20.0' in text
+    assert 'lpc_requests_total{method="Predict",status="OK"} 25.0' in text
+    assert len(rows(small_disk)) == 5
+
+
+def test_a_killed_sidecar_leaves_no_file_that_is_not_whole(timed_models: Path, tmp_path: Path) -> None:
+    """Killed while it writes file after file: what has a file's name can be read, and the rest nobody takes for one."""
+    address, log = f"127.0.0.1:{free_port()}", tmp_path / "log"
+    environment = {
+        "LPC_MODELS": str(timed_models),
+        "LPC_MODEL": "tiny",
+        "LPC_PORT": address.rpartition(":")[2],
+        "LPC_METRICS_PORT": "",
+        "LPC_UNIX_SOCKET": "",
+        "LPC_LABEL_LOG": str(log),
+        "LPC_LABEL_LOG_ROWS": "1",
+        "LPC_LABEL_HORIZON_S": "0.5",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lpc", "serve"], env={**os.environ, **environment}, stderr=subprocess.DEVNULL, cwd=tmp_path
+    )
+    try:
+        with grpc.insecure_channel(address) as channel:
+            grpc.channel_ready_future(channel).result(60)
+            stub = rpc.ContinuationPredictorStub(channel)
+            deadline = time.monotonic() + 60
+            asked = 0
+            while len(list(log.glob("labels-*.parquet"))) < 20:
+                assert time.monotonic() < deadline
+                batch = [chat([f"turn {asked + n}"]) for n in range(50)]
+                asked += len(batch)
+                stub.PredictBatch(pb.PredictBatchRequest(conversations=batch), timeout=30)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait(30)
+    left = sorted(log.iterdir())
+    assert {path.suffix for path in left} <= {".parquet", ".partial"}
+    whole = [path for path in left if path.suffix == ".parquet"]
+    assert 20 <= sum(pq.read_table(path).num_rows for path in whole) <= asked
