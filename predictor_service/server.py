@@ -44,6 +44,10 @@ SERVICE = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
 BATCH_TOKENS = {"cpu": 512, "cuda": 32768}
 """Default budget of a batch. On a CPU a larger one is slower, not faster: 200 ShareGPT conversations took 3.9 s at 512, 4.3 s
 at 1024, 5.2 s at 2048 and 6.7 s at 4096 tokens (two cores, int8), as more padding is computed and less stays in cache."""
+KEEPALIVE_MS = 60_000
+"""Silence on a connection after which its peer is pinged. Whatever answers HTTP/2 pings is alive, an idle engine too."""
+KEEPALIVE_TIMEOUT_MS = 20_000
+"""How long a ping may go unanswered before the connection is closed."""
 
 
 class StartError(Exception):
@@ -87,6 +91,12 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
                 # An occupied port must be an error, not a second server that gets half of the calls.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", settings.max_request_bytes),
+                # gRPC's default is two hours: so long would an engine whose host is gone hold its connection and stream.
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+                # What gRPC 1.85 goes by instead (default 60 s), measured.
+                ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+                ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
         port = _listen(server, settings, tls)

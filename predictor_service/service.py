@@ -83,9 +83,13 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     async def PredictStream(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.PredictStreamRequest], context: Context
     ) -> AsyncIterator[pb.PredictStreamResponse]:
-        """Answer requests as their predictions come, in any order; a bad request gets an error, the stream goes on."""
+        """Answer requests as their predictions come, in any order; a bad request gets an error, the stream goes on.
+
+        A caller that does not take its answers is not read from any more, so that they do not pile up here.
+        """
         del context
         answers: asyncio.Queue[pb.PredictStreamResponse | None] = asyncio.Queue()
+        taken = asyncio.Event()
         in_flight: dict[str, asyncio.Task[None]] = {}
 
         async def answer(request: pb.PredictStreamRequest) -> None:
@@ -100,6 +104,9 @@ class PredictorService(rpc.ContinuationPredictorServicer):
 
         async def read() -> None:
             async for request in request_iterator:
+                while answers.qsize() >= self._limits.max_stream_in_flight:
+                    taken.clear()
+                    await taken.wait()
                 name = request.request_id
                 if request.WhichOneof("action") == "cancel":
                     if name in in_flight:
@@ -133,6 +140,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         reader.add_done_callback(lambda _: answers.put_nowait(None))
         try:
             while (response := await answers.get()) is not None:
+                taken.set()
                 yield response
             await reader
         finally:

@@ -1,0 +1,107 @@
+"""The fault scenarios of `lpc bench faults` and the load of `lpc bench load`, with small numbers and a tiny model."""
+
+import asyncio
+from pathlib import Path
+from unittest.mock import patch
+
+import grpc.aio
+
+from benchmarks import load
+from benchmarks.load import Sent, windows
+from benchmarks.outages import failover, restarts
+from benchmarks.reloads import reloads
+from benchmarks.rude_clients import PREFACE, SETTINGS, frame, rude_clients
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from tests.integration.test_server import chat, one, sidecar
+
+
+def test_no_call_fails_and_all_comes_back_when_sidecar_and_redis_are_killed(tiny_models: Path, tmp_path: Path) -> None:
+    figures = restarts(tmp_path, tiny_models, "tiny", rounds=1)
+    assert figures["errors"] == figures["requests_unaccounted"] == figures["blocks_unaccounted"] == 0
+    assert (figures["kills"], figures["predictions_back"], figures["store_back"]) == (2, 1, 1)
+    assert figures["by_fallback"] > 0
+    assert figures["passed"]
+
+
+def test_a_replica_takes_over_when_the_node_that_the_url_names_dies(tiny_models: Path, tmp_path: Path) -> None:
+    figures = failover(tmp_path, tiny_models, "tiny", rounds=1)
+    assert (figures["errors"], figures["store_back"], figures["readable_afterwards"]) == (0, 1, 1000)
+    assert figures["passed"]
+
+
+def test_a_fleet_takes_every_new_version_without_a_failed_request(tiny_models: Path, tmp_path: Path) -> None:
+    figures = reloads(tmp_path, tiny_models, "tiny", rounds=2)
+    assert (figures["failed"], figures["reloads"], figures["versions_seen"]) == (0, 4, 3)
+    assert figures["answered"] > 0
+    assert figures["passed"]
+
+
+def test_silent_dripping_half_deaf_and_cut_off_clients_disturb_nobody(tiny_models: Path, tmp_path: Path) -> None:
+    figures = rude_clients(tmp_path, tiny_models, "tiny", count=5, seconds=2, patience_s=0)
+    assert figures["connections"] >= 21
+    assert figures["failed"] == 0
+    assert figures["held_after_they_left"] == 0
+    assert figures["passed"]
+
+
+async def test_a_peer_that_answers_no_ping_is_let_go_and_an_idle_engine_is_not(tiny_models: Path) -> None:
+    with patch("predictor_service.server.KEEPALIVE_MS", 200), patch("predictor_service.server.KEEPALIVE_TIMEOUT_MS", 200):
+        async with sidecar(tiny_models) as (stub, addresses):
+            stream = stub.PredictStream()
+            await stream.write(pb.PredictStreamRequest(request_id="0", conversation=chat("hello")))
+            assert (await stream.read()).prediction.probability > 0
+            reader, writer = await asyncio.open_connection("127.0.0.1", addresses.port)
+            writer.write(PREFACE + frame(SETTINGS, 0, 0, b""))
+            # Read to the end: the sidecar has hung up.
+            await reader.read()
+            writer.close()
+            await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
+            assert (await stream.read()).request_id == "1"
+            await stream.done_writing()
+
+
+async def test_a_stream_whose_answers_are_not_taken_is_not_read_on(tiny_models: Path) -> None:
+    taken = 0
+
+    async def requests():
+        nonlocal taken
+        for number in range(60_000):
+            taken = number
+            yield pb.PredictStreamRequest(request_id=f"{number:01000}", conversation=pb.Conversation())
+
+    async with (
+        sidecar(tiny_models, max_stream_in_flight=8) as (stub, addresses),
+        grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
+    ):
+        call = rpc.ContinuationPredictorStub(channel).PredictStream(requests())
+        seen = -1
+        while taken > seen:
+            seen = taken
+            for _ in range(100):
+                assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
+        assert taken < 30_000
+        call.cancel()
+
+
+def test_what_ends_is_counted_in_the_ten_seconds_in_which_it_ends() -> None:
+    everything = [
+        Sent(1.0, 3.0, "answered"),
+        Sent(8.0, 12.0, "answered"),
+        Sent(9.0, 9.0, "refused"),
+        Sent(15.0, 25.0, "expired"),
+    ]
+    first, second = windows(everything, [100.0, 101.0, 102.0], 20.0)
+    assert (first["offered"], first["answered"], first["refused"], first["expired"]) == (3, 1, 1, 0)
+    assert (second["offered"], second["answered"], second["p50_s"], second["rss_mib"]) == (1, 1, 4.0, 101.0)
+
+
+def test_every_request_of_the_load_comes_to_one_end(tiny_models: Path, tmp_path: Path) -> None:
+    with patch("benchmarks.load.WINDOW_S", 1.0):
+        figures = load.run(
+            tiny_models, "tiny", minutes=0.05, clients=8, factor=1.5, saturation_s=1.5, picture=tmp_path / "load.png"
+        )
+    assert figures["failed"] == figures["unanswered"] == 0
+    assert figures["offered"] == figures["answered"] + figures["refused"] + figures["expired"] > 0
+    assert len(figures["windows"]) == 3
+    assert (tmp_path / "load.png").stat().st_size > 10_000
