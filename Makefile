@@ -46,6 +46,16 @@ bench: setup redis-server ## all benchmarks, at full length
 	$(BIN)/lpc bench wire
 	$(BIN)/lpc bench predict
 
+.PHONY: load faults fuzz
+load: setup ## ten minutes at 1.5 times what the sidecar can answer, with a picture
+	$(BIN)/lpc bench load --picture docs/load.png
+
+faults: setup redis-server ## kill, restart, fail over, reload and starve real processes under load (about ten minutes)
+	$(BIN)/lpc bench faults
+
+fuzz: setup ## 10,000 hostile inputs in the three forms (about six minutes)
+	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/test_hostile_inputs.py
+
 head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them
 	$(BIN)/lpc embed
 	$(BIN)/lpc train --recipe lpc

@@ -343,6 +343,7 @@ def bench_engine(
     _report(lambda: engine.run(models, model, quick=quick), json_file)
 
 
+<<<<<<< ours
 def _client_settings(**flags: Any) -> Any:
     from pydantic import ValidationError
 
@@ -352,6 +353,39 @@ def _client_settings(**flags: Any) -> Any:
         return ClientSettings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         _fail(f"settings: {_problems(error)}")
+=======
+@bench.command("load")
+def bench_load(
+    minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
+    clients: Annotated[int, typer.Option(help="Clients, each with a stream of its own.")] = 64,
+    factor: Annotated[float, typer.Option(help="Times saturation.")] = 1.5,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: str = "e5-small",
+) -> None:
+    """More than the sidecar can answer: it refuses and does not collapse. Ends with 1 when that does not hold."""
+    from benchmarks import load
+
+    figures = _report(
+        lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor, picture=picture), json_file
+    )
+    raise SystemExit(not figures["passed"])
+
+
+@bench.command("faults")
+def bench_faults(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer kills, reloads and clients.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: str = "e5-small",
+) -> None:
+    """Kill, restart, fail over, reload and starve real processes under load. Ends with 1 when anything does not hold."""
+    from benchmarks import faults
+
+    figures = _report(lambda: faults.run(models, model, quick=quick), json_file)
+    raise SystemExit(not figures["passed"])
+>>>>>>> theirs
 
 
 def _service_settings(config: Path | None, **flags: Any) -> Any:
@@ -381,13 +415,14 @@ def _problems(error: Any) -> str:
     return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
 
 
-def _report(measure: Callable[[], dict[str, Any]], json_file: Path | None, *, echo: bool = False) -> None:
-    figures = _or_fail(measure)
+def _report(measure: Callable[[], dict[str, Any]], json_file: Path | None, *, echo: bool = False) -> dict[str, Any]:
+    figures: dict[str, Any] = _or_fail(measure)
     if echo:
         typer.echo(json.dumps(figures, indent=2))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(figures, indent=2) + "\n")
+    return figures
 
 
 def _or_fail(action: Callable[[], Any]) -> Any:
