@@ -343,17 +343,6 @@ def bench_engine(
     _report(lambda: engine.run(models, model, quick=quick), json_file)
 
 
-<<<<<<< ours
-def _client_settings(**flags: Any) -> Any:
-    from pydantic import ValidationError
-
-    from eviction_client.config import ClientSettings
-
-    try:
-        return ClientSettings(**{name: value for name, value in flags.items() if value is not None})
-    except ValidationError as error:
-        _fail(f"settings: {_problems(error)}")
-=======
 @bench.command("load")
 def bench_load(
     minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
@@ -385,7 +374,17 @@ def bench_faults(
 
     figures = _report(lambda: faults.run(models, model, quick=quick), json_file)
     raise SystemExit(not figures["passed"])
->>>>>>> theirs
+
+
+def _client_settings(**flags: Any) -> Any:
+    from pydantic import ValidationError
+
+    from eviction_client.config import ClientSettings
+
+    try:
+        return ClientSettings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        _fail(f"settings: {_problems(error)}")
 
 
 def _service_settings(config: Path | None, **flags: Any) -> Any:
