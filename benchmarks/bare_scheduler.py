@@ -9,7 +9,7 @@ import itertools
 import tempfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,14 +159,22 @@ class Engine:
 
         self.pool._maybe_evict_cached_block = note
 
-    def add(self, name: str, tokens: Sequence[int], reply: int, arguments: dict[str, Any] | None = None) -> Request:
-        """Admit a request; ``arguments`` are its hints."""
+    def add(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        reply: int,
+        arguments: dict[str, Any] | None = None,
+        salt: str | None = None,
+    ) -> Request:
+        """Admit a request; ``arguments`` are its hints, ``salt`` its cache's."""
         parameters = SamplingParams(max_tokens=reply, ignore_eos=True, extra_args=arguments)
         request = Request(
             request_id=name,
             prompt_token_ids=list(tokens),
             sampling_params=parameters,
             pooling_params=None,
+            cache_salt=salt,
             block_hasher=self._hasher,
         )
         self.scheduler.add_request(request)
@@ -215,6 +223,12 @@ class Engine:
 
     def run(self, conversations: dict[str, list[Turn]]) -> Outcome:
         """Serve the conversations, each turn ``think_s`` after the reply to the one before."""
+        for _ in self.steps(conversations):
+            pass
+        return self.outcome
+
+    def steps(self, conversations: dict[str, list[Turn]]) -> Iterator[None]:
+        """As :meth:`run`, a step at a time."""
         start = self.now
         numbers = itertools.count()
         arrivals = [(start + turns[0].think_s, next(numbers), name, 0) for name, turns in conversations.items()]
@@ -236,11 +250,13 @@ class Engine:
                 if following < len(conversations[name]):
                     later = self.now + conversations[name][following].think_s
                     heapq.heappush(arrivals, (later, next(numbers), name, following))
-        return self.outcome
+            yield
 
 
-def conversations(seed: int, count: int, *, turns: int = 5, shared: int = 48, spread_s: float = 600.0) -> dict[str, list[Turn]]:
-    """Conversations behind one system prompt: half of them end after a turn, the others go on."""
+def conversations(
+    seed: int, count: int, *, turns: int = 5, shared: int = 48, spread_s: float = 600.0, reply: tuple[int, int] = (5, 40)
+) -> dict[str, list[Turn]]:
+    """Conversations behind one system prompt: half of them end after a turn, the others go on. ``reply``: tokens."""
     import random
 
     rng = random.Random(seed)
@@ -251,7 +267,7 @@ def conversations(seed: int, count: int, *, turns: int = 5, shared: int = 48, sp
         made[f"c{n}"] = [
             Turn(
                 (system if i == 0 else []) + [rng.randrange(6, 256) for _ in range(rng.randint(20, 120))],
-                rng.randint(5, 40),
+                rng.randint(*reply),
                 rng.uniform(0, spread_s) if i == 0 else rng.expovariate(1 / 30),
             )
             for i in range(length)

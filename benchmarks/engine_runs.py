@@ -21,12 +21,17 @@ from typing import Any, Final
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+# Two layers of 64 are nothing to share out, and threads that wait for each other at every layer stop where cores are busy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
+import numpy as np
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.v1.core.block_pool import BlockPool
 
 from benchmarks.bare_scheduler import Engine, Told, conversations
+from benchmarks.tiny_llama import SPECIAL
 from eviction_client.config import ClientSettings
 from eviction_client.engines.vllm import LearnedFreeQueue, LearnedScheduler
 from eviction_client.predictor import Prediction, PredictorClient
@@ -37,9 +42,13 @@ STEP_S: Final = 0.05
 REPLY: Final = 24
 """Tokens of a reply."""
 BLOCK: Final = 32
-THINK_S: Final = 60.0
-ACTIVE: Final = 24
+THINK_S: Final = 100.0
+BUSY_S: Final = 1.0
+"""Mean think time, seconds, of the run in which requests are so many at a time that some are preempted."""
+ACTIVE: Final = 48
 """Conversations that are under way at a time."""
+STEP_BLOCKS: Final = 1500
+"""Blocks of 16 tokens where the scheduler's steps are timed: hardly more than what is running needs."""
 ANSWER_WITHIN_S: Final = 30.0
 """Real time that a virtual request waits for the sidecar at its end: in virtual time requests take milliseconds."""
 
@@ -49,6 +58,7 @@ class Patient:
 
     def __init__(self, client: PredictorClient) -> None:
         self._client = client
+        self.told: dict[Hashable, float] = {}
         self.ask = client.ask
         self.forget = client.forget
         self.close = client.close
@@ -57,7 +67,11 @@ class Patient:
         """Wait for the answer."""
         until = time.monotonic() + ANSWER_WITHIN_S
         while (answer := self._client.take(request_id)) is None and self._client.waiting and time.monotonic() < until:
+            if not self._client.healthy:
+                raise SystemExit("the sidecar went away")
             time.sleep(0.002)
+        if answer is not None:
+            self.told[request_id] = answer.probability
         return answer
 
     @property
@@ -91,9 +105,16 @@ def serve(
     *,
     predictor: Predictor | None = None,
     learned: bool = True,
+    think_s: float = THINK_S,
+    connector: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Served:
-    """Serve conversations (token ids of each user turn) on real vLLM with so many blocks."""
+    """Serve conversations (token ids of each user turn) on real vLLM with so many blocks.
+
+    Args:
+        connector: configuration of a KV connector, as of vLLM's ``--kv-transfer-config``.
+        settings: of the plug-in.
+    """
     now = [1e9]
     scheduler_cls = type(
         "Injected",
@@ -109,12 +130,13 @@ def serve(
         enforce_eager=True,
         block_size=BLOCK,
         num_gpu_blocks_override=blocks,
-        max_model_len=3584,
+        max_model_len=7168,
         max_num_seqs=16,
-        gpu_memory_utilization=0.05,
+        kv_cache_memory_bytes=2**28,
         enable_prefix_caching=True,
         disable_log_stats=True,
         **({"scheduler_cls": scheduler_cls} if learned else {}),
+        **({"kv_transfer_config": connector} if connector else {}),
     )
     engine: Any = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler
@@ -136,10 +158,12 @@ def serve(
         stock_preempt(*args, **kwargs)
 
     scheduler._preempt_request = preempt
-    parameters = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, detokenize=False)
+    # A special token in a reply would look like the start of a message to whoever reads the token ids.
+    plain = dict.fromkeys(range(len(SPECIAL)), -100.0)
+    parameters = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, detokenize=False, logit_bias=plain)
     history: dict[str, list[int]] = {name: [] for name in texts}
     rng = random.Random(3)
-    waits = {name: [rng.expovariate(1 / THINK_S) for _ in turns] for name, turns in texts.items()}
+    waits = {name: [rng.expovariate(1 / think_s) for _ in turns] for name, turns in texts.items()}
     queue, numbers = list(texts), itertools.count()
     arrivals: list[tuple[float, int, str, int]] = []
 
@@ -196,51 +220,79 @@ def oracle(texts: dict[str, list[list[int]]]) -> Callable[[str], float]:
 
 
 def hit_runs(model: Path, texts: dict[str, list[list[int]]], capacities: Sequence[int], address: str | None) -> dict[str, Any]:
-    """Serve the same conversations with stock vLLM, a constant prior, an oracle and the sidecar, at several capacities."""
+    """Serve the same conversations with stock vLLM, a constant prior, an oracle and the sidecar, at several capacities.
+
+    Once more with the fewest blocks and hardly any think time, for the preemptions that this brings.
+    """
     rows = []
     identical, same_order = True, True
-    for blocks in capacities:
-        stock = serve(model, texts, blocks, learned=False)
-        constant = serve(model, texts, blocks)
-        told = serve(model, texts, blocks, predictor=Told(oracle(texts)))
+    for blocks, think_s in [(capacities[0], BUSY_S), *((blocks, THINK_S) for blocks in capacities)]:
+        stock = serve(model, texts, blocks, learned=False, think_s=think_s)
+        constant = serve(model, texts, blocks, think_s=think_s)
+        told = serve(model, texts, blocks, predictor=Told(oracle(texts)), think_s=think_s)
         sides = {"stock": stock, "constant_prior": constant, "oracle": told}
+        row: dict[str, Any] = {"blocks": blocks, "think_s": think_s, "requests": len(stock.outputs)}
+        row |= {"prompt_tokens": stock.prompt_tokens, "evictions": len(stock.evicted), "preemptions": stock.preemptions}
         if address is not None:
             client = PredictorClient(address, served_model="tiny", timeout_s=120)
-            sides["predictor"] = serve(model, texts, blocks, predictor=Patient(client))
+            patient = Patient(client)
+            while not client.healthy:
+                time.sleep(0.1)
+            sides["predictor"] = serve(model, texts, blocks, predictor=patient, think_s=think_s)
+            row["predictor_auc"] = _auc(patient.told, oracle(texts))
+            row["counters"] = sides["predictor"].counters
         identical = identical and all(side.outputs == stock.outputs for side in sides.values())
         same_order = same_order and constant.evicted == stock.evicted
-        row: dict[str, Any] = {"blocks": blocks, "requests": len(stock.outputs), "prompt_tokens": stock.prompt_tokens}
-        row |= {"evictions": len(stock.evicted), "preemptions": stock.preemptions}
         row["cached_tokens"] = {name: side.cached_tokens for name, side in sides.items()}
         row["seconds"] = {name: round(side.seconds, 1) for name, side in sides.items()}
-        row["counters"] = sides["predictor"].counters if "predictor" in sides else {}
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
     return {"tokens_identical": identical, "eviction_order_identical": same_order, "rows": rows}
 
 
+def _auc(told: dict[Hashable, float], truth: Callable[[str], float]) -> float:
+    """Return how often a turn that has a successor was given a higher probability than one that has none; ties half."""
+    goes_on, ends = (np.array([p for name, p in told.items() if (truth(str(name)) > 0.5) == kind]) for kind in (True, False))
+    above = (goes_on[:, None] > ends[None, :]).mean() + (goes_on[:, None] == ends[None, :]).mean() / 2
+    return round(float(above), 3)
+
+
 def step_ratio(rounds: int) -> dict[str, Any]:
-    """Scheduler time per step, ours over stock, in alternating rounds on one workload without a model."""
-    made = conversations(11, 120, spread_s=60.0)
-    medians: dict[bool, list[float]] = {False: [], True: []}
-    means: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(rounds):
-        for learned in (False, True) if number % 2 else (True, False):
-            # As in production: the guard's and the store's thread run beside it.
-            engine = Engine(400, learned=learned, tell=lambda _: 0.7, max_seqs=32, guard=True, pooling="shared")
-            spent: list[float] = []
-            scheduler = engine.scheduler
+    """Scheduler time per step, ours over stock, without a model: two engines with the same workload, step by step in turns.
+
+    A constant prediction leaves the order stock's, so that both do the same work in each step, and what else the machine
+    does falls on both. About fifteen requests run at a time, with replies of a usual length, and every block that is taken
+    evicts another. As in production, the guard's and the store's thread run beside it.
+    """
+    made = conversations(11, 200, spread_s=30.0, reply=(100, 300))
+    ratios, means, stock_us = [], [], []
+    for _ in range(rounds):
+        engines = {
+            learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: 0.5, max_seqs=32, guard=True, pooling="shared")
+            for learned in (False, True)
+        }
+        spent: dict[bool, list[float]] = {False: [], True: []}
+        for learned, engine in engines.items():
             for name in ("schedule", "update_from_output", "add_request"):
-                setattr(scheduler, name, _timed(getattr(scheduler, name), name, spent))
-            gc.collect()
-            engine.run(made)
-            medians[learned].append(statistics.median(spent))
-            means[learned].append(statistics.mean(spent))
-            scheduler.shutdown()
+                setattr(engine.scheduler, name, _timed(getattr(engine.scheduler, name), name, spent[learned]))
+        runs = {learned: engine.steps(made) for learned, engine in engines.items()}
+        gc.collect()
+        gc.disable()
+        for number in itertools.count():
+            order = (False, True) if number % 2 else (True, False)
+            if [next(runs[learned], "over") for learned in order] == ["over", "over"]:
+                break
+        gc.enable()
+        pairs = list(zip(spent[True], spent[False], strict=True))
+        ratios.append(statistics.median(ours / stock for ours, stock in pairs))
+        means.append(sum(spent[True]) / sum(spent[False]))
+        stock_us.append(1e6 * statistics.median(spent[False]))
+        for engine in engines.values():
+            engine.scheduler.shutdown()
     return {
-        "step_time_ratio": round(statistics.median(a / b for a, b in zip(medians[True], medians[False], strict=True)), 3),
-        "step_time_ratio_mean": round(statistics.median(a / b for a, b in zip(means[True], means[False], strict=True)), 3),
-        "step_us": round(1e6 * statistics.median(medians[False]), 1),
+        "step_time_ratio": round(statistics.median(ratios), 3),
+        "step_time_ratio_mean": round(statistics.median(means), 3),
+        "step_us": round(statistics.median(stock_us), 1),
     }
 
 

@@ -102,6 +102,7 @@ class FreeBlockQueue(Generic[B]):
         run = self._runs.get(score + TO_KEY)
         following = self._start_run(score, blocks[0]) if run is None else run[NEXT][HEAD]
         last = following.prev_free_block
+        assert last is not None, "the list of free blocks is broken"
         for block in blocks:
             block.prev_free_block = last
             last.next_free_block = block

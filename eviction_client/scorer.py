@@ -255,6 +255,11 @@ class Scorer:
             logger.error("learned prefix cache: %s at %s; serving goes on without it", type(error).__name__, where)
 
     @property
+    def even(self) -> float:
+        """The score of log-odds 0 at the latest time seen."""
+        return self._latest / self.settings.tau_s
+
+    @property
     def shadow_counters(self) -> ShadowCounters:
         """What the shadow caches have hit."""
         return self._shadows.counters
@@ -310,6 +315,8 @@ class Scorer:
             if self.store is not None and finished.blocks:
                 self.store.record(self._conversation(finished), finished.blocks, finished.score)
             self._learnt += 1
+            # Offer the GIL to the scheduler's thread, which would else wait for the interpreter's switch interval, 5 ms.
+            time.sleep(0)
         store = self.store
         if store is not None:
             question, self._question = self._question, None

@@ -25,6 +25,7 @@ import logging
 import os
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
@@ -120,6 +121,7 @@ class LearnedFreeQueue(FreeBlockQueue[KVCacheBlock], FreeKVCacheBlockQueue):
     Attributes:
         score: of the blocks that the current call frees; None outside of such calls.
         untagged: gives the score of blocks that no call has scored.
+        even: score at which the log-odds were 0 when a block was last scored; what evictions are counted against.
         evictions: blocks evicted by :data:`BUCKETS`.
     """
 
@@ -129,7 +131,7 @@ class LearnedFreeQueue(FreeBlockQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         self.fake_free_list_tail = self.tail
         self.score: float | None = None
         self.untagged = untagged or (lambda: 0.0)
-        self.log_odds_now: Callable[[float], float] = lambda score: score
+        self.even = 0.0
         self.evictions = [0] * (len(BUCKETS) + 1)
         self.prepend_n(blocks)
 
@@ -144,14 +146,19 @@ class LearnedFreeQueue(FreeBlockQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         """As :meth:`append_n`."""
         self.append_n((block,))
 
+    def popleft(self) -> KVCacheBlock:
+        """Take out the block to be evicted first. Raises ValueError, in vLLM's words, when there is none."""
+        if not self.num_free_blocks:
+            raise ValueError("No free blocks available")
+        return self.popleft_n(1)[0]
+
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         """Take out the n blocks to be evicted first, in order; ValueError when fewer are free."""
         if n == 0:
             return []
         first = self._first[NEXT]
         if first[HEAD] is self.head.next_free_block and first[KEY] is not None:
-            now = self.log_odds_now(first[KEY] - TO_KEY)
-            self.evictions[sum(now > bound for bound in BUCKETS)] += n
+            self.evictions[bisect_left(BUCKETS, first[KEY] - TO_KEY - self.even)] += n
         return super().popleft_n(n)
 
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:  # noqa: ARG002
@@ -192,7 +199,6 @@ class Plugin:
         if adopt:
             pool = manager.block_pool
             self.queue = LearnedFreeQueue(pool.free_block_queue.get_all_free_blocks(), self._prior)
-            self.queue.log_odds_now = self._log_odds_now
             pool.free_block_queue = self.queue
             if hasattr(pool, "unpin_blocks"):
                 self._stock_unpin = pool.unpin_blocks
@@ -267,6 +273,8 @@ class Plugin:
                 score = self._last()
         except Exception as error:
             self.scorer.failed(error)
+        if self.queue is not None:
+            self.queue.even = self.scorer.even
         self.scorer.seconds += time.perf_counter() - started
         # NaN has no place in an order.
         return score if score == score else None
@@ -298,9 +306,6 @@ class Plugin:
                 queue.score = None
 
         queue.append_n = append_n  # type: ignore[method-assign]
-
-    def _log_odds_now(self, score: float) -> float:
-        return score - self.scorer.now() / self.scorer.settings.tau_s
 
     def _look_ahead(self, queue: LearnedFreeQueue) -> None:
         started = time.perf_counter()
@@ -432,11 +437,21 @@ def _arguments(request: Request) -> dict[str, Any] | None:
 
 
 def _session(request: Request) -> str | None:
-    """Name of the conversation: vLLM's session id, or ``session_id`` among the extra arguments where vLLM has none."""
+    """Name of the conversation: vLLM's session id, or ``session_id`` among the extra arguments where vLLM has none.
+
+    Under a cache salt, which keeps tenants apart, it is a digest of both: tenants may use the same ids, and the salt is secret.
+    """
     session = getattr(request, "session_id", None)
     if session is None and (arguments := _arguments(request)):
         session = arguments.get("session_id")
-    return session if isinstance(session, str) else None
+    if not isinstance(session, str):
+        return None
+    salt = getattr(request, "cache_salt", None)
+    return session if not salt else hashlib.blake2b(session.encode(), key=_key(salt), digest_size=16).hexdigest()
+
+
+def _key(salt: str) -> bytes:
+    return hashlib.sha256(salt.encode()).digest()
 
 
 def _store(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> MetadataStore | None:

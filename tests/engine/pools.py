@@ -1,5 +1,6 @@
 """Real block pools of vLLM, with the stock queue and with ours, driven without a model."""
 
+import os
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,9 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from eviction_client.engines.vllm import LearnedFreeQueue, Plugin
+
+SHORT = bool(os.environ.get("LPC_TEST_SHORT"))
+"""Whether only the part of these tests is asked for that `make test` runs."""
 
 
 def pool_of(blocks: int) -> BlockPool:

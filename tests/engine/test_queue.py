@@ -5,13 +5,17 @@ from bisect import insort
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from eviction_client.engines.vllm import LearnedFreeQueue
 from eviction_client.queue import RUN_WIDTH, TO_KEY
-from tests.engine.pools import adopt, give_hash, ids, order, pool_of
+from tests.engine.pools import SHORT, adopt, give_hash, ids, order, pool_of
 
-BLOCKS = 600
+BLOCKS = 60
+SCORES = st.none() | st.floats(-20, 20) | st.integers(-3, 3).map(lambda n: n * RUN_WIDTH) | st.sampled_from([1e7, -1e7])
 
 
 class Model:
@@ -47,47 +51,68 @@ class Model:
         return popped
 
 
-def test_a_hundred_thousand_random_operations_never_lose_double_or_misorder_a_block() -> None:
-    rng = random.Random(5)
-    pool = pool_of(BLOCKS)
-    now = 0.0
-    queue = adopt(pool, lambda: now)
-    model = Model(order(pool))
-    used: list[KVCacheBlock] = []
-    contents = 0
-    for step in range(100_000):
-        kind = rng.random()
-        if kind < 0.45 and pool.get_num_free_blocks():
-            n = rng.randint(1, min(8, pool.get_num_free_blocks()))
-            taken = pool.get_new_blocks(n)
-            assert ids(taken) == model.pop(n)
-            for block in taken:
-                if rng.random() < 0.8:
-                    contents += 1
-                    give_hash(pool, block, contents)
-            used.extend(taken)
-        elif kind < 0.6 and model.places:
-            block = pool.blocks[rng.choice(list(model.places))]
-            pool.touch([block])
-            model.remove(block.block_id)
-            used.append(block)
-        elif used:
-            rng.shuffle(used)
-            count = rng.randint(1, min(8, len(used)))
-            freed = [used.pop() for _ in range(count)]
-            score = rng.choice([None, rng.uniform(-20, 20), rng.randint(-3, 3) * RUN_WIDTH, 1e7, -1e7])
-            queue.score = score
-            model.front[:0] = [block.block_id for block in freed if block.block_hash is None]
-            hashed = [block.block_id for block in freed if block.block_hash is not None]
-            now += 1e-3
-            model.insert(hashed, now if score is None else score)
-            pool.free_blocks(freed)
-            queue.score = None
-        assert queue.num_free_blocks == len(model.front) + len(model.scored)
-        if step % 500 == 0:
-            assert order(pool) == model.order()
-            check_links(queue)
-    assert order(pool) == model.order()
+class QueueInTheRealPool(RuleBasedStateMachine):
+    """What an engine does with its pool, beside a sorted list that says what must come of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.pool = pool_of(BLOCKS)
+        self.queue = adopt(self.pool, lambda: self.now)
+        self.model = Model(order(self.pool))
+        self.used: list[KVCacheBlock] = []
+        self.contents = 0
+
+    @precondition(lambda self: self.pool.get_num_free_blocks() > 0)
+    @rule(n=st.integers(1, 8), hashed=st.integers(0, 8))
+    def allocate(self, n: int, hashed: int) -> None:
+        taken = self.pool.get_new_blocks(min(n, self.pool.get_num_free_blocks()))
+        assert ids(taken) == self.model.pop(len(taken))
+        for block in taken[:hashed]:
+            self.contents += 1
+            give_hash(self.pool, block, self.contents)
+        self.used.extend(taken)
+
+    @precondition(lambda self: self.model.places)
+    @rule(data=st.data())
+    def hit(self, data: st.DataObject) -> None:
+        block = self.pool.blocks[data.draw(st.sampled_from(sorted(self.model.places)))]
+        self.pool.touch([block])
+        self.model.remove(block.block_id)
+        self.used.append(block)
+
+    @precondition(lambda self: self.used)
+    @rule(data=st.data(), score=SCORES)
+    def free(self, data: st.DataObject, score: float | None) -> None:
+        places = data.draw(st.lists(st.sampled_from(range(len(self.used))), min_size=1, max_size=8, unique=True))
+        freed = [self.used[place] for place in places]
+        self.used = [block for place, block in enumerate(self.used) if place not in places]
+        self.now += 1e-3
+        self.queue.score = score
+        self.model.front[:0] = [block.block_id for block in freed if block.block_hash is None]
+        hashed = [block.block_id for block in freed if block.block_hash is not None]
+        self.model.insert(hashed, self.now if score is None else score)
+        self.pool.free_blocks(freed)
+        self.queue.score = None
+
+    @precondition(lambda self: self.model.places)
+    @rule(data=st.data(), score=st.floats(-20, 20))
+    def raise_or_lower(self, data: st.DataObject, score: float) -> None:
+        block = data.draw(st.sampled_from(sorted(self.model.places)))
+        self.queue.rescore(self.pool.blocks[block], score)
+        self.model.remove(block)
+        self.model.insert([block], score)
+
+    @invariant()
+    def no_block_is_lost_doubled_or_out_of_order(self) -> None:
+        assert order(self.pool) == self.model.order()
+        assert self.queue.num_free_blocks + len(self.used) == BLOCKS - 1  # less the null block
+        check_links(self.queue)
+
+
+TestQueueInTheRealPool = QueueInTheRealPool.TestCase
+# A hundred thousand operations; a tenth of that in the short part.
+TestQueueInTheRealPool.settings = settings(max_examples=100 if SHORT else 1000, stateful_step_count=100, deadline=None)
 
 
 def check_links(queue: LearnedFreeQueue) -> None:

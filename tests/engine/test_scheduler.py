@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
@@ -189,6 +190,32 @@ def test_a_deferred_free_keeps_its_score_and_only_that() -> None:
     blocks = engine.pool.get_new_blocks(99)[-1:]
     assert "append_n" not in vars(engine.pool.free_block_queue)
     assert blocks
+
+
+def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(100, tell=lambda _: 0.9)
+    scheduler = engine.scheduler
+    monkeypatch.setattr(scheduler, "_connector_finished", lambda _: (True, None))
+    engine.add("a", list(range(6, 86)), 2)
+    for _ in range(2):
+        engine.step()
+    assert scheduler.requests["a"].is_finished() and not scores_of(engine)
+    engine.now += 30
+    scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_sending={"a"}))
+    assert "a" not in scheduler.requests
+    assert list(scores_of(engine).values()) == pytest.approx([score(0.9, engine.now, 100.0)] * 5, abs=0.07)
+
+
+def test_sessions_of_two_tenants_are_two_and_no_salt_is_told() -> None:
+    engine = Engine(100)
+    names = []
+    engine.told.ask = lambda *_, conversation_id, **__: names.append(conversation_id)  # type: ignore[method-assign]
+    for salt in (None, "tenant one", "tenant two", "tenant one"):
+        request = engine.add(f"r{len(names)}", range(6, 46), 3, {"session_id": "s1"}, salt=salt)
+        assert request.cache_salt == salt
+    plain, one, two, again = names
+    assert plain == "s1" and one == again
+    assert len({plain, one, two}) == 3 and "tenant" not in one + two
 
 
 def test_a_failing_hook_costs_neither_request_nor_order(caplog: pytest.LogCaptureFixture) -> None:

@@ -71,14 +71,16 @@ class VllmServer:
             str(self.port),
         ]
         command += ["--block-size", "32", "--num-gpu-blocks-override", "160", "--max-model-len", "2048"]
-        command += ["--gpu-memory-utilization", "0.05", "--max-num-seqs", "8"]
-        environment = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO", **settings}
+        command += ["--kv-cache-memory-bytes", str(2**28), "--max-num-seqs", "8"]
+        # One thread for a model of two layers: with more, two engines on two cores mostly wait for each other's threads.
+        threads = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        environment = {**os.environ, **threads, "VLLM_LOGGING_LEVEL": "INFO", **settings}
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log, start_new_session=True)
 
     def wait(self) -> None:
-        for _ in range(600):
+        for _ in range(900):
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1)
@@ -116,8 +118,12 @@ class Fleet:
         self.sidecar.start()
         settings = {"LPC_PREDICTOR_ADDRESS": f"127.0.0.1:{self.sidecar.port}", "LPC_REDIS_URL": self.redis.url}
         self.engines = [VllmServer(folder, model, **settings) for _ in range(2)]
-        for engine in self.engines:
-            engine.wait()
+        try:
+            for engine in self.engines:
+                engine.wait()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         for engine in self.engines:
