@@ -5,6 +5,7 @@
 | restarts | sidecar and Redis are killed and started again: no call of the client fails, every request is scored, both return |
 | failover | a primary of a Redis Cluster dies: the same, through its replica |
 | reloads | new model versions appear: no request fails, every sidecar takes each of them |
+| full disk | the label log's disk fills up: no request fails, and the log goes on when there is room |
 | rude clients | slow-loris, half a request, deaf and cut off ones: others are served, memory is bounded, the dead are let go |
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.full_disk import full_disk
 from benchmarks.outages import failover, restarts
 from benchmarks.reloads import reloads
 from benchmarks.rude_clients import rude_clients
@@ -32,6 +34,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
         "restarts": lambda folder: restarts(folder, models, model, rounds=2 if quick else 20),
         "failover": lambda folder: failover(folder, models, model, rounds=1 if quick else 4),
         "reloads": lambda folder: reloads(folder, models, model, rounds=1 if quick else 10),
+        "full disk": lambda folder: full_disk(folder, models, model, seconds=2 if quick else 30),
         "rude clients": lambda folder: rude_clients(
             folder, models, model, count=10 if quick else 100, seconds=2 if quick else 30, patience_s=0 if quick else 170
         ),

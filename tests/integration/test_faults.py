@@ -5,8 +5,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import grpc.aio
+import pytest
 
 from benchmarks import load
+from benchmarks.full_disk import full_disk
 from benchmarks.load import Sent, windows
 from benchmarks.outages import failover, restarts
 from benchmarks.reloads import reloads
@@ -34,6 +36,14 @@ def test_a_fleet_takes_every_new_version_without_a_failed_request(tiny_models: P
     figures = reloads(tmp_path, tiny_models, "tiny", rounds=2)
     assert (figures["failed"], figures["reloads"], figures["versions_seen"]) == (0, 4, 3)
     assert figures["answered"] > 0
+    assert figures["passed"]
+
+
+def test_a_full_disk_under_the_label_log_fails_no_request(tiny_models: Path, tmp_path: Path) -> None:
+    figures = full_disk(tmp_path, tiny_models, "tiny", seconds=0.5)
+    if "skipped" in figures:
+        pytest.skip(figures["skipped"])
+    assert (figures["failed"], figures["noticed"], figures["recovered"], figures["lines_about_it"]) == (0, True, True, 1)
     assert figures["passed"]
 
 
