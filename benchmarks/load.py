@@ -2,8 +2,8 @@
 
 Clients are as engines: a connection and a PredictStream of their own each, requests with the engines' default patience of
 10 s. First every client keeps one request in flight (a closed loop, without a deadline): what is answered per second then is
-saturation. Then
-requests arrive at random (exponential gaps) at ``factor`` times that rate, whatever becomes of the ones before.
+saturation. Then requests arrive at random (exponential gaps) at ``factor`` times that rate, whatever becomes of the ones
+before.
 
 An answer counts for the client only within its patience. Latency is from the arrival at the client to the answer there.
 """
@@ -58,7 +58,7 @@ class Sent:
 
 
 class Client:
-    """One engine: a connection and a stream of its own. ``patience_s``: age at which an answer is worthless; infinite: never."""
+    """One engine: a connection and a stream of its own. ``patience_s``: age at which an answer is worthless."""
 
     def __init__(self, address: str, clock: Callable[[], float], patience_s: float) -> None:
         # Otherwise gRPC would share one connection among all channels of a process.
