@@ -56,6 +56,43 @@ def test_its_requests_are_valid() -> None:
     assert set(re.findall(r"ContinuationPredictor/(\w+)", PAGE)) <= methods
 
 
+def test_the_go_example_names_what_the_contract_has() -> None:
+    (code,) = re.findall(r"```go\n(.*?)```", PAGE, re.DOTALL)
+    messages = pb.DESCRIPTOR.message_types_by_name
+    fields = {
+        "".join(part.capitalize() for part in field.name.split("_")): message.name
+        for message in messages.values()
+        for field in message.fields
+    }
+    for kind, body in re.findall(r"&lpcv1\.(\w+)\{(.*?)(?=&lpcv1|\Z)", code, re.DOTALL):
+        message, _, member = kind.partition("_")
+        assert message in messages
+        # A member of a oneof is a type of its own, and its only field is that member.
+        own = {"".join(part.capitalize() for part in field.name.split("_")) for field in messages[message].fields}
+        own |= {"".join(part.capitalize() for part in oneof.name.split("_")) for oneof in messages[message].oneofs}
+        names = set(re.findall(r"(\w+):", body.split("}", 1)[0]))
+        assert names <= ({member} if member else own), kind
+    assert {"RequestId", "Probability"} <= set(re.findall(r"(?:answer|p)\.(\w+)", code)) <= {*fields, "GetPrediction"}
+    assert "NewContinuationPredictorClient(conn).PredictStream(ctx)" in code
+
+
+def test_the_architecture_pages_links_and_files_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    headings = {
+        re.sub(r"[^\w -]", "", line.lstrip("# ")).strip().lower().replace(" ", "-")
+        for line in PAGE.splitlines()
+        if line[:1] == "#"
+    }
+    for link, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", page):
+        assert (ROOT / "docs" / link).exists(), link
+        assert not anchor or anchor in headings, anchor
+    for text in re.findall(r"`(\w+/[\w/.,{}]*)`", page):
+        folder, braces, names = text.partition("{")
+        paths = [f"{folder}{name}.py" for name in names.partition("}")[0].split(",")] if braces else [text]
+        for path in paths:
+            assert (ROOT / path).exists(), path
+
+
 def test_its_links_overlays_targets_and_settings_exist() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (ROOT / "docs" / link).exists(), link
