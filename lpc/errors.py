@@ -11,6 +11,7 @@ USERS_ERRORS = (
     ("training.encoders.encoder", "EncoderError"),
     ("training.export", "ExportError"),
     ("training.head", "HeadError"),
+    ("training.label_log", "LabelLogError"),
     ("training.traces.request", "TraceError"),
     ("simulator.run", "SimulationError"),
     ("benchmarks.setup", "BenchmarkError"),

@@ -1,4 +1,4 @@
-"""The model repository on disk: which version to serve, and the loading of a newer one when it appears."""
+"""The model repository on disk: the version to serve, and the loading of another when one is published or promoted."""
 
 import asyncio
 import logging
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from predictor_service.artifact import Manifest, read_manifest
+from predictor_service.artifact import MANIFEST, Manifest, read_manifest
 from predictor_service.errors import ArtifactError
 from predictor_service.inference import InferenceSettings, Model
+from predictor_service.promotion import PROMOTED, Promotion, read_promotion
+from predictor_service.versions import candidates, newest_first
 
 log = logging.getLogger(__name__)
 
@@ -19,19 +21,21 @@ class ModelRepository:
     def __init__(self, root: Path, name: str, settings: InferenceSettings) -> None:
         self.folder = root / name
         self._settings = settings
-        # Versions that could not be loaded, with the time stamp of their manifest: tried again only when it changes.
+        # Versions and promotions that could not be followed, with their time stamp: tried again only when it changes.
         self._broken: dict[str, int] = {}
 
     def load_newest(self) -> Model:
-        """Load the newest version that can be loaded.
+        """Load the promoted version; where none is promoted or it cannot be loaded, the newest that can.
 
         Raises:
-            ArtifactError: there is none; the message is about the newest.
+            ArtifactError: there is none; the message is about the first that was tried.
         """
-        if not self.folder.is_dir():
-            raise ArtifactError(f"no model in {self.folder}: make one with `lpc export`, or set models and model")
         first_error: ArtifactError | None = None
-        for folder in self._folders():
+        try:
+            read_promotion(self.folder)
+        except ArtifactError as error:
+            self._note_broken(self.folder / PROMOTED, error)
+        for folder in candidates(self.folder):
             try:
                 return Model(folder, self._settings)
             except ArtifactError as error:
@@ -40,13 +44,26 @@ class ModelRepository:
         raise first_error or ArtifactError(f"{self.folder} has no versions: make one with `lpc export`")
 
     def load_newer(self, current: Manifest) -> Model | None:
-        """Load the newest version if it is newer than ``current``; None when there is no newer one.
+        """Load the promoted version, or the newest where none is promoted, if it is not ``current``; None when it is.
+
+        A promotion that cannot be followed leaves what is served: the newest may be what the operator turned away from.
 
         Raises:
-            ArtifactError: a newer version cannot be loaded. It is not tried again until its manifest changes.
+            ArtifactError: the version cannot be loaded, or the promotion cannot be read. Neither is tried again until its file
+                changes.
         """
-        for folder in self._folders():
-            if self._broken.get(folder.name) == _stamp(folder):
+        path = self.folder / PROMOTED
+        try:
+            promotion = read_promotion(self.folder)
+        except ArtifactError as error:
+            if self._is_broken(path):
+                return None
+            self._note_broken(path, error)
+            raise
+        if promotion is not None:
+            return self._load_promoted(promotion, current)
+        for folder in newest_first(self.folder):
+            if self._is_broken(folder):
                 continue
             try:
                 if read_manifest(folder).created <= current.created:
@@ -60,7 +77,7 @@ class ModelRepository:
     async def watch(
         self, interval_s: float, current: Callable[[], Model], swap: Callable[[Model], None], count: Callable[[str], None]
     ) -> None:
-        """Look for a newer version every ``interval_s`` seconds, load it in a thread and hand it over. Runs until cancelled.
+        """Look for another version every ``interval_s`` seconds, load it in a thread and hand it over. Runs until cancelled.
 
         Whatever goes wrong, the version in service stays. ``count`` is told "loaded" or "failed".
         """
@@ -79,25 +96,32 @@ class ModelRepository:
                 result = "failed"
             count(result)
 
-    def _folders(self) -> list[Path]:
-        """Return the version folders, newest manifest first, unreadable ones last."""
+    def _load_promoted(self, promotion: Promotion, current: Manifest) -> Model | None:
+        folder = self.folder / promotion.version
+        if self._is_broken(folder):
+            return None
+        try:
+            if read_manifest(folder) == current:
+                return None
+            return Model(folder, self._settings)
+        except ArtifactError as error:
+            self._note_broken(folder, error)
+            raise
 
-        def created(folder: Path) -> str:
-            try:
-                return read_manifest(folder).created
-            except ArtifactError:
-                return ""
+    def _is_broken(self, path: Path) -> bool:
+        return self._broken.get(path.name) == _stamp(path)
 
-        folders = [path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        return sorted(folders, key=lambda folder: (created(folder), folder.name), reverse=True)
-
-    def _note_broken(self, folder: Path, error: ArtifactError) -> None:
-        self._broken[folder.name] = _stamp(folder)
-        log.error("model version %s is not served: %s", folder.name, error)
+    def _note_broken(self, path: Path, error: ArtifactError) -> None:
+        self._broken[path.name] = _stamp(path)
+        if path.name == PROMOTED:
+            log.error("the promotion is not followed: %s", error)
+        else:
+            log.error("model version %s is not served: %s", path.name, error)
 
 
-def _stamp(folder: Path) -> int:
+def _stamp(path: Path) -> int:
+    """Return a time stamp that changes with a version's manifest or the promotion's file; 0 where it is missing."""
     try:
-        return (folder / "manifest.json").stat().st_mtime_ns
+        return (path if path.name == PROMOTED else path / MANIFEST).stat().st_mtime_ns
     except OSError:
         return 0

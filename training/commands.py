@@ -87,6 +87,7 @@ def export(
 ) -> None:
     """Export and say where and how close to PyTorch."""
     from predictor_service.artifact import read_manifest
+    from predictor_service.versions import served
 
     folder = exporting.export(
         models,
@@ -101,3 +102,8 @@ def export(
     screen.print(f"{folder}")
     for key, value in read_manifest(folder).verification.items():
         screen.print(f"  {key.replace('_', ' ')}: {value}")
+    if (now := served(models / name)) != folder:
+        screen.print(
+            f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that",
+            highlight=False,
+        )

@@ -1,5 +1,6 @@
 """Figures of a predictor's quality, on examples it was not trained on."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -61,18 +62,23 @@ def intervals(
     seed: int = 0,
 ) -> dict[str, list[float]]:
     """Return 95% intervals of mcc, auc and brier by a bootstrap over conversations: turns of one are not independent."""
-    _, group = np.unique(conversation, return_inverse=True)
-    order = np.argsort(group, kind="stable")
-    members = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
-    generator = np.random.default_rng(seed)
     drawn: dict[str, list[float]] = {"mcc": [], "auc": [], "brier": []}
-    for _ in range(RESAMPLES):
-        rows = np.concatenate([members[i] for i in generator.integers(0, len(members), len(members))])
+    for rows in resamples(conversation, seed):
         p, y = probability[rows], continues[rows]
         drawn["mcc"].append(_mcc(y, p >= threshold))
         drawn["auc"].append(float(roc_auc_score(y, p)))
         drawn["brier"].append(float(np.mean((p - y) ** 2)))
     return {name: [round(float(q), 5) for q in np.quantile(values, (0.025, 0.975))] for name, values in drawn.items()}
+
+
+def resamples(conversation: NDArray[np.str_], seed: int = 0) -> Iterator[NDArray[np.intp]]:
+    """Yield RESAMPLES draws of rows: as many conversations as there are, with replacement, each with all of its rows."""
+    _, group = np.unique(conversation, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    members = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    generator = np.random.default_rng(seed)
+    for _ in range(RESAMPLES):
+        yield np.concatenate([members[i] for i in generator.integers(0, len(members), len(members))])
 
 
 def _mcc(label: NDArray[np.bool_], decided: NDArray[np.bool_]) -> float:

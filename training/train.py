@@ -78,7 +78,6 @@ class Side:
         return Side(self.embedding[mask], self.scalars[mask], self.label[mask])
 
 
-@one_thread()
 def train(embeddings: Path, out: Path, *, recipe: RecipeName = "default", seed: int = 0) -> dict[str, Any]:
     """Train a head on the embeddings of a folder; write ``out`` and its card CARD.md beside it; return its figures.
 
@@ -87,12 +86,24 @@ def train(embeddings: Path, out: Path, *, recipe: RecipeName = "default", seed: 
     Raises:
         EmbeddingError: no embeddings, or too few to train on.
     """
-    data = load_embedded(embeddings)
+    head = learn(load_embedded(embeddings), recipe=recipe, seed=seed)
+    head.save(out)
+    out.with_name("CARD.md").write_text(_card(head.metadata), "utf-8")
+    result: dict[str, Any] = head.metadata["evaluation"]
+    return result
+
+
+@one_thread()
+def learn(data: Embedded, *, recipe: RecipeName, seed: int) -> Head:
+    """Return a head trained on the training and validation splits, with its figures on the evaluation split in its metadata.
+
+    Raises:
+        EmbeddingError: too few examples.
+    """
     chosen = LPC if recipe == "lpc" else choose(data, CANDIDATES, seed=seed)
     sides = {split: side_of(data, split, chosen.scalars) for split in ("train", "validation", "evaluation")}
     head = fit(chosen, sides["train"], sides["validation"], seed=seed)
     threshold = threshold_of(head, sides["validation"])
-    result = figures(probabilities(head, sides["evaluation"]), _labels(sides["evaluation"]), threshold)
     description = data.description
     head.metadata = {
         "name": recipe,
@@ -104,11 +115,9 @@ def train(embeddings: Path, out: Path, *, recipe: RecipeName = "default", seed: 
         "examples": {split: len(side.label) for split, side in sides.items()},
         "positive_share": round(float(sides["train"].label.mean()), 4),
         "seed": seed,
-        "evaluation": result,
+        "evaluation": figures(probabilities(head, sides["evaluation"]), _labels(sides["evaluation"]), threshold),
     }
-    head.save(out)
-    out.with_name("CARD.md").write_text(_card(head.metadata), "utf-8")
-    return result
+    return head
 
 
 def choose(data: Embedded, candidates: tuple[Recipe, ...], *, seed: int) -> Recipe:

@@ -31,13 +31,13 @@ from tests.dockerfile import ROOT, stages
 from tests.redis_server import free_port
 
 DEPLOY = ROOT / "deploy"
-OVERLAYS = ("cpu", "gpu", "redis-cluster", "mtls")
+OVERLAYS = ("cpu", "gpu", "redis-cluster", "mtls", "learning")
 Object = dict[str, Any]
 
 # The oldest and the newest release whose schemas the validator has, of those with autoscaling/v2 and gRPC probes.
 RELEASES = ("1.27", "1.37")
-BROUGHT = {"lpc-logs", "lpc-predictor-tls", "lpc-redis-tls"}
-"""What an operator brings: logs to learn from, and certificates."""
+BROUGHT = {"lpc-predictor-tls", "lpc-redis-tls"}
+"""What an operator brings: certificates."""
 
 
 @cache
@@ -142,7 +142,10 @@ def test_every_image_has_a_version(objects: list[Object]) -> None:
 
 def test_every_object_that_a_pod_needs_is_there(objects: list[Object]) -> None:
     known = {(o["kind"], o["metadata"]["name"]) for o in [*objects, *rendered("cpu")]}
+    suspended = {f"{o['kind']} {o['metadata']['name']}" for o in objects if o.get("spec", {}).get("suspend")}
     for owner, pod in pods(objects):
+        if owner in suspended:
+            continue
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
         needed = [("ConfigMap", v["configMap"]["name"]) for v in volumes.values() if "configMap" in v]
         needed += [("Secret", v["secret"]["secretName"]) for v in volumes.values() if "secret" in v]
@@ -222,17 +225,56 @@ def test_the_jobs_commands_are_lpcs(overlay: str) -> None:
     for owner, pod in pods(rendered(overlay)):
         for container in containers(pod):
             if container["image"].startswith("lpc-"):
-                command, *arguments = container["args"]
+                flag = next((i for i, word in enumerate(container["args"]) if word.startswith("--")), len(container["args"]))
+                command, arguments = container["args"][:flag], container["args"][flag:]
                 usage = re.sub(
-                    r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+                    r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).output
                 )
                 for option in arguments[::2]:
                     assert f"{option} " in usage, (owner, option)
-                seen.append(command)
-    assert seen.count("serve") == 1 and seen.count("export") == 2 and {"embed", "train"} <= set(seen)
-    precision = "fp16" if overlay == "gpu" else "int8"
-    exports = [c["args"] for _, pod in pods(rendered(overlay)) for c in containers(pod) if c.get("args", [""])[0] == "export"]
-    assert {arguments[arguments.index("--precision") + 1] for arguments in exports} == {precision}
+                seen.append(" ".join(command))
+    assert sorted(seen) == ["export", "models prune", "serve", "train"]
+    (export,) = [c["args"] for _, pod in pods(rendered(overlay)) for c in containers(pod) if c.get("args", [""])[0] == "export"]
+    assert export[export.index("--precision") + 1] == ("fp16" if overlay == "gpu" else "int8")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_labels_are_logged_and_learnt_from_where_the_operator_chose_it(overlay: str) -> None:
+    objects = rendered(overlay)
+    learning = overlay == "learning"
+    claims = [o["metadata"]["name"] for o in objects if o["kind"] == "PersistentVolumeClaim"]
+    assert ("lpc-labels" in claims) is learning
+    assert named(objects, "CronJob", "lpc-retrain")["spec"]["suspend"] is not learning
+    assert ("LPC_LABEL_LOG" in named(objects, "ConfigMap", "lpc-predictor")["data"]) is learning
+
+
+def test_the_nightly_job_reads_the_folder_that_the_sidecars_write_and_writes_the_one_they_read() -> None:
+    objects = rendered("learning")
+    folder = named(objects, "ConfigMap", "lpc-predictor")["data"]["LPC_LABEL_LOG"]
+
+    def mounted(pod: Object, container: Object) -> dict[str, tuple[str, bool]]:
+        claims = {
+            v["name"]: v["persistentVolumeClaim"]["claimName"]
+            for v in pod["spec"]["volumes"]
+            if len(v) == 2 and "persistentVolumeClaim" in v
+        }
+        mounts = [mount for mount in container["volumeMounts"] if mount["name"] in claims]
+        return {mount["mountPath"]: (claims[mount["name"]], mount.get("readOnly", False)) for mount in mounts}
+
+    (sidecar,) = [pod for owner, pod in pods(objects) if owner == "Deployment lpc-predictor"]
+    (job,) = [pod for owner, pod in pods(objects) if owner == "CronJob lpc-retrain"]
+    (train,) = job["spec"]["initContainers"]
+    assert train["args"] == ["train", "--from", folder, "--models", "/models"]
+    assert mounted(sidecar, sidecar["spec"]["containers"][0]) == {
+        folder: ("lpc-labels", False),
+        "/models": ("lpc-models", True),
+    }
+    assert mounted(job, train) == {folder: ("lpc-labels", True), "/models": ("lpc-models", False)}
+    claim = named(objects, "PersistentVolumeClaim", "lpc-labels")["spec"]
+    assert claim["accessModes"] == ["ReadWriteMany"]
+    # What the sidecars may write fits into the claim, with a file of each that is being written.
+    mib = int(named(objects, "ConfigMap", "lpc-predictor")["data"]["LPC_LABEL_LOG_MIB"])
+    assert mib * 1.1 < int(claim["resources"]["requests"]["storage"].removesuffix("Gi")) * 1024
 
 
 def test_the_single_redis_lets_an_engine_in_and_nothing_else(tmp_path: Path) -> None:

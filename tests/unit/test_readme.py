@@ -16,6 +16,7 @@ def test_every_lpc_command_that_is_named_exists() -> None:
     from lpc.cli import app, bench
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands + bench.registered_commands}
+    known |= {group.name for group in app.registered_groups}
     named = set(re.findall(r"\blpc ([a-z]+)", README)) - {"bench"}
     assert named <= known
 

@@ -1,0 +1,144 @@
+"""Label logs as training reads them: what is taken, what is left out and said, how time and conversations are split."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from predictor_service.artifact import Manifest
+from predictor_service.features import FeatureSettings
+from predictor_service.label_log import table_of
+from predictor_service.labels import Label, Prediction, Turn
+from tests.label_log import DAY_MS, END_MS, made_up_rows, write_file, write_made_up
+from training.label_log import LabelLogError, newest_side, read_label_log
+
+WIDTH = 8
+LIVE = Manifest("m", "v1", "int8", {}, FeatureSettings(), WIDTH, "an-encoder", "5ha", {}, {}, "2026-11-01")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_made_up(tmp_path_factory.mktemp("log"), LIVE, made_up_rows(WIDTH, 1500))
+
+
+def test_the_newest_day_is_evaluated_and_no_conversation_stands_on_two_sides(log: Path) -> None:
+    found = read_label_log(log, LIVE)
+    assert found.notes == ()
+    assert found.last - found.cut == np.timedelta64(24, "h")
+    sides = {side: set(found.examples.conversation[found.examples.split == side]) for side in np.unique(found.examples.split)}
+    assert set(sides) == {"train", "validation", "evaluation"}
+    assert not sides["train"] & sides["validation"] and not sides["train"] & sides["evaluation"]
+    assert not sides["validation"] & sides["evaluation"]
+    assert 0.05 < len(sides["validation"]) / len(sides["train"]) < 0.2
+    newest = newest_side(found)
+    rows = made_up_rows(WIDTH, 1500)
+    assert len(newest.examples.continues) == sum(at >= max(rows["asked_at"]) - DAY_MS for at in rows["asked_at"])
+    assert set(newest.model_version) == {"v1"}
+    assert newest.probability == pytest.approx(0.7)
+    assert found.examples.embedding.dtype == np.float32
+
+
+def test_the_older_turns_of_a_conversation_of_the_newest_day_are_left_out(tmp_path: Path) -> None:
+    rows = made_up_rows(WIDTH, 1500)
+    before = len(read_label_log(write_made_up(tmp_path / "a", LIVE, rows), LIVE).examples.continues)
+    newest, oldest = int(np.argmax(rows["asked_at"])), int(np.argmin(rows["asked_at"]))
+    rows["conversation"][newest] = rows["conversation"][oldest]
+    moved = rows["conversation"].count(rows["conversation"][oldest]) - 1
+    after = len(read_label_log(write_made_up(tmp_path / "b", LIVE, rows), LIVE).examples.continues)
+    assert before - after == moved
+
+
+def test_a_log_of_less_than_two_days_says_that_it_evaluates_a_fifth_of_its_time(tmp_path: Path) -> None:
+    found = read_label_log(write_made_up(tmp_path, LIVE, made_up_rows(WIDTH, 1500, days=1.0)), LIVE)
+    assert (found.last - found.cut) / (found.last - found.first) == pytest.approx(0.2, abs=1e-3)
+    assert any("less than two days" in note for note in found.notes)
+
+
+def test_damaged_and_foreign_files_are_left_out_and_named(tmp_path: Path) -> None:
+    rows = made_up_rows(WIDTH, 1500)
+    write_made_up(tmp_path, LIVE, rows)
+    whole = read_label_log(tmp_path, LIVE)
+    good = next(tmp_path.glob("*/labels-00000.parquet"))
+    (tmp_path / "labels-a.parquet").write_bytes(good.read_bytes()[:-100])
+    (tmp_path / "labels-b.parquet").write_bytes(b"")
+    (tmp_path / "labels-c.parquet").mkdir()
+    (tmp_path / "labels-d.parquet.partial").write_bytes(b"x")
+    write_file(tmp_path / "labels-e.parquet", LIVE, rows, lpc_label_log="2")
+    write_file(tmp_path / "labels-f.parquet", replace(LIVE, encoder_sha256="other"), rows)
+    write_file(tmp_path / "labels-g.parquet", replace(LIVE, features=FeatureSettings(prompt_window=3)), rows)
+    write_file(tmp_path / "labels-h.parquet", LIVE, {**rows, "embedding": rows["embedding"][:, :4]})
+    pq.write_table(pq.read_table(good).drop_columns("turn_count"), tmp_path / "labels-i.parquet")
+    data = bytearray(good.read_bytes())
+    data[len(data) // 3 : len(data) // 2] = bytes(len(data) // 2 - len(data) // 3)
+    (tmp_path / "labels-j.parquet").write_bytes(data)  # its footer is sound, its pages are not
+    found = read_label_log(tmp_path, LIVE)
+    assert len(found.examples.continues) == len(whole.examples.continues)
+    said = "\n".join(found.notes)
+    assert "1 files left out, whose encoder is not that of the live version v1: labels-f.parquet" in said
+    assert "whose prompt_window is not that of the live version v1: labels-g.parquet" in said
+    assert "whose width of the embedding is not that of the live version v1: labels-h.parquet" in said
+    assert f"6 damaged files left out, the first {tmp_path / 'labels-a.parquet'}" in said
+
+
+def test_scalars_and_precision_may_differ_from_the_live_models(tmp_path: Path) -> None:
+    other = replace(LIVE, precision="fp16", features=FeatureSettings(scalars=("turn_count", "prompt_chars")), version="v2")
+    found = read_label_log(write_made_up(tmp_path, other, made_up_rows(WIDTH, 1500)), LIVE)
+    assert found.notes == ()
+    assert set(found.model_version) == {"v2"}
+
+
+def test_turns_without_numbers_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = made_up_rows(WIDTH, 1500)
+    rows["embedding"][:5, 3] = math.nan
+    rows["probability"][5] = math.nan
+    rows["turn_count"][6] = None
+    found = read_label_log(write_made_up(tmp_path, LIVE, rows), LIVE)
+    assert any(note.startswith("7 turns left out whose embedding") for note in found.notes)
+    assert np.isfinite(found.examples.embedding).all()
+
+
+def test_of_a_long_log_whole_conversations_are_taken(log: Path) -> None:
+    whole, part = read_label_log(log, LIVE), read_label_log(log, LIVE, most=2500)
+    assert any("of the conversations are taken" in note for note in part.notes)
+    assert 0.8 * 2500 < len(part.examples.continues) < 1.2 * 2500 < len(whole.examples.continues)
+    taken = np.isin(whole.examples.conversation, part.examples.conversation)
+    assert taken.sum() == len(part.examples.continues)
+
+
+def test_what_cannot_be_learnt_from_is_refused_with_the_reason(tmp_path: Path) -> None:
+    rows = made_up_rows(WIDTH, 60)
+    with pytest.raises(LabelLogError, match=r"no label log in .*neither it nor a folder in it has labels-"):
+        read_label_log(tmp_path / "none", LIVE)
+    with pytest.raises(LabelLogError, match=r"is too small: .*train \d+ and \d+, .*at least 50 of each are needed"):
+        read_label_log(write_made_up(tmp_path / "few", LIVE, rows), LIVE)
+    with pytest.raises(LabelLogError, match=r"none of the 3 files in .*whose encoder is not that of the live version v1"):
+        read_label_log(write_made_up(tmp_path / "other", replace(LIVE, encoder_sha256="x"), rows), LIVE)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "labels-1.parquet").write_bytes(b"no parquet")
+    with pytest.raises(LabelLogError, match=r"none of the 1 files .*1 damaged files left out, the first .*labels-1.parquet: "):
+        read_label_log(tmp_path / "damaged", LIVE)
+    nothing = {name: values[:0] for name, values in rows.items()}
+    write_file(tmp_path / "empty" / "labels-1.parquet", LIVE, nothing)
+    with pytest.raises(LabelLogError, match=r"no turns in .*the log is empty"):
+        read_label_log(tmp_path / "empty", LIVE)
+
+
+def test_the_files_that_a_sidecar_writes_are_read(tmp_path: Path) -> None:
+    rows = made_up_rows(WIDTH, 1500)
+    labels = []
+    for i, conversation in enumerate(rows["conversation"]):
+        said = Prediction(0.25, rows["embedding"][i].astype("<f2").tobytes(), 17, LIVE)
+        key, at = bytes.fromhex(conversation), rows["asked_at"][i] / 1000
+        turn = Turn(b"n" * 16, b"t" * 16, key, at, rows["turn_count"][i], rows["prompt_chars"][i], 11, 7, said)
+        labels.append(Label(turn, said, rows["continues"][i], rows["gap_s"][i]))
+    pq.write_table(table_of(LIVE, labels), tmp_path / "labels-20261120T000000.000000Z-0123abcd.parquet", compression="zstd")
+    found = read_label_log(tmp_path, LIVE)
+    expected = read_label_log(write_made_up(tmp_path / "made-up", LIVE, rows, files=1), LIVE)
+    assert found.notes == expected.notes == ()
+    assert np.array_equal(found.examples.embedding, expected.examples.embedding)
+    assert np.array_equal(found.examples.continues, expected.examples.continues)
+    assert np.array_equal(found.examples.split, expected.examples.split)
+    assert abs(int(found.last.astype("datetime64[ms]").astype(np.int64)) - END_MS) < DAY_MS
