@@ -145,9 +145,9 @@ class Fleet:
                 answer = client.chat.completions.create(
                     model="tiny",
                     messages=messages,
-                    max_tokens=64,
+                    max_tokens=160,
                     temperature=0,
-                    extra_body={"vllm_xargs": {"lpc_priority": 0}},
+                    extra_body={"ignore_eos": True, "vllm_xargs": {"lpc_priority": 0}},
                 )
                 took.append(time.perf_counter() - started)
                 messages.append({"role": "assistant", "content": answer.choices[0].message.content or "-"})
@@ -174,14 +174,25 @@ def eventually(condition: object, seconds: float = 30.0) -> bool:
     return False
 
 
+def scored(engine: VllmServer) -> float:
+    """Requests whose blocks got a prediction's score."""
+    return engine.metrics().get(("lpc_requests_scored_total", "prediction"), 0.0)
+
+
 @pytest.mark.timeout(400)
 def test_two_engines_hit_and_tell_their_metrics(fleet: Fleet) -> None:
-    fleet.chats("first")
+    rounds = 0
+    # On a busy machine the sidecar may answer many requests too late.
+    while rounds < 10 and not all(scored(engine) for engine in fleet.engines):
+        rounds += 1
+        fleet.chats(f"round {rounds}")
+        time.sleep(2)  # metrics are written once a second
     for engine in fleet.engines:
-        assert eventually(lambda engine=engine: engine.metrics().get(("lpc_requests_scored_total", "prediction"), 0) > 0)
+        assert eventually(lambda engine=engine: engine.metrics()["lpc_predictions_total", "asked"] == 36 * rounds)
         metrics = engine.metrics()
+        print({label: count for (name, label), count in metrics.items() if name == "lpc_predictions_total"})
+        assert scored(engine) > 0
         assert metrics["vllm:prefix_cache_hits_total", ""] > 0
-        assert metrics["lpc_predictions_total", "asked"] == 36
         assert metrics["lpc_failures_total", ""] == 0
         assert metrics["lpc_predictor_connected", ""] == 1
         assert metrics["lpc_store_healthy", ""] == 1
@@ -204,9 +215,6 @@ def test_both_engines_scores_are_under_one_namespace_and_no_text_is_in_redis_or_
 
 @pytest.mark.timeout(600)
 def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet) -> None:
-    def scored() -> float:
-        return sum(engine.metrics().get(("lpc_requests_scored_total", "prediction"), 0.0) for engine in fleet.engines)
-
     seconds = {"all well": fleet.chats("well")}
     fleet.sidecar.signal(signal.SIGSTOP)
     seconds["sidecar silent"] = fleet.chats("silent")
@@ -221,9 +229,13 @@ def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet) -> None:
     fleet.redis.start()
     fleet.sidecar.start()
     assert eventually(lambda: all(engine.metrics()["lpc_predictor_connected", ""] for engine in fleet.engines), 60)
-    before = scored()
-    seconds["back"] = fleet.chats("back")
-    assert eventually(lambda: scored() > before)
+    before = sum(map(scored, fleet.engines))
+    rounds = 0
+    while rounds < 10 and sum(map(scored, fleet.engines)) <= before:
+        rounds += 1
+        seconds["back"] = fleet.chats(f"back {rounds}")
+        time.sleep(2)
+    assert sum(map(scored, fleet.engines)) > before
     assert eventually(lambda: all(engine.metrics()["lpc_store_healthy", ""] for engine in fleet.engines), 60)
     for name, took in seconds.items():
         print(

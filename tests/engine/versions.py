@@ -30,7 +30,12 @@ def unpack(version: str, folder: Path) -> Path:
 
 def run(version: str, folder: Path) -> tuple[str, dict[str, str]]:
     """Return a release's fingerprint, and what became of each test file."""
-    environment = {**os.environ, "PYTHONPATH": f"{unpack(version, folder)}:{ROOT}", "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{unpack(version, folder)}:{ROOT}",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "LPC_TEST_SHORT": "1",
+    }
     program = "import eviction_client.engines.vllm as v; print(v.vllm_version, v.fingerprint())"
     answer = subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True)
     found = re.findall(r"^(\S+) ([0-9a-f]{16})$", answer.stdout, re.MULTILINE)
