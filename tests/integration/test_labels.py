@@ -143,6 +143,16 @@ async def test_a_row_is_what_embedding_the_conversation_offline_gives(timed_mode
         assert row["last_reply_chars"] == turns.last_reply_chars == (7 if n > 1 else 0)
 
 
+def test_the_way_of_a_gpu_gives_both_outputs_too(timed_models: Path) -> None:
+    """Bound inputs and outputs, as on CUDA, on the CPU's session."""
+    model = Model(timed_models / "tiny" / "v1", InferenceSettings("cpu", 1))
+    batch = [model.encode(UserTurns((prompt,), 1)) for prompt in PROMPTS]
+    plain = model.run_with_embeddings(batch)
+    model.provider = "cuda"
+    assert model.run_with_embeddings(batch) == plain
+    assert model.run(batch) == plain[0]
+
+
 async def test_streams_and_batches_are_labelled_too(timed_models: Path, tmp_path: Path) -> None:
     async with sidecar(timed_models, label_log=tmp_path) as running_:
         first = [chat([f"{prompt} first"]) for prompt in PROMPTS]
