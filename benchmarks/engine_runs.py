@@ -132,6 +132,7 @@ def serve(
         num_gpu_blocks_override=blocks,
         max_model_len=7168,
         max_num_seqs=16,
+        dtype="float32",
         kv_cache_memory_bytes=2**28,
         enable_prefix_caching=True,
         disable_log_stats=True,
