@@ -291,15 +291,19 @@ def _draw(figures: dict[str, Any], path: Path) -> None:
     for name in ("offered", "answered", "refused", "expired"):
         rate.plot(at, [row[name] / WINDOW_S for row in rows], label=name)
     rate.axhline(figures["saturation_per_second"], color="0.7", linestyle="--", label="saturation")
-    rate.set(ylabel="requests/s", ylim=(0, None), title=f"{figures['factor']:g} times saturation, {figures['clients']} clients")
-    rate.legend(ncols=5, loc="lower center")
+    busiest = 1.25 * max(row["offered"] for row in rows) / WINDOW_S
+    rate.set(
+        ylabel="requests/s", ylim=(0, busiest), title=f"{figures['factor']:g} times saturation, {figures['clients']} clients"
+    )
+    rate.legend(ncols=5, loc="upper center", fontsize="small")
     for name, label in (("p50_s", "p50"), ("p99_s", "p99")):
         latency.plot(at, [row[name] for row in rows], label=label)
     latency.axhline(PATIENCE_S, color="0.7", linestyle="--", label="an engine's patience")
     latency.set(ylabel="latency of the answered, s", ylim=(0, None))
     latency.legend()
     memory.plot(at, [row["rss_mib"] for row in rows])
-    memory.set(ylabel="sidecar's memory, MiB", ylim=(0, None), xlabel="minutes")
+    highest = 1.25 * figures["rss_highest_mib"]
+    memory.set(ylabel="sidecar's memory, MiB", ylim=(0, highest), xlabel="minutes")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     plt.close(figure)
