@@ -47,8 +47,6 @@ def serve(
     provider: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
 ) -> None:
     """Run the prediction sidecar until Ctrl-C. Every setting can also be given as LPC_... or in a file."""
-    from predictor_service import server
-
     settings = _service_settings(
         config,
         host=host,
@@ -59,6 +57,8 @@ def serve(
         model=model,
         provider=provider,
     )
+    from predictor_service import server  # after the log is set up: libraries write to it when they are imported
+
     _or_fail(lambda: asyncio.run(server.serve(settings)))
 
 

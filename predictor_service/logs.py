@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import Literal
@@ -33,6 +34,12 @@ def configure(level: str, form: Literal["json", "text"]) -> None:
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    # transformers has a handler and a form of its own. Only its tokenizers are used, so that it finds no PyTorch is no news.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers.utils import logging as of_transformers
+
+    of_transformers.disable_default_handler()
+    of_transformers.enable_propagation()
 
 
 def _trace() -> dict[str, str]:
