@@ -53,7 +53,7 @@ def run(version: str, folder: Path) -> tuple[str, dict[str, str]]:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder = Path(sys.argv[1]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for version in sys.argv[2:]:
         fingerprint, results = run(version, folder)
