@@ -53,7 +53,8 @@ def serve(command: list[str], root: Path) -> None:
     (root / "run").mkdir(exist_ok=True)
     check = [str(python), *(below(root, word) for word in cpu.command("HEALTHCHECK")[1:])]
     assert subprocess.run(check, env=env, capture_output=True, check=False).returncode == 1, "healthy before it runs"
-    sidecar = subprocess.Popen([str(python), "-m", *command], env=env)
+    # Not in the checkout: `-m` would find its packages there, not the image's.
+    sidecar = subprocess.Popen([str(python), "-m", *command], env=env, cwd=root)
     try:
         deadline = time.monotonic() + 60
         while subprocess.run(check, env=env, capture_output=True, check=False).returncode != 0:
