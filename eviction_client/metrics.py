@@ -8,6 +8,7 @@ it in the environment, and shows what they write there.
 """
 
 import atexit
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -123,8 +124,12 @@ class FolderCollector(Collector):
 
 
 def register() -> None:
-    """Show the metrics of engines that this process will start. In these themselves it does nothing."""
-    if FOLDER in os.environ:
+    """Show the metrics of engines that this process will start. In these themselves it does nothing.
+
+    An engine is a child of multiprocessing. A server that some other program has started shows its own engines, even if that
+    program has loaded vLLM too and the variable is inherited.
+    """
+    if FOLDER in os.environ and multiprocessing.parent_process() is not None:
         return
     folder = tempfile.mkdtemp(prefix="lpc-metrics-")
     os.environ[FOLDER] = folder

@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 KNOWN_VERSIONS: Final[dict[str, str]] = {
     "0.26.0": "dcc07dc66443a48c",
+    "0.27.1": "66cc29fafb599b9e",
     "0.28.0": "fd3b57488415e40b",
     "0.29.0": "8404ab456e1dad8d",
     "0.30.0": "df77d12e48561ffb",
