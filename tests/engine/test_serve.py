@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,17 +59,15 @@ class Sidecar:
 
 
 class VllmServer:
+    """`vllm serve`, with the plug-in if it gets settings, else stock."""
+
     def __init__(self, folder: Path, model: Path, **settings: str) -> None:
         self.port = free_port()
         self.log = folder / f"vllm-{self.port}.log"
         command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--served-model-name", "tiny"]
-        command += [
-            "--scheduler-cls",
-            "eviction_client.engines.vllm.LearnedScheduler",
-            "--enforce-eager",
-            "--port",
-            str(self.port),
-        ]
+        if settings:
+            command += ["--scheduler-cls", "eviction_client.engines.vllm.LearnedScheduler"]
+        command += ["--enforce-eager", "--port", str(self.port)]
         command += ["--block-size", "32", "--num-gpu-blocks-override", "160", "--max-model-len", "2048"]
         command += ["--kv-cache-memory-bytes", str(2**28), "--max-num-seqs", "8"]
         # One thread for a model of two layers: with more, two engines on two cores mostly wait for each other's threads.
@@ -117,6 +115,7 @@ class Fleet:
         self.sidecar = Sidecar(folder, model)
         self.sidecar.start()
         settings = {"LPC_PREDICTOR_ADDRESS": f"127.0.0.1:{self.sidecar.port}", "LPC_REDIS_URL": self.redis.url}
+        self.folder, self.model = folder, model
         self.engines = [VllmServer(folder, model, **settings) for _ in range(2)]
         try:
             for engine in self.engines:
@@ -132,11 +131,12 @@ class Fleet:
         self.sidecar.signal(signal.SIGKILL)
         self.redis.kill()
 
-    def chats(self, label: str, count: int = 24, turns: int = 3) -> list[float]:
+    def chats(self, label: str, count: int = 24, turns: int = 3, stock: Sequence[VllmServer] = ()) -> list[float]:
         """Multi-turn chats on both engines at once; every request must succeed. Returns the seconds of each."""
+        engines = stock or self.engines
 
         def chat(number: int) -> list[float]:
-            client = self.engines[number % 2].client()
+            client = engines[number % 2].client()
             messages: list[dict[str, str]] = [{"role": "system", "content": "Answer briefly. " + SECRET}]
             took = []
             for turn in range(turns):
@@ -213,9 +213,20 @@ def test_both_engines_scores_are_under_one_namespace_and_no_text_is_in_redis_or_
     assert not any("swordfish" in engine.log.read_text() for engine in fleet.engines)
 
 
-@pytest.mark.timeout(600)
-def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet) -> None:
-    seconds = {"all well": fleet.chats("well")}
+@pytest.fixture
+def stock(fleet: Fleet) -> Iterator[list[VllmServer]]:
+    servers = [VllmServer(fleet.folder, fleet.model) for _ in range(2)]
+    for server in servers:
+        server.wait()
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+@pytest.mark.timeout(900)
+def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet, stock: list[VllmServer]) -> None:
+    fleet.chats("warm", stock=stock)
+    seconds = {"stock vLLM": fleet.chats("stock", stock=stock), "all well": fleet.chats("well")}
     fleet.sidecar.signal(signal.SIGSTOP)
     seconds["sidecar silent"] = fleet.chats("silent")
     fleet.sidecar.signal(signal.SIGCONT)
@@ -226,6 +237,7 @@ def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet) -> None:
     fleet.redis.thaw()
     fleet.redis.kill()
     seconds["both killed"] = fleet.chats("both")
+    seconds["stock vLLM, once more"] = fleet.chats("stock again", stock=stock)
     fleet.redis.start()
     fleet.sidecar.start()
     assert eventually(lambda: all(engine.metrics()["lpc_predictor_connected", ""] for engine in fleet.engines), 60)
