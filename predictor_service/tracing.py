@@ -1,7 +1,4 @@
-"""Spans of calls and predictions: the interface, which makes none, and the choice of what makes some (`otlp.py`).
-
-OpenTelemetry is an extra of its own, so nothing but `otlp.py` imports it.
-"""
+"""Spans of calls and predictions: the interface, which makes none. `otlp.py` makes some."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -40,24 +37,6 @@ class Tracing:
 
     async def close(self) -> None:
         """Send what is left, for a bounded time."""
-
-
-def open_tracing(endpoint: str | None) -> Tracing:
-    """Return what makes spans and sends them to an OTLP endpoint (gRPC); None: no traces.
-
-    Raises:
-        TracingError: OpenTelemetry is not installed, or its settings are wrong.
-    """
-    if endpoint is None:
-        return Tracing()
-    try:
-        from predictor_service.otlp import OtlpTracing
-    except ModuleNotFoundError as error:
-        raise TracingError(
-            f"traces are asked for (LPC_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT), but the package {error.name} is "
-            "missing: pip install 'learned-prefix-cache[otel]', or set LPC_TRACES_ENDPOINT to nothing"
-        ) from error
-    return OtlpTracing(endpoint)
 
 
 def _ignore(answer: Answer) -> None:
