@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from eviction_client.config import ClientSettings
 from eviction_client.engines import vllm as adapter
 from eviction_client.errors import EngineUnsupported
 from eviction_client.score import score
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
@@ -260,6 +262,31 @@ def test_a_prefix_shared_with_a_conversation_that_goes_on_is_raised_again() -> N
         time.sleep(0.02)
     assert plugin.raised >= 1
     assert max(scores_of(engine).values()) > low + 8
+
+
+def test_an_engine_keeps_a_prefix_whose_conversation_goes_on_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    with RedisServer(tmp_path) as redis:
+        there = Engine(60, tell=lambda _: 0.99, pooling="fleet", redis_url=redis.url)
+        here = Engine(60, tell=lambda _: 0.01, pooling="fleet", redis_url=redis.url)
+        finish(there, "goes on", range(6, 86))
+        assert there.scheduler.lpc.scorer.settle() and there.scheduler.lpc.scorer.store.flush(5.0)
+        finish(here, "ends", [*range(6, 54), *range(150, 182)])
+        plugin = here.scheduler.lpc
+        assert plugin.scorer.settle()
+        low = min(scores_of(here).values())
+        for _ in range(200):
+            plugin._look_ahead(plugin.queue)
+            if plugin.raised:
+                break
+            time.sleep(0.02)
+        # The three blocks of the common prefix, and none of the tail that is this engine's own.
+        assert plugin.raised == 3
+        assert sorted(scores_of(here).values())[1] < low + 1 < low + 8 < sorted(scores_of(here).values())[2]
+        for engine in (there, here):
+            engine.scheduler.shutdown()
 
 
 def test_the_scheduler_is_vllms_own_class(asynchronous: bool) -> None:
