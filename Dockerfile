@@ -53,12 +53,12 @@ COPY --from=wheel /wheel /wheel
 RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl
 RUN groupadd --gid 10001 lpc \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
-    && install -d -o 10001 -g 10001 /models /work
+    && install -d -o 10001 -g 10001 /models /scratch
 ENV PATH=/opt/lpc/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-WORKDIR /work
+WORKDIR /scratch
 USER 10001:10001
 ENTRYPOINT ["lpc"]
 CMD ["export", "--models", "/models"]
