@@ -405,6 +405,21 @@ def bench_predict(
     _report(lambda: predict_bench.run(models, model, quick=quick), json_file)
 
 
+@bench.command("curves")
+def bench_curves(
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+    provider: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to run; auto: CUDA where present.")] = "auto",
+    picture: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG.")] = None,
+) -> None:
+    """The model alone, on CPU or GPU: predictions per second, latency by batch and length, memory."""
+    from benchmarks import curves
+
+    _report(lambda: curves.run(models, model, provider, quick=quick, picture=picture), json_file)
+
+
 @bench.command("engine")
 def bench_engine(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
