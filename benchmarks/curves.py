@@ -1,11 +1,10 @@
 """`lpc bench curves`: predictions per second and latency of the model alone, by batch size and by length, on CPU or CUDA.
 
 Batches are of equal length, as the sidecar's queue sorts them. Memory is the GPU's as the driver sees it (`nvidia-smi`), less
-what the process already held with an empty CUDA session, which is the context; on a CPU it is the resident set's growth.
+what the process already held with an empty CUDA session, which is the context; on a CPU it is not told.
 """
 
 import os
-import resource
 import subprocess
 import time
 from pathlib import Path
@@ -40,7 +39,7 @@ def run(
         ArtifactError: there is none, or it cannot run on this provider.
         BenchmarkError: there is a GPU, but nothing tells how much of it is used.
     """
-    before = _memory("cuda" if provider != "cpu" and _empty_cuda_session() else "cpu")
+    context = _gpu_memory() if provider != "cpu" and _empty_cuda_session() else 0.0
     model = ModelRepository(models, name, InferenceSettings(provider=provider)).load_newest()
     rows = []
     cases = [
@@ -52,12 +51,12 @@ def run(
     ids = _many_ids(model)
     for length, batch in tqdm(cases, "measuring", unit=" shapes", leave=False):
         rows.append(_measure(model, ids, length, batch, rounds=3 if quick else 50 if model.provider == "cuda" else 10))
-    used = (_memory(model.provider) - before) / MIB
+    used = round((_gpu_memory() - context) / MIB, 1) if model.provider == "cuda" else None
     longest = [row for row in rows if row["tokens"] == max(row["tokens"] for row in rows)]
     figures = {
         "version": model.manifest.version,
         "provider": model.provider,
-        "memory_mib": round(used, 1),
+        "gpu_memory_mib": used,
         "predictions_per_s_at_longest": max(row["predictions_per_s"] for row in longest),
         "rows": rows,
     }
@@ -110,10 +109,8 @@ def _empty_cuda_session() -> bool:
     return bool(session.get_providers()[0] == providers[0])
 
 
-def _memory(provider: Literal["cpu", "cuda"]) -> float:
-    """Return bytes that this process holds: on the GPU, or its largest resident set."""
-    if provider == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+def _gpu_memory() -> float:
+    """Return bytes of the GPU that this process holds."""
     query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -126,7 +123,9 @@ def _memory(provider: Literal["cpu", "cuda"]) -> float:
 
 
 def _print(figures: dict[str, Any]) -> None:
-    table = Table(title=f"{figures['version']} on {figures['provider']}; {figures['memory_mib']} MiB beside the runtime's own")
+    memory = figures["gpu_memory_mib"]
+    beside = "" if memory is None else f", {memory} MiB of the GPU beside the CUDA context"
+    table = Table(title=f"{figures['version']} on {figures['provider']}{beside}")
     for column in ("tokens", "batch", "predictions/s", "p50 ms", "p99 ms"):
         table.add_column(column, justify="right")
     for row in figures["rows"]:
