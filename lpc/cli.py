@@ -397,7 +397,7 @@ def bench_wire(quick: Quick = False, json_file: JsonFile = None) -> None:
 
 @bench.command("predict")
 def bench_predict(
-    quick: Quick = False, json_file: JsonFile = None, models: Models = Path("models"), model: str = "e5-small"
+    quick: Quick = False, json_file: JsonFile = None, models: Models = Path("models"), model: ModelName = "e5-small"
 ) -> None:
     """The sidecar over gRPC against the bare ONNX Runtime session, on the same conversations."""
     from benchmarks import predict as predict_bench
@@ -425,7 +425,7 @@ def bench_engine(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     json_file: JsonFile = None,
     models: Models = Path("models"),
-    model: str = "e5-small",
+    model: ModelName = "e5-small",
 ) -> None:
     """The plug-in in real vLLM (`make engine`) against stock vLLM: tokens, eviction order, hits, time."""
     from benchmarks import engine
@@ -441,7 +441,7 @@ def bench_load(
     picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
     json_file: JsonFile = None,
     models: Models = Path("models"),
-    model: str = "e5-small",
+    model: ModelName = "e5-small",
 ) -> None:
     """More than the sidecar can answer: it refuses and does not collapse. Ends with 1 when that does not hold."""
     from benchmarks import load
@@ -457,7 +457,7 @@ def bench_faults(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer kills, reloads and clients.")] = False,
     json_file: JsonFile = None,
     models: Models = Path("models"),
-    model: str = "e5-small",
+    model: ModelName = "e5-small",
 ) -> None:
     """Kill, restart, fail over, reload and starve real processes under load. Ends with 1 when anything does not hold."""
     from benchmarks import faults

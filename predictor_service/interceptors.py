@@ -32,12 +32,8 @@ class Undecodable:
     """Stands for a request whose bytes could not be decoded; gRPC itself would answer INTERNAL."""
 
 
-class ServiceInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of lpc.v1 with authentication, decoding, error statuses and metrics."""
-
-    def __init__(self, metrics: Metrics, clients: Clients) -> None:
-        self._metrics = metrics
-        self._clients = clients
+class OurMethods(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of lpc.v1; subclasses say in what."""
 
     async def intercept_service(
         self,
@@ -48,17 +44,37 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OUR_METHODS):
             return handler
-        method = handler_call_details.method.rpartition("/")[2]
-        decode = _tolerant(handler.request_deserializer)
+        method = handler_call_details.method.removeprefix("/")
+        decode, encode = self._decoder(handler.request_deserializer), handler.response_serializer
         if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(
-                self._stream(method, handler.stream_stream), decode, handler.response_serializer
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._unary(method, handler.unary_unary), decode, handler.response_serializer
-        )
+            return grpc.stream_stream_rpc_method_handler(self._stream(method, handler.stream_stream), decode, encode)
+        return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), decode, encode)
+
+    def _decoder(self, deserialize: Any) -> Any:
+        return deserialize
 
     def _unary(self, method: str, behaviour: Any) -> Any:
+        """Return the wrapped behaviour of a unary call. ``method``: package, service and name, without the leading slash."""
+        raise NotImplementedError
+
+    def _stream(self, method: str, behaviour: Any) -> Any:
+        """As :meth:`_unary`, of a stream."""
+        raise NotImplementedError
+
+
+class ServiceInterceptor(OurMethods):
+    """Wraps them in authentication, decoding, error statuses and metrics."""
+
+    def __init__(self, metrics: Metrics, clients: Clients) -> None:
+        self._metrics = metrics
+        self._clients = clients
+
+    def _decoder(self, deserialize: Any) -> Any:
+        return _tolerant(deserialize)
+
+    def _unary(self, method: str, behaviour: Any) -> Any:
+        method = method.rpartition("/")[2]
+
         async def call(request: Message | Undecodable, context: Context) -> Message:
             start = time.perf_counter()
             try:
@@ -76,6 +92,8 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _stream(self, method: str, behaviour: Any) -> Any:
+        method = method.rpartition("/")[2]
+
         async def call(requests: AsyncIterator[Message | Undecodable], context: Context) -> AsyncIterator[Message]:
             async def decoded(caller: Caller) -> AsyncIterator[Message]:
                 async for request in requests:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from predictor_service.batcher import Answer
 from predictor_service.errors import ServiceError
-from predictor_service.interceptors import OUR_METHODS, Context, Method
+from predictor_service.interceptors import Context, OurMethods
 from predictor_service.tracing import Answered, Tracing, TracingError
 
 FLUSH_S: Final = 2.0
@@ -107,26 +107,11 @@ class OtlpTracing(Tracing):
         timer.cancel()
 
 
-class TracingInterceptor(grpc.aio.ServerInterceptor):
+class TracingInterceptor(OurMethods):
     """Makes a span of each call of a method of ours, and lets the predictions of a stream continue the caller's trace."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-
-    async def intercept_service(
-        self,
-        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Method | None]]",
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> "Method | None":
-        """Return the wrapped handler of a method of ours, or the handler as it is."""
-        handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(OUR_METHODS):
-            return handler
-        decode, encode = handler.request_deserializer, handler.response_serializer
-        if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream), decode, encode)
-        method = handler_call_details.method.removeprefix("/")
-        return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), decode, encode)
 
     def _unary(self, method: str, behaviour: Any) -> Any:
         attributes = {"rpc.system.name": "grpc", "rpc.method": method}
@@ -147,7 +132,9 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _stream(self, behaviour: Any) -> Any:
+    def _stream(self, method: str, behaviour: Any) -> Any:
+        del method
+
         async def call(requests: Any, context: Context) -> AsyncIterator[Any]:
             # Not detached: the task of the call, whose context this is, ends with it.
             otel_context.attach(_caller(context.invocation_metadata()))

@@ -1,5 +1,7 @@
 """Fixtures that all tests share."""
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,3 +31,16 @@ def timed_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with patch("training.export.real_conversations", return_value=[UserTurns(("hello",), 1)]):
         build_tiny_artifact(root, think_time=tiny_think_time())
     return root
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a small file system takes the rights of root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)

@@ -247,6 +247,16 @@ def test_shadow_mode_leaves_the_stock_queue_and_reports() -> None:
     assert values["lpc_shadow_blocks", "trusting"] > values["lpc_shadow_blocks", "lru"] > 0
 
 
+def look_ahead_until_raised(plugin: adapter.Plugin) -> None:
+    """Blocks without content are asked about last of all, and an engine without other load would not take them."""
+    assert plugin.queue is not None
+    for _ in range(200):
+        plugin._look_ahead(plugin.queue)
+        if plugin.raised:
+            break
+        time.sleep(0.02)
+
+
 def test_a_prefix_shared_with_a_conversation_that_goes_on_is_raised_again() -> None:
     engine = Engine(60, tell=lambda name: 0.99 if name == "goes on" else 0.01, pooling="shared")
     finish(engine, "goes on", range(6, 86))
@@ -254,12 +264,7 @@ def test_a_prefix_shared_with_a_conversation_that_goes_on_is_raised_again() -> N
     plugin = engine.scheduler.lpc
     assert plugin.scorer.settle()
     low = min(scores_of(engine).values())
-    for _ in range(200):
-        # Blocks without content are asked about last of all, and this engine has no other load that would take them.
-        plugin._look_ahead(plugin.queue)
-        if plugin.raised:
-            break
-        time.sleep(0.02)
+    look_ahead_until_raised(plugin)
     assert plugin.raised >= 1
     assert max(scores_of(engine).values()) > low + 8
 
@@ -277,11 +282,7 @@ def test_an_engine_keeps_a_prefix_whose_conversation_goes_on_in_another(
         plugin = here.scheduler.lpc
         assert plugin.scorer.settle()
         low = min(scores_of(here).values())
-        for _ in range(200):
-            plugin._look_ahead(plugin.queue)
-            if plugin.raised:
-                break
-            time.sleep(0.02)
+        look_ahead_until_raised(plugin)
         # The three blocks of the common prefix, and none of the tail that is this engine's own.
         assert plugin.raised == 3
         assert sorted(scores_of(here).values())[1] < low + 1 < low + 8 < sorted(scores_of(here).values())[2]

@@ -226,18 +226,6 @@ async def test_a_new_model_version_gets_files_of_its_own(timed_models: Path, tmp
     assert found == {b"v1": [True], b"v2": [False]}
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True).returncode:
-        pytest.skip("mounting a small file system takes the rights of root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
 async def test_a_full_disk_disturbs_no_answer_and_is_used_again(timed_models: Path, small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(60 * 1024))

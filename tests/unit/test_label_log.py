@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import os
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -191,19 +190,6 @@ def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
         until(fates, dropped=4, written=2)
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "rows are dropped until it can" in caplog.messages[0]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True).returncode:
-        pytest.skip("mounting a small file system takes the rights of root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
