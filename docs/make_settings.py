@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic_settings import BaseSettings
 
-from eviction_client.config import ClientSettings
-from predictor_service.config import ServiceSettings
+from eviction_client.settings import ClientSettings
+from predictor_service.settings import ServiceSettings
 
 TARGET = Path(__file__).with_name("settings.md")
 HEAD = """# Settings
 
-Made by `make settings` from `predictor_service/config.py` and `eviction_client/config.py`; a test fails when it is not current.
+Made by `make settings` from `predictor_service/settings.py` and `eviction_client/settings.py`; a test fails when it is stale.
 """
 PARTS = (
     (

@@ -10,8 +10,10 @@
 Messages say what was wrong and what to do. They contain no password and no text of a conversation.
 """
 
+from lpc.errors import LpcError
 
-class ClientError(Exception):
+
+class ClientError(LpcError):
     """Base of every error that an operator can cause."""
 
 

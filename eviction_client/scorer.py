@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from eviction_client.config import ClientSettings
-from eviction_client.predictor import Prediction, PredictorCounters
+from eviction_client.predictor_client import Prediction, PredictorCounters
 from eviction_client.score import P_MIN, score
+from eviction_client.settings import ClientSettings
 from eviction_client.shadow import ShadowCounters, Shadows
-from eviction_client.stores.store import BlockHash, ConversationId, MetadataStore
+from eviction_client.stores.base import BlockHash, ConversationId, MetadataStore
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ MAX_PRIORITY: Final = 20.0
 
 
 class Predictor(Protocol):
-    """What :class:`eviction_client.predictor.PredictorClient` does. Never blocks, never raises."""
+    """What :class:`eviction_client.predictor_client.PredictorClient` does. Never blocks, never raises."""
 
     def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
         """Ask whether a conversation continues."""

@@ -1,5 +1,5 @@
 """`python -m lpc` is the `lpc` command."""
 
-from lpc.cli import main
+from lpc.commands.cli import main
 
 main()

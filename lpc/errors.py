@@ -1,27 +1,37 @@
-"""Which errors are the user's: shown as one line, without a traceback."""
+"""The errors that a user, a caller or an operator can cause: shown as one line, never as a traceback.
 
-import sys
+    LpcError
+    ├── InvalidRequest          a conversation that can never be answered as it is
+    ├── ArtifactError           a model artefact is missing, corrupted or unfit
+    ├── ThinkTimeError          lpc.model.think_time: a think-time model cannot be fitted or read
+    ├── CertificateError        lpc.wire.certificates: a certificate or key cannot be used
+    ├── TraceError              lpc.logs.traces.request: a log cannot be read
+    ├── DatasetError            lpc.logs.records: a dataset cannot be read
+    ├── ServiceError            predictor_service.errors, where its own tree is drawn: what a call to the sidecar meets
+    ├── StartError              predictor_service.server: the sidecar cannot start
+    ├── TracingError            predictor_service.rpc.tracing: traces are asked for and cannot be made
+    ├── TokenFileError          predictor_service.rpc.callers: the token file cannot be used
+    ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
+    ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded
+    ├── EmbeddingError          lpc.training.embedding: turns cannot be embedded or read again
+    ├── HeadError               lpc.training.head: a head cannot be trained or read
+    ├── ExportError             lpc.training.export: an artefact cannot be made
+    ├── LabelLogError           lpc.training.label_log: a label log cannot be read
+    ├── SimulationError         lpc.simulator.run: a simulation cannot be run as asked
+    ├── BenchmarkError          lpc.bench.setup: a benchmark cannot be run here
+    └── PredictError            lpc.commands.predict: the input or the sidecar of `lpc predict` is at fault
 
-USERS_ERRORS = (
-    ("predictor_service.errors", "ServiceError"),
-    ("predictor_service.server", "StartError"),
-    ("predictor_service.think_time", "ThinkTimeError"),
-    ("training.datasets.records", "DatasetError"),
-    ("training.embedding", "EmbeddingError"),
-    ("training.encoders.encoder", "EncoderError"),
-    ("training.export", "ExportError"),
-    ("training.head", "HeadError"),
-    ("training.label_log", "LabelLogError"),
-    ("training.traces.request", "TraceError"),
-    ("simulator.run", "SimulationError"),
-    ("benchmarks.setup", "BenchmarkError"),
-    ("eviction_client.errors", "ClientError"),
-    ("lpc.certificates", "CertificateError"),
-    ("lpc.predict", "PredictError"),
-)
+Each message says what was wrong and what to do, and holds no text of a conversation.
+"""
 
 
-def is_users(error: Exception) -> bool:
-    """Say whether an error is one that a user causes and can mend. Modules that are not loaded cannot have raised it."""
-    kinds = tuple(getattr(sys.modules[module], name) for module, name in USERS_ERRORS if module in sys.modules)
-    return isinstance(error, kinds)
+class LpcError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+
+class InvalidRequest(LpcError):
+    """The request can never succeed as it is."""
+
+
+class ArtifactError(LpcError):
+    """A model artefact is missing, corrupted or unfit for what asked for it."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from predictor_service.artifact import MANIFEST, Manifest, read_manifest
-from predictor_service.errors import ArtifactError
-from predictor_service.inference import InferenceSettings, Model
-from predictor_service.promotion import PROMOTED, Promotion, read_promotion
-from predictor_service.versions import candidates, newest_first
+from lpc.errors import ArtifactError
+from lpc.model.artifact import MANIFEST, Manifest, read_manifest
+from lpc.model.inference import InferenceSettings, Model
+from lpc.model.promotion import PROMOTED, Promotion, read_promotion
+from lpc.model.versions import candidates, newest_first
 
 log = logging.getLogger(__name__)
 

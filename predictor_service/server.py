@@ -18,25 +18,26 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from lpc.certificates import CertificateError, CertificateFiles
+from lpc.errors import LpcError
+from lpc.model.arrivals import GapMemory
+from lpc.model.inference import InferenceSettings, Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.batcher import Batcher, Result
-from predictor_service.chat_template import ServedModels
-from predictor_service.clients import ClientLimits, Clients, TokenFileError
-from predictor_service.config import ServiceSettings
-from predictor_service.gaps import GapMemory
-from predictor_service.inference import InferenceSettings, Model
-from predictor_service.interceptors import ServiceInterceptor
-from predictor_service.labels import Label, Labels, expire_forever
+from lpc.wire.certificates import CertificateError, CertificateFiles
+from lpc.wire.watched import refresh_forever
+from predictor_service.batching.batcher import Batcher, Result
+from predictor_service.batching.queue import BatchQueue
+from predictor_service.labels.memory import Label, Labels, expire_forever
 from predictor_service.metrics import Metrics
-from predictor_service.queue import BatchQueue
 from predictor_service.repository import ModelRepository
-from predictor_service.requests import RequestLimits, RequestParser
-from predictor_service.service import PredictorService
-from predictor_service.tls import ServerTls
-from predictor_service.tracing import Tracing, TracingError
-from predictor_service.watched import refresh_forever
+from predictor_service.rpc.callers import ClientLimits, Clients, TokenFileError
+from predictor_service.rpc.chat_template import ServedModels
+from predictor_service.rpc.interceptors import ServiceInterceptor
+from predictor_service.rpc.requests import RequestLimits, RequestParser
+from predictor_service.rpc.service import PredictorService
+from predictor_service.rpc.tls import ServerTls
+from predictor_service.rpc.tracing import Tracing, TracingError
+from predictor_service.settings import ServiceSettings
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ KEEPALIVE_TIMEOUT_MS = 20_000
 """How long a ping may go unanswered before the connection is closed."""
 
 
-class StartError(Exception):
+class StartError(LpcError):
     """The sidecar cannot start. The message says why and what to do."""
 
 
@@ -198,7 +199,7 @@ def _tracing(settings: ServiceSettings) -> Tracing:
         return Tracing()
     try:
         # OpenTelemetry is an extra of its own, which sidecars without traces need not have.
-        from predictor_service.otlp import OtlpTracing
+        from predictor_service.rpc.otlp import OtlpTracing
 
         return OtlpTracing(settings.traces_endpoint)
     except ModuleNotFoundError as error:
@@ -214,7 +215,7 @@ def _open_labels(settings: ServiceSettings, metrics: Metrics, stack: contextlib.
     label_log = None
     if settings.label_log is not None:
         # Arrow takes 30 MB, which sidecars without a log need not have.
-        from predictor_service.label_log import LabelLog
+        from predictor_service.labels.log import LabelLog
 
         max_bytes = settings.label_log_mib * 2**20
         label_log = LabelLog(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.certificates import CertificateFiles
+from lpc.wire.certificates import CertificateFiles
 
 NEW_KEY = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from predictor_service.conversation import UserTurns
+from lpc.model.conversation import UserTurns
 from tests.authority import authority
 from tests.guarded_redis import guarded_redis, guarded_session
 from tests.redis_server import redis_server, redis_session
@@ -28,7 +28,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def timed_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `tiny_models`, but with think times, and compared with PyTorch on one conversation to save time."""
     root = tmp_path_factory.mktemp("timed-models")
-    with patch("training.export.real_conversations", return_value=[UserTurns(("hello",), 1)]):
+    with patch("lpc.training.export.real_conversations", return_value=[UserTurns(("hello",), 1)]):
         build_tiny_artifact(root, think_time=tiny_think_time())
     return root
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from predictor_service.artifact import Manifest, read_manifest
+from lpc.model.artifact import Manifest, read_manifest
 
 END_MS = int(datetime(2026, 11, 20, tzinfo=UTC).timestamp() * 1000)
 DAY_MS = 24 * 3600 * 1000
@@ -96,8 +96,8 @@ def write_made_up(folder: Path, manifest: Manifest, rows: dict[str, Any], files:
 
 def write_sharegpt(embeddings: Path, version: Path, folder: Path, rows_per_file: int = 4096) -> int:
     """Write the embedded turns of ShareGPT as a label log of a model version; return how many."""
-    from training.embedding import load_embedded
-    from training.live import LiveHead
+    from lpc.training.embedding import load_embedded
+    from lpc.training.live import LiveHead
 
     data = load_embedded(embeddings)
     manifest = read_manifest(version)

@@ -9,7 +9,7 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from lpc.certificates import CertificateFiles
+from lpc.wire.certificates import CertificateFiles
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

@@ -7,12 +7,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from predictor_service.features import FeatureSettings
-from predictor_service.think_time import SCALARS, Parameters, ThinkTime
-from training.encoders import load_encoder
-from training.export import export
-from training.graph import Precision
-from training.head import Head
+from lpc.model.features import FeatureSettings
+from lpc.model.think_time import SCALARS, Parameters, ThinkTime
+from lpc.training.encoders import load_encoder
+from lpc.training.export import export
+from lpc.training.graph import Precision
+from lpc.training.head import Head
 
 LINES = ["hello world", "what is a cache", "thank you", "0 1 2 3 4 5 6 7 8 9", "the quick brown fox jumps over the lazy dog"]
 

@@ -1,9 +1,9 @@
 """Stores of per-block scores, shared by the fleet or private to the process."""
 
-from eviction_client.config import ClientSettings
-from eviction_client.namespace import Namespace
+from eviction_client.settings import ClientSettings
+from eviction_client.stores.base import BlockHash, ConversationId, MetadataStore, StoreCounters
 from eviction_client.stores.memory import MemoryStore
-from eviction_client.stores.store import BlockHash, ConversationId, MetadataStore, StoreCounters
+from eviction_client.stores.namespace import Namespace
 
 __all__ = ["BlockHash", "ConversationId", "MemoryStore", "MetadataStore", "StoreCounters", "open_store"]
 

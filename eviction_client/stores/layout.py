@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from eviction_client.score import P_MIN, logit
-from eviction_client.stores.store import BlockHash, ConversationId
+from eviction_client.stores.base import BlockHash, ConversationId
 
 MEMBER_BYTES: Final = 14
 OWNER_TAGS: Final = 2**16

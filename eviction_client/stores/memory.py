@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eviction_client.score import MEAN_THINK_TIME_S, expired_below
-from eviction_client.stores.store import BlockHash, ConversationId, StoreCounters
+from eviction_client.stores.base import BlockHash, ConversationId, StoreCounters
 
 _SHARED = None
 """In place of an owner: more than one conversation holds the block."""

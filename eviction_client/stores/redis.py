@@ -25,11 +25,11 @@ from redis.backoff import EqualJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from eviction_client.errors import StoreAccessDenied, StoreError, StoreUnreachable, StoreUnsuitable
-from eviction_client.namespace import Namespace
 from eviction_client.score import expired_below
+from eviction_client.stores.base import BlockHash, ConversationId, StoreCounters
 from eviction_client.stores.layout import MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, Layout, Packing, members, sha1
-from eviction_client.stores.store import BlockHash, ConversationId, StoreCounters
-from lpc.certificates import CertificateFiles, verdict
+from eviction_client.stores.namespace import Namespace
+from lpc.wire.certificates import CertificateFiles, verdict
 
 logger = logging.getLogger(__name__)
 

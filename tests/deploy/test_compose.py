@@ -12,8 +12,8 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
-from eviction_client.config import ClientSettings
-from predictor_service.config import ServiceSettings
+from eviction_client.settings import ClientSettings
+from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
 
 PROFILES = ("cpu", "gpu")

@@ -21,12 +21,12 @@ import yaml
 from prometheus_client import generate_latest
 from typer.testing import CliRunner
 
-from eviction_client.config import ClientSettings
-from eviction_client.namespace import Namespace
+from eviction_client.settings import ClientSettings
+from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from lpc.cli import app
-from predictor_service.config import ServiceSettings
+from lpc.commands.cli import app
 from predictor_service.metrics import Metrics
+from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
 from tests.redis_server import free_port
 

@@ -13,14 +13,14 @@ import grpc.aio
 import pytest
 import redis
 
-from eviction_client.config import ClientSettings
-from eviction_client.namespace import Namespace
+from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
+from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.config import ServiceSettings
 from predictor_service.server import running
+from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, pods, rendered
 from tests.dockerfile import ROOT

@@ -17,9 +17,9 @@ from prometheus_client import generate_latest
 
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.config import ServiceSettings
 from predictor_service.metrics import Metrics
 from predictor_service.server import running
+from predictor_service.settings import ServiceSettings
 from tests.deploy.prometheus_server import Prometheus, prometheus, vllm_metrics
 
 ROOT = Path(__file__).parents[2]

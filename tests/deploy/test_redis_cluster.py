@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from eviction_client.config import ClientSettings
-from eviction_client.namespace import Namespace
+from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
+from eviction_client.stores.namespace import Namespace
 from tests.deploy.test_kubernetes import DEPLOY, named, rendered
 from tests.redis_server import free_port
 

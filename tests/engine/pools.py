@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from eviction_client.engines.vllm import LearnedFreeQueue, Plugin
+from eviction_client.engines.vllm.scheduler import LearnedFreeQueue, Plugin
 
 SHORT = bool(os.environ.get("LPC_TEST_SHORT"))
 """Whether only the part of these tests is asked for that `make test` runs."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.engines.vllm import LearnedFreeQueue
+from eviction_client.engines.vllm.scheduler import LearnedFreeQueue
 from eviction_client.queue import RUN_WIDTH, TO_KEY
 from tests.engine.pools import SHORT, adopt, give_hash, ids, order, pool_of
 

@@ -10,11 +10,11 @@ import pytest
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
-from eviction_client.config import ClientSettings
-from eviction_client.engines import vllm as adapter
+from eviction_client.engines.vllm.scheduler import scheduler as adapter
 from eviction_client.errors import EngineUnsupported
 from eviction_client.score import score
+from eviction_client.settings import ClientSettings
+from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
 from tests.redis_server import RedisServer
 
 

@@ -28,13 +28,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import predictor_service.server
-from eviction_client.config import ClientSettings
-from eviction_client.namespace import Namespace
-from eviction_client.predictor import PredictorClient
+from eviction_client.predictor_client import PredictorClient
+from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
+from eviction_client.stores.namespace import Namespace
+from lpc.model.arrivals import GapMemory
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.gaps import GapMemory
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import one, sidecar
 from tests.otlp_collector import Collector, attributes
@@ -230,7 +230,7 @@ async def test_an_error_of_ours_that_quotes_its_input_is_not_passed_on(
 
     with Collector() as collector:
         async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
-            with patch("predictor_service.requests.from_messages", choke):
+            with patch("predictor_service.rpc.requests.from_messages", choke):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stub.Predict(one(chat(message("user", CANARY))))
                 results = (

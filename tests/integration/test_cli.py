@@ -173,7 +173,7 @@ def test_train_time_fits_saves_and_judges(tmp_path: Path) -> None:
     log, out, figures = write_log(tmp_path / "log.jsonl", 400), tmp_path / "new" / "think_time.json", tmp_path / "f.json"
     result = lpc("train-time", "--trace", str(log), "--format", "chat", "--out", str(out), "--json", str(figures), "--evaluate")
     assert result.returncode == 0, result.stderr
-    from predictor_service.think_time import ThinkTime
+    from lpc.model.think_time import ThinkTime
 
     assert ThinkTime.load(out).categories == ("chat",)
     said = json.loads(figures.read_text())

@@ -10,11 +10,11 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from eviction_client.access import access_of
-from eviction_client.config import ClientSettings
-from eviction_client.predictor import PredictorClient
+from eviction_client.predictor_client import PredictorClient
+from eviction_client.settings import ClientSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc.wire.access import access_of
 from predictor_service.server import StartError
 from tests.integration.test_server import _scrape, chat, one, sidecar
 

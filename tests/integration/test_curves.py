@@ -5,7 +5,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from lpc.cli import app
+from lpc.commands.cli import app
 
 
 def test_every_shape_is_measured_and_drawn(tiny_models: Path, tmp_path: Path) -> None:

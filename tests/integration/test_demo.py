@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from predictor_service.artifact import verify
+from lpc.model.artifact import verify
 
 
 def run_until_served(models: Path) -> tuple[str, int]:

@@ -14,9 +14,9 @@ from unittest.mock import patch
 import grpc
 import pytest
 
-from eviction_client.config import ClientSettings
+from eviction_client.settings import ClientSettings
 from lpc import cli, doctor
-from lpc.doctor import Finding, examine, show
+from lpc.commands.doctor import Finding, examine, show
 from tests.authority import Authority
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_server import sidecar

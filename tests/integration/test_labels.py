@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from lpc.model.conversation import Message, UserTurns, from_messages
+from lpc.model.inference import InferenceSettings, Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.config import ServiceSettings
-from predictor_service.conversation import Message, UserTurns, from_messages
-from predictor_service.inference import InferenceSettings, Model
 from predictor_service.server import Addresses, running
+from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
 from tests.redis_server import free_port
@@ -213,7 +213,7 @@ async def test_a_new_model_version_gets_files_of_its_own(timed_models: Path, tmp
     shutil.copytree(timed_models, root)
     async with sidecar(root, label_log=log, reload_interval_s=0.05) as running_:
         await running_.ask(chat(PROMPTS[:1]))
-        with patch("training.export.real_conversations", return_value=[UserTurns(("hello",), 1)]):
+        with patch("lpc.training.export.real_conversations", return_value=[UserTurns(("hello",), 1)]):
             await asyncio.to_thread(build_tiny_artifact, root, version="v2")
         await running_.until('version="v2"')
         assert (await running_.ask(chat(PROMPTS[:2]))).model_version == "v2"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from eviction_client.config import ClientSettings
-from lpc import demo
+from eviction_client.settings import ClientSettings
+from lpc.commands import demo
 from predictor_service.server import Addresses
 from tests.authority import Authority
 from tests.integration.test_tls import tls_sidecar

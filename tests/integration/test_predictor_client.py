@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from eviction_client.predictor import Prediction, PredictorClient
+from eviction_client.predictor_client import Prediction, PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
 from tests.redis_server import free_port
@@ -421,7 +421,7 @@ def test_every_request_has_one_fate_through_kills_and_restarts(tmp_path: Path) -
 def test_the_interpreter_ends_without_close() -> None:
     with serving(Sidecar()) as address:
         program = (
-            "from eviction_client.predictor import PredictorClient\n"
+            "from eviction_client.predictor_client import PredictorClient\n"
             f"client = PredictorClient('{address}'); client.ask('r', token_ids=[1])\n"
             "import time\n"
             "while client.take('r') is None: time.sleep(0.01)\n"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from eviction_client.predictor import PredictorClient
-from predictor_service.config import ServiceSettings
+from eviction_client.predictor_client import PredictorClient
 from predictor_service.server import running
+from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.redis_server import free_port
 

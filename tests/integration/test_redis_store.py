@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from eviction_client.config import ClientSettings
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable, StoreUnsuitable
-from eviction_client.namespace import Namespace
+from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
 from eviction_client.stores.layout import MEMBER_BYTES, Packing
+from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from tests.redis_server import RedisServer, free_port
 

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lpc.cli import app
+from lpc.commands.cli import app
+from lpc.errors import ArtifactError
+from lpc.model.artifact import read_manifest
+from lpc.model.conversation import UserTurns
+from lpc.model.versions import promote, served
+from lpc.training import export as exporting
+from lpc.training.encoders import EncoderError
+from lpc.training.export import ExportError
+from lpc.training.retrain import retrain
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.artifact import read_manifest
-from predictor_service.conversation import UserTurns
-from predictor_service.errors import ArtifactError
-from predictor_service.versions import promote, served
 from tests.integration.test_server import chat, one, sidecar
 from tests.label_log import DAY_MS, END_MS, made_up_rows, write_made_up
-from training import export as exporting
-from training.encoders import EncoderError
-from training.export import ExportError
-from training.retrain import retrain
 
 WIDTH = 32
 
@@ -162,7 +162,7 @@ def test_what_keeps_it_from_training_is_said_and_nothing_is_published(root: Path
 def test_nothing_is_published_when_the_live_version_changed_meanwhile(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from training import retrain as retraining
+    from lpc.training import retrain as retraining
 
     first = learn(root, log_of(root, tmp_path / "log"))["version"]
     promote(root / "tiny", "v1")

@@ -9,17 +9,17 @@ import grpc
 import pytest
 import redis
 
-from eviction_client.access import access_of
-from eviction_client.config import ClientSettings
 from eviction_client.errors import StoreAccessDenied
-from eviction_client.namespace import Namespace
+from eviction_client.settings import ClientSettings
+from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from lpc.certificates import CertificateFiles, read
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.clients import read_tokens
-from predictor_service.config import ServiceSettings
+from lpc.wire.access import access_of
+from lpc.wire.certificates import CertificateFiles, read
+from predictor_service.rpc.callers import read_tokens
 from predictor_service.server import running
+from predictor_service.settings import ServiceSettings
 from tests.guarded_redis import GuardedRedis, code_block, rules
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")

@@ -12,13 +12,13 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from eviction_client.predictor import PredictorClient
+from eviction_client.predictor_client import PredictorClient
+from lpc.model.arrivals import NO_GAPS, Arrival, Gaps
+from lpc.model.inference import InferenceSettings, Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.config import ServiceSettings
-from predictor_service.gaps import NO_GAPS, Arrival, Gaps
-from predictor_service.inference import InferenceSettings, Model
 from predictor_service.server import Addresses, running
+from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.tiny_model import tiny_log_mean, tiny_think_time
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc.cli import app
-from simulator import run
-from simulator.describe import describe
-from simulator.engine import simulate
-from simulator.policies import REGISTRY, PolicySettings
-from simulator.report import derived
-from simulator.run import Run, SimulationError, WorkloadSpec, build, parse_capacity, sweep
+from lpc.commands.cli import app
+from lpc.simulator import run
+from lpc.simulator.describe import describe
+from lpc.simulator.engine import simulate
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.report import derived
+from lpc.simulator.run import Run, SimulationError, WorkloadSpec, build, parse_capacity, sweep
 from tests.unit.simulator.test_learned import trace
 from tests.unit.test_train import WIDTH, write_embeddings
 
@@ -177,9 +177,9 @@ def test_agent_sessions_run_so_many_at_a_time_and_share_nothing(tmp_path: Path) 
 def sharegpt_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkloadSpec:
     import torch
 
-    from simulator import sharegpt
-    from training.datasets.conversation import Conversation
-    from training.head import Head
+    from lpc.logs.datasets.conversation import Conversation
+    from lpc.simulator import sharegpt
+    from lpc.training.head import Head
 
     folder = write_embeddings(tmp_path / "embeddings", 3000)
     head = Head(WIDTH, 1, metadata={"features": {"scalars": ["turn_count"]}})

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eviction_client.namespace import Namespace
 from eviction_client.score import score as score_of
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, MetadataStore
+from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from tests.guarded_redis import GuardedRedis
 from tests.redis_server import RedisServer

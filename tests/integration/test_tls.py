@@ -13,17 +13,17 @@ import grpc.aio
 import pytest
 from pydantic import ValidationError
 
-from eviction_client.access import access_of
-from eviction_client.config import ClientSettings
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable
-from eviction_client.namespace import Namespace
-from eviction_client.predictor import PredictorClient
+from eviction_client.predictor_client import PredictorClient
+from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
+from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from lpc.certificates import CertificateFiles
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.config import ServiceSettings
+from lpc.wire.access import access_of
+from lpc.wire.certificates import CertificateFiles
 from predictor_service.server import Addresses, StartError, running
+from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.integration.test_server import _scrape, chat, one
 from tests.redis_server import RedisServer

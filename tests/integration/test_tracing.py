@@ -21,12 +21,12 @@ import grpc.aio
 import pytest
 from pydantic import ValidationError
 
+from lpc.model.conversation import UserTurns, from_messages
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.config import ServiceSettings
-from predictor_service.conversation import UserTurns, from_messages
 from predictor_service.logs import JsonFormatter
 from predictor_service.server import StartError
+from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.integration.test_server import chat, one, sidecar
 from tests.otlp_collector import Collector, attributes
@@ -121,7 +121,7 @@ async def test_errors_and_deadlines_are_the_status_of_the_call(tiny_models: Path
         async with sidecar(tiny_models, traces_endpoint=collector.endpoint, max_queue_items=1) as (stub, _):
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.Predict(one(pb.Conversation()))
-            with patch("predictor_service.requests.from_messages", slow), pytest.raises(grpc.aio.AioRpcError):
+            with patch("predictor_service.rpc.requests.from_messages", slow), pytest.raises(grpc.aio.AioRpcError):
                 await stub.Predict(one(chat("hello")), timeout=0.1)
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello")] * 2))
@@ -225,7 +225,7 @@ def test_a_process_whose_collector_is_gone_ends_in_time(
 
 async def test_an_endpoint_without_the_package_is_one_clear_error(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    monkeypatch.delitem(sys.modules, "predictor_service.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "predictor_service.rpc.otlp", raising=False)
     with pytest.raises(StartError, match=r"opentelemetry\.sdk\.trace is missing: pip install 'learned-prefix-cache\[otel\]'"):
         async with sidecar(tiny_models, traces_endpoint="http://127.0.0.1:4317"):
             pass
@@ -277,7 +277,7 @@ def test_an_endpoint_must_be_a_url(monkeypatch: pytest.MonkeyPatch, wrong: str) 
 async def test_log_lines_of_a_call_name_its_trace(tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
-    logger = logging.getLogger("predictor_service.interceptors")
+    logger = logging.getLogger("predictor_service.rpc.statuses")
     logger.addHandler(handler)
 
     def choke(*_: object) -> None:
@@ -286,7 +286,7 @@ async def test_log_lines_of_a_call_name_its_trace(tiny_models: Path, capsys: pyt
     try:
         with Collector() as collector:
             async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
-                with patch("predictor_service.requests.from_messages", choke), pytest.raises(grpc.aio.AioRpcError):
+                with patch("predictor_service.rpc.requests.from_messages", choke), pytest.raises(grpc.aio.AioRpcError):
                     await stub.Predict(one(chat("hello")), metadata=SAMPLED)
             (call,) = [span for span in collector.spans if span.name != "predict"]
     finally:

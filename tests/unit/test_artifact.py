@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from predictor_service.artifact import file_sha256, read_manifest, verify
-from predictor_service.errors import ArtifactError
-from predictor_service.inference import InferenceSettings, Model
+from lpc.errors import ArtifactError
+from lpc.model.artifact import file_sha256, read_manifest, verify
+from lpc.model.inference import InferenceSettings, Model
 from tests.tiny_model import tiny_think_time
 
 

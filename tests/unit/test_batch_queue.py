@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lpc.model.features import Features
+from predictor_service.batching.queue import BatchQueue, Entry
 from predictor_service.errors import Overloaded
-from predictor_service.features import Features
-from predictor_service.queue import BatchQueue, Entry
 
 Queue = BatchQueue[str, float]
 

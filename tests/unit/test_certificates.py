@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.certificates import CertificateError, CertificateFiles, read
+from lpc.wire.certificates import CertificateError, CertificateFiles, read
 from tests.authority import Authority, run
 
 

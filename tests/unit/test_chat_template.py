@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor_service.chat_template import ServedModel, ServedModels
-from predictor_service.errors import ArtifactError, InvalidRequest, UnknownServedModel
+from lpc.errors import ArtifactError, InvalidRequest
+from predictor_service.errors import UnknownServedModel
+from predictor_service.rpc.chat_template import ServedModel, ServedModels
 from tests.chat_templates import STYLES, tokenizer_of
 
 styles = pytest.mark.parametrize("style", STYLES)

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from eviction_client.config import ClientSettings
+from eviction_client.settings import ClientSettings
 
 
 def test_the_environment_sets_what_flags_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor_service.conversation import ROLES, Message, UserTurns, from_messages, from_prompt, with_turn_count
-from predictor_service.errors import InvalidRequest
+from lpc.errors import InvalidRequest
+from lpc.model.conversation import ROLES, Message, UserTurns, from_messages, from_prompt, with_turn_count
 
 CANARY = "canaryzebra"
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.errors import is_users
-from predictor_service.conversation import Message
-from training.datasets.conversation import Conversation, examples_of
-from training.datasets.records import NAMED, DatasetError, Skipped
-from training.datasets.registry import LOADERS, load
+from lpc.errors import LpcError
+from lpc.logs.datasets.conversation import Conversation, examples_of
+from lpc.logs.datasets.registry import LOADERS, load
+from lpc.logs.records import NAMED, DatasetError, Skipped
+from lpc.model.conversation import Message
 
 Row = dict[str, Any]
 
@@ -505,7 +505,7 @@ def test_sharegpt_without_one_whole_conversation_is_refused(tmp_path: Path) -> N
 
 
 def test_the_command_line_shows_a_refusal_without_a_traceback() -> None:
-    assert is_users(DatasetError("no such file"))
+    assert isinstance(DatasetError("no such file"), LpcError)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -7,10 +7,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor_service.conversation import Message
-from training.datasets.conversation import Conversation, conversation_key, examples_of, split_of
-from training.datasets.records import Skipped
-from training.datasets.sharegpt import load_sharegpt
+from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of, split_of
+from lpc.logs.datasets.sharegpt import load_sharegpt
+from lpc.logs.records import Skipped
+from lpc.model.conversation import Message
 
 
 def segment(name: str, start: int, count: int) -> dict[str, object]:

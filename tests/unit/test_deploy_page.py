@@ -8,10 +8,10 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from eviction_client.config import ClientSettings
 from eviction_client.score import P_MIN, expired_below, score
+from eviction_client.settings import ClientSettings
 from lpc.v1 import predictor_pb2 as pb
-from predictor_service.config import ServiceSettings
+from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
 
 PAGE = (ROOT / "docs/deploy.md").read_text()

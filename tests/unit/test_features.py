@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from predictor_service.conversation import UserTurns
-from predictor_service.features import FeatureEncoder, FeatureSettings
+from lpc.model.conversation import UserTurns
+from lpc.model.features import FeatureEncoder, FeatureSettings
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 

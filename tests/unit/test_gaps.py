@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor_service.gaps import NO_GAPS, Arrival, GapMemory
+from lpc.model.arrivals import NO_GAPS, Arrival, GapMemory
 
 
 def test_a_first_turn_has_no_gaps() -> None:

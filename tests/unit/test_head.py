@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from training.export import DEFAULT_HEAD
-from training.head import Head, HeadError
-from training.metrics import calibration_error, figures
-from training.train import LPC, OURS, Recipe, Side, fit, probabilities
+from lpc.training.export import DEFAULT_HEAD
+from lpc.training.head import Head, HeadError
+from lpc.training.quality import calibration_error, figures
+from lpc.training.train import LPC, OURS, Recipe, Side, fit, probabilities
 
 
 def side(n: int, seed: int) -> Side:

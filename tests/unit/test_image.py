@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc.cli import app
-from predictor_service.config import ServiceSettings
+from lpc.commands.cli import app
+from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, instructions, stages
 
 ARGUMENTS, STAGES = stages()

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from predictor_service.artifact import Manifest
-from predictor_service.features import FeatureSettings
-from predictor_service.label_log import LabelLog
-from predictor_service.labels import Label, Prediction, Turn
+from lpc.model.artifact import Manifest
+from lpc.model.features import FeatureSettings
+from predictor_service.labels.log import LabelLog
+from predictor_service.labels.memory import Label, Prediction, Turn
 
 WIDTH = 384
 NEVER = 3600.0

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor_service.artifact import Manifest
-from predictor_service.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
-from predictor_service.features import FeatureSettings
-from predictor_service.labels import CHUNK, WINDOW, Asked, Label, Labels, Prediction
+from lpc.model.artifact import Manifest
+from lpc.model.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
+from lpc.model.features import FeatureSettings
+from predictor_service.labels.memory import CHUNK, WINDOW, Asked, Label, Labels, Prediction
 
 HORIZON = 100.0
 MANIFEST = Manifest("m", "v1", "fp32", {}, FeatureSettings(), 4, "", "", {}, {}, "")

@@ -1,6 +1,6 @@
 import pytest
 
-from eviction_client.namespace import Namespace
+from eviction_client.stores.namespace import Namespace
 
 
 def test_the_digest_is_the_same_in_every_process() -> None:

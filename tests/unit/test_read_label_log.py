@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from predictor_service.artifact import Manifest
-from predictor_service.features import FeatureSettings
-from predictor_service.label_log import table_of
-from predictor_service.labels import Label, Prediction, Turn
+from lpc.model.artifact import Manifest
+from lpc.model.features import FeatureSettings
+from lpc.training.label_log import LabelLogError, newest_side, read_label_log
+from predictor_service.labels.log import table_of
+from predictor_service.labels.memory import Label, Prediction, Turn
 from tests.label_log import DAY_MS, END_MS, made_up_rows, write_file, write_made_up
-from training.label_log import LabelLogError, newest_side, read_label_log
 
 WIDTH = 8
 LIVE = Manifest("m", "v1", "int8", {}, FeatureSettings(), WIDTH, "an-encoder", "5ha", {}, {}, "2026-11-01")

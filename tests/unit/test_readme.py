@@ -13,7 +13,7 @@ def test_the_engine_example_runs() -> None:
 
 
 def test_every_lpc_command_that_is_named_exists() -> None:
-    from lpc.cli import app, bench
+    from lpc.commands.cli import app, bench
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands + bench.registered_commands}
     known |= {group.name for group in app.registered_groups}
@@ -22,7 +22,7 @@ def test_every_lpc_command_that_is_named_exists() -> None:
 
 
 def test_the_simulators_page_lists_every_policy_with_its_rule() -> None:
-    from simulator.policies import REGISTRY
+    from lpc.simulator.policies import REGISTRY
 
     page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.+?) \|", page, re.MULTILINE))

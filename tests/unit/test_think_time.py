@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from predictor_service.think_time import SCALARS, Parameters
-from training.think_time import (
+from lpc.logs.traces import Trace, TracedRequest, open_trace
+from lpc.model.think_time import SCALARS, Parameters
+from lpc.training.think_time import (
     Prediction,
     ThinkTime,
     ThinkTimeError,
@@ -22,7 +23,6 @@ from training.think_time import (
     log_likelihood,
     turns_of,
 )
-from training.traces import Trace, TracedRequest, open_trace
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
 LAWS: dict[str, tuple[float, float, float]] = {"quick": (0.8, 3.0, 0.5), "slow": (0.4, 5.0, 1.0)}
@@ -172,14 +172,14 @@ def test_hidden_inputs_are_those_a_caller_does_not_give(model: ThinkTime) -> Non
 
 
 def test_what_never_varied_in_the_log_changes_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.think_time.CANDIDATES", ((8, 1e-3),))
+    monkeypatch.setattr("lpc.training.think_time.CANDIDATES", ((8, 1e-3),))
     fitted = fit_think_time(synthetic(600))
     assert fitted.parameters.inner.any()
     assert fitted.predict(1, hour=[3.0, 15.0, math.nan]).log_mean.tolist() == fitted.predict([1, 1, 1]).log_mean.tolist()
 
 
 def test_a_class_that_the_model_does_not_know_is_taken_as_their_mean(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.think_time.CANDIDATES", ((0, 1e-4),))  # where the mean is that of the predictions, too
+    monkeypatch.setattr("lpc.training.think_time.CANDIDATES", ((0, 1e-4),))  # where the mean is that of the predictions, too
     quick, slow, unknown, none = fit_think_time(trace).predict(1, category=["quick", "slow", "another", ""]).log_mean
     share = np.mean([request.category == "quick" for request in trace.requests])
     assert unknown == pytest.approx(share * quick + (1 - share) * slow)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from training.traces import Trace, TracedRequest, TraceError, open_trace
-from training.traces.chat import BLOCK_TOKENS, CHARS_PER_TOKEN, SETTLED_S, chat_conversations
-from training.traces.mooncake import SHARED_AFTER, turn_bucket
+from lpc.logs.traces import Trace, TracedRequest, TraceError, open_trace
+from lpc.logs.traces.chat import BLOCK_TOKENS, CHARS_PER_TOKEN, SETTLED_S, chat_conversations
+from lpc.logs.traces.mooncake import SHARED_AFTER, turn_bucket
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
 SYSTEM = 0

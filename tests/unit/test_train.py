@@ -9,16 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from lpc.cli import app
-from training.ablations import ablate
-from training.datasets.conversation import Conversation, conversation_key, examples_of, split_of
-from training.datasets.language import language_of
-from training.embedding import EmbeddingError, load_embedded
-from training.evaluate import evaluate
-from training.head import Head
-from training.metrics import intervals
-from training.train import CANDIDATES, SCALARS, choose, train
-from training.variants import VARIANTS
+from lpc.commands.cli import app
+from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of, split_of
+from lpc.logs.datasets.language import language_of
+from lpc.training.ablations import ablate
+from lpc.training.embedding import EmbeddingError, load_embedded
+from lpc.training.evaluate import evaluate
+from lpc.training.head import Head
+from lpc.training.quality import intervals
+from lpc.training.train import CANDIDATES, SCALARS, choose, train
+from lpc.training.variants import VARIANTS
 
 WIDTH = 8
 
@@ -137,7 +137,7 @@ def test_ablations_are_compared_on_the_same_turns(embeddings: Path, tmp_path: Pa
 
 
 def test_every_shard_has_all_splits(tmp_path: Path) -> None:
-    from training.embedding import _shards
+    from lpc.training.embedding import _shards
 
     chats = [Conversation(str(i), tuple((r, f"{i} {t}") for t in range(4) for r in ("user", "assistant"))) for i in range(1200)]  # type: ignore[misc]
     shards = _shards([example for chat in chats for example in examples_of(chat, 5)])
@@ -193,8 +193,8 @@ def test_replies_stand_between_the_prompts_of_the_window(window: int, replies: b
 
 
 def test_variants_spend_the_budget_as_they_say() -> None:
-    from predictor_service.conversation import UserTurns
-    from predictor_service.features import FeatureSettings
+    from lpc.model.conversation import UserTurns
+    from lpc.model.features import FeatureSettings
     from tests.unit.test_features import word_tokenizer, words
 
     turns = UserTurns((words(0, 400), words(400, 800)), 2)

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from lpc.logs.traces import Trace, TracedRequest
+from lpc.logs.traces.mooncake import turn_bucket
+from lpc.training.train_time import expectations, held_out, without_turn_classes
 from tests.tiny_model import tiny_log_mean, tiny_think_time
-from training.traces import Trace, TracedRequest
-from training.traces.mooncake import turn_bucket
-from training.train_time import expectations, held_out, without_turn_classes
 
 
 @pytest.mark.parametrize(("duration", "seconds"), [(3600.0, 1200.0), (86_400.0, 1200.0), (3599.0, 899.75), (100.0, 25.0)])

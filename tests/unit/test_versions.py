@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc.cli import app
-from predictor_service.artifact import read_manifest
-from predictor_service.errors import ArtifactError
-from predictor_service.inference import InferenceSettings
-from predictor_service.promotion import PROMOTED, Promotion, read_promotion
+from lpc.commands.cli import app
+from lpc.errors import ArtifactError
+from lpc.model.artifact import read_manifest
+from lpc.model.inference import InferenceSettings
+from lpc.model.promotion import PROMOTED, Promotion, read_promotion
+from lpc.model.versions import promote, prune, rollback, served, unpin
 from predictor_service.repository import ModelRepository
-from predictor_service.versions import promote, prune, rollback, served, unpin
 
 CPU = InferenceSettings("cpu", 1)
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from simulator.blocks import BlockCache
-from simulator.policies import REGISTRY, PolicySettings
-from simulator.policies.base import Policy
-from simulator.workload import Turn, Workload
+from lpc.simulator.blocks import BlockCache
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.policies.base import Policy
+from lpc.simulator.workload import Turn, Workload
 
 BLOCK_TOKENS = 16
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.blocks import BlockCache, CachedBlock, Use
-from simulator.policies import REGISTRY, PolicySettings
-from simulator.workload import Turn, Workload
+from lpc.simulator.blocks import BlockCache, CachedBlock, Use
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.workload import Turn, Workload
 from tests.unit.simulator.replay import OneByOne
 
 POLICIES = sorted(REGISTRY)

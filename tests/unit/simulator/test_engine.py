@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from simulator.blocks import CachedBlock
-from simulator.engine import Cost, Result, simulate
-from simulator.policies import REGISTRY, PolicySettings
-from simulator.policies.base import Policy
-from simulator.tier import SecondTier
-from simulator.workload import Turn, Workload
+from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.engine import Cost, Result, simulate
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.policies.base import Policy
+from lpc.simulator.tier import SecondTier
+from lpc.simulator.workload import Turn, Workload
 from tests.unit.simulator.replay import make
 
 SIZE = 16

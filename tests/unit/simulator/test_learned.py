@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from eviction_client.guard import Guard
-from simulator.engine import Cost, simulate
-from simulator.knowledge import knowledge_of
-from simulator.policies import REGISTRY, PolicySettings
-from simulator.policies.hazard import AGES, Gittins, Hazard, fit_exponential
-from simulator.policies.lpc import LpcSweep
-from simulator.workload import Turn, Workload, from_trace
-from training.traces import Trace, TracedRequest
+from lpc.logs.traces import Trace, TracedRequest
+from lpc.simulator.engine import Cost, simulate
+from lpc.simulator.knowledge import knowledge_of
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.policies.hazard import AGES, Gittins, Hazard, fit_exponential
+from lpc.simulator.policies.lpc import LpcSweep
+from lpc.simulator.workload import Turn, Workload, from_trace
 
 BLOCK = 16
 

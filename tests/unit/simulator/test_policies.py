@@ -2,10 +2,10 @@
 
 import pytest
 
-from simulator.policies import REGISTRY
-from simulator.policies.arc import Arc
-from simulator.policies.base import register
-from simulator.workload import Turn
+from lpc.simulator.policies import REGISTRY
+from lpc.simulator.policies.arc import Arc
+from lpc.simulator.policies.base import register
+from lpc.simulator.workload import Turn
 from tests.unit.simulator.replay import OneByOne, run
 
 

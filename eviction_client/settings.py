@@ -1,0 +1,133 @@
+"""Settings of the client: one typed object, built at the engine's edge from flags and environment, passed down."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from eviction_client.score import MEAN_THINK_TIME_S, P_MIN
+from lpc.wire.access import stays_on_this_machine
+from lpc.wire.certificates import CertificateFiles
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ClientSettings(BaseSettings):
+    """What an engine needs to know to evict by learned scores. Environment variables carry the prefix ``LPC_``."""
+
+    # Inputs are not shown in errors: a Redis URL may hold a password.
+    model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    predictor_address: str = Field(
+        default="127.0.0.1:50051",
+        min_length=1,
+        description="gRPC address of the sidecar: host:port, or unix:///path/to/socket",
+    )
+    predictor_ca: Path | None = Field(
+        default=None, description="PEM file of the authority that signed the sidecar's certificate; with it TLS is spoken"
+    )
+    predictor_certificate: Path | None = Field(default=None, description="PEM file of this engine's certificate, for mTLS")
+    predictor_key: Path | None = Field(default=None, description="PEM file of its key, without a pass phrase")
+    predictor_token: SecretStr | None = Field(default=None, description="token that the sidecar knows this engine by")
+    served_model: str = Field(default="", description="name under which the sidecar knows this engine's tokenizer")
+    predictor_timeout_s: Seconds = Field(default=10.0, description="age at which an answer is worthless")
+    predictor_capacity: int = Field(default=8192, ge=1, description="requests remembered; over it the oldest is dropped")
+
+    tau_s: Seconds = Field(default=MEAN_THINK_TIME_S, description="mean think time; the paper's scale is 1/tau")
+    prior: float = Field(
+        default=0.5, ge=P_MIN, le=1 - P_MIN, description="probability of requests for which no prediction came"
+    )
+
+    guard: bool = Field(default=True, description="trust predictions only as far as two shadow caches find that they pay")
+    shadow: bool = Field(default=False, description="keep the engine's own order and only report what ours would have hit")
+    max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application's hint may ask for")
+    on_unknown_engine: Literal["refuse", "stock"] = Field(
+        default="refuse", description="an engine version that was never tested: refuse to start, or start with its own order"
+    )
+
+    pooling: Literal["auto", "off", "shared", "fleet"] = Field(
+        default="auto",
+        description="who else's score a shared block keeps: nobody's, this engine's other conversations', or those of all "
+        "engines on one Redis; auto is fleet with a Redis URL and shared without",
+    )
+    redis_url: SecretStr | None = Field(
+        default=None,
+        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it scores stay in this process",
+    )
+    redis_ca: Path | None = Field(
+        default=None, description="PEM file of the authority that signed Redis's certificate; without it the system's"
+    )
+    redis_certificate: Path | None = Field(default=None, description="PEM file of this engine's certificate for Redis")
+    redis_key: Path | None = Field(default=None, description="PEM file of its key, without a pass phrase")
+    redis_cluster: bool = Field(default=False, description="the URL is a node of a Redis Cluster")
+    redis_shards: int = Field(
+        default=4,
+        ge=1,
+        le=1024,
+        description="keys over which scores are spread, equal in the whole fleet; on a cluster about 4 per primary",
+    )
+    redis_timeout_s: Seconds = Field(default=1.0, description="time for one answer of Redis, and for a connection")
+    store_pending_blocks: int = Field(default=200_000, ge=1, description="scores waiting to be written; over it the oldest go")
+    store_blocks: int = Field(default=1_000_000, ge=1, description="blocks that the in-memory store remembers")
+
+    @field_validator(
+        *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token"),
+        *("redis_ca", "redis_certificate", "redis_key"),
+        mode="before",
+    )
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        """An environment variable can only be empty, not None."""
+        return None if value == "" else value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_scheme(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None or not url.get_secret_value():
+            return None
+        if not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// (TLS) or unix://")
+        return url
+
+    @model_validator(mode="after")
+    def _fleet_has_a_redis(self) -> Self:
+        if self.pooling == "fleet" and self.redis_url is None:
+            raise ValueError("pooling=fleet needs a Redis: set LPC_REDIS_URL")
+        return self
+
+    @property
+    def pools(self) -> Literal["off", "shared", "fleet"]:
+        """What ``pooling`` comes to."""
+        if self.pooling == "auto":
+            return "shared" if self.redis_url is None else "fleet"
+        return self.pooling
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        for name, files in (("predictor", self.predictor_files), ("redis", self.redis_files)):
+            if (files.certificate is None) != (files.key is None):
+                raise ValueError(f"{name}_certificate and {name}_key go together: set both or none")
+        if self.predictor_certificate is not None and self.predictor_ca is None:
+            raise ValueError("predictor_certificate needs predictor_ca: set it to the authority of the sidecar's certificate")
+        url = self.redis_url.get_secret_value() if self.redis_url is not None else ""
+        if url and self.redis_files.present and not url.startswith("rediss://"):
+            raise ValueError("redis_ca, redis_certificate and redis_key need a redis_url that begins with rediss://")
+        if self.token and self.predictor_ca is None and not stays_on_this_machine(self.predictor_address):
+            raise ValueError("predictor_token would travel in clear: set predictor_ca, or reach the sidecar on this machine")
+        return self
+
+    @property
+    def predictor_files(self) -> CertificateFiles:
+        """Certificates for the sidecar."""
+        return CertificateFiles(self.predictor_certificate, self.predictor_key, self.predictor_ca)
+
+    @property
+    def redis_files(self) -> CertificateFiles:
+        """Certificates for Redis."""
+        return CertificateFiles(self.redis_certificate, self.redis_key, self.redis_ca)
+
+    @property
+    def token(self) -> str | None:
+        """The token for the sidecar. Not for a log."""
+        return self.predictor_token.get_secret_value().strip() if self.predictor_token is not None else None

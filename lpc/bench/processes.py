@@ -1,0 +1,173 @@
+"""Processes that a benchmark kills and starts again, each at one address for good: sidecars and Redis servers."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import redis
+
+from lpc.bench.setup import BenchmarkError
+
+START_S: Final = 60.0
+"""Longest time that a process may take to serve."""
+POLL_S: Final = 0.02
+CLUSTER_BUS: Final = 10_000
+"""How far above its port a Redis Cluster node listens for the other nodes."""
+
+
+def free_port(below: int = 65_536) -> int:
+    """Return a TCP port on loopback that nobody listens on."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = int(probe.getsockname()[1])
+        if port < below:
+            return port
+
+
+class Server:
+    """A process that serves. Use it as a context manager: at the end it is killed.
+
+    Args:
+        log: file that its output is appended to.
+    """
+
+    def __init__(self, log: Path, command: Sequence[str], environment: dict[str, str]) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        self._command = command
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0
+
+    def start(self) -> Self:
+        """Start it, and wait until it serves. Raises BenchmarkError when it ends or takes too long."""
+        self._began = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
+        deadline = time.monotonic() + START_S
+        while not self._serves():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                last = self.log.strip().rpartition("\n")[2]
+                raise BenchmarkError(f"{self._command[0]} did not start: {last or 'no message'}")
+            time.sleep(POLL_S)
+        return self
+
+    def kill(self) -> None:
+        """End it as `kill -9` does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def rss_mib(self) -> float:
+        """Resident memory. Raises BenchmarkError when the process is gone."""
+        for line in self._proc("status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise BenchmarkError("the server died")
+
+    @property
+    def descriptors(self) -> int:
+        """Open file descriptors."""
+        return len(list(self._proc("fd").iterdir()))
+
+    @property
+    def log(self) -> str:
+        """What it has said since the first start."""
+        return self._log.read_text(errors="replace")
+
+    def _said(self) -> str:
+        """What it has said since the last start."""
+        return self._log.read_bytes()[self._began :].decode(errors="replace")
+
+    def _serves(self) -> bool:
+        raise NotImplementedError
+
+    def _proc(self, name: str) -> Path:
+        if self._process is None or not self.running:
+            raise BenchmarkError(f"the server died: {self.log.strip().rpartition(chr(10))[2]}")
+        return Path(f"/proc/{self._process.pid}/{name}")
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+
+
+class Sidecar(Server):
+    """The process of `lpc serve`, on a TCP port and a Unix socket. ``settings`` as in the environment, without LPC_."""
+
+    def __init__(self, folder: Path, models: Path, model: str, **settings: object) -> None:
+        self.port = free_port()
+        self.socket = folder / "s.sock"
+        values = {
+            "models": models,
+            "model": model,
+            "port": self.port,
+            "unix_socket": self.socket,
+            "metrics_port": "",
+            **settings,
+        }
+        # The machine's own LPC_ variables are for its own sidecar.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
+        for name, value in values.items():
+            environment[f"LPC_{name.upper()}"] = json.dumps(value) if isinstance(value, dict) else str(value)
+        super().__init__(folder / "sidecar.log", [sys.executable, "-m", "lpc", "serve"], environment)
+
+    @property
+    def address(self) -> str:
+        """Of gRPC over TCP."""
+        return f"127.0.0.1:{self.port}"
+
+    def _serves(self) -> bool:
+        return "listening on " in self._said()
+
+
+class RedisServer(Server):
+    """A redis-server without persistence. ``options`` are those of redis.conf, with underscores."""
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        program = shutil.which("redis-server")
+        if program is None:
+            raise BenchmarkError("redis-server is not installed: install it (Debian: apt-get install redis-server)")
+        self.port = free_port(65_536 - CLUSTER_BUS)
+        folder.mkdir(parents=True, exist_ok=True)
+        values = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(folder), "save": "", "appendonly": "no", **options}
+        words = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", value)]
+        super().__init__(folder / "redis.log", [program, *words], dict(os.environ))
+
+    @property
+    def bus_port(self) -> int:
+        """Where a Cluster node listens for the others."""
+        return self.port + CLUSTER_BUS
+
+    @property
+    def url(self) -> str:
+        """For clients."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def ask(self, *command: str) -> Any:
+        """Return the answer to one command; None when the server cannot be reached."""
+        with contextlib.closing(redis.Redis(port=self.port, socket_timeout=2, decode_responses=True)) as client:
+            try:
+                return client.execute_command(*command)  # type: ignore[no-untyped-call]
+            except (redis.ConnectionError, redis.TimeoutError):
+                return None
+
+    def _serves(self) -> bool:
+        return self.ask("PING") is not None

@@ -1,0 +1,95 @@
+"""`make run`: from nothing to a serving sidecar with three scored conversations on the screen."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from eviction_client.settings import ClientSettings
+from lpc.commands.predict import ask
+from lpc.v1 import predictor_pb2 as pb
+from lpc.wire.terminal import console
+from predictor_service.server import Addresses, running
+from predictor_service.settings import ServiceSettings
+
+TIMEOUT_S = 60.0
+"""For one answer."""
+SAMPLES = {
+    "a question with an answer": [("user", "What is the capital of Australia?")],
+    "work in progress": [
+        ("user", "Write a Python function that parses an Apache access log line."),
+        ("assistant", "def parse(line): ..."),
+        ("user", "Now add support for the combined format."),
+        ("assistant", "def parse(line): ..."),
+        ("user", "It fails on lines with IPv6 addresses, here is the traceback. Please fix it"),
+    ],
+    "a farewell": [
+        ("user", "Can you proofread this e-mail to my landlord?"),
+        ("assistant", "Dear Ms Miller, ..."),
+        ("user", "Perfect, thank you very much, that is all!"),
+    ],
+}
+
+
+def run(settings: ServiceSettings, client: Callable[[str], ClientSettings]) -> None:
+    """Export the default artefact if it is missing, then serve and score until SIGINT or SIGTERM.
+
+    Args:
+        settings: of the sidecar.
+        client: gives an engine's settings for an address, with the certificates and the token that the sidecar wants.
+
+    Raises:
+        ServiceError, StartError, ExportError, PredictError, CertificateError and what the export raises.
+    """
+    from lpc.training.export import export  # torch takes seconds to load
+
+    screen = console()
+    with screen.status("looking for the model artefact"):
+        folder = export(settings.models, name=settings.model)
+    screen.print(f"model artefact: {folder}")
+    asyncio.run(_serve(settings, client, screen))
+
+
+async def _serve(settings: ServiceSettings, client: Callable[[str], ClientSettings], screen: Console) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running(settings) as addresses:
+        address = _address(addresses)
+        await asyncio.to_thread(_score, client(address), screen)
+        _how_to_call(addresses, address, screen)
+        await stop.wait()
+        screen.print("draining")
+    screen.print("stopped")
+
+
+def _address(addresses: Addresses) -> str:
+    """Return where to ask: the Unix socket, where TLS and tokens are not asked for, if there is one."""
+    if addresses.unix_socket is not None:
+        return f"unix://{addresses.unix_socket}"
+    return f"{addresses.host}:{addresses.port}"
+
+
+def _score(settings: ClientSettings, screen: Console) -> None:
+    table = Table("conversation", "user turns", "probability that it continues", "tokenise + infer")
+    chats = [
+        pb.ChatMessages(messages=[pb.ChatMessage(role=role, content=content) for role, content in messages])
+        for messages in SAMPLES.values()
+    ]
+    answers = ask([pb.Conversation(chat=chat) for chat in chats], settings, TIMEOUT_S)
+    for name, answer in zip(SAMPLES, answers, strict=True):
+        spent = (answer.timing.tokenize_us + answer.timing.infer_us) / 1000
+        table.add_row(name, str(answer.turn_count), f"{answer.probability:.3f}", f"{spent:.1f} ms")
+    screen.print(table)
+
+
+def _how_to_call(addresses: Addresses, address: str, screen: Console) -> None:
+    screen.print(f"gRPC     {addresses.host}:{addresses.port}")
+    if addresses.unix_socket is not None:
+        screen.print(f"         unix://{addresses.unix_socket}")
+    if addresses.metrics_port is not None:
+        screen.print(f"metrics  http://{addresses.metrics_host}:{addresses.metrics_port}/metrics")
+    screen.print(f"try      echo 'How do I sort a list in Rust?' | .venv/bin/lpc predict --address {address}")
+    screen.print("Ctrl-C drains and stops")

@@ -1,0 +1,124 @@
+"""What all loaders do with records: refuse another dataset's, turn each into what it stands for, count the wrong ones."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from lpc.logs.records import DatasetError, Record, Skipped, WrongRecord, records_of
+from lpc.model.conversation import ROLES, Message
+
+T = TypeVar("T")
+
+FIELDS: Final[dict[str, frozenset[str]]] = {
+    "sharegpt": frozenset({"id", "conversations"}),
+    "lmsys": frozenset({"conversation_id", "conversation"}),
+    "arena": frozenset({"question_id", "conversation_a"}),
+    "wildchat": frozenset({"conversation_hash", "conversation"}),
+    "openai": frozenset({"messages"}),
+}
+"""The fields that a record of a dataset must have, and that tell it from the records of the others."""
+
+COLUMNS: Final = frozenset({"id", "conversation_id", "language"}).union(*FIELDS.values())
+MESSAGE_FIELDS: Final = frozenset({"role", "content", "turn_identifier", "type", "text", "from", "value"})
+
+
+def read(dataset: str, path: Path, parse: Callable[[Record, str], T], skipped: Skipped) -> Iterator[T]:
+    """Yield what ``parse`` makes of each record and its place; note in ``skipped`` those it raises WrongRecord for.
+
+    Whether too many are wrong is known at the end: a caller that stops before it is not told.
+
+    Raises:
+        DatasetError: the file is missing, empty, damaged or of another dataset, or has too many wrong records.
+    """
+    wrong = Skipped()
+    good = 0
+    for place, record in records_of(path, COLUMNS, MESSAGE_FIELDS):
+        try:
+            if isinstance(record, WrongRecord):
+                raise record
+            missing = FIELDS[dataset] - record.keys()
+            if missing:
+                if not good:
+                    _refuse_other(dataset, path, record)
+                raise WrongRecord(f"no field {min(missing)}")
+            parsed = parse(record, place)
+        except WrongRecord as error:
+            wrong.note(str(error), place)
+            skipped.note(str(error), place)
+            continue
+        good += 1
+        yield parsed
+    _refuse_wrong(dataset, path, good, wrong, skipped)
+
+
+def _refuse_other(dataset: str, path: Path, record: Record) -> None:
+    for other, fields in FIELDS.items():
+        if fields <= record.keys():
+            raise DatasetError(f"{path} is no file of the dataset {dataset}, it looks like {other}: choose that dataset")
+
+
+def _refuse_wrong(dataset: str, path: Path, good: int, wrong: Skipped, limits: Skipped) -> None:
+    count = sum(wrong.counts.values())
+    total = good + count
+    what = "; ".join(f"{reason}: {number} (first: {wrong.first[reason]})" for reason, number in wrong.counts.items())
+    if not good:
+        raise DatasetError(f"{path} has no readable record of the dataset {dataset}: {what}. Choose the dataset that it is")
+    if count > max(limits.wrong_floor, limits.wrong_share * total):
+        raise DatasetError(
+            f"{path}: {count} of {total} records are wrong, more than {limits.wrong_share:.0%} and {limits.wrong_floor}: "
+            f"{what}. Repair or remove them"
+        )
+
+
+def messages_of(turns: object, text_of: Callable[[Record], str] | None = None) -> tuple[Message, ...]:
+    """Return the messages of a list of {role, content}.
+
+    Args:
+        text_of: the text of one message; default: its content, which must be a string.
+
+    Raises:
+        WrongRecord: no list of messages, an unknown role, content that is no text or no Unicode.
+    """
+    if not isinstance(turns, list) or not turns:
+        raise WrongRecord("no messages")
+    return tuple(_message(turn, text_of or _content) for turn in turns)
+
+
+def _message(turn: object, text_of: Callable[[Record], str]) -> Message:
+    if not isinstance(turn, dict):
+        raise WrongRecord("a message is no object")
+    role = turn.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise WrongRecord("unknown role")
+    return Message(role, unicode_of(text_of(turn)))
+
+
+def _content(turn: Record) -> str:
+    content = turn.get("content")
+    if not isinstance(content, str):
+        raise WrongRecord("content is no text")
+    return content
+
+
+def unicode_of(text: str) -> str:
+    """Return the text. Raises WrongRecord for half a surrogate pair, which JSON can carry and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Not `from error`: it holds the text.
+        raise WrongRecord("text is no valid Unicode") from None
+    return text
+
+
+def id_of(record: Record, name: str) -> str:
+    """Return a record's own id. Raises WrongRecord when it has none."""
+    value: Any = record.get(name)
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        raise WrongRecord(f"{name} is no id")
+    return unicode_of(str(value))
+
+
+def language_of(record: Record) -> str:
+    """Return the publisher's tag of the conversation's language, or "" where there is none."""
+    language = record.get("language")
+    return language if isinstance(language, str) else ""

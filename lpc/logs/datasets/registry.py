@@ -1,0 +1,67 @@
+"""The datasets by name."""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from lpc.logs.datasets.arena import load_arena
+from lpc.logs.datasets.conversation import Conversation
+from lpc.logs.datasets.lmsys import load_lmsys
+from lpc.logs.datasets.openai_chat import load_openai
+from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path
+from lpc.logs.datasets.wildchat import load_wildchat
+from lpc.logs.records import DatasetError, Skipped
+
+LOADERS: Final[dict[str, Callable[[Path, Skipped], Iterator[Conversation]]]] = {
+    "sharegpt": load_sharegpt,
+    "lmsys": load_lmsys,
+    "arena": load_arena,
+    "wildchat": load_wildchat,
+    "openai": load_openai,
+    "chat": lambda path, skipped: _chat(path, skipped),
+}
+
+HOMES: Final = {
+    "lmsys": "https://huggingface.co/datasets/lmsys/lmsys-chat-1m",
+    "arena": "https://huggingface.co/datasets/lmsys/chatbot_arena_conversations",
+    "wildchat": "https://huggingface.co/datasets/allenai/WildChat-1M",
+}
+
+
+def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
+    """Yield the conversations of an operator's own log, which is a trace, too."""
+    from lpc.logs.traces.chat import chat_conversations
+    from lpc.logs.traces.request import TraceError
+
+    try:
+        yield from chat_conversations(path, skipped=skipped)
+    except TraceError as error:
+        raise DatasetError(str(error)) from error
+
+
+def load(name: str, path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
+    """Yield the conversations of a dataset.
+
+    Args:
+        name: one of LOADERS.
+        path: a .parquet, .jsonl or .json file, or a folder of one kind of them. ShareGPT's comes with its package.
+        skipped: counts and names what is left out; holds the limit on wrong records.
+
+    Raises:
+        DatasetError: at once for an unknown name, a path that is missing, and all that keeps the first conversation from
+            being read (another dataset's file, an empty one); while reading for the rest, see `reading.read`.
+    """
+    if name not in LOADERS:
+        raise DatasetError(f"unknown dataset {name}: known are {', '.join(LOADERS)}")
+    if path is None:
+        if name != "sharegpt":
+            fetch = f"fetch it from {HOMES[name]} and " if name in HOMES else ""
+            raise DatasetError(f"the dataset {name} does not come with this package: {fetch}give its file or folder")
+        path = sharegpt_path()
+    conversations = LOADERS[name](path, skipped if skipped is not None else Skipped())
+    # The first is read here, since the caller may do minutes of work before it reads.
+    first = next(conversations, None)
+    if first is None:
+        raise DatasetError(f"{path} has no whole conversation of the dataset {name}")
+    return chain([first], conversations)

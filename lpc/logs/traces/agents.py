@@ -1,0 +1,65 @@
+"""Coding-agent sessions (callanjfox/kv-cache-tester, Apache-2.0) as one trace: sessions started so that N are active.
+
+Format: a tar of one JSON per session with `block_size` and `requests` of `t` s, `in`, `out`, `hash_ids` (local to the session),
+`stop`. Requests of a session keep their recorded distances. The reason why a reply ended (a tool call, or the end of the
+turn) is the request's class: an engine knows it, and it says most of when the session returns.
+"""
+
+import json
+import random
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from lpc.logs.traces import Trace, TracedRequest, TraceError
+from lpc.logs.traces.request import BlockIds
+
+
+def read_agent_sessions(path: Path, *, active: int = 20, seed: int = 0) -> Trace:
+    """Return the sessions laid out in time, in an order drawn with ``seed``.
+
+    Raises:
+        TraceError: no archive of such sessions.
+    """
+    sessions = _sessions(path)
+    random.Random(seed).shuffle(sessions)
+    block_tokens = int(sessions[0]["block_size"])
+    free_at = [0.0] * active
+    requests = []
+    ids = BlockIds()
+    for number, session in enumerate(sessions):
+        slot = min(range(active), key=free_at.__getitem__)
+        start = free_at[slot]
+        for turn, record in enumerate(session["requests"], 1):
+            # The session's number makes its local ids its own.
+            blocks = ids.chain([(number << 32) + block for block in record["hash_ids"]])
+            arrival = start + record["t"]
+            kind = str(record.get("stop") or "unknown")
+            requests.append(
+                TracedRequest(
+                    arrival, record["in"], record["out"], blocks[: record["in"] // block_tokens], session["id"], turn, kind
+                )
+            )
+            free_at[slot] = max(free_at[slot], arrival + record.get("api_time", 0.0))
+    requests.sort(key=lambda request: request.arrival)
+    return Trace(path.name, block_tokens, requests)
+
+
+def _sessions(path: Path) -> list[dict[str, Any]]:
+    sessions = []
+    try:
+        with tarfile.open(path) as archive:
+            for member in sorted(archive.getmembers(), key=lambda member: member.name):
+                file = archive.extractfile(member) if member.name.endswith(".json") else None
+                if file is not None:
+                    session = json.load(file)
+                    session["requests"] = [r for r in session["requests"] if r.get("hash_ids") and r["in"] > 0]
+                    if session["requests"]:
+                        sessions.append(session)
+    except (OSError, tarfile.TarError) as error:
+        raise TraceError(f"cannot read {path}: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{path} holds a file that is no agent session ({type(error).__name__}: {error})") from error
+    if not sessions:
+        raise TraceError(f"{path} holds no agent sessions")
+    return sessions

@@ -1,0 +1,83 @@
+"""Qwen-Bailian traces (KVCache in the wild, ATC'25, arXiv 2506.02634): JSONL of one request each.
+
+Fields: `chat_id`, `parent_chat_id` (-1 for none), `timestamp` s, `input_length`, `output_length`, `type` (text, search, image,
+file), `turn`, `hash_ids` of 16-token blocks. By their publisher's description the ids are hashes of single blocks, so they are
+chained here (which changes nothing where they already are). A conversation is named for the root of its chain of parents;
+where the root arrived before the trace began, for the oldest parent named.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lpc.logs.records import Skipped, WrongRecord
+from lpc.logs.traces.request import (
+    SKIP_LIMIT,
+    BlockIds,
+    Trace,
+    TracedRequest,
+    hashed_blocks,
+    read_lines,
+    seconds,
+    whole,
+)
+
+BLOCK_TOKENS: Final = 16
+NO_PARENT: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    chat: int
+    parent: int
+    arrival: float
+    input_tokens: int
+    output_tokens: int
+    category: str
+    turn: int
+    blocks: tuple[int, ...]
+
+
+def read_qwen(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
+    """Read a Qwen-Bailian trace. Raises TraceError, as `read_lines`."""
+    skipped = Skipped()
+    ids, chats = BlockIds(), set[int]()
+
+    def parse(record: dict[str, Any]) -> _Line:
+        line = _parse(record, ids)
+        if line.chat in chats:
+            raise WrongRecord("chat_id is another line's")
+        chats.add(line.chat)
+        return line
+
+    # A parent that shares its child's time stamp comes first, as it does in the file.
+    lines = sorted(read_lines(path, parse, skip_limit, skipped), key=lambda line: (line.arrival, line.turn))
+    first = lines[0].arrival
+    roots: dict[int, int] = {}
+    requests = []
+    for line in lines:
+        root = line.chat if line.parent == NO_PARENT else roots.get(line.parent, line.parent)
+        roots[line.chat] = root
+        requests.append(
+            TracedRequest(
+                line.arrival - first, line.input_tokens, line.output_tokens, line.blocks, str(root), line.turn, line.category
+            )
+        )
+    return Trace(path.name, BLOCK_TOKENS, requests, skipped=skipped)
+
+
+def _parse(record: dict[str, Any], ids: BlockIds) -> _Line:
+    category = record.get("type")
+    if not isinstance(category, str) or not category:
+        raise WrongRecord("type is no text")
+    input_tokens = whole(record, "input_length", 1)
+    return _Line(
+        whole(record, "chat_id", 0),
+        whole(record, "parent_chat_id", NO_PARENT),
+        seconds(record, "timestamp"),
+        input_tokens,
+        whole(record, "output_length", 0),
+        category,
+        whole(record, "turn", 1),
+        ids.chain(hashed_blocks(record, input_tokens, BLOCK_TOKENS)),
+    )

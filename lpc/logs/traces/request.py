@@ -1,0 +1,175 @@
+"""What every trace reader yields, and how it treats lines that are wrong.
+
+A line that cannot be used is counted by its reason and the first of each reason is named by file and line; beyond a limit the
+whole file is refused, since figures from the rest would be quietly wrong. No message repeats what a line says: it may be a
+user's text.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from lpc.errors import LpcError
+from lpc.logs.records import Skipped, WrongRecord
+
+SKIP_LIMIT: Final = 0.01
+"""Share of a file's lines that may be wrong."""
+SKIP_ALWAYS: Final = 10
+"""Lines that may be wrong in a file of any size."""
+LATEST: Final = 1e14
+"""The highest time stamp, in any unit: milliseconds since the epoch stay below it for a thousand years."""
+
+T = TypeVar("T")
+
+
+class TraceError(LpcError):
+    """A trace cannot be used. The message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """One request of a trace.
+
+    Attributes:
+        arrival: seconds since the trace's first request.
+        input_tokens: tokens of the prompt, history included.
+        output_tokens: tokens of the reply.
+        blocks: content ids of the prompt's blocks; equal ids mean equal prefixes up to and with that block. The last block
+            may be partial, and then its id stands for the tokens it has.
+        conversation: its name; unique in the trace.
+        turn: the request's place in its conversation, from 1; a lower bound where the log or the format hides earlier ones.
+        category: the request's class in the trace's own terms.
+        linkable: whether a later turn could be recognised as this conversation's. Where not, nobody knows whether the
+            conversation went on, and the turn is no example of it.
+    """
+
+    arrival: float
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    conversation: str
+    turn: int
+    category: str
+    linkable: bool = True
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace: its requests in order of arrival, at least one.
+
+    Attributes:
+        name: the file's name.
+        block_tokens: tokens of a full block.
+        requests: in order of arrival; the first arrives at 0.
+        start: seconds since the epoch of the first request; None where the format does not tell.
+        skipped: what was left out.
+    """
+
+    name: str
+    block_tokens: int
+    requests: list[TracedRequest]
+    start: float | None = None
+    skipped: Skipped = field(default_factory=Skipped, compare=False)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first arrival to the last."""
+        return self.requests[-1].arrival
+
+
+class BlockIds:
+    """Chains ids or digests of single blocks into content ids: equal where all blocks up to and with this one are equal."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, int | bytes], int] = {}
+
+    def chain(self, blocks: list[int] | list[bytes]) -> tuple[int, ...]:
+        """Return one content id per block; ids count up from 0 in order of first appearance."""
+        ids: list[int] = []
+        last = -1
+        for block in blocks:
+            last = self._ids.setdefault((last, block), len(self._ids))
+            ids.append(last)
+        return tuple(ids)
+
+
+def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: float, skipped: Skipped) -> list[T]:
+    """Return ``parse(object)`` of every line of a JSONL file, in file order.
+
+    Args:
+        path: the file; blank lines are passed over.
+        parse: raises WrongRecord for an object it cannot use.
+        skip_limit: the share of lines, from 0 to 1, that may be wrong; SKIP_ALWAYS lines may in any case.
+        skipped: counts the wrong lines, and names the first of each reason as ``file:line``.
+
+    Raises:
+        TraceError: the file cannot be read, has no usable line, or has too many wrong ones.
+    """
+    if not 0 <= skip_limit <= 1:
+        raise TraceError(f"skip_limit is a share of the lines from 0 to 1, got {skip_limit}")
+    parsed: list[T] = []
+    lines = wrong = 0
+    try:
+        for number, line in _lines(path):
+            lines += 1
+            try:
+                parsed.append(parse(_object(line)))
+            except WrongRecord as reason:
+                wrong += 1
+                skipped.note(str(reason), f"{path.name}:{number}")
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+    reasons = "; ".join(f"{reason}: {count} (first: {skipped.first[reason]})" for reason, count in skipped.counts.items())
+    if not parsed:
+        raise TraceError(f"{path} has no request of this format ({reasons or 'it is empty'}): check the file and --format")
+    if wrong > max(SKIP_ALWAYS, skip_limit * lines):
+        raise TraceError(
+            f"{wrong} of {lines} lines of {path} are wrong, more than {max(SKIP_ALWAYS, int(skip_limit * lines))}: {reasons}. "
+            "Mend the file, check --format, or raise --skip-limit"
+        )
+    return parsed
+
+
+def whole(record: dict[str, Any], name: str, at_least: int) -> int:
+    """Return a field that is a whole number. Raises WrongRecord."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise WrongRecord(f"{name} is no whole number from {at_least}")
+    return value
+
+
+def seconds(record: dict[str, Any], name: str) -> float:
+    """Return a field that is a number from 0 to LATEST. Raises WrongRecord."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LATEST:
+        raise WrongRecord(f"{name} is no number from 0 to {LATEST:.0e}")
+    return float(value)
+
+
+def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) -> list[int]:
+    """Return the field hash_ids: one id per full block, and perhaps one for a partial last block. Raises WrongRecord."""
+    ids = record.get("hash_ids")
+    if not isinstance(ids, list) or not all(isinstance(block, int) and not isinstance(block, bool) for block in ids):
+        raise WrongRecord("hash_ids is no list of whole numbers")
+    if len(ids) not in (input_tokens // block_tokens, -(-input_tokens // block_tokens)):
+        raise WrongRecord(f"hash_ids does not cover input_length in blocks of {block_tokens}")
+    return ids
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.isspace():
+                yield number, line
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # both no JSON and no UTF-8 are ValueErrors
+        raise WrongRecord("no JSON" if line.endswith(b"\n") else "no JSON, cut off at the file's end") from None
+    if not isinstance(record, dict):
+        raise WrongRecord("no JSON object")
+    return record

@@ -1,0 +1,118 @@
+"""A model artefact: one folder per version, `models/<name>/<version>/{model.onnx, tokenizer.json, manifest.json}`.
+
+A version that has learnt think times has `think_time.json` too. `lpc export` writes it, the service reads it. Nothing is loaded
+that the manifest does not list, or whose checksum differs from the manifest's.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from lpc.errors import ArtifactError
+from lpc.model.features import FeatureSettings
+
+SCHEMA: Final = 1
+MANIFEST: Final = "manifest.json"
+FILES: Final = ("model.onnx", "tokenizer.json")
+"""What every version has."""
+THINK_TIME: Final = "think_time.json"
+"""What a version has whose manifest lists it."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a version folder holds.
+
+    Attributes:
+        name, version: of the model; the folder's path repeats them.
+        precision: "fp32", "fp16" or "int8".
+        files: file name to SHA-256, hexadecimal: FILES, and THINK_TIME if there is one.
+        features: how conversations become input.
+        embedding_width: of the second output.
+        encoder_id, encoder_sha256: where the encoder's weights came from.
+        head: name, digest and training figures of the head.
+        verification: how far the graph is from the fp32 PyTorch model.
+        created: UTC, ISO 8601. The newest version is served.
+        made_with: versions of the exporting libraries.
+    """
+
+    name: str
+    version: str
+    precision: str
+    files: Mapping[str, str]
+    features: FeatureSettings
+    embedding_width: int
+    encoder_id: str
+    encoder_sha256: str
+    head: Mapping[str, Any]
+    verification: Mapping[str, Any]
+    created: str
+    made_with: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the manifest file's text."""
+        values = {**self.__dict__, "schema": SCHEMA, "features": self.features.to_dict()}
+        return json.dumps(values, indent=2, sort_keys=True) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a version folder's manifest, without looking at the files it names.
+
+    Raises:
+        ArtifactError: the folder or its manifest is missing, or is not one this version of the service understands.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise ArtifactError(f"no model artefact at {folder}: make one with `lpc export`")
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path} is missing: the artefact is incomplete, make it again with `lpc export`") from error
+    except (OSError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} is not a readable manifest ({type(error).__name__}): make it again with `lpc export`"
+        ) from error
+    try:
+        if values["schema"] != SCHEMA:
+            raise ArtifactError(f"{path} has schema {values['schema']}, this service reads {SCHEMA}: export with this version")
+        del values["schema"]
+        return Manifest(**{**values, "features": FeatureSettings.from_dict(values["features"])})
+    except KeyError as error:
+        raise ArtifactError(f"{path} lacks the entry {error}: make it again with `lpc export`") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(f"{path} is not a valid manifest ({error}): make it again with `lpc export`") from error
+
+
+def verify(folder: Path) -> Manifest:
+    """Read a version folder's manifest and compare every file that the service reads with its checksum.
+
+    Raises:
+        ArtifactError: as :func:`read_manifest`, or a file is missing or differs.
+    """
+    manifest = read_manifest(folder)
+    for name in (*FILES, THINK_TIME):
+        path = folder / name
+        expected = manifest.files.get(name)
+        if expected is None and name == THINK_TIME:
+            continue
+        if expected is None:
+            raise ArtifactError(f"{folder / MANIFEST} has no checksum for {name}: make it again with `lpc export`")
+        try:
+            found = file_sha256(path)
+        except OSError as error:
+            raise ArtifactError(f"cannot read {path} ({error.strerror}): make the artefact again with `lpc export`") from error
+        if found != expected:
+            raise ArtifactError(
+                f"{path} has SHA-256 {found[:16]}..., the manifest says {expected[:16]}...: the file is damaged or was "
+                "replaced; make the artefact again with `lpc export`"
+            )
+    return manifest
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,118 @@
+"""What the predictor looks at: the last user prompts of a conversation and how many user turns it has had.
+
+Paper (Learned Prefix Caching, NeurIPS 2025, section 3.2): the user prompts of the last N + 1 = 5 user turns, without
+the model's replies, and the number of turns so far.
+
+What counts as a user turn: one message of role `user` whose content is not blank. Messages of one turn that a gateway
+split in two (user, user) count as two, as they do in the logs the head is trained on. Tool and system messages are no
+user turns.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from lpc.errors import InvalidRequest
+
+ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+INSTRUCTIONS: Final = frozenset({"system", "developer"})
+"""Roles whose text is no part of the history: the operator's, not the conversation's."""
+
+
+class Message(NamedTuple):
+    """One chat message, as in the OpenAI chat-completions API."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserTurns:
+    """What is known of a conversation when a user turn arrives.
+
+    Attributes:
+        prompts: the last user prompts, oldest first: at least one, at most a window.
+        turn_count: number of all user turns.
+        history_chars: characters of all messages before the last prompt but instructions (estimated from token ids).
+        last_reply_chars: characters of the replies between the last two prompts; 0 on the first turn.
+        told_apart: whether the input shows where turns begin: plain prompt text does not.
+    """
+
+    prompts: tuple[str, ...]
+    turn_count: int
+    history_chars: int = 0
+    last_reply_chars: int = 0
+    told_apart: bool = True
+
+
+def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
+    """Return the last ``window`` user prompts of a chat.
+
+    Raises:
+        InvalidRequest: no message, a role that is none, no user message with text, or text that is no Unicode.
+    """
+    prompts: list[str] = []
+    position = -1
+    seen = history = reply = last_reply = 0
+    for position, (role, content) in enumerate(messages):
+        if role not in ROLES:
+            # The role itself is not repeated: a client that mixes up its fields would have its text in our log.
+            raise InvalidRequest(f"message {position} has an unknown role; known are {', '.join(sorted(ROLES))}")
+        if role == "user" and not content.isspace() and content:
+            prompts.append(content)
+            history, last_reply, reply = seen, reply, 0
+        elif role == "assistant":
+            reply += len(content)
+        if role not in INSTRUCTIONS:
+            seen += len(content)
+    if position < 0:
+        raise InvalidRequest("the conversation has no messages: send at least one user message")
+    if not prompts:
+        raise InvalidRequest(f"none of the {position + 1} messages is a user message with text: send at least one")
+    return UserTurns(tuple(_unicode(prompt) for prompt in prompts[-window:]), len(prompts), history, last_reply)
+
+
+def from_prompt(text: str) -> UserTurns:
+    """Return plain prompt text as one user turn. Raises InvalidRequest when it is blank or no Unicode."""
+    if not text or text.isspace():
+        raise InvalidRequest("the prompt is empty: send the text of at least one user turn")
+    _unicode(text)
+    return UserTurns((text,), 1, told_apart=False)
+
+
+def _unicode(text: str) -> str:
+    """Return the text. Raises InvalidRequest for half a surrogate pair, which JSON can carry and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # Not `from error`: it holds the text.
+        raise InvalidRequest(
+            f"a user prompt is no valid Unicode (a lone surrogate at character {error.start}): repair its JSON escapes"
+        ) from None
+    return text
+
+
+def with_turn_count(turns: UserTurns, turn_count: int | None, limit: int) -> UserTurns:
+    """Return the turns with the caller's own count, which may exceed what the input shows (a truncated history).
+
+    A count below what the input shows contradicts it: it is refused, since it tells of a counter that starts anew (per
+    request, per window), whose numbers would quietly spoil every prediction. A count made from the input stops at the limit.
+
+    Raises:
+        InvalidRequest: the count is no whole number in [1, limit], or below the number of prompts seen.
+    """
+    if turn_count is None:
+        if turns.turn_count > limit:
+            return replace(turns, turn_count=limit)
+        return turns
+    if isinstance(turn_count, bool) or not isinstance(turn_count, int):
+        # Callers outside the type checker's reach: JSON has NaN, 2.5 and true.
+        raise InvalidRequest(f"turn_count must be a whole number from 1 to {limit}, got {turn_count!r:.40}")
+    if not 1 <= turn_count <= limit:
+        raise InvalidRequest(f"turn_count must be from 1 to {limit}, got {turn_count}")
+    if turn_count < turns.turn_count:
+        raise InvalidRequest(
+            f"turn_count is {turn_count}, but the input has {turns.turn_count} user turns: count all turns so far, "
+            "or leave it out"
+        )
+    return replace(turns, turn_count=turn_count)

@@ -1,0 +1,211 @@
+"""The engine model: requests take blocks, run for a modelled time, free them, and wait when the cache is full of running ones.
+
+Time of a request = tokens not in the cache / prefill rate + output tokens x time per output token. Requests do not slow each
+other down (a stated simplification: the comparison of policies needs the order of events, not a scheduler); they only wait for
+blocks, first come, first served.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from lpc.simulator.blocks import BlockCache, CachedBlock, EvictionOrder
+from lpc.simulator.tier import SecondTier
+from lpc.simulator.workload import Turn, Workload
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost model.
+
+    Attributes:
+        prefill_tokens_s: tokens computed per second.
+        output_token_s: seconds per output token.
+        fetch_tokens_s: tokens loaded from the second tier per second.
+    """
+
+    prefill_tokens_s: float = 20_000.0
+    output_token_s: float = 0.01
+    fetch_tokens_s: float = 200_000.0
+
+
+@dataclass
+class Result:
+    """What one engine, or several, hit. Tokens of prompts that arrived while hits were counted.
+
+    Attributes:
+        requests, prompt_tokens, hit_tokens, tier_tokens: the last: loaded from the second tier, not among hit_tokens.
+        evicted: blocks.
+        waited: requests that waited for blocks.
+        refused: requests larger than the whole cache, which it can never serve; not in the other figures.
+        ttft: seconds from arrival to the first token, by the cost model; one per request.
+        prefill_s: seconds spent computing prompts.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    tier_tokens: int = 0
+    evicted: int = 0
+    waited: int = 0
+    refused: int = 0
+    ttft: list[float] = field(default_factory=list, repr=False)
+    prefill_s: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Prompt tokens served from the cache / prompt tokens."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def figures(self) -> dict[str, float | int]:
+        """Return plain numbers: tokens, rates, seconds."""
+        times = np.array(self.ttft) if self.ttft else np.zeros(1)
+        served = self.hit_tokens + self.tier_tokens
+        return {
+            "hit_rate": self.hit_rate,
+            "saved_tokens": served,
+            "tier_rate": self.tier_tokens / max(self.prompt_tokens, 1),
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "evicted_blocks": self.evicted,
+            "waited": self.waited,
+            "refused": self.refused,
+            "ttft_mean_s": float(times.mean()),
+            "ttft_p50_s": float(np.quantile(times, 0.5)),
+            "ttft_p99_s": float(np.quantile(times, 0.99)),
+            "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
+        }
+
+
+ARRIVE: Final = 1
+"""At the same time, ends come before arrivals: what is free then can be used then."""
+END: Final = 0
+
+OrderFactory = Callable[[int], EvictionOrder]
+"""Makes the eviction order of an engine with so many blocks."""
+
+
+@dataclass(eq=False)
+class _Engine:
+    cache: BlockCache
+    tier: SecondTier | None
+    waiting: deque[Turn] = field(default_factory=deque)
+
+
+def simulate(
+    workload: Workload,
+    capacity_tokens: int,
+    order: OrderFactory,
+    *,
+    cost: Cost | None = None,
+    engines: int = 1,
+    sticky: bool = True,
+    tier_tokens: int = 0,
+    on_evict: Callable[[float, Sequence[CachedBlock]], None] | None = None,
+) -> Result:
+    """Replay a workload.
+
+    Args:
+        capacity_tokens: of each engine.
+        order: the policy.
+        engines: they share nothing.
+        sticky: turns of a conversation go to the same engine; else round robin.
+        tier_tokens: of each engine's second tier, to which evicted blocks go and from which a prompt's next blocks are loaded.
+        on_evict: told of every eviction.
+
+    Raises:
+        ValueError: a capacity below one block, or no engine.
+    """
+    cost = cost or Cost()
+    size = workload.block_tokens
+    if capacity_tokens < size or engines < 1:
+        raise ValueError(f"an engine needs at least one block of {size} tokens, and there must be at least one engine")
+    pool = [
+        _Engine(
+            BlockCache(capacity_tokens // size, order(capacity_tokens // size)),
+            SecondTier(tier_tokens // size) if tier_tokens >= size else None,
+        )
+        for _ in range(engines)
+    ]
+    result = Result()
+    events: list[tuple[float, int, int, Turn, _Engine | None, list[CachedBlock], int]] = []
+    sequence = 0
+    arrived = 0
+    homes: dict[str, _Engine] = {}
+    upcoming = iter(workload.arrivals)
+    following = next(upcoming, None)
+
+    def start(engine: _Engine, turn: Turn, now: float) -> bool:
+        nonlocal sequence
+        blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
+        # At least one token is computed, so that there is something to decode from: as in vLLM.
+        servable = turn.contents[: (turn.input_tokens - 1) // size]
+        hits = engine.cache.hit_blocks(servable)
+        taken = engine.cache.allocate(turn.all_contents, blank, now)
+        if taken is None:
+            return False
+        blocks, gone = taken
+        if gone and on_evict is not None:
+            on_evict(now, gone)
+        loaded = 0
+        if engine.tier is not None:
+            loaded = engine.tier.load(servable, hits)
+            engine.tier.store(gone)
+        missed = turn.input_tokens - (hits + loaded) * size
+        prefill = missed / cost.prefill_tokens_s + loaded * size / cost.fetch_tokens_s
+        if workload.count_from <= turn.arrival < workload.until:
+            result.requests += 1
+            result.prompt_tokens += turn.input_tokens
+            result.hit_tokens += hits * size
+            result.tier_tokens += loaded * size
+            result.evicted += len(gone)
+            result.ttft.append(now - turn.arrival + prefill)
+            result.prefill_s += prefill
+        sequence += 1
+        end = now + prefill + (turn.output_tokens * cost.output_token_s if workload.decodes else 0.0)
+        heapq.heappush(events, (end, END, sequence, turn, engine, blocks, blank))
+        return True
+
+    while following is not None or events:
+        if following is not None and (not events or (following.arrival, ARRIVE) < events[0][:2]):
+            now, turn, engine = following.arrival, following, None
+            following = next(upcoming, None)
+        else:
+            now, kind, _, turn, engine, blocks, blank = heapq.heappop(events)
+            if kind == END:
+                assert engine is not None
+                engine.cache.release(blocks, blank, turn, now)
+                if workload.closed and turn.next is not None:
+                    turn.next.arrival = now + turn.next.gap
+                    if turn.next.arrival < workload.until:
+                        sequence += 1
+                        heapq.heappush(events, (turn.next.arrival, ARRIVE, sequence, turn.next, None, [], 0))
+                while engine.waiting and start(engine, engine.waiting[0], now):
+                    engine.waiting.popleft()
+                continue
+        if now >= workload.until:
+            continue
+        engine = _route(turn, pool, homes, sticky, arrived)
+        arrived += 1
+        if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
+            result.refused += workload.count_from <= turn.arrival
+            continue
+        if engine.waiting or not start(engine, turn, now):
+            engine.waiting.append(turn)
+            result.waited += workload.count_from <= turn.arrival
+    return result
+
+
+def _route(turn: Turn, pool: list[_Engine], homes: dict[str, _Engine], sticky: bool, arrived: int) -> _Engine:
+    if len(pool) == 1:
+        return pool[0]
+    if not sticky:
+        return pool[arrived % len(pool)]
+    home = homes.get(turn.conversation)
+    if home is None:
+        home = homes[turn.conversation] = pool[len(homes) % len(pool)]
+    return home

@@ -1,0 +1,95 @@
+"""What no policy can do: these look into the future. They say how much there is to gain."""
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from typing import ClassVar, Final
+
+from lpc.simulator.blocks import CachedBlock, Use
+from lpc.simulator.knowledge import Outlook
+from lpc.simulator.policies.base import KeyedPolicy, PolicySettings, ScoredPolicy, register
+from lpc.simulator.policies.hazard import Gittins
+from lpc.simulator.workload import Turn, Workload
+
+NEVER: Final = math.inf
+CONTINUES: Final = 1e6
+"""Log-odds of a conversation that goes on: above every time term, so that all that end go first."""
+
+
+@register
+class Infinite(ScoredPolicy):
+    """A cache that never evicts: the runner gives it room for the whole working set."""
+
+    name = "infinite"
+    rule = "nothing is evicted"
+    source = "upper bound of any cache"
+    bound: ClassVar[bool] = True
+
+    def score(self, use: Use, now: float) -> float:
+        """Return the time."""
+        return now
+
+
+@register
+class Oracle(ScoredPolicy):
+    """Knows whether a conversation goes on, not when."""
+
+    name = "oracle"
+    rule = "blocks of conversations that have ended, then least recently used"
+    source = "Learned Prefix Caching, NeurIPS 2025: its perfect predictor"
+    bound: ClassVar[bool] = True
+
+    def score(self, use: Use, now: float) -> float:
+        """Return the time, and much more where a next turn will come."""
+        return now / self.tau + (CONTINUES if _next(use) is not None else 0.0)
+
+
+@register
+class OracleGittins(Gittins):
+    """Knows whether a conversation goes on, and ranks those that do by the learnt think times."""
+
+    name = "oracle-gittins"
+    rule = "blocks of conversations that have ended, then the lowest Gittins index"
+    source = "the paper's perfect predictor with this project's time"
+    bound: ClassVar[bool] = True
+
+    def outlook(self, use: Use) -> Outlook:
+        """Return the learnt think time with p of 0 or 1."""
+        known = super().outlook(use)
+        return Outlook(0.9999 if _next(use) is not None else 1e-6, known.log_mean, known.log_sigma)
+
+
+@register
+class Belady(KeyedPolicy):
+    """The block whose next use is furthest away."""
+
+    name = "belady"
+    rule = "the block that is used again last, or never"
+    source = "Belady 1966 (MIN)"
+    bound: ClassVar[bool] = True
+
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
+        super().__init__(capacity, workload, settings)
+        self._uses: defaultdict[int, list[float]] = defaultdict(list)
+        if not workload.closed:
+            for turn in workload.arrivals:
+                for content in turn.contents:
+                    self._uses[content].append(turn.arrival)
+
+    def key(self, block: CachedBlock, use: Use, now: float) -> float:
+        """Return minus the time of the next use. Of a closed workload it is that of the block's own conversation."""
+        if self.workload.closed:
+            following = _next(use)
+            upcoming = NEVER if following is None else now + following.gap
+            if block.owner not in (None, use.conversation):
+                upcoming = min(upcoming, block.stamp) if block.stamp > now else upcoming
+            block.owner, block.stamp = use.conversation, upcoming
+            return -upcoming
+        times = self._uses[block.block_id]
+        place = bisect_right(times, now)
+        return -times[place] if place < len(times) else -NEVER
+
+
+def _next(use: Use) -> Turn | None:
+    assert isinstance(use, Turn)
+    return use.next

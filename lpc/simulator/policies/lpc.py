@@ -1,0 +1,94 @@
+"""Learned Prefix Caching (NeurIPS 2025): by the probability that the conversation continues."""
+
+from eviction_client.score import score
+from lpc.simulator.blocks import CachedBlock, Use
+from lpc.simulator.knowledge import knowledge_of
+from lpc.simulator.policies.base import SHARED, KeyedPolicy, PolicySettings, ScoredPolicy, register
+from lpc.simulator.workload import Workload
+
+
+class _Probability:
+    """Where a policy's probability comes from."""
+
+    def __init__(self, workload: Workload, settings: PolicySettings) -> None:
+        self._knowledge = knowledge_of(workload)
+        self._invert = settings.invert
+
+    def predicted(self, use: Use) -> float:
+        """Return the predictor's answer, or where none was asked the share of the turn number."""
+        p = self.by_turn(use) if use.probability is None else use.probability
+        return 1 - p if self._invert and use.probability is not None else p
+
+    def by_turn(self, use: Use) -> float:
+        """Return the share of turns of this number that went on."""
+        p = self._knowledge.turn_probability(use.turn)
+        return 1 - p if self._invert else p
+
+
+@register
+class Lpc(ScoredPolicy):
+    """The paper's policy with a real predictor's probabilities; with those by turn where a log has no text."""
+
+    name = "lpc"
+    rule = "the smallest logit(p) + t / tau, p by the predictor; maximum over the conversations that share a block"
+    source = "Learned Prefix Caching, NeurIPS 2025, sections 3.1 and 3.4, at an update interval of zero"
+    uses_predictor = True
+
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
+        super().__init__(capacity, workload, settings)
+        self._probability = _Probability(workload, settings)
+        self.beta = 1.0
+
+    def score(self, use: Use, now: float) -> float:
+        """Return the static score."""
+        return score(self._probability.predicted(use), now, self.tau, beta=self.beta)
+
+
+@register
+class LpcTurns(Lpc):
+    """The same from turn counts alone."""
+
+    name = "lpc-turns"
+    rule = "the smallest logit(p) + t / tau, p by the number of turns"
+    source = "Learned Prefix Caching, NeurIPS 2025, its turn-count ablation"
+    uses_predictor = False
+
+    def score(self, use: Use, now: float) -> float:
+        """Return the static score."""
+        return score(self._probability.by_turn(use), now, self.tau, beta=self.beta)
+
+
+@register
+class LpcSweep(KeyedPolicy):
+    """The paper's own mechanism: probabilities that decay, re-sorted every 10 s. Between sweeps only new blocks are sorted in.
+
+    There to show that the static score gives what it gives.
+    """
+
+    name = "lpc-sweep"
+    rule = "the smallest decayed probability as of the last sweep (10 s), a chain tail first"
+    source = "Learned Prefix Caching, NeurIPS 2025, section 3.4"
+    uses_predictor = True
+    interval = 10.0
+
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
+        super().__init__(capacity, workload, settings)
+        self._probability = _Probability(workload, settings)
+        self.tau = settings.tau or knowledge_of(workload).mean_gap
+        self._swept = 0.0
+
+    def key(self, block: CachedBlock, use: Use, now: float) -> float:
+        """Return the log-odds now. The probability itself has no digits left for what has lain idle for half an hour."""
+        value = score(self._probability.predicted(use), now, self.tau)
+        if block.owner in (None, use.conversation):
+            block.owner, block.score = use.conversation, value
+        else:
+            block.owner, block.score = SHARED, max(block.score, value)
+        return block.score - now / self.tau
+
+    def evict(self, count: int, now: float) -> list[CachedBlock]:
+        """Sweep when it is time, then pop."""
+        if now - self._swept >= self.interval:
+            self._swept = now
+            self.rekey(lambda block: block.score - now / self.tau)
+        return super().evict(count, now)

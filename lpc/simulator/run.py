@@ -1,0 +1,224 @@
+"""`lpc simulate`: runs of many policies, capacities, think times and seeds; each run is independent and reproducible."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from joblib import Parallel, delayed, effective_n_jobs
+from tqdm import tqdm
+
+from lpc.errors import LpcError
+from lpc.logs.traces import Trace, open_trace
+from lpc.logs.traces.agents import read_agent_sessions
+from lpc.simulator.engine import Cost, simulate
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.sharegpt import ThinkTimes, sharegpt
+from lpc.simulator.workload import Workload, from_trace
+from lpc.training.think_time import turns_of
+
+Format = Literal["mooncake", "qwen", "chat", "agents"]
+KV_BYTES_PER_TOKEN: Final = 131_072
+"""Of an 8B model with grouped-query attention (32 layers, 8 heads of 128, keys and values, 2 bytes)."""
+GIB: Final = 2**30
+LONG_GAP_S: Final = 3600.0
+LEARN_S: Final = 1800.0
+DEFAULT_POLICIES: Final = ("lru", "lpc", "lpc-turns", "wa", "best", "oracle", "belady")
+
+
+class SimulationError(LpcError):
+    """A simulation cannot be run as asked. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """What to replay; a worker builds it by itself, once.
+
+    Attributes:
+        trace: file; None: ShareGPT.
+        format: of the trace.
+        think_time, law, active, seed: of ShareGPT; active and seed also of agent sessions.
+        embeddings, head: the predictor, for ShareGPT.
+        count_from: seconds of a trace that are learnt from, after which hits are counted; None: the first half hour, of a
+            trace that is shorter than an hour or so its first half.
+    """
+
+    trace: Path | None = None
+    format: str = "mooncake"
+    think_time: float = 100.0
+    law: ThinkTimes = "exponential"
+    active: int | None = None
+    seed: int = 0
+    embeddings: Path = Path("data/sharegpt")
+    head: Path = Path("lpc/training/heads/default/head.safetensors")
+    empirical: Path | None = None
+    count_from: float | None = None
+    skip_limit: float = 0.01
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation.
+
+    Attributes:
+        capacity: tokens of each engine, or a share of the working set.
+        predictor_gib: GiB of GPU memory that a policy's predictor takes from the cache.
+    """
+
+    workload: WorkloadSpec
+    policy: str
+    capacity: int | float
+    engines: int = 1
+    sticky: bool = True
+    tier: int | float = 0
+    cost: Cost = field(default_factory=Cost)
+    settings: PolicySettings = field(default_factory=PolicySettings)
+    predictor_gib: float = 0.0
+
+
+def load_trace(spec: WorkloadSpec) -> Trace:
+    """Return the trace of a spec. Raises TraceError, SimulationError."""
+    if spec.trace is None:
+        raise SimulationError("there is no trace: give --trace FILE and --format")
+    if spec.format not in get_args(Format):
+        raise SimulationError(f"unknown trace format {spec.format!r:.40}: use one of {', '.join(get_args(Format))}")
+    if spec.format == "agents":
+        return read_agent_sessions(spec.trace, active=spec.active or 20, seed=spec.seed)
+    return open_trace(spec.trace, spec.format, skip_limit=spec.skip_limit)
+
+
+def build(spec: WorkloadSpec) -> tuple[Workload, int]:
+    """Return a workload and its working set, tokens. The last one is kept, while its file stays as it is."""
+    changed = spec.trace.stat().st_mtime_ns if spec.trace is not None and spec.trace.exists() else 0
+    return _build(spec, changed)
+
+
+@lru_cache(maxsize=1)
+def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
+    del changed  # part of the key
+    if spec.trace is None:
+        sample = None
+        if spec.law == "empirical":
+            if spec.empirical is None:
+                raise SimulationError("empirical think times need a log: give --empirical FILE (Mooncake format)")
+            gaps = turns_of(open_trace(spec.empirical, "mooncake")).gap
+            sample = gaps[gaps < LONG_GAP_S]
+        workload = sharegpt(
+            spec.embeddings,
+            spec.head,
+            think_time=spec.think_time,
+            law=spec.law,
+            active=spec.active or 200,
+            seed=spec.seed,
+            empirical=sample,
+        )
+    else:
+        trace = load_trace(spec)
+        start = spec.count_from
+        if start is None:
+            start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2
+        if not 0 <= start <= trace.duration:
+            raise SimulationError(f"hits are to be counted from second {start:g}, but the trace has {trace.duration:.0f} s")
+        workload = from_trace(trace, count_from=start, decodes=spec.format != "mooncake")
+    return workload, workload.working_set_tokens()
+
+
+def run_one(run: Run) -> dict[str, Any]:
+    """Return one row of the result."""
+    workload, working_set = build(run.workload)
+    asked = tokens(run.capacity, working_set)
+    policy = REGISTRY[run.policy]
+    capacity = asked
+    if policy.uses_predictor:
+        capacity -= round(run.predictor_gib * GIB / KV_BYTES_PER_TOKEN)
+    if run.policy == "infinite":
+        capacity = 2 * working_set + asked
+    if capacity < workload.block_tokens:
+        raise SimulationError(
+            f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
+        )
+    result = simulate(
+        workload,
+        capacity,
+        lambda blocks: policy(blocks, workload, run.settings),
+        cost=run.cost,
+        engines=run.engines,
+        sticky=run.sticky,
+        tier_tokens=tokens(run.tier, working_set) if run.tier else 0,
+    )
+    return {
+        "workload": workload.name,
+        "policy": run.policy,
+        "capacity_tokens": asked,
+        "capacity_fraction": asked / working_set,
+        "think_time_s": workload.think_time,
+        "seed": run.workload.seed,
+        "engines": run.engines,
+        "sticky": run.sticky,
+        "tier_tokens": tokens(run.tier, working_set) if run.tier else 0,
+        "predictor_gib": run.predictor_gib if policy.uses_predictor else 0.0,
+        "inverted": run.settings.invert,
+        **result.figures(),
+    }
+
+
+def tokens(capacity: int | float, working_set: int) -> int:
+    """Return a capacity in tokens: an int is that, a float a share of the working set."""
+    return capacity if isinstance(capacity, int) else round(capacity * working_set)
+
+
+def parse_capacity(text: str) -> int | float:
+    """Read `160K`, `2M`, `50000` as tokens (int), `2%` as a share (float). Raises SimulationError."""
+    try:
+        if text.endswith("%"):
+            value: int | float = float(text[:-1]) / 100
+        else:
+            scale = {"K": 1_000, "M": 1_000_000}.get(text[-1:].upper(), 1)
+            value = round(float(text[:-1] if scale > 1 else text) * scale)
+    except ValueError:
+        value = 0
+    if not 0 < value < float("inf"):
+        raise SimulationError(f"{text!r:.40} is no capacity: give tokens (50000, 160K, 2M) or a share of the working set (2%)")
+    return value
+
+
+def sweep(runs: Sequence[Run], jobs: int = 1) -> list[dict[str, Any]]:
+    """Run all, ``jobs`` at once (-1: one per core); rows in the order of ``runs``.
+
+    With joblib's Ray and Dask backends they spread over a cluster. The same runs give the same rows whatever ``jobs`` is:
+    each builds its workload from its spec.
+    """
+    for run in runs:
+        if run.policy not in REGISTRY:
+            raise SimulationError(f"unknown policy {run.policy!r:.40}: choose of {', '.join(REGISTRY)}")
+    # Runs of one workload go together, so that a worker builds it once.
+    groups: dict[WorkloadSpec, list[int]] = {}
+    for place, run in enumerate(runs):
+        groups.setdefault(run.workload, []).append(place)
+    workers = effective_n_jobs(jobs)
+    parts = [part for places in groups.values() for part in _split(places, -(-workers // len(groups)))]
+    rows: list[dict[str, Any]] = [{} for _ in runs]
+    with tqdm(total=len(runs), desc="simulating", unit=" runs") as progress:
+        if workers == 1:
+            for part in parts:
+                for place in part:
+                    rows[place] = run_one(runs[place])
+                    progress.update()
+            return rows
+        work = (delayed(_run_part)(part, [runs[place] for place in part]) for part in parts)
+        for part, done in Parallel(n_jobs=workers, return_as="generator_unordered")(work):
+            for place, row in zip(part, done, strict=True):
+                rows[place] = row
+            progress.update(len(part))
+    return rows
+
+
+def _run_part(part: list[int], runs: list[Run]) -> tuple[list[int], list[dict[str, Any]]]:
+    return part, [run_one(run) for run in runs]
+
+
+def _split(places: list[int], parts: int) -> Iterator[list[int]]:
+    for part in np.array_split(np.array(places), min(parts, len(places))):
+        yield part.tolist()

@@ -1,0 +1,229 @@
+"""`lpc embed`: every user turn of a dataset through the encoder once, into Parquet shards; never text.
+
+A shard holds a random sample of conversations (they come in the order of half of their hash), is written whole or not at all,
+and is skipped when it exists: an interrupted run goes on where it stopped, and a head can be trained on the shards that are
+done. `embedding.json` beside them says which encoder and feature settings made them.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime as ort
+import pyarrow as pa
+import pyarrow.parquet as pq
+from joblib import Parallel, delayed
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from lpc.errors import LpcError
+from lpc.logs.datasets.conversation import Conversation, Example, examples_of
+from lpc.logs.datasets.language import language_of
+from lpc.model.artifact import read_manifest
+from lpc.model.features import FeatureSettings
+from lpc.training.variants import VARIANTS
+
+EXAMPLES_PER_SHARD: Final = 2048
+BATCH_TOKENS: Final = 8192
+"""Tokens of one encoder batch, padding counted."""
+
+DESCRIPTION: Final = "embedding.json"
+
+
+class EmbeddingError(LpcError):
+    """Embeddings cannot be made or used. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Examples as arrays, n of them.
+
+    Attributes:
+        embedding: [n, width] fp32.
+        turn_count, prompt_chars, history_chars, last_reply_chars, tokens: [n] fp32.
+        continues: [n] bool.
+        split: [n] of "train", "validation", "evaluation".
+        conversation: [n] keys.
+        language: [n] ISO 639-1 codes, `und` where the texts are too short to tell.
+        description: contents of embedding.json.
+    """
+
+    embedding: NDArray[np.float32]
+    columns: dict[str, NDArray[np.float32]]
+    continues: NDArray[np.bool_]
+    split: NDArray[np.str_]
+    conversation: NDArray[np.str_]
+    language: NDArray[np.str_]
+    description: dict[str, Any]
+
+    def take(self, mask: NDArray[np.bool_] | NDArray[np.intp]) -> "Embedded":
+        """Return the examples under a mask, or at these places."""
+        return Embedded(
+            self.embedding[mask],
+            {name: values[mask] for name, values in self.columns.items()},
+            self.continues[mask],
+            self.split[mask],
+            self.conversation[mask],
+            self.language[mask],
+            self.description,
+        )
+
+
+SCALAR_COLUMNS: Final = ("turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens")
+
+
+def embed(
+    conversations: Iterable[Conversation],
+    artifact: Path,
+    out: Path,
+    *,
+    dataset: str,
+    variant: str = "default",
+    limit: int | None = None,
+    jobs: int = 1,
+    threads: int = 2,
+) -> int:
+    """Embed all user turns of the conversations; return the number of examples in ``out``.
+
+    Args:
+        artifact: a model version folder; its encoder, tokenizer and feature settings are used, its head is not.
+        variant: of the input, one of `lpc.training.variants.VARIANTS`: the paper's ablations.
+        limit: stop after about this many examples (whole shards).
+        jobs: shards at once (joblib; its Ray and Dask backends spread them over a cluster).
+        threads: threads of ONNX Runtime per job.
+
+    Raises:
+        EmbeddingError: ``out`` holds embeddings of another encoder, settings or dataset.
+        ArtifactError: the artefact is missing or broken.
+    """
+    manifest = read_manifest(artifact)
+    if variant not in VARIANTS:
+        raise EmbeddingError(f"unknown variant {variant!r}: choose one of {', '.join(VARIANTS)}")
+    chosen = VARIANTS[variant]
+    settings = chosen.settings(manifest.features)
+    description = {
+        "dataset": dataset,
+        "variant": variant,
+        "order": "second half of the key",
+        "encoder": manifest.encoder_id,
+        "encoder_sha256": manifest.encoder_sha256,
+        "precision": manifest.precision,
+        "features": settings.to_dict(),
+        "examples_per_shard": EXAMPLES_PER_SHARD,
+    }
+    _claim(out, description)
+    shards = _shards(
+        [
+            example
+            for conversation in tqdm(conversations, "reading", unit=" conversations")
+            for example in examples_of(conversation, chosen.user_turns, replies=chosen.replies)
+        ]
+    )
+    if limit is not None:
+        shards = shards[: -(-limit // EXAMPLES_PER_SHARD)]
+    todo = [(out / f"part-{i:05d}.parquet", shard) for i, shard in enumerate(shards)]
+    done = [path for path, _ in todo if path.exists()]
+    with tqdm(total=sum(len(s) for _, s in todo), desc="embedding", unit=" turns") as progress:
+        progress.update(sum(len(s) for p, s in todo if p in set(done)))
+        tasks = (
+            delayed(_embed_shard)(artifact, variant, settings, shard, path, threads)
+            for path, shard in todo
+            if not path.exists()
+        )
+        for count in Parallel(n_jobs=jobs, return_as="generator_unordered")(tasks):
+            progress.update(count)
+    return sum(len(shard) for _, shard in todo)
+
+
+def load_embedded(folder: Path) -> Embedded:
+    """Read all shards of a folder. Raises EmbeddingError when there are none."""
+    paths = sorted(folder.glob("part-*.parquet"))
+    if not paths:
+        raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --out {folder}`")
+    table = pa.concat_tables([pq.read_table(path) for path in paths])
+    width = table.schema.field("embedding").type.list_size
+    embedding = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    return Embedded(
+        embedding.astype(np.float32),
+        {name: table[name].to_numpy().astype(np.float32) for name in SCALAR_COLUMNS},
+        table["continues"].to_numpy(),
+        np.asarray(table["split"].to_pylist()),
+        np.asarray(table["conversation"].to_pylist()),
+        np.asarray(table["language"].to_pylist()),
+        json.loads((folder / DESCRIPTION).read_text()),
+    )
+
+
+def _claim(out: Path, description: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / DESCRIPTION
+    if not path.exists():
+        path.write_text(json.dumps(description, indent=2) + "\n")
+        return
+    there = json.loads(path.read_text())
+    differing = [key for key in description if there.get(key) != description[key]]
+    if differing:
+        raise EmbeddingError(f"{out} holds embeddings with another {', '.join(differing)}: choose another folder, or remove it")
+
+
+def _shards(examples: list[Example]) -> list[list[Example]]:
+    # By the digits of the hash that do not decide the split: so every shard has its part of each.
+    examples.sort(key=lambda example: (example.conversation[16:], example.conversation, example.turns.turn_count))
+    return [examples[i : i + EXAMPLES_PER_SHARD] for i in range(0, len(examples), EXAMPLES_PER_SHARD)]
+
+
+def _embed_shard(
+    artifact: Path, variant: str, settings: FeatureSettings, shard: Sequence[Example], path: Path, threads: int
+) -> int:
+    encoder = VARIANTS[variant].encoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = ort.InferenceSession(str(artifact / "model.onnx"), options)
+    features = [encoder.encode(example.turns) for example in shard]
+    embeddings: list[Any] = [None] * len(shard)
+    for batch in _batches([len(f.input_ids) for f in features]):
+        longest = max(len(features[i].input_ids) for i in batch)
+        ids = np.zeros((len(batch), longest), np.int64)
+        mask = np.zeros((len(batch), longest), np.int64)
+        for row, i in enumerate(batch):
+            tokens = features[i].input_ids
+            ids[row, : len(tokens)] = tokens
+            mask[row, : len(tokens)] = 1
+        scalars = np.array([features[i].scalars for i in batch], np.float32)
+        inputs = {"input_ids": ids, "attention_mask": mask, "scalars": scalars}
+        for i, vector in zip(batch, session.run(["embedding"], inputs)[0], strict=True):
+            embeddings[i] = vector.astype(np.float16)
+    width = len(embeddings[0])
+    table = pa.table(
+        {
+            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(embeddings)), width),
+            "turn_count": pa.array([e.turns.turn_count for e in shard], pa.int32()),
+            "prompt_chars": pa.array([len(e.turns.prompts[-1]) for e in shard], pa.int32()),
+            "history_chars": pa.array([e.turns.history_chars for e in shard], pa.int32()),
+            "last_reply_chars": pa.array([e.turns.last_reply_chars for e in shard], pa.int32()),
+            "tokens": pa.array([len(f.input_ids) for f in features], pa.int32()),
+            "continues": pa.array([e.continues for e in shard]),
+            "split": pa.array([e.split for e in shard]),
+            "conversation": pa.array([e.conversation for e in shard]),
+            "language": pa.array([language_of(" ".join(e.turns.prompts)) for e in shard]),
+        }
+    )
+    partial = path.with_suffix(".partial")
+    pq.write_table(table, partial, compression="zstd")
+    partial.replace(path)
+    return len(shard)
+
+
+def _batches(lengths: list[int]) -> list[list[int]]:
+    """Return indices in batches of similar length, each within BATCH_TOKENS with padding."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batches and (len(batches[-1]) + 1) * lengths[i] <= BATCH_TOKENS:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches

@@ -1,0 +1,60 @@
+"""The head that is being served, taken out of its artefact: the part of the graph behind the embedding."""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from lpc.model.artifact import read_manifest
+from lpc.model.inference import P_MIN
+from lpc.training.embedding import Embedded
+
+EMBEDDING: Final = "embedding"
+PROBABILITY: Final = "probability"
+
+
+class LiveHead:
+    """A version's head as sidecars run it, for embeddings that its encoder made earlier."""
+
+    def __init__(self, version: Path) -> None:
+        """Read the head of a version folder that is sound. Raises ArtifactError when it has no manifest."""
+        self._scalars = read_manifest(version).features.scalars
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        graph = _behind_embedding(onnx.load(version / "model.onnx"))
+        self._session = ort.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    def probabilities(self, data: Embedded) -> NDArray[np.float64]:
+        """Return the probabilities of n examples, [n], in [P_MIN, 1 - P_MIN] as the sidecar gives them."""
+        names = {node.name for node in self._session.get_inputs()}
+        scalars = np.stack([data.columns[name] for name in self._scalars], axis=1) if self._scalars else None
+        found = np.empty(len(data.continues))
+        # One at a time: a head in eight bits (of an older export) rounds by what else is in the batch.
+        for row in range(len(found)):
+            inputs = {EMBEDDING: data.embedding[row : row + 1]}
+            if scalars is not None and "scalars" in names:
+                inputs["scalars"] = scalars[row : row + 1]
+            found[row] = self._session.run([PROBABILITY], inputs)[0][0]
+        return np.clip(found, P_MIN, 1 - P_MIN)
+
+
+def _behind_embedding(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the graph from the embedding and the scalars to the probability."""
+    needed, nodes = {PROBABILITY}, []
+    for node in reversed(model.graph.node):  # sorted by what they need, so backwards finds all
+        if needed.intersection(node.output) and EMBEDDING not in node.output:
+            nodes.append(node)
+            needed.update(node.input)
+    outputs = {output.name: output for output in model.graph.output}
+    graph = onnx.helper.make_graph(
+        nodes[::-1],
+        "head",
+        [*(node for node in model.graph.input if node.name in needed), outputs[EMBEDDING]],
+        [outputs[PROBABILITY]],
+        [tensor for tensor in model.graph.initializer if tensor.name in needed],
+    )
+    return onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)

@@ -1,0 +1,64 @@
+"""How a sidecar is reached: TLS and the token, as the settings say."""
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+
+from lpc.wire.certificates import CertificateFiles, read
+
+
+class AccessSettings(Protocol):
+    """The part of :class:`eviction_client.settings.ClientSettings` that says how to get in."""
+
+    @property
+    def predictor_files(self) -> CertificateFiles:
+        """Certificates of the sidecar's authority and of one's own."""
+
+    @property
+    def token(self) -> str | None:
+        """The token that the sidecar knows this client by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What opens a sidecar. ``credentials``: for TLS, None speaks plain text; ``metadata``: of every call."""
+
+    credentials: grpc.ChannelCredentials | None = None
+    metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def channel(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+        """Return a channel to an address. A Unix socket is always plain."""
+        if self.credentials is None or address.startswith("unix:"):
+            return grpc.insecure_channel(address, options=options)
+        return grpc.secure_channel(address, self.credentials, options=options)
+
+
+def access_of(settings: AccessSettings) -> Callable[[], Access]:
+    """Return what reads the files anew, for each connection: certificates are renewed while an engine runs.
+
+    The function returned raises lpc.wire.certificates.CertificateError when a file cannot be used.
+    """
+
+    def access() -> Access:
+        files, token = settings.predictor_files, settings.token
+        credentials = None
+        if files.ca is not None:
+            pem = read(files, "client")
+            credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+        return Access(credentials, (("authorization", f"Bearer {token}"),) if token else ())
+
+    return access
+
+
+def stays_on_this_machine(address: str) -> bool:
+    """Say whether nobody on the network sees what is sent to an address."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

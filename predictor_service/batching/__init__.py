@@ -1,0 +1,1 @@
+"""From user turns to predictions: prepare, queue, batch, infer."""

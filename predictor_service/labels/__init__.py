@@ -1,0 +1,1 @@
+"""What became of predictions: the turns remembered, and the log of their labels."""

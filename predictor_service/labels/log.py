@@ -1,0 +1,217 @@
+"""The label log: labelled predictions as Parquet files, for retraining; embeddings and numbers, never text.
+
+A file is written as `….parquet.partial`, flushed to the disk and renamed: what has its name is whole. It holds predictions of
+one model version, which its metadata names. Writing happens in a thread of its own; whatever goes wrong there (a full disk, a
+folder that cannot be written), rows are dropped and counted, the log says so once, and serving notices nothing.
+"""
+
+import errno
+import json
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lpc.model.artifact import Manifest
+from predictor_service.labels.memory import Label
+
+log = logging.getLogger(__name__)
+
+FORMAT: Final = "1"
+"""Of the files; in their metadata under `lpc_label_log`."""
+
+QUEUED_FILES: Final = 4
+"""How many files' rows may wait for the thread before new ones are dropped."""
+
+CLOSE_S: Final = 10.0
+"""Seconds that the last files get at shutdown: a disk that hangs must not hold it up."""
+
+STALE_S: Final = 600.0
+"""Age at which a partial file is taken to be a killed process's, and removed."""
+
+Fate: TypeAlias = Literal["written", "dropped"]
+
+
+@dataclass
+class _Rows:
+    """Rows of one model version that wait for their file. ``due``: when it is written at the latest, monotonic seconds."""
+
+    manifest: Manifest
+    due: float
+    labels: list[Label] = field(default_factory=list)
+
+
+class LabelLog:
+    """Writes labels into a folder. Any thread may add; one of its own writes."""
+
+    def __init__(self, folder: Path, rows: int, interval_s: float, max_bytes: int, count: Callable[[Fate, int], None]) -> None:
+        """Start the thread. The folder is made if need be.
+
+        Args:
+            rows, interval_s: a file is written when it has so many rows, or its first row is so many seconds old.
+            max_bytes: of all files of the folder, those of other sidecars too; the oldest are deleted.
+            count: told how many rows were written or dropped; from any thread.
+        """
+        self.folder = folder
+        self._rows = rows
+        self._interval_s = interval_s
+        self._max_bytes = max_bytes
+        self._count = count
+        self._process = secrets.token_hex(4)
+        self._failing = False
+        self._queue: queue.Queue[Label | None] = queue.Queue(QUEUED_FILES * rows)
+        self._thread = threading.Thread(target=self._run, name="label-log", daemon=True)
+        self._thread.start()
+
+    def add(self, label: Label) -> None:
+        """Take a label, at once; where the thread cannot follow, it is dropped."""
+        try:
+            self._queue.put_nowait(label)
+        except queue.Full:
+            self._count("dropped", 1)
+
+    def close(self) -> None:
+        """Write what was added, for at most about CLOSE_S seconds."""
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_S)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            log.error("the label log %s was not finished within %g s: its last rows are lost", self.folder, CLOSE_S)
+
+    def _run(self) -> None:
+        self._make_folder()
+        # By version, since the label of an old version's prediction comes up to a horizon after the reload.
+        files: dict[tuple[str, str], _Rows] = {}
+        while True:
+            closing = False
+            try:
+                label = self._queue.get(timeout=self._patience(files.values()))
+            except queue.Empty:
+                pass
+            else:
+                if label is None:
+                    closing = True
+                else:
+                    manifest = label.prediction.manifest
+                    version = manifest.version, manifest.created
+                    waiting = files.setdefault(version, _Rows(manifest, time.monotonic() + self._interval_s))
+                    waiting.labels.append(label)
+            now = time.monotonic()
+            for version, waiting in list(files.items()):
+                if closing or waiting.due <= now or len(waiting.labels) >= self._rows:
+                    del files[version]
+                    self._write(waiting)
+            if closing:
+                return
+
+    def _patience(self, files: Iterable[_Rows]) -> float | None:
+        """Return the seconds until a file is due; None: none is begun."""
+        due = min((waiting.due for waiting in files), default=None)
+        return None if due is None else max(due - time.monotonic(), 0.0)
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            self._failed(error)
+
+    def _write(self, waiting: _Rows) -> None:
+        try:
+            self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._write_file(table_of(waiting.manifest, waiting.labels))
+        except Exception as error:  # OSError, what Arrow raises, and what nobody thought of: the thread must live on
+            self._failed(error)
+            self._count("dropped", len(waiting.labels))
+            return
+        self._count("written", len(waiting.labels))
+        if self._failing:
+            self._failing = False
+            log.info("the label log %s is written again", self.folder)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failing:
+            self._failing = True
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            log.error("the label log %s cannot be written (%s): rows are dropped until it can", self.folder, reason)
+
+    def _write_file(self, table: pa.Table) -> None:
+        """Write one file, whole or not at all, and delete what is then too much. Raises OSError."""
+        written_at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        path = self.folder / f"labels-{written_at}-{self._process}.parquet"
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            # Not for everyone to read: an embedding tells something of its text.
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "wb") as file:
+                pq.write_table(table, file, compression="zstd")
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+            if size > self._max_bytes:
+                raise OSError(errno.EFBIG, f"{len(table)} rows take {size} bytes, label_log_mib allows {self._max_bytes}")
+            self._make_room(size)
+            partial.rename(path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+    def _make_room(self, size: int) -> None:
+        """Delete the oldest files, until one of ``size`` bytes fits, and what killed processes left half-written."""
+        for partial in self.folder.glob("labels-*.parquet.partial"):
+            with suppress(FileNotFoundError):  # here and below: another sidecar was faster
+                if time.time() - partial.stat().st_mtime > STALE_S:
+                    partial.unlink()
+        sizes: dict[Path, int] = {}
+        for path in sorted(self.folder.glob("labels-*.parquet")):
+            with suppress(FileNotFoundError):
+                sizes[path] = path.stat().st_size
+        excess = sum(sizes.values()) + size - self._max_bytes
+        for path, freed in sizes.items():
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= freed
+
+
+def table_of(manifest: Manifest, labels: Sequence[Label]) -> pa.Table:
+    """Return labels of one model version as a table, with its metadata."""
+    turns = [label.turn for label in labels]
+    predictions = [label.prediction for label in labels]
+    vectors = np.frombuffer(b"".join(p.embedding or b"" for p in predictions), "<f2")
+    table = pa.table(
+        {
+            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors), manifest.embedding_width),
+            "turn_count": pa.array([turn.turn_count for turn in turns], pa.int32()),
+            "prompt_chars": pa.array([turn.prompt_chars for turn in turns], pa.int32()),
+            "history_chars": pa.array([turn.history_chars for turn in turns], pa.int32()),
+            "last_reply_chars": pa.array([turn.last_reply_chars for turn in turns], pa.int32()),
+            "tokens": pa.array([p.tokens for p in predictions], pa.int32()),
+            "probability": pa.array([p.probability for p in predictions], pa.float32()),
+            "continues": pa.array([label.continues for label in labels], pa.bool_()),
+            "gap_s": pa.array([label.gap_s for label in labels], pa.float32(), from_pandas=False),
+            "asked_at": pa.array([round(turn.asked_at * 1000) for turn in turns], pa.timestamp("ms", "UTC")),
+            "conversation": pa.array([turn.conversation.hex() for turn in turns], pa.string()),
+        }
+    )
+    return table.replace_schema_metadata(
+        {
+            "lpc_label_log": FORMAT,
+            "encoder_id": manifest.encoder_id,
+            "encoder_sha256": manifest.encoder_sha256,
+            "precision": manifest.precision,
+            "features": json.dumps(manifest.features.to_dict()),
+            "model_version": manifest.version,
+        }
+    )

@@ -1,0 +1,284 @@
+"""Which predictions came true: the sidecar labels its own, by recognising a later turn of the same conversation.
+
+The rule. A turn waits under a name, and the conversation's next request knows that name:
+
+- with a ``conversation_id`` the name is the id, and any other turn with this id is the next one;
+- without one it is the last IDENTITY_PROMPTS user prompts, or all of a conversation with fewer. The next request shows the same
+  prompts before its own. Where several turns wait under one name (two users who both begin with "hi"), the next one is that of
+  the turn whose count fits, of several such of the one that waits longest: as many are labelled as did continue, if not always
+  the right ones.
+
+The same turn again (a retry, a regenerated answer) is the same turn: not a continuation, and no second row. Without an id it is
+told from another user's turn by its text: two prompts or CERTAIN_CHARS characters make it the same one, a lone "hi" does not.
+
+Every turn is labelled ``horizon_s`` after it arrived, even if the next one came at once. If those were labelled early, what is
+dropped at a restart would all be turns that did not continue, and in the first hour every turn would seem to have continued.
+For the same reason a full memory takes no new turn, rather than dropping the oldest, which are the least likely to continue.
+
+Known errors. A turn is taken for the last one when its successor went to another sidecar or came after the horizon; when the
+caller edited the history, or shows fewer than WINDOW prompts of a longer one; and when the served model's chat template writes
+something else into the last user message than into earlier ones (Mistral's with a system prompt). An id avoids the last two.
+Not labelled at all is what could never be recognised: plain prompts, and histories known to be cut that short, without an id.
+"""
+
+import asyncio
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from lpc.model.artifact import Manifest
+from lpc.model.conversation import UserTurns
+
+IDENTITY_PROMPTS: Final = 4
+"""Prompts that name a turn. One less than the paper's window, so that the next request, which sees one more, shows them all."""
+WINDOW: Final = IDENTITY_PROMPTS + 1
+"""Prompts of a request that are needed here; independent of the model's window, so that names outlive a reload."""
+
+CERTAIN_CHARS: Final = 64
+"""Characters from which on a first prompt seen twice is one conversation's, not two users'."""
+
+LOOKED_AT: Final = 64
+"""Turns waiting under one name that are looked through for the one whose count fits."""
+
+CHUNK: Final = 1000
+"""Turns labelled while the lock is held once."""
+
+EXPIRE_INTERVAL_S: Final = 1.0
+"""Seconds between looks for turns whose horizon has passed."""
+
+Reason: TypeAlias = Literal["unidentified", "memory", "repeated", "shutdown"]
+"""Why a prediction gets no label: its conversation cannot be recognised, there was no room for it, the same turn was asked
+again, or the sidecar stopped before its horizon."""
+
+
+class Prediction(NamedTuple):
+    """What was answered.
+
+    Attributes:
+        probability: calibrated, as the engine got it.
+        embedding: little-endian fp16; None where no label log wants it.
+        tokens: that the model was given.
+        manifest: of the model.
+    """
+
+    probability: float
+    embedding: bytes | None
+    tokens: int
+    manifest: Manifest
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A turn that was asked about. Names are keyed hashes of 16 bytes; no text.
+
+    Attributes:
+        name: under which it waits for the next one.
+        text: of its prompts: the same for the same turn asked again.
+        conversation: the same for all turns of a conversation that were recognised as such.
+        asked_at: its arrival, seconds since the Unix epoch.
+        turn_count, prompt_chars, history_chars, last_reply_chars: as `UserTurns` has them.
+        prediction: None until it is answered, and for ever if it is not.
+        next_at: the next turn's arrival; None until there is one.
+    """
+
+    name: bytes
+    text: bytes
+    conversation: bytes
+    asked_at: float
+    turn_count: int
+    prompt_chars: int
+    history_chars: int
+    last_reply_chars: int
+    prediction: Prediction | None = None
+    next_at: float | None = None
+
+
+class Label(NamedTuple):
+    """What became of a prediction. ``gap_s``: seconds from the turn's arrival to the next one's; NaN where none came."""
+
+    turn: Turn
+    prediction: Prediction
+    continues: bool
+    gap_s: float
+
+
+class _Names(NamedTuple):
+    own: bytes
+    before: bytes | None
+    text: bytes
+    certain: bool
+
+
+class Labels:
+    """Remembers turns until their horizon has passed, and tells what became of them. Thread-safe.
+
+    Invariants: at most ``capacity`` turns, in order of arrival (give or take what overtook in the tokeniser's threads); under
+    each name those that no later turn has claimed, oldest first. Prompts and ids are kept as hashes only, with a key of this
+    process.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        horizon_s: float,
+        labelled: Callable[[Label], None],
+        unlabelled: Callable[[Reason, int], None],
+    ) -> None:
+        """``labelled`` is told each label, ``unlabelled`` how many predictions get none and why; both from any thread."""
+        self.capacity = capacity
+        self.horizon_s = horizon_s
+        self._labelled = labelled
+        self._unlabelled = unlabelled
+        self._key = os.urandom(32)
+        self._lock = threading.Lock()
+        self._turns: deque[Turn] = deque()
+        self._waiting: dict[bytes, list[Turn]] = {}
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def arrive(self, turns: UserTurns, conversation_id: str, at: float) -> Turn | None:
+        """Note that a turn arrived; it claims the turn before it. None: this one gets no label.
+
+        Args:
+            turns: with WINDOW prompts, if the conversation has as many.
+            conversation_id: opaque; empty for none.
+            at: seconds since the Unix epoch.
+        """
+        if not self.capacity:
+            return None
+        names = self._names(turns, conversation_id)
+        if names is None:
+            self._unlabelled("unidentified", 1)
+            return None
+        with self._lock:
+            again = self._again(names, turns.turn_count)
+            if again is not None:
+                return again
+            before = self._before(names, turns.turn_count)
+            if before is not None:
+                before.next_at = at
+                self._stop_waiting(before)
+            if len(self._turns) < self.capacity:
+                turn = Turn(
+                    name=names.own,
+                    text=names.text,
+                    conversation=names.own if before is None else before.conversation,
+                    asked_at=at,
+                    turn_count=turns.turn_count,
+                    prompt_chars=len(turns.prompts[-1]),
+                    history_chars=turns.history_chars,
+                    last_reply_chars=turns.last_reply_chars,
+                )
+                self._turns.append(turn)
+                self._waiting.setdefault(names.own, []).append(turn)
+                return turn
+        self._unlabelled("memory", 1)
+        return None
+
+    def answered(self, turn: Turn, prediction: Prediction) -> None:
+        """Note a turn's prediction; of several the last counts."""
+        if turn.prediction is not None:
+            self._unlabelled("repeated", 1)
+        turn.prediction = prediction
+
+    def expire(self, now: float) -> None:
+        """Label the turns whose horizon has passed at ``now``, seconds since the Unix epoch."""
+        due: list[Turn] = []
+        while True:
+            with self._lock:
+                while self._turns and self._turns[0].asked_at + self.horizon_s <= now and len(due) < CHUNK:
+                    turn = self._turns.popleft()
+                    if turn.next_at is None:
+                        self._stop_waiting(turn)
+                    due.append(turn)
+            if not due:
+                return
+            for turn in due:
+                if turn.prediction is not None:
+                    gap = math.nan if turn.next_at is None else max(turn.next_at - turn.asked_at, 0.0)
+                    continues = gap <= self.horizon_s
+                    self._labelled(Label(turn, turn.prediction, continues, gap if continues else math.nan))
+            due.clear()
+
+    def close(self) -> None:
+        """Forget all turns: what becomes of them nobody here will see."""
+        with self._lock:
+            known = sum(turn.prediction is not None for turn in self._turns)
+            self._turns.clear()
+            self._waiting.clear()
+        self._unlabelled("shutdown", known)
+
+    def _names(self, turns: UserTurns, conversation_id: str) -> _Names | None:
+        """Return a turn's names; None where its conversation could not be recognised again."""
+        prompts = turns.prompts
+        text = self._hash(b"prompts", prompts[-IDENTITY_PROMPTS:])
+        if conversation_id:
+            own = self._hash(b"id", (conversation_id,))
+            return _Names(own, own, text, certain=True)
+        whole = len(prompts) == turns.turn_count
+        if not turns.told_apart or not (whole or len(prompts) >= WINDOW):
+            return None
+        before = self._hash(b"prompts", prompts[-WINDOW:-1]) if len(prompts) > 1 else None
+        return _Names(text, before, text, certain=len(prompts) > 1 or len(prompts[0]) >= CERTAIN_CHARS)
+
+    def _hash(self, kind: bytes, texts: Sequence[str]) -> bytes:
+        digest = blake2b(digest_size=16, key=self._key, person=kind)
+        for text in texts:
+            data = text.encode()
+            digest.update(len(data).to_bytes(8, "big"))
+            digest.update(data)
+        return digest.digest()
+
+    def _again(self, names: _Names, turn_count: int) -> Turn | None:
+        """Return the turn that waits already, if this is the same one."""
+        if not names.certain:
+            return None
+        waiting = islice(self._waiting.get(names.own, ()), LOOKED_AT)
+        return next((turn for turn in waiting if turn.text == names.text and turn.turn_count == turn_count), None)
+
+    def _before(self, names: _Names, turn_count: int) -> Turn | None:
+        """Return the turn that waits for this one."""
+        waiting = self._waiting.get(names.before) if names.before is not None else None
+        if not waiting:
+            return None
+        # A caller that shows its last messages only, without a count, always has the same one: then the oldest.
+        return next((turn for turn in islice(waiting, LOOKED_AT) if turn.turn_count == turn_count - 1), waiting[0])
+
+    def _stop_waiting(self, turn: Turn) -> None:
+        waiting = self._waiting[turn.name]
+        waiting.remove(turn)
+        if not waiting:
+            del self._waiting[turn.name]
+
+
+class Asked:
+    """One request of a turn, from its arrival to its answer."""
+
+    def __init__(self, labels: Labels, conversation_id: str, at: float) -> None:
+        self._labels = labels
+        self._conversation_id = conversation_id
+        self._at = at
+        self._turn: Turn | None = None
+
+    def arrived(self, turns: UserTurns) -> None:
+        """Note the turn, in a tokeniser thread."""
+        self._turn = self._labels.arrive(turns, self._conversation_id, self._at)
+
+    def answered(self, prediction: Prediction) -> None:
+        """Note its prediction. A request that fails is never answered, and its turn never labelled."""
+        if self._turn is not None:
+            self._labels.answered(self._turn, prediction)
+
+
+async def expire_forever(labels: Labels, clock: Callable[[], float]) -> None:
+    """Label what is due every second, in a thread, until cancelled. ``clock``: seconds since the Unix epoch."""
+    while True:
+        await asyncio.sleep(EXPIRE_INTERVAL_S)
+        await asyncio.to_thread(labels.expire, clock())

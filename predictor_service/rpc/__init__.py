@@ -1,0 +1,1 @@
+"""The RPC surface: service, interceptors, requests, callers, TLS, traces."""

@@ -1,0 +1,227 @@
+"""Who calls, and how much each may: bearer tokens, a rate and open streams per client.
+
+A token file has one ``name: sha256`` line per token, in hexadecimal; ``#`` begins a comment. The tokens themselves are nowhere
+in the sidecar. A name may have several, so that a new one is spread before the old one goes. A peer on the Unix socket
+needs none: whoever may open the socket has been let in by its mode, 0600.
+"""
+
+import contextlib
+import hmac
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from lpc.errors import LpcError
+from lpc.wire.watched import WatchedFiles
+from predictor_service.errors import Overloaded, Unauthenticated
+from predictor_service.metrics import REFUSALS, Metrics
+
+log = logging.getLogger(__name__)
+
+ANYONE: Final = "anonymous"
+"""Name of all callers on the TCP port of a sidecar without tokens."""
+UNIX: Final = "unix"
+"""Name of all callers on the Unix socket."""
+MAX_TOKENS: Final = 1000
+"""Each is a label of metrics, and is compared with at every call (0.3 microseconds)."""
+WHO_ARE_YOU: Final = (
+    "no valid token: send the metadata `authorization: Bearer TOKEN` with a token of the sidecar's token file "
+    "(engines: LPC_PREDICTOR_TOKEN)"
+)
+_LINE: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})\s*:\s*([0-9a-fA-F]{64})")
+_BEARER: Final = "bearer "
+
+
+class TokenFileError(LpcError):
+    """The token file cannot be used. The message says why, without quoting it: someone may have put a token there."""
+
+
+@dataclass(frozen=True)
+class ClientLimits:
+    """What one client may. ``rate``: conversations per second; ``streams``: open at a time; 0 of either: any number."""
+
+    rate: float = 0.0
+    streams: int = 0
+
+
+class Bucket:
+    """A token bucket that holds one second's worth.
+
+    What is larger than the bucket is let in when it is full, and paid off before the next: a batch is never refused for ever.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._level = rate
+        self._at = clock()
+
+    def take(self, count: int) -> float:
+        """Take ``count`` and return 0, or take nothing and return the seconds until they can be had."""
+        now = self._clock()
+        self._level = min(self._rate, self._level + (now - self._at) * self._rate)
+        self._at = now
+        missing = min(count, self._rate) - self._level
+        if missing > 0:
+            return missing / self._rate
+        self._level -= count
+        return 0.0
+
+
+class Client:
+    """One client: its name and what it has used of its limits. Lives on one event loop."""
+
+    def __init__(self, name: str, limits: ClientLimits, metrics: Metrics) -> None:
+        self.name = name
+        self._limits = limits
+        # Held, so that a client that is forgotten while its streams end does not come back as a series.
+        self._admitted = metrics.client_conversations.labels(name)
+        self._over_rate, self._over_streams = (metrics.client_refusals.labels(name, reason) for reason in REFUSALS)
+        self._open = metrics.client_streams.labels(name)
+        self._bucket = Bucket(limits.rate) if limits.rate else None
+        self._streams = 0
+
+    def admit(self, conversations: int) -> None:
+        """Count conversations against the rate. Raises Overloaded, and counts none of them, when it is exceeded."""
+        wait = self._bucket.take(conversations) if self._bucket is not None else 0.0
+        if wait:
+            self._over_rate.inc(conversations)
+            raise Overloaded(
+                f"client {self.name} may send {self._limits.rate:g} conversations per second: try again in {wait:.3f} s", wait
+            )
+        self._admitted.inc(conversations)
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """Hold one of the streams that may be open. Raises Overloaded when there is none left."""
+        if self._limits.streams and self._streams >= self._limits.streams:
+            self._over_streams.inc()
+            raise Overloaded(f"client {self.name} has {self._streams} streams open, as many as it may: use one of them")
+        self._streams += 1
+        self._open.set(self._streams)
+        try:
+            yield
+        finally:
+            self._streams -= 1
+            self._open.set(self._streams)
+
+
+class Caller(NamedTuple):
+    """Who makes a call. ``digest``: SHA-256 of the token it showed; None where none is asked for."""
+
+    client: Client
+    digest: bytes | None
+
+
+CALLER: ContextVar[Caller] = ContextVar("caller")
+"""Of the call that the running task belongs to; set by the interceptor."""
+
+
+class Clients:
+    """The clients of a sidecar. Reads the token file again when it changes: what is not in it any more is refused at once.
+
+    Args:
+        path: the token file; None: no tokens are asked for.
+
+    Raises:
+        TokenFileError: it cannot be read, is malformed or holds no token.
+    """
+
+    def __init__(self, path: Path | None, limits: ClientLimits, metrics: Metrics) -> None:
+        self._path = path
+        self._limits = limits
+        self._metrics = metrics
+        self._clients: dict[str, Client] = {}
+        self._names: dict[bytes, str] = {}
+        if path is not None:
+            self._watched = WatchedFiles([path])
+            self._names = read_tokens(path)
+            if not self._names:
+                raise TokenFileError(f"{path} holds no token: add a line `name: sha256`")
+
+    def enter(self, peer: str, metadata: Iterable[tuple[str, Any]] | None) -> Caller:
+        """Return who calls, and remember it as this call's `CALLER`. Raises Unauthenticated."""
+        caller = self._identify(peer, metadata or ())
+        CALLER.set(caller)
+        return caller
+
+    def check(self, caller: Caller) -> None:
+        """Raise Unauthenticated if the token with which a caller came is not valid any more."""
+        if caller.digest is not None and caller.digest not in self._names:
+            raise Unauthenticated(WHO_ARE_YOU)
+
+    def refresh(self) -> bool:
+        """Look at the token file; return whether it was taken. A wrong one is reported, and the old one stays."""
+        if self._path is None or not self._watched.changed():
+            return False
+        try:
+            names = read_tokens(self._path)
+        except TokenFileError as error:
+            log.error("the new token file is not used: %s", error)
+            return False
+        gone = set(self._names.values()) - set(names.values())
+        self._names = names
+        for name in gone:
+            if self._clients.pop(name, None) is not None:
+                self._metrics.forget_client(name)
+        log.info("%d tokens of %d clients are valid", len(names), len(set(names.values())))
+        return True
+
+    def _identify(self, peer: str, metadata: Iterable[tuple[str, Any]]) -> Caller:
+        if peer.startswith("unix:"):
+            return Caller(self._client(UNIX), None)
+        if self._path is None:
+            return Caller(self._client(ANYONE), None)
+        shown = [value for key, value in metadata if key == "authorization"]
+        if len(shown) != 1 or not isinstance(shown[0], str) or shown[0][: len(_BEARER)].lower() != _BEARER:
+            raise Unauthenticated(WHO_ARE_YOU)
+        digest = sha256(shown[0][len(_BEARER) :].strip().encode()).digest()
+        found: tuple[bytes, str] | None = None
+        # All of them, so that the time taken does not tell which came close.
+        for known, name in self._names.items():
+            if hmac.compare_digest(known, digest):
+                found = known, name
+        if found is None:
+            raise Unauthenticated(WHO_ARE_YOU)
+        return Caller(self._client(found[1]), found[0])
+
+    def _client(self, name: str) -> Client:
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = Client(name, self._limits, self._metrics)
+        return client
+
+
+def read_tokens(path: Path) -> dict[bytes, str]:
+    """Return the name of each token's SHA-256 digest. Raises TokenFileError."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise TokenFileError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TokenFileError(f"{path} is not UTF-8: write `name: sha256` lines") from error
+    names: dict[bytes, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise TokenFileError(
+                f"{path}, line {number}: expected `name: sha256`, a name of letters, digits, dots, dashes or underscores and "
+                "64 hexadecimal digits"
+            )
+        name, digest = match[1], bytes.fromhex(match[2])
+        if name in (ANYONE, UNIX):
+            raise TokenFileError(f"{path}, line {number}: the name {name} is taken: choose another")
+        if names.setdefault(digest, name) != name:
+            raise TokenFileError(f"{path}, line {number}: this token belongs to two clients: make one for each")
+    if len(names) > MAX_TOKENS:
+        raise TokenFileError(f"{path} holds {len(names)} tokens, at most {MAX_TOKENS} are possible")
+    return names

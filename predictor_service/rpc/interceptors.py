@@ -1,0 +1,138 @@
+"""What holds for every method: callers are known, errors become statuses, calls are counted, bad bytes are the caller's fault.
+
+They wrap the handlers from outside, so that no method does any of it itself.
+"""
+
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from lpc.errors import InvalidRequest
+from predictor_service.errors import Overloaded
+from predictor_service.metrics import Metrics
+from predictor_service.rpc.callers import Caller, Clients
+from predictor_service.rpc.statuses import told
+
+log = logging.getLogger(__name__)
+
+OUR_METHODS = "/lpc.v1."
+UNDECODABLE = "the request is no valid protobuf message of this method (strings must be UTF-8)"
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+Method: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Undecodable:
+    """Stands for a request whose bytes could not be decoded; gRPC itself would answer INTERNAL."""
+
+
+class OurMethods(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of lpc.v1; subclasses say in what."""
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Method | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Method | None":
+        """Return the wrapped handler of a method of ours, or the handler as it is."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(OUR_METHODS):
+            return handler
+        method = handler_call_details.method.removeprefix("/")
+        decode, encode = self._decoder(handler.request_deserializer), handler.response_serializer
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(self._stream(method, handler.stream_stream), decode, encode)
+        return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), decode, encode)
+
+    def _decoder(self, deserialize: Any) -> Any:
+        return deserialize
+
+    def _unary(self, method: str, behaviour: Any) -> Any:
+        """Return the wrapped behaviour of a unary call. ``method``: package, service and name, without the leading slash."""
+        raise NotImplementedError
+
+    def _stream(self, method: str, behaviour: Any) -> Any:
+        """As :meth:`_unary`, of a stream."""
+        raise NotImplementedError
+
+
+class ServiceInterceptor(OurMethods):
+    """Wraps them in authentication, decoding, error statuses and metrics."""
+
+    def __init__(self, metrics: Metrics, clients: Clients) -> None:
+        self._metrics = metrics
+        self._clients = clients
+
+    def _decoder(self, deserialize: Any) -> Any:
+        return _tolerant(deserialize)
+
+    def _unary(self, method: str, behaviour: Any) -> Any:
+        method = method.rpartition("/")[2]
+
+        async def call(request: Message | Undecodable, context: Context) -> Message:
+            start = time.perf_counter()
+            try:
+                self._clients.enter(context.peer(), context.invocation_metadata())
+                if isinstance(request, Undecodable):
+                    raise InvalidRequest(UNDECODABLE)
+                response: Message = await behaviour(request, context)
+            except Exception as error:
+                await self._refuse(method, error, context)
+                raise
+            self._metrics.requests.labels(method, "OK").inc()
+            self._metrics.request_seconds.labels(method).observe(time.perf_counter() - start)
+            return response
+
+        return call
+
+    def _stream(self, method: str, behaviour: Any) -> Any:
+        method = method.rpartition("/")[2]
+
+        async def call(requests: AsyncIterator[Message | Undecodable], context: Context) -> AsyncIterator[Message]:
+            async def decoded(caller: Caller) -> AsyncIterator[Message]:
+                async for request in requests:
+                    # A stream is open for days: its token may be revoked meanwhile.
+                    self._clients.check(caller)
+                    if isinstance(request, Undecodable):
+                        raise InvalidRequest(UNDECODABLE)
+                    yield request
+
+            try:
+                caller = self._clients.enter(context.peer(), context.invocation_metadata())
+                with caller.client.stream():
+                    async for response in behaviour(decoded(caller), context):
+                        yield response
+            except Exception as error:
+                await self._refuse(method, error, context)
+                raise
+            self._metrics.requests.labels(method, "OK").inc()
+
+        return call
+
+    async def _refuse(self, method: str, error: Exception, context: Context) -> None:
+        status, message = told(error, method)
+        self._metrics.requests.labels(method, status.name).inc()
+        trailer: tuple[tuple[str, str], ...] = ()
+        if isinstance(error, Overloaded) and error.retry_after_s is not None:
+            # gRPC's own hint (proposal A6): clients with a retry policy wait as long.
+            trailer = (("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))),)
+        await context.abort(status, message, trailer)
+
+
+def _tolerant(decode: Callable[[bytes], Message] | None) -> Callable[[bytes], Message | Undecodable]:
+    def decode_or_mark(data: bytes) -> Message | Undecodable:
+        assert decode is not None
+        try:
+            return decode(data)
+        except (DecodeError, UnicodeDecodeError, ValueError):
+            return Undecodable()
+
+    return decode_or_mark

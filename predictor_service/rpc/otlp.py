@@ -1,0 +1,177 @@
+"""Spans by OpenTelemetry, sent by OTLP over gRPC.
+
+A call has a span, below the caller's where metadata carry a W3C ``traceparent``; each of its predictions has one below that.
+A stream is open for days, so it has none itself: its predictions' spans are below the caller's, or roots. Spans hold counts,
+times, the model's version and a status; never text, ids of conversations or tokens, or an error's message.
+
+Ended spans wait in a bounded queue for the thread that sends them. A collector that is slow or gone costs spans, no answer.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context as TraceContext
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from predictor_service.batching.batcher import Answer
+from predictor_service.rpc.interceptors import Context, OurMethods
+from predictor_service.rpc.statuses import status_of
+from predictor_service.rpc.tracing import Answered, Tracing, TracingError
+
+FLUSH_S: Final = 2.0
+"""Seconds that the last spans get at shutdown."""
+PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_W3C: Final = TraceContextTextMapPropagator()
+
+
+class OtlpTracing(Tracing):
+    """Makes spans and sends them. What is not given here is set by the standard variables ``OTEL_...``.
+
+    Args:
+        endpoint: ``http://host:port``, or ``https://`` for TLS.
+
+    Raises:
+        TracingError: a standard variable has a value that OpenTelemetry cannot use.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        protocol = next((os.environ[name] for name in PROTOCOLS if os.environ.get(name)), "grpc")
+        if protocol != "grpc":
+            raise TracingError(
+                f"traces are sent by OTLP over gRPC only, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}: set "
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=grpc and LPC_TRACES_ENDPOINT to the collector's gRPC port (usually 4317)"
+            )
+        # The environment may give it another name; what the code says would come before that.
+        resource = {SERVICE_NAME: "lpc-predictor", SERVICE_VERSION: version("learned-prefix-cache")}
+        try:
+            self._exporter = OTLPSpanExporter(endpoint=endpoint)
+            # At exit the process would wait for the collector a second time.
+            self._provider = TracerProvider(
+                resource=Resource.create({**resource, **OTELResourceDetector().detect().attributes}), shutdown_on_exit=False
+            )
+            self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        except Exception as error:  # ValueError, RuntimeError and types of the exporter's own
+            raise TracingError(f"a variable OTEL_... cannot be used for traces: {error}") from error
+        self._tracer = self._provider.get_tracer("predictor_service")
+
+    @property
+    def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
+        """See the base."""
+        return (TracingInterceptor(self._tracer),)
+
+    @contextlib.contextmanager
+    def prediction(self, form: str | None) -> Iterator[Answered]:
+        """See the base."""
+        # On a stream there is no span of the call above.
+        kind = SpanKind.INTERNAL if trace.get_current_span().is_recording() else SpanKind.SERVER
+        with _span(self._tracer, "predict", kind, {"lpc.input": form or "none"}) as span:
+
+            def answered(answer: Answer) -> None:
+                span.set_attributes(
+                    {
+                        "lpc.turn_count": answer.turn_count,
+                        "lpc.tokens": answer.tokens,
+                        "lpc.queue_us": answer.queue_us,
+                        "lpc.tokenize_us": answer.tokenize_us,
+                        "lpc.infer_us": answer.infer_us,
+                        "lpc.model_version": answer.model_version,
+                    }
+                )
+
+            try:
+                yield answered
+            except BaseException as error:
+                _end(span, _code_of(error))
+                raise
+            _end(span, grpc.StatusCode.OK)
+
+    async def close(self) -> None:
+        """Send what is left, for at most about `FLUSH_S` seconds: closing the exporter ends a call and a wait of its own."""
+        timer = threading.Timer(FLUSH_S, self._exporter.shutdown)
+        timer.start()
+        await asyncio.to_thread(self._provider.shutdown)
+        timer.cancel()
+
+
+class TracingInterceptor(OurMethods):
+    """Makes a span of each call of a method of ours, and lets the predictions of a stream continue the caller's trace."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def _unary(self, method: str, behaviour: Any) -> Any:
+        attributes = {"rpc.system.name": "grpc", "rpc.method": method}
+
+        async def call(request: Any, context: Context) -> Any:
+            parent = _caller(context.invocation_metadata())
+            with _span(self._tracer, method, SpanKind.SERVER, attributes, parent) as span:
+                try:
+                    response = await behaviour(request, context)
+                except asyncio.CancelledError:
+                    _end(span, grpc.StatusCode.CANCELLED)
+                    raise
+                except BaseException:
+                    _end(span, _told(context))
+                    raise
+                _end(span, grpc.StatusCode.OK)
+                return response
+
+        return call
+
+    def _stream(self, method: str, behaviour: Any) -> Any:
+        del method
+
+        async def call(requests: Any, context: Context) -> AsyncIterator[Any]:
+            # Not detached: the task of the call, whose context this is, ends with it.
+            otel_context.attach(_caller(context.invocation_metadata()))
+            async for response in behaviour(requests, context):
+                yield response
+
+        return call
+
+
+def _span(
+    tracer: Tracer, name: str, kind: SpanKind, attributes: Mapping[str, str], parent: TraceContext | None = None
+) -> contextlib.AbstractContextManager[Span]:
+    # An exception is not recorded: its message may quote the input.
+    return tracer.start_as_current_span(
+        name, parent, kind, attributes, record_exception=False, set_status_on_exception=False, end_on_exit=True
+    )
+
+
+def _caller(metadata: Iterable[tuple[str, Any]] | None) -> TraceContext:
+    """Return the context that a call's metadata name, or an empty one. ``tracestate`` is dropped: it is text of others."""
+    shown = [value for key, value in metadata or () if key == "traceparent" and isinstance(value, str)]
+    return _W3C.extract({"traceparent": shown[0]} if len(shown) == 1 else {}, TraceContext())
+
+
+def _told(context: Context) -> grpc.StatusCode:
+    """Return the status that a call was ended with."""
+    found = context.code()
+    return next((code for code in grpc.StatusCode if found in (code, code.value[0])), grpc.StatusCode.UNKNOWN)
+
+
+def _code_of(error: BaseException) -> grpc.StatusCode:
+    if isinstance(error, asyncio.CancelledError):
+        return grpc.StatusCode.CANCELLED
+    return status_of(error) or grpc.StatusCode.INTERNAL
+
+
+def _end(span: Span, code: grpc.StatusCode) -> None:
+    span.set_attribute("rpc.response.status_code", code.name)
+    if code is not grpc.StatusCode.OK:
+        span.set_status(Status(StatusCode.ERROR))

@@ -1,0 +1,59 @@
+"""From a request on the wire to user turns: what may be asked, and what is refused."""
+
+from dataclasses import dataclass
+
+from lpc.errors import InvalidRequest
+from lpc.model.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
+from lpc.v1 import predictor_pb2 as pb
+from predictor_service.rpc.chat_template import ServedModels
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Bounds of one conversation."""
+
+    max_messages: int
+    max_token_ids: int
+    max_turn_count: int
+
+
+class RequestParser:
+    """Reads conversations of the wire contract. Thread-safe."""
+
+    def __init__(self, limits: RequestLimits, served_models: ServedModels) -> None:
+        self.limits = limits
+        self.served_models = served_models
+
+    def check(self, conversation: pb.Conversation) -> None:
+        """Refuse at once what can be refused without work. Raises InvalidRequest."""
+        kind = conversation.WhichOneof("input")
+        if kind is None:
+            raise InvalidRequest("the conversation has no input: set one of chat, prompt or tokens")
+        if kind == "chat" and len(conversation.chat.messages) > self.limits.max_messages:
+            raise InvalidRequest(
+                f"the chat has {len(conversation.chat.messages)} messages, at most {self.limits.max_messages} are accepted: "
+                "send the last ones and turn_count"
+            )
+        if kind == "tokens":
+            count = len(conversation.tokens.ids)
+            if count == 0:
+                raise InvalidRequest("tokens.ids is empty: send the prompt's token ids")
+            if count > self.limits.max_token_ids:
+                raise InvalidRequest(f"the prompt has {count} token ids, at most {self.limits.max_token_ids} are accepted")
+
+    def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
+        """Return the last ``window`` user prompts and the turn count.
+
+        Raises:
+            InvalidRequest, UnknownServedModel: the request can't be answered as it is.
+        """
+        kind = conversation.WhichOneof("input")
+        if kind == "chat":
+            turns = from_messages((Message(m.role, m.content) for m in conversation.chat.messages), window)
+        elif kind == "tokens":
+            tokens = conversation.tokens
+            turns = self.served_models.get(tokens.served_model).user_turns(tokens.ids, window)
+        else:
+            turns = from_prompt(conversation.prompt)
+        given = conversation.turn_count if conversation.HasField("turn_count") else None
+        return with_turn_count(turns, given, self.limits.max_turn_count)

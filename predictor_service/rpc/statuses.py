@@ -1,0 +1,42 @@
+"""Which gRPC status an error becomes: the one place that knows both."""
+
+import logging
+from typing import Final
+
+import grpc
+
+from lpc.errors import ArtifactError, InvalidRequest
+from predictor_service.errors import Expired, Overloaded, Unauthenticated, Unavailable, UnknownServedModel
+
+log = logging.getLogger(__name__)
+
+STATUSES: Final[dict[type[Exception], grpc.StatusCode]] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownServedModel: grpc.StatusCode.NOT_FOUND,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Expired: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    ArtifactError: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+def status_of(error: BaseException) -> grpc.StatusCode | None:
+    """Return the status of an error that a caller or operator can cause; None for any other."""
+    return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), None)
+
+
+def told(error: BaseException, where: str) -> tuple[grpc.StatusCode, str]:
+    """Return what a caller is told of an error.
+
+    Of errors that are not ours, type and place are logged, never their message: a library's message may quote the input.
+    """
+    status = status_of(error)
+    if status is not None:
+        return status, str(error)
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else "unknown"
+    log.error("internal error in %s: %s at %s", where, type(error).__name__, place)
+    return grpc.StatusCode.INTERNAL, "internal error; the sidecar's log names the place"

@@ -1,0 +1,44 @@
+"""Spans of calls and predictions: the interface, which makes none. `otlp.py` makes some."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+import grpc.aio
+
+from lpc.errors import LpcError
+from predictor_service.batching.batcher import Answer
+
+Answered: TypeAlias = Callable[[Answer], None]
+
+
+class TracingError(LpcError):
+    """Traces are asked for and cannot be made. The message says why and what to do."""
+
+
+class Tracing:
+    """No traces."""
+
+    @property
+    def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
+        """What makes the spans of calls, to be put around all other interceptors."""
+        return ()
+
+    def prediction(self, form: str | None) -> AbstractContextManager[Answered]:
+        """Return the span of one prediction, which the block's end ends, and its error if there is one.
+
+        Args:
+            form: of the input: chat, prompt or tokens; None where there is none.
+
+        Returns: a context manager, whose value is to be called with the answer.
+        """
+        del form
+        return contextlib.nullcontext(_ignore)
+
+    async def close(self) -> None:
+        """Send what is left, for a bounded time."""
+
+
+def _ignore(answer: Answer) -> None:
+    del answer
