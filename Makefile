@@ -60,8 +60,8 @@ fuzz: setup ## 10,000 hostile inputs in the three forms (about six minutes)
 
 head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them
 	$(BIN)/lpc embed
-	$(BIN)/lpc train --recipe lpc
-	$(BIN)/lpc train --recipe default
+	$(BIN)/lpc train --recipe lpc --out lpc/training/heads/lpc/head.safetensors
+	$(BIN)/lpc train --recipe default --out lpc/training/heads/default/head.safetensors
 	$(BIN)/lpc evaluate --picture docs/predictor.png
 
 ABLATED := --limit 8192

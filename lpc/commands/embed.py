@@ -13,7 +13,7 @@ from lpc.training import embedding
 from lpc.training import export as exporting
 from lpc.training.encoders import load_encoder
 from lpc.training.graph import Precision
-from lpc.training.head import Head, HeadError
+from lpc.training.head import DEFAULT_HEAD, Head, HeadError
 from lpc.wire.terminal import console
 
 MOONCAKE = tuple(Path(folder) / "mooncake_conversation_trace.jsonl" for folder in ("data", "../shared/data"))
@@ -93,7 +93,7 @@ def export(
         models,
         name=name,
         encoder=encoder,
-        head=head or exporting.DEFAULT_HEAD,
+        head=head or DEFAULT_HEAD,
         precision=precision,
         version=version,
         think_time=think_time,

@@ -17,6 +17,7 @@ from lpc.simulator.engine import Cost, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.sharegpt import ThinkTimes, sharegpt
 from lpc.simulator.workload import Workload, from_trace
+from lpc.training.head import DEFAULT_HEAD
 from lpc.training.think_time import turns_of
 
 Format = Literal["mooncake", "qwen", "chat", "agents"]
@@ -52,7 +53,7 @@ class WorkloadSpec:
     active: int | None = None
     seed: int = 0
     embeddings: Path = Path("data/sharegpt")
-    head: Path = Path("lpc/training/heads/default/head.safetensors")
+    head: Path = DEFAULT_HEAD
     empirical: Path | None = None
     count_from: float | None = None
     skip_limit: float = 0.01

@@ -24,9 +24,8 @@ from lpc.model.features import FeatureEncoder, Features, FeatureSettings
 from lpc.model.think_time import ThinkTime
 from lpc.training.encoders import Encoder, load_encoder
 from lpc.training.graph import ContinuationModel, Precision, write_onnx
-from lpc.training.head import Head
+from lpc.training.head import DEFAULT_HEAD, Head
 
-DEFAULT_HEAD: Final = Path(__file__).parent / "heads" / "default" / "head.safetensors"
 GRAPH: Final = 2
 """Counts the changes of `lpc.training.graph` after which the same input gives another graph."""
 PROMPTS: Final = 200

@@ -18,6 +18,9 @@ from lpc.errors import LpcError
 
 HIDDEN: Final = 128
 FORMAT: Final = "lpc-head-2"
+SHIPPED_HEADS: Final = Path(__file__).parent / "heads"
+"""Where the package keeps the heads that it ships, as `lpc train` lays them out: ``<name>/head.safetensors`` and a card."""
+DEFAULT_HEAD: Final = SHIPPED_HEADS / "default" / "head.safetensors"
 
 
 class HeadError(LpcError):

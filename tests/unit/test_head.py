@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lpc.training.export import DEFAULT_HEAD
-from lpc.training.head import Head, HeadError
+from lpc.training.head import DEFAULT_HEAD, Head, HeadError
 from lpc.training.quality import calibration_error, figures
 from lpc.training.train import LPC, OURS, Recipe, Side, fit, probabilities
 
