@@ -18,28 +18,16 @@ of 70 s and more.
 import math
 from typing import Final
 
+from lpc.model.probability import expit, logit
+
 MEAN_THINK_TIME_S: Final = 100.0
 """Default tau in seconds: the mean think time of the paper's workload."""
-
-P_MIN: Final = 1e-4
-"""Probabilities are clipped to [P_MIN, 1 - P_MIN] so that their log-odds stay finite (at most 9.21)."""
 
 FIRST_OUT: Final = -math.inf
 """Score of blocks without content worth keeping (no hash): evicted before all others."""
 
 LAST_OUT: Final = math.inf
 """Score of blocks of requests that are not finished (preempted, pinned): evicted after all others."""
-
-
-def logit(p: float) -> float:
-    """Return the log-odds of a probability, clipped to [P_MIN, 1 - P_MIN].
-
-    NaN, which a broken predictor might send, counts as 1/2 (log-odds 0): one NaN destroys the order of all.
-    """
-    if p != p:
-        return 0.0
-    p = min(max(p, P_MIN), 1.0 - P_MIN)
-    return math.log(p / (1.0 - p))
 
 
 def score(p: float, t_last: float, tau: float = MEAN_THINK_TIME_S, *, beta: float = 1.0, retain_s: float = 0.0) -> float:
@@ -63,11 +51,7 @@ def probability_at(score: float, now: float, tau: float = MEAN_THINK_TIME_S) -> 
     Within 1e-9 of the paper's formula for ``beta = 1``, no hint and tau of 70 s or more (the error grows as 1 / tau).
     """
     whole, part = _quotient(now, tau)
-    log_odds = math.fsum((score, -whole, -part)) if math.isfinite(score) else score
-    if log_odds >= 0:
-        return 1.0 / (1.0 + math.exp(-log_odds))
-    odds = math.exp(log_odds)
-    return odds / (1.0 + odds)
+    return expit(math.fsum((score, -whole, -part)) if math.isfinite(score) else score)
 
 
 def expired_below(now: float, tau: float = MEAN_THINK_TIME_S, *, margin: float = 20.0) -> float:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from eviction_client.predictor_client import Prediction, PredictorCounters
-from eviction_client.score import P_MIN, score
+from eviction_client.score import score
 from eviction_client.settings import ClientSettings
 from eviction_client.shadow import ShadowCounters, Shadows
 from eviction_client.stores.base import BlockHash, ConversationId, MetadataStore
+from lpc.model.probability import P_MIN
 
 logger = logging.getLogger(__name__)
 

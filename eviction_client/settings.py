@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from eviction_client.score import MEAN_THINK_TIME_S, P_MIN
+from eviction_client.score import MEAN_THINK_TIME_S
+from lpc.model.probability import P_MIN
 from lpc.wire.access import stays_on_this_machine
 from lpc.wire.certificates import CertificateFiles
 

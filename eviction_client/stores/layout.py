@@ -34,8 +34,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from eviction_client.score import P_MIN, logit
 from eviction_client.stores.base import BlockHash, ConversationId
+from lpc.model.probability import P_MIN, logit
 
 MEMBER_BYTES: Final = 14
 OWNER_TAGS: Final = 2**16

@@ -16,12 +16,10 @@ from lpc.model.arrivals import Arrival
 from lpc.model.artifact import THINK_TIME, Manifest, verify
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, Features
+from lpc.model.probability import P_MIN
 from lpc.model.think_time import ThinkTime, ThinkTimeError
 
 log = logging.getLogger(__name__)
-
-P_MIN: Final = 1e-4
-"""Probabilities are clipped to [P_MIN, 1 - P_MIN], so that every engine gets finite log-odds."""
 
 MIB: Final = 2**20
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lpc.errors import LpcError
+from lpc.model.probability import P_MIN
 
 FORMAT: Final = "lpc-think-time-1"
 SCALARS: Final = (
@@ -32,8 +33,6 @@ SCALARS: Final = (
 )
 LAWS: Final = {"exponential": 2, "lognormal": 3}
 """Outputs of a model by the law of its gaps: logit P and ln(rate); logit P, mu and ln(sigma)."""
-LEAST_P: Final = 1e-4
-"""P stays within [LEAST_P, 1 - LEAST_P], so that log-odds stay finite."""
 LOG_SIGMA: Final = (-3.0, 2.0)
 """Bounds of ln(sigma)."""
 
@@ -130,7 +129,7 @@ class ThinkTime:
         if self.law != "lognormal":
             raise ThinkTimeError(f"a model with {self.law} gaps is for comparison, not for predictions")
         outputs = self.outputs(scalars, category)
-        p = np.clip(1 / (1 + np.exp(-np.clip(outputs[:, 0], -50, 50))), LEAST_P, 1 - LEAST_P)
+        p = np.clip(1 / (1 + np.exp(-np.clip(outputs[:, 0], -50, 50))), P_MIN, 1 - P_MIN)
         return Prediction(p, outputs[:, 1], np.exp(np.clip(outputs[:, 2], *LOG_SIGMA)))
 
     def outputs(self, scalars: Floats, category: NDArray[np.str_]) -> Floats:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from lpc.model.inference import P_MIN
+from lpc.model.probability import P_MIN
 from lpc.training.quality import resamples
 
 TOLERANCE: Final = 0.02

@@ -9,7 +9,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from lpc.model.artifact import read_manifest
-from lpc.model.inference import P_MIN
+from lpc.model.probability import P_MIN
 from lpc.training.embedding import Embedded
 
 EMBEDDING: Final = "embedding"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from eviction_client.score import P_MIN, expired_below, score
+from eviction_client.score import expired_below, score
 from eviction_client.settings import ClientSettings
+from lpc.model.probability import P_MIN
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages

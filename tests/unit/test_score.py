@@ -5,7 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.score import P_MIN, expired_below, logit, probability_at, score
+from eviction_client.score import expired_below, probability_at, score
+from lpc.model.probability import P_MIN, logit
 
 probabilities = st.floats(P_MIN, 1 - P_MIN)
 times = st.floats(1.6e9, 2.2e9)
