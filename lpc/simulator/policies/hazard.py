@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from eviction_client.queue import FreeBlockQueue
-from eviction_client.score import logit
+from lpc.model.probability import logit
 from lpc.simulator.blocks import CachedBlock, Use
 from lpc.simulator.knowledge import AGES, Knowledge, Outlook, knowledge_of
 from lpc.simulator.policies.base import Policy, PolicySettings, register
