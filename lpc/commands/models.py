@@ -2,19 +2,80 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Table
-from tqdm import tqdm
+import typer
 
-from lpc.errors import ArtifactError
-from lpc.model.promotion import read_promotion
-from lpc.model.versions import Version, examine, newest_first, promote, prune, rollback, served, unpin
-from lpc.wire.terminal import console
+from lpc.commands.options import JsonOutput, ModelName, Models
+from lpc.commands.outcome import or_fail
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lpc.model.versions import Version
+
+app = typer.Typer(help="Versions of a model: list them, choose which one is served.", no_args_is_help=True)
 
 
-def show(models: Path, name: str, *, as_json: bool) -> None:
-    """Print the versions, newest first. Raises ArtifactError when there is no such model."""
+@app.command("list")
+def list_versions(models: Models = Path("models"), model: ModelName = "e5-small", as_json: JsonOutput = False) -> None:
+    """Print every version, newest first: what it was made of, its figures, which one is served, what is broken."""
+    or_fail(lambda: _show(models, model, as_json=as_json))
+
+
+@app.command("promote")
+def promote_version(
+    version: Annotated[str, typer.Argument(help="As `lpc models list` names it.")],
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Have sidecars serve this version, whatever is newer."""
+    from lpc.model.versions import promote
+
+    or_fail(lambda: promote(models / model, version))
+    _say(f"{version} is promoted: sidecars serve it within LPC_RELOAD_INTERVAL_S seconds, until another one is promoted")
+
+
+@app.command("rollback")
+def roll_back(models: Models = Path("models"), model: ModelName = "e5-small") -> None:
+    """Promote the version that was served before the one that is served now."""
+    from lpc.model.versions import rollback
+
+    left, version = or_fail(lambda: rollback(models / model))
+    _say(f"{version} is promoted in place of {left}: sidecars serve it within LPC_RELOAD_INTERVAL_S seconds")
+
+
+@app.command("unpin")
+def unpin_version(models: Models = Path("models"), model: ModelName = "e5-small") -> None:
+    """Have sidecars serve the newest version again."""
+    from lpc.model.versions import served, unpin
+
+    there = or_fail(lambda: unpin(models / model))
+    now = or_fail(lambda: served(models / model)).name
+    _say(f"{'nothing is promoted any more' if there else 'nothing was promoted'}: the newest version is served, {now}")
+
+
+@app.command("prune")
+def prune_versions(
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+    keep: Annotated[int, typer.Option(min=1, help="Newest versions to keep, beside those served now and before.")] = 10,
+) -> None:
+    """Remove old versions, and what killed exports left behind."""
+    from lpc.model.versions import prune
+
+    gone = or_fail(lambda: prune(models / model, keep))
+    _say(f"removed {len(gone)}: {', '.join(gone)}" if gone else "nothing to remove")
+
+
+def _show(models: Path, name: str, *, as_json: bool) -> None:
+    from tqdm import tqdm
+
+    from lpc.errors import ArtifactError
+    from lpc.model.promotion import read_promotion
+    from lpc.model.versions import examine, newest_first, served
+    from lpc.wire.terminal import console
+
     folder = models / name
     found = [examine(version) for version in tqdm(newest_first(folder), "checksums", unit=" version", leave=False)]
     note = promoted = None
@@ -39,32 +100,7 @@ def show(models: Path, name: str, *, as_json: bool) -> None:
         screen.print(f"note: {note}", highlight=False)
 
 
-def promote_version(models: Path, name: str, version: str) -> None:
-    """Promote and say so. Raises ArtifactError: the version is not there or damaged."""
-    promote(models / name, version)
-    _say(f"{version} is promoted: sidecars serve it within LPC_RELOAD_INTERVAL_S seconds, until another one is promoted")
-
-
-def roll_back(models: Path, name: str) -> None:
-    """Promote the version before and say so. Raises ArtifactError: there is none."""
-    left, version = rollback(models / name)
-    _say(f"{version} is promoted in place of {left}: sidecars serve it within LPC_RELOAD_INTERVAL_S seconds")
-
-
-def remove_pin(models: Path, name: str) -> None:
-    """Serve the newest again and say so. Raises ArtifactError: no such model."""
-    there = unpin(models / name)
-    now = served(models / name).name
-    _say(f"{'nothing is promoted any more' if there else 'nothing was promoted'}: the newest version is served, {now}")
-
-
-def remove_old(models: Path, name: str, keep: int) -> None:
-    """Remove old versions and say which. Raises ArtifactError: no such model, or none of its versions can be served."""
-    gone = prune(models / name, keep)
-    _say(f"removed {len(gone)}: {', '.join(gone)}" if gone else "nothing to remove")
-
-
-def _row(version: Version, now: str | None, promoted: str | None) -> dict[str, Any]:
+def _row(version: "Version", now: str | None, promoted: str | None) -> dict[str, Any]:
     name = version.folder.name
     states = [state for state, is_so in (("served", name == now), ("promoted", name == promoted)) if is_so]
     manifest = version.manifest
@@ -86,7 +122,9 @@ def _row(version: Version, now: str | None, promoted: str | None) -> dict[str, A
     }
 
 
-def _table(name: str, rows: list[dict[str, Any]]) -> Table:
+def _table(name: str, rows: list[dict[str, Any]]) -> "Table":
+    from rich.table import Table
+
     table = Table(title=f"{name}: {len(rows)} versions, figures on what each was evaluated on")
     for column in ("version", "created", "precision", "encoder", "head", "learnt from", "AUC", "Brier", "state"):
         table.add_column(column, justify="right" if column in ("AUC", "Brier") else "left", overflow="fold")
@@ -106,4 +144,6 @@ def _table(name: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def _say(text: str) -> None:
+    from lpc.wire.terminal import console
+
     console().print(text, highlight=False)

@@ -82,7 +82,7 @@ def test_predict_reads_a_file(served: tuple[object, str], tmp_path: Path) -> Non
         (b"{}", "no list of messages"),
         (b"[]", "has no messages"),
         (b'[{"content": "x"}]', "message 0 has no role"),
-        (b'[{"role": "user", "content": 3}]', "content of message 0 is no text"),
+        (b'[{"role": "user", "content": 3}]', "content of message 0 is not text"),
         (b'{"messages": [{"role": "user", "content": "x"}], "turn_count": NaN}', "turn_count must be a whole number"),
         (b'{"messages": [{"role": "user", "content": "x"}], "turn_count": -1}', "turn_count must be a whole number"),
         (b'{"messages": [{"role": "user", "content": "x"}], "turn_count": true}', "turn_count must be a whole number"),

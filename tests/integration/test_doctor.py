@@ -15,8 +15,9 @@ import grpc
 import pytest
 
 from eviction_client.settings import ClientSettings
-from lpc import cli, doctor
-from lpc.commands.doctor import Finding, examine, show
+from lpc.commands import checks, cli
+from lpc.commands.checks import Finding, examine
+from lpc.commands.doctor import show
 from tests.authority import Authority
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_server import sidecar
@@ -93,7 +94,7 @@ async def test_tls_that_is_well_or_near_its_end_or_wrong(tiny_models: Path, auth
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("no-address", "is no host:port"),
+        ("no-address", "is neither host:port nor"),
         ("host.invalid:50051", "has no address|did not answer"),
         ("unix:///nowhere/lpc.sock", "no such file"),
     ],
@@ -127,7 +128,7 @@ async def test_another_service_and_one_that_is_silent() -> None:
     with another_service() as port:
         found = (await looked(predictor_address=f"127.0.0.1:{port}"))["health"]
     assert found.status == "fail" and "another gRPC service" in found.advice
-    with socket.create_server(("127.0.0.1", 0)) as hole, patch.object(doctor, "TIMEOUT_S", 0.5):
+    with socket.create_server(("127.0.0.1", 0)) as hole, patch.object(checks, "TIMEOUT_S", 0.5):
         found = (await looked(predictor_address=f"127.0.0.1:{hole.getsockname()[1]}"))["health"]
     assert found.status == "fail"
 
@@ -164,7 +165,7 @@ def test_a_redis_over_tls(authority: Authority, tmp_path: Path) -> None:
 def test_a_clock_that_differs_from_redis(redis_server: RedisServer, ahead: float, status: str) -> None:
     import time
 
-    with patch.object(doctor.time, "time", lambda real=time.time: real() + ahead):
+    with patch.object(checks.time, "time", lambda real=time.time: real() + ahead):
         found = at_redis(redis_server.url, redis_timeout_s=5)["clock"]
     assert found.status == status
     assert ("NTP" in found.advice) is (status != "ok")
@@ -183,7 +184,7 @@ def test_a_hash_seed_that_is_not_shared(
 
 
 def test_a_slow_redis_is_warned_of(redis_server: RedisServer) -> None:
-    with patch.object(doctor, "SLOW_REDIS_S", 0.0):
+    with patch.object(checks, "SLOW_REDIS_S", 0.0):
         assert at_redis(redis_server.url, redis_timeout_s=5)["redis latency"].status == "warn"
 
 
@@ -191,7 +192,7 @@ def test_a_check_that_breaks_is_a_finding_and_quotes_nothing() -> None:
     def broken(*_: object) -> Iterator[Finding]:
         raise RuntimeError("hunter2")
 
-    with patch.object(doctor, "_redis", broken):
+    with patch.object(checks, "_redis", broken):
         found = {finding.check: finding for finding in examine(ClientSettings(predictor_address="127.0.0.1:1"))}
     assert found["redis"].status == "fail" and "RuntimeError" in found["redis"].found and "hunter2" not in str(found)
 

@@ -13,7 +13,8 @@ def test_the_engine_example_runs() -> None:
 
 
 def test_every_lpc_command_that_is_named_exists() -> None:
-    from lpc.commands.cli import app, bench
+    from lpc.commands.bench import app as bench
+    from lpc.commands.cli import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands + bench.registered_commands}
     known |= {group.name for group in app.registered_groups}

@@ -1,0 +1,114 @@
+"""`lpc bench`: side-by-side measurements, one command each."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lpc.commands.options import JsonFile, ModelName, Models, Quick
+from lpc.commands.outcome import report
+
+app = typer.Typer(help="Side-by-side measurements.", no_args_is_help=True)
+
+
+@app.command("queue")
+def bench_queue(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """The free queue against a plain LRU list: time per block."""
+    from lpc.bench import queue
+
+    report(lambda: queue.run(quick=quick), json_file)
+
+
+@app.command("store")
+def bench_store(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """Redis operations, bytes and time per finished request."""
+    from lpc.bench import store
+
+    report(lambda: store.run(quick=quick), json_file)
+
+
+@app.command("encoder")
+def bench_encoder(models: Models = Path("models"), quick: Quick = False, json_file: JsonFile = None) -> None:
+    """Turns per second of the encoders that `lpc embed` has exported."""
+    from lpc.bench import encoder
+
+    report(lambda: encoder.run(models, quick=quick), json_file)
+
+
+@app.command("wire")
+def bench_wire(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """What gRPC costs: unary, batch and stream with an instant model."""
+    from lpc.bench import wire
+
+    report(lambda: wire.run(quick=quick), json_file)
+
+
+@app.command("predict")
+def bench_predict(
+    quick: Quick = False, json_file: JsonFile = None, models: Models = Path("models"), model: ModelName = "e5-small"
+) -> None:
+    """The sidecar over gRPC against the bare ONNX Runtime session, on the same conversations."""
+    from lpc.bench import predict as predict_bench
+
+    report(lambda: predict_bench.run(models, model, quick=quick), json_file)
+
+
+@app.command("curves")
+def bench_curves(
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+    provider: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to run; auto: CUDA where present.")] = "auto",
+    picture: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG.")] = None,
+) -> None:
+    """The model alone, on CPU or GPU: predictions per second, latency by batch and length, memory."""
+    from lpc.bench import curves
+
+    report(lambda: curves.run(models, model, provider, quick=quick, picture=picture), json_file)
+
+
+@app.command("engine")
+def bench_engine(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """The plug-in in real vLLM (`make engine`) against stock vLLM: tokens, eviction order, hits, time."""
+    from lpc.bench import engine
+
+    report(lambda: engine.run(models, model, quick=quick), json_file)
+
+
+@app.command("load")
+def bench_load(
+    minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
+    clients: Annotated[int, typer.Option(help="Clients, each with a stream of its own.")] = 64,
+    factor: Annotated[float, typer.Option(help="Times saturation.")] = 1.5,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """More than the sidecar can answer: it refuses and does not collapse. Ends with 1 when that does not hold."""
+    from lpc.bench import load
+
+    figures = report(
+        lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor, picture=picture), json_file
+    )
+    raise SystemExit(not figures["passed"])
+
+
+@app.command("faults")
+def bench_faults(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer kills, reloads and clients.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Kill, restart, fail over, reload and starve real processes under load. Ends with 1 when anything does not hold."""
+    from lpc.bench import faults
+
+    figures = report(lambda: faults.run(models, model, quick=quick), json_file)
+    raise SystemExit(not figures["passed"])

