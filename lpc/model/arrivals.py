@@ -1,7 +1,13 @@
-"""When the turns of conversations arrive, and the gaps between them: a bounded memory of numbers, without text.
+"""When the turns of conversations arrive, and the gaps between them.
 
-A gap is counted from arrival to arrival, as the think-time model's (`lpc.training.think_time`). A sidecar knows the gaps of
-those turns only that came to it; with several sidecars, let a conversation's requests go to one.
+The law (`GapHistory`), the same in sidecar, training and simulator:
+- A gap is counted from arrival to arrival, seconds: logs have no completion times, so it contains the service time.
+- Several arrivals of a conversation at one instant are one turn. So every gap is above 0 and has a logarithm.
+- What is not known is NaN: a first turn has no gap before it.
+- An arrival that is noted after a later one changes nothing: the gaps are those up to the latest turn.
+
+A sidecar (`GapMemory`) knows the gaps of those turns only that came to it; with several sidecars, let a conversation's requests
+go to one.
 """
 
 import math
@@ -30,6 +36,37 @@ class Gaps(NamedTuple):
 NO_GAPS: Final = Gaps(math.nan, math.nan)
 
 
+class GapHistory(NamedTuple):
+    """What is kept of a conversation to know its gaps.
+
+    Attributes:
+        latest: when its latest turn arrived, seconds of any one clock; NaN before its first.
+        last: the gap before that turn; NaN where there is none.
+        log_sum, number: of ln(gap) over all gaps so far, and of gaps.
+    """
+
+    latest: float
+    last: float
+    log_sum: float
+    number: int
+
+    def arrive(self, at: float) -> "GapHistory":
+        """Return the history after an arrival; itself where that is no further turn."""
+        if math.isnan(self.latest):
+            return self._replace(latest=at)
+        gap = at - self.latest
+        return GapHistory(at, gap, self.log_sum + math.log(gap), self.number + 1) if gap > 0 else self
+
+    @property
+    def gaps(self) -> Gaps:
+        """The gaps up to the latest turn."""
+        return Gaps(self.last, self.log_sum / self.number) if self.number else NO_GAPS
+
+
+UNSEEN: Final = GapHistory(math.nan, math.nan, 0.0, 0)
+"""Of a conversation of which no turn has arrived."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """What is known of a turn beside its text when it arrives: input of the think-time model.
@@ -55,7 +92,7 @@ class Arrival:
 
 
 class GapMemory:
-    """Remembers the latest arrival of each conversation and its gaps. Thread-safe.
+    """Remembers the gap history of each conversation: numbers, no text. Thread-safe.
 
     Invariant: conversations are in order of their latest arrival, and at most ``capacity``: the one idle longest is forgotten
     first. Their ids are kept as keyed hashes only, with a key of this process.
@@ -65,8 +102,7 @@ class GapMemory:
         self.capacity = capacity
         self._key = os.urandom(32)
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, tuple[float, float, float, int]] = OrderedDict()
-        """Latest arrival and last gap, seconds; sum of ln(gap), and how many gaps it has."""
+        self._known: OrderedDict[bytes, GapHistory] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -74,8 +110,7 @@ class GapMemory:
     def arrive(self, conversation_id: str, at: float) -> Gaps:
         """Note that a turn of a conversation arrived, and return its gaps up to this turn.
 
-        Several arrivals at one instant are one turn, and an arrival noted after a later one changes nothing. Without an id
-        nothing is remembered or known.
+        By `GapHistory`, for arrivals in whatever order they are noted. Without an id nothing is remembered or known.
 
         Args:
             conversation_id: opaque; empty for none.
@@ -85,12 +120,8 @@ class GapMemory:
             return NO_GAPS
         name = blake2b(conversation_id.encode(), digest_size=16, key=self._key).digest()
         with self._lock:
-            before, last, total, count = self._known.get(name, (at, math.nan, 0.0, 0))
-            gap = at - before
-            if gap > 0:
-                last, total, count = gap, total + math.log(gap), count + 1
-            self._known[name] = (max(at, before), last, total, count)
+            history = self._known[name] = self._known.get(name, UNSEEN).arrive(at)
             self._known.move_to_end(name)
             if len(self._known) > self.capacity:
                 self._known.popitem(last=False)
-        return Gaps(last, total / count) if count else NO_GAPS
+        return history.gaps

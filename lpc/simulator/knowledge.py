@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from lpc.logs.traces import Trace
+from lpc.logs.traces.turns import turns_in
 from lpc.simulator.returns import classes, curves
 from lpc.simulator.workload import Turn, Workload
 from lpc.training.think_time import ThinkTimeError, fit_think_time, turns_of
@@ -100,7 +101,7 @@ def _of_trace(workload: Workload) -> Knowledge:
     except ThinkTimeError:
         # A log too short to learn times from: everything returns like everything else.
         return Knowledge((0.5,), {}, (math.log(100.0), 1.0), {}, np.zeros((0, len(AGES))))
-    known = _rows(trace)
+    known = known_of(trace)
     names = ("turn", "input_tokens", "new_tokens", "output_tokens", "last_gap", "mean_log_gap")
     prediction = model.predict(
         **{name: known[:, i] for i, name in enumerate(names)}, category=np.array([r.category for r in trace.requests], np.str_)
@@ -150,20 +151,8 @@ def _by_turn(turns: list[Turn], p_continue: Floats, until: float) -> tuple[float
     return tuple((sum(sums[n]) + PRIOR_TURNS * overall) / (len(sums[n]) + PRIOR_TURNS) for n in range(1, LAST_TURN + 1))
 
 
-def _rows(trace: Trace) -> Floats:
+def known_of(trace: Trace) -> Floats:
     """Return what is known when each request ends, [n, 6]: turn, input, new and output tokens, last gap, mean of ln gap."""
-    rows = []
-    last: dict[str, tuple[float, int, int, float]] = {}  # arrival, prompt and reply tokens, gaps, sum of ln gap
-    for request in trace.requests:
-        before = last.get(request.conversation)
-        if before is None:
-            rows.append((request.turn, request.input_tokens, math.nan, request.output_tokens, math.nan, math.nan))
-            last[request.conversation] = (request.arrival, request.input_tokens + request.output_tokens, 0, 0.0)
-            continue
-        arrival, tokens, gaps, total = before
-        gap = max(request.arrival - arrival, 1e-3)
-        gaps, total = gaps + 1, total + math.log(gap)
-        new = max(request.input_tokens - tokens, 0)
-        rows.append((request.turn, request.input_tokens, new, request.output_tokens, gap, total / gaps))
-        last[request.conversation] = (request.arrival, request.input_tokens + request.output_tokens, gaps, total)
-    return np.array(rows, np.float64)
+    turns = turns_in(trace)
+    said = np.array([(r.turn, r.input_tokens, r.output_tokens) for r in trace.requests], np.float64)
+    return np.column_stack([said[:, :2], turns.new_tokens, said[:, 2], turns.last_gap, turns.mean_log_gap])

@@ -18,6 +18,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
 from lpc.logs.traces import Trace
+from lpc.logs.traces.turns import turns_in
 
 Floats = NDArray[np.float64]
 
@@ -46,17 +47,14 @@ def curves(trace: Trace, until: float, known: Floats, lognormal: Floats, age: Fl
         lognormal: [requests, ages] the think-time head's curves, which are returned alone where there is too little to learn.
         age: [ages] seconds.
     """
-    arrival = np.array([request.arrival for request in trace.requests])
+    turns = turns_in(trace)
     linkable = np.array([request.linkable for request in trace.requests])
-    previous = _previous(trace)
-    later = np.flatnonzero(previous >= 0)
-    gap = np.full(len(arrival), np.inf)
-    gap[previous[later]] = arrival[later] - arrival[previous[later]]
-    learnt = np.flatnonzero((arrival < until) & linkable)
-    turn, interval, came = _person_periods(gap[learnt], until - arrival[learnt])
+    learnt = np.flatnonzero((turns.arrival < until) & linkable & turns.stands)
+    arrival = turns.arrival[learnt]
+    turn, interval, came = _person_periods(turns.next_arrival[learnt] - arrival, until - arrival)
     if len(learnt) < FEWEST_TURNS or came.sum() < FEWEST_TURNS / 10:
         return lognormal
-    before = np.where((previous >= 0)[:, None], known[previous][:, [OUTPUT, NEW]], np.nan)
+    before = np.where((turns.before >= 0)[:, None], known[turns.before][:, [OUTPUT, NEW]], np.nan)
     features = np.column_stack([known, before, _alike(trace)])
     inputs = np.column_stack([features[learnt][turn], interval])
     with threadpool_limits(1):  # the boosting's threads wait for each other when the cores are busy
@@ -109,16 +107,6 @@ def _at(age: Floats, curve: Floats, when: float) -> Floats:
     part = (when - age[high - 1]) / (age[high] - age[high - 1])
     value: Floats = curve[:, high - 1] * (1 - part) + curve[:, high] * part
     return value
-
-
-def _previous(trace: Trace) -> NDArray[np.int64]:
-    """Return the place of each request's conversation's request before, -1 where it is the first, [requests]."""
-    previous = np.full(len(trace.requests), -1)
-    last: dict[str, int] = {}
-    for i, request in enumerate(trace.requests):
-        previous[i] = last.get(request.conversation, -1)
-        last[request.conversation] = i
-    return previous
 
 
 def _alike(trace: Trace) -> Floats:

@@ -1,9 +1,9 @@
 """The time head: whether a conversation continues, and when its next turn comes if it does.
 
 A turn's conversation continues with probability P; given that it does, ln(gap) is normal with mean mu and standard deviation
-sigma. The gap is counted **from arrival to arrival**, seconds: traces have no completion times, so it contains the service
-time. All three depend on what is known when the turn ends: its number in the conversation, its tokens, the gaps so far, the
-hour of day (UTC; from traces of a day or more) and the request's class.
+sigma. Gaps and turns are those of `lpc.model.arrivals`: from arrival to arrival. All three depend on what is known when the
+turn ends: its number in the conversation, its tokens, the gaps so far, the hour of day (UTC; from traces of a day or more) and
+the request's class.
 
 A log ends before some of its conversations do. So the fit maximises the likelihood of a mixture cure model (Farewell 1982, "The
 use of mixture models for the analysis of survival data with long-term survivors"), with f the density and S the survival
@@ -18,16 +18,15 @@ no more than a turn's number and class foretells worse than one fitted on just t
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lpc.logs.traces.request import Trace, TracedRequest
+from lpc.logs.traces import Trace, TracedRequest
+from lpc.logs.traces.turns import turns_in
 from lpc.model.think_time import (
     LAWS,
     LOG_SIGMA,
@@ -109,32 +108,29 @@ class Turns:
 def turns_of(trace: Trace, until: float | None = None, since: float = 0.0) -> Turns:
     """Return the turns that arrived in [since, until), seconds of the trace, as far as was known at ``until``.
 
-    Default of ``until``: the trace's end. Turns that are not linkable are left out; several requests of a conversation at one
-    instant are one turn, the last of them.
+    By conversation, in each by arrival. Default of ``until``: the trace's end. Turns that are not linkable are left out.
     """
     end = math.inf if until is None else until
-    watched_until = min(end, trace.duration)
-    by_conversation: defaultdict[str, list[TracedRequest]] = defaultdict(list)
-    for request in trace.requests:
-        if request.arrival < end:
-            by_conversation[request.conversation].append(request)
-    rows: list[tuple[float, ...]] = []
-    names: list[tuple[str, str]] = []
-    for conversation, requests in by_conversation.items():
-        log_gaps: list[float] = []
-        before: TracedRequest | None = None
-        for request, following in zip_longest(requests, requests[1:]):
-            gap = following.arrival - request.arrival if following is not None else math.inf
-            if gap <= 0:
-                continue
-            if request.linkable and request.arrival >= since:
-                rows.append((*_known(trace, request, before, log_gaps), gap, watched_until - request.arrival))
-                names.append((request.category, conversation))
-            log_gaps.append(math.log(gap))
-            before = request
-    table = np.array(rows, np.float64).reshape(-1, 9)
-    text = np.array(names, np.str_).reshape(-1, 2)
-    return Turns(features(*table[:, :7].T), text[:, 0], text[:, 1], table[:, 7], table[:, 8])
+    turns = turns_in(trace)
+    linkable = np.array([request.linkable for request in trace.requests])
+    rows = np.flatnonzero(turns.stands & linkable & (turns.arrival >= since) & (turns.arrival < end))
+    rows = rows[np.argsort(turns.conversation[rows], kind="stable")]
+    requests = [trace.requests[row] for row in rows]
+    columns = features(
+        np.array([request.turn for request in requests], np.float64),
+        np.array([request.input_tokens for request in requests], np.float64),
+        turns.new_tokens[rows],
+        np.array([request.output_tokens for request in requests], np.float64),
+        turns.last_gap[rows],
+        turns.mean_log_gap[rows],
+        np.array([_hour(trace, request) for request in requests], np.float64),
+    )
+    category, conversation = (
+        np.array([getattr(request, name) for request in requests], np.str_) for name in ("category", "conversation")
+    )
+    arrival, following = turns.arrival[rows], turns.next_arrival[rows]
+    gap = np.where(following < end, following - arrival, np.inf)
+    return Turns(columns, category, conversation, gap, min(end, trace.duration) - arrival)
 
 
 def fit_think_time(trace: Trace, until: float | None = None, seed: int = 0) -> ThinkTime:
@@ -328,16 +324,6 @@ def _start(turns: Turns, law: Law) -> Floats:
     if law == "exponential":
         return np.array([logit, -math.log(np.exp(log_gap).mean())])
     return np.array([logit, log_gap.mean(), math.log(max(log_gap.std(), 0.1))])
-
-
-def _known(trace: Trace, request: TracedRequest, before: TracedRequest | None, log_gaps: list[float]) -> tuple[float, ...]:
-    """Return the arguments of `features` for one turn."""
-    new = last_gap = mean_log_gap = math.nan
-    if before is not None:
-        new = max(request.input_tokens - before.input_tokens - before.output_tokens, 0)
-        last_gap, mean_log_gap = math.exp(log_gaps[-1]), sum(log_gaps) / len(log_gaps)
-    hour = _hour(trace, request)
-    return request.turn, request.input_tokens, new, request.output_tokens, last_gap, mean_log_gap, hour
 
 
 def _hour(trace: Trace, request: TracedRequest) -> float:

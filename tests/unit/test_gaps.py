@@ -1,4 +1,4 @@
-"""The memory of gaps between turns is bounded, counts from arrival to arrival, and holds no conversation's id."""
+"""Gaps between turns: one law for sidecar, training and simulator; the sidecar's memory is bounded and holds no id."""
 
 import math
 import threading
@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.model.arrivals import NO_GAPS, Arrival, GapMemory
+from lpc.logs.traces import Trace, TracedRequest
+from lpc.model.arrivals import NO_GAPS, Arrival, GapMemory, Gaps
+from lpc.model.think_time import SCALARS
+from lpc.simulator.knowledge import known_of
+from lpc.training.think_time import turns_of
 
 
 def test_a_first_turn_has_no_gaps() -> None:
@@ -93,3 +97,62 @@ def test_threads_lose_no_arrival() -> None:
 @pytest.mark.parametrize(("at", "hour"), [(0.0, 0.0), (1_700_000_000.0, 22 + 13 / 60 + 20 / 3600)])
 def test_the_hour_of_an_arrival_is_utc(at: float, hour: float) -> None:
     assert Arrival(1, math.nan, "", at, NO_GAPS).hour == pytest.approx(hour)
+
+
+# One law
+
+
+def trace_of(arrivals: list[tuple[str, float]]) -> Trace:
+    turns: dict[str, int] = {}
+    requests = []
+    for name, at in arrivals:
+        turns[name] = turns.get(name, 0) + 1
+        requests.append(TracedRequest(at, 100 * turns[name], 10, (), name, turns[name], "chat"))
+    return Trace("t", 16, requests)
+
+
+def by_sidecar(arrivals: list[tuple[str, float]]) -> list[Gaps]:
+    memory = GapMemory(99)
+    return [memory.arrive(name, at) for name, at in arrivals]
+
+
+def by_simulator(arrivals: list[tuple[str, float]]) -> list[Gaps]:
+    return [Gaps(*row[-2:]) for row in known_of(trace_of(arrivals))]
+
+
+def by_training(arrivals: list[tuple[str, float]]) -> dict[tuple[str, float], Gaps]:
+    """Return the gaps of each turn: the requests of a conversation at one instant are one example."""
+    trace = trace_of(arrivals)
+    turns = turns_of(trace)
+    rows = [dict(zip(SCALARS, row, strict=True)) for row in turns.features.tolist()]
+    at = trace.duration - turns.window
+    found = {
+        (name, arrival): Gaps(math.exp(row["log_last_gap"]), row["mean_log_gap"])
+        for name, arrival, row in zip(turns.conversation.tolist(), at.tolist(), rows, strict=True)
+    }
+    assert len(found) == len(turns)
+    return found
+
+
+def test_two_requests_at_one_instant_are_one_turn_everywhere() -> None:
+    arrivals = [("a", 0.0), ("a", 50.0), ("b", 50.0), ("a", 50.0), ("a", 80.0)]
+    expected = [math.nan, 50, math.nan, 50, 30]
+    assert [gaps.last for gaps in by_sidecar(arrivals)] == pytest.approx(expected, nan_ok=True)
+    assert [gaps.last for gaps in by_simulator(arrivals)] == pytest.approx(expected, nan_ok=True)
+    assert {turn: gaps.last for turn, gaps in by_training(arrivals).items()} == pytest.approx(
+        {("a", 0.0): math.nan, ("a", 50.0): 50, ("b", 50.0): math.nan, ("a", 80.0): 30}, nan_ok=True
+    )
+
+
+# Whole seconds, so that instants coincide and the trace's clock and the sidecar's agree to the last digit.
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), min_size=1, max_size=40))
+def test_sidecar_training_and_simulator_agree_on_every_gap(steps: list[tuple[str, int]]) -> None:
+    clock, arrivals = 0, []
+    for name, step in steps:
+        clock += max(step - 6, 0)  # half of the steps take no time
+        arrivals.append((name, float(clock)))
+    sidecar = by_sidecar(arrivals)
+    assert by_simulator(arrivals) == [pytest.approx(gaps, nan_ok=True) for gaps in sidecar]
+    assert by_training(arrivals) == {
+        turn: pytest.approx(gaps, nan_ok=True) for turn, gaps in zip(arrivals, sidecar, strict=True)
+    }
