@@ -8,6 +8,7 @@ split in two (user, user) count as two, as they do in the logs the head is train
 user turns.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -45,31 +46,61 @@ class UserTurns:
     told_apart: bool = True
 
 
+def is_user_turn(message: Message) -> bool:
+    """Say whether a message is a user turn: of role `user`, and not blank."""
+    return message.role == "user" and bool(message.content) and not message.content.isspace()
+
+
+class TurnReader:
+    """Reads a chat message by message; knows at each user turn what a predictor may know of it.
+
+    The one place that does: what is served is read as what is learnt from.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._prompts: deque[str] = deque(maxlen=window)
+        self._count = self._history = self._last_reply = 0
+        self._seen = self._reply = 0  # characters of all messages so far but instructions, and of replies since the last turn
+
+    def read(self, message: Message) -> bool:
+        """Take the next message; say whether it is a user turn."""
+        turn = is_user_turn(message)
+        if turn:
+            self._prompts.append(message.content)
+            self._count += 1
+            self._history, self._last_reply, self._reply = self._seen, self._reply, 0
+        elif message.role == "assistant":
+            self._reply += len(message.content)
+        if message.role not in INSTRUCTIONS:
+            self._seen += len(message.content)
+        return turn
+
+    def turns(self) -> UserTurns | None:
+        """Return what was known when the latest user turn arrived; None before the first."""
+        return UserTurns(tuple(self._prompts), self._count, self._history, self._last_reply) if self._count else None
+
+
 def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
     """Return the last ``window`` user prompts of a chat.
 
     Raises:
         InvalidRequest: no message, a role that is none, no user message with text, or text that is no Unicode.
     """
-    prompts: list[str] = []
+    reader = TurnReader(window)
     position = -1
-    seen = history = reply = last_reply = 0
-    for position, (role, content) in enumerate(messages):
-        if role not in ROLES:
+    for position, message in enumerate(messages):
+        if message.role not in ROLES:
             # The role itself is not repeated: a client that mixes up its fields would have its text in our log.
             raise InvalidRequest(f"message {position} has an unknown role; known are {', '.join(sorted(ROLES))}")
-        if role == "user" and not content.isspace() and content:
-            prompts.append(content)
-            history, last_reply, reply = seen, reply, 0
-        elif role == "assistant":
-            reply += len(content)
-        if role not in INSTRUCTIONS:
-            seen += len(content)
+        reader.read(message)
+    turns = reader.turns()
     if position < 0:
         raise InvalidRequest("the conversation has no messages: send at least one user message")
-    if not prompts:
+    if turns is None:
         raise InvalidRequest(f"none of the {position + 1} messages is a user message with text: send at least one")
-    return UserTurns(tuple(_unicode(prompt) for prompt in prompts[-window:]), len(prompts), history, last_reply)
+    for prompt in turns.prompts:
+        _unicode(prompt)
+    return turns
 
 
 def from_prompt(text: str) -> UserTurns:

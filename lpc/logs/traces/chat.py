@@ -32,7 +32,7 @@ from lpc.logs.traces.request import (
     seconds,
     whole,
 )
-from lpc.model.conversation import Message
+from lpc.model.conversation import Message, is_user_turn
 
 BLOCK_TOKENS: Final = 16
 CHARS_PER_TOKEN: Final = 4
@@ -117,7 +117,7 @@ class _Conversations:
     def place(self, line: ChatRequest) -> tuple[str, int]:
         """Return conversation and turn."""
         conversation = self._by_prefix(line) if line.session is None else f"s:{line.session}"
-        asked = sum(message.role == "user" for message in line.messages)
+        asked = sum(map(is_user_turn, line.messages))
         turn = self._turns[conversation] = max(self._turns.get(conversation, 0) + 1, asked)
         return conversation, turn
 
@@ -174,7 +174,7 @@ def _time(record: Record) -> float:
 
 def _messages(value: object) -> tuple[Message, ...]:
     messages = messages_of(value, _content)
-    if not any(role == "user" and content.strip() for role, content in messages):
+    if not any(map(is_user_turn, messages)):
         raise WrongRecord("no user message with text")
     return messages
 
