@@ -159,5 +159,5 @@ LABEL org.opencontainers.image.title="vLLM with the learned-prefix-cache evictio
 COPY --from=wheel /wheel /tmp/lpc
 # uv is what this image has. What vLLM pinned stays: only packages that it lacks are added.
 RUN uv pip install --no-cache --python "$(command -v python3)" /tmp/lpc/*.whl redis==8.1.0 \
-    && python3 -c "import eviction_client.predictor_client, eviction_client.stores" \
+    && python3 -c "from eviction_client import PredictorClient, open_store" \
     && rm -rf /tmp/lpc

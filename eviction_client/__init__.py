@@ -1,1 +1,63 @@
-"""The thin client inside a serving engine: score, queue, predictor stub, metadata stores."""
+"""The thin client inside a serving engine: score, queue, predictor client, stores of scores.
+
+The names below are the public ones; what else lies in this package may move. All but the score and the queue are loaded when
+they are first asked for: every process of an engine imports this package, and few of them need gRPC, Redis or settings.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from eviction_client.queue import Block, FreeBlockQueue
+from eviction_client.score import score
+
+if TYPE_CHECKING:
+    from eviction_client.errors import ClientError, EngineUnsupported, StoreError
+    from eviction_client.hints import Hints
+    from eviction_client.messages import Prediction
+    from eviction_client.predictor_client import PredictorClient
+    from eviction_client.scorer import Scorer
+    from eviction_client.settings import ClientSettings
+    from eviction_client.stores import BlockHash, ConversationId, MetadataStore, open_store
+    from eviction_client.stores.namespace import Namespace
+
+__all__ = [
+    "Block",
+    "BlockHash",
+    "ClientError",
+    "ClientSettings",
+    "ConversationId",
+    "EngineUnsupported",
+    "FreeBlockQueue",
+    "Hints",
+    "MetadataStore",
+    "Namespace",
+    "Prediction",
+    "PredictorClient",
+    "Scorer",
+    "StoreError",
+    "open_store",
+    "score",
+]
+
+_HOMES: Final = {
+    "errors": ("ClientError", "EngineUnsupported", "StoreError"),
+    "hints": ("Hints",),
+    "messages": ("Prediction",),
+    "predictor_client": ("PredictorClient",),
+    "scorer": ("Scorer",),
+    "settings": ("ClientSettings",),
+    "stores": ("BlockHash", "ConversationId", "MetadataStore", "open_store"),
+    "stores.namespace": ("Namespace",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

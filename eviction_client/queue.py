@@ -34,8 +34,13 @@ insertion O(1): sorting by the exact score cost five to seven times an LRU list'
 """
 
 
-TO_KEY: Final = 1.5 * 2**52 * RUN_WIDTH
+_TO_KEY: Final = 1.5 * 2**52 * RUN_WIDTH
 """Added to a score it gives the key of its run: there, doubles are RUN_WIDTH apart, so the sum is rounded to that."""
+
+
+def rounded(score: float) -> float:
+    """Return a score as a queue keeps it: the nearest multiple of RUN_WIDTH."""
+    return score + _TO_KEY - _TO_KEY
 
 
 class Linked(Protocol):
@@ -60,11 +65,11 @@ class Block:
 B = TypeVar("B", bound=Linked)
 
 # A run is a list of four. Making a list takes a fifth of the time of making an instance, and a free may make one.
-Run = list[Any]
-HEAD: Final = 0
-KEY: Final = 1
-PREVIOUS: Final = 2
-NEXT: Final = 3
+_Run = list[Any]
+_HEAD: Final = 0
+_KEY: Final = 1
+_PREVIOUS: Final = 2
+_NEXT: Final = 3
 
 
 class FreeBlockQueue(Generic[B]):
@@ -74,7 +79,12 @@ class FreeBlockQueue(Generic[B]):
 
     Args:
         head, tail: sentinels with block_id -1. They are linked, never returned.
+
+    Attributes:
+        tolerance: scores that differ by less may count as equal. Same unit as scores.
     """
+
+    tolerance: Final = RUN_WIDTH
 
     def __init__(self, head: B, tail: B) -> None:
         self.num_free_blocks = 0
@@ -82,13 +92,13 @@ class FreeBlockQueue(Generic[B]):
         self.tail = tail
         head.next_free_block = tail
         tail.prev_free_block = head
-        self._first: Run = [head, None, None, None]
-        self._last: Run = [tail, None, self._first, None]
-        self._first[NEXT] = self._last
+        self._first: _Run = [head, None, None, None]
+        self._last: _Run = [tail, None, self._first, None]
+        self._first[_NEXT] = self._last
         # By block id of the head. Entry -1 is the sentinels': they start no run but end the one before them. Runs are
         # few, so that the look-up at every removal stays in cache.
-        self._run_starting_at: dict[int, Run] = {-1: self._last}
-        self._runs: dict[float, Run] = {}
+        self._run_starting_at: dict[int, _Run] = {-1: self._last}
+        self._runs: dict[float, _Run] = {}
         self._keys: list[float] = []
 
     def insert(self, blocks: Sequence[B], score: float) -> None:
@@ -99,8 +109,8 @@ class FreeBlockQueue(Generic[B]):
         """
         if not blocks:
             return
-        run = self._runs.get(score + TO_KEY)
-        following = self._start_run(score, blocks[0]) if run is None else run[NEXT][HEAD]
+        run = self._runs.get(score + _TO_KEY)
+        following = self._start_run(score, blocks[0]) if run is None else run[_NEXT][_HEAD]
         last = following.prev_free_block
         assert last is not None, "the list of free blocks is broken"
         for block in blocks:
@@ -146,8 +156,8 @@ class FreeBlockQueue(Generic[B]):
         self.head.next_free_block = block
         block.prev_free_block = self.head
         self.num_free_blocks -= n
-        run = self._first[NEXT]
-        if run[HEAD].prev_free_block is None:
+        run = self._first[_NEXT]
+        if run[_HEAD].prev_free_block is None:
             self._end_popped_runs(run, block)
         return popped
 
@@ -186,7 +196,7 @@ class FreeBlockQueue(Generic[B]):
         for block in self:
             run = self._run_starting_at.get(block.block_id)
             if run is not None:
-                score = run[KEY] - TO_KEY
+                score = run[_KEY] - _TO_KEY
             yield block, score
 
     def __iter__(self) -> Iterator[B]:
@@ -204,16 +214,23 @@ class FreeBlockQueue(Generic[B]):
         return len(self._runs)
 
     @property
+    def next_score(self) -> float:
+        """Score of the block evicted next, rounded to RUN_WIDTH; FIRST_OUT when it has no content or nothing is free."""
+        run = self._first[_NEXT]
+        key = run[_KEY]
+        return FIRST_OUT if key is None or run[_HEAD] is not self.head.next_free_block else key - _TO_KEY
+
+    @property
     def highest_score(self) -> float:
         """Score of the blocks evicted last, rounded to RUN_WIDTH; FIRST_OUT when none has one."""
-        run = self._last[PREVIOUS]
-        return FIRST_OUT if run is self._first else run[KEY] - TO_KEY
+        run = self._last[_PREVIOUS]
+        return FIRST_OUT if run is self._first else run[_KEY] - _TO_KEY
 
     def _start_run(self, score: float, head: B) -> Any:
         """Enter a run into the index; return the block before which it belongs."""
         keys = self._keys
         runs = self._runs
-        key = score + TO_KEY
+        key = score + _TO_KEY
         if key != key:
             raise ValueError("a block's score must be a number, not NaN")
         place = bisect_left(keys, key)
@@ -223,12 +240,12 @@ class FreeBlockQueue(Generic[B]):
         else:
             following = runs.get(keys[place]) or self._sweep_from(place)
             keys.insert(place, key)
-        previous = following[PREVIOUS]
+        previous = following[_PREVIOUS]
         run = [head, key, previous, following]
-        previous[NEXT] = following[PREVIOUS] = runs[key] = self._run_starting_at[head.block_id] = run
-        return following[HEAD]
+        previous[_NEXT] = following[_PREVIOUS] = runs[key] = self._run_starting_at[head.block_id] = run
+        return following[_HEAD]
 
-    def _sweep_from(self, place: int) -> Run:
+    def _sweep_from(self, place: int) -> _Run:
         """Drop the keys of ended runs from ``place`` on; return the run that comes next."""
         keys, runs = self._keys, self._runs
         end = place
@@ -242,41 +259,41 @@ class FreeBlockQueue(Generic[B]):
         starting_at = self._run_starting_at
         run = starting_at.pop(block.block_id)
         if after.block_id not in starting_at:
-            run[HEAD] = after
+            run[_HEAD] = after
             starting_at[after.block_id] = run
             return
         self._forget(run)
-        previous, following = run[PREVIOUS], run[NEXT]
-        previous[NEXT] = following
-        following[PREVIOUS] = previous
-        run[PREVIOUS] = run[NEXT] = None  # ended runs must not wait for the cycle collector
+        previous, following = run[_PREVIOUS], run[_NEXT]
+        previous[_NEXT] = following
+        following[_PREVIOUS] = previous
+        run[_PREVIOUS] = run[_NEXT] = None  # ended runs must not wait for the cycle collector
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: _Run) -> None:
         """Take an ended run out of the index. Its key stays, unless more than half of the keys are such."""
-        del self._runs[run[KEY]]
+        del self._runs[run[_KEY]]
         if len(self._keys) > 2 * len(self._runs) + 64:
             self._keys = sorted(self._runs)
 
-    def _end_popped_runs(self, run: Run, first: B) -> None:
+    def _end_popped_runs(self, run: _Run, first: B) -> None:
         """End the runs whose blocks have been popped (popped blocks have no links), from ``run``, the first, on.
 
         ``first`` now leads the list. If no run starts there, it belongs to the last run whose head was popped.
         """
         starting_at = self._run_starting_at
         while True:
-            del starting_at[run[HEAD].block_id]
-            following = run[NEXT]
-            if following[HEAD].prev_free_block is not None:
+            del starting_at[run[_HEAD].block_id]
+            following = run[_NEXT]
+            if following[_HEAD].prev_free_block is not None:
                 break
             self._forget(run)
-            run[PREVIOUS] = run[NEXT] = None
+            run[_PREVIOUS] = run[_NEXT] = None
             run = following
         if first.block_id not in starting_at:
-            run[HEAD] = first
-            run[PREVIOUS] = self._first
-            self._first[NEXT] = starting_at[first.block_id] = run
+            run[_HEAD] = first
+            run[_PREVIOUS] = self._first
+            self._first[_NEXT] = starting_at[first.block_id] = run
         else:
             self._forget(run)
-            run[PREVIOUS] = run[NEXT] = None
-            self._first[NEXT] = following
-            following[PREVIOUS] = self._first
+            run[_PREVIOUS] = run[_NEXT] = None
+            self._first[_NEXT] = following
+            following[_PREVIOUS] = self._first

@@ -26,9 +26,6 @@ MEAN_THINK_TIME_S: Final = 100.0
 FIRST_OUT: Final = -math.inf
 """Score of blocks without content worth keeping (no hash): evicted before all others."""
 
-LAST_OUT: Final = math.inf
-"""Score of blocks of requests that are not finished (preempted, pinned): evicted after all others."""
-
 
 def score(p: float, t_last: float, tau: float = MEAN_THINK_TIME_S, *, beta: float = 1.0, retain_s: float = 0.0) -> float:
     """Return the score of blocks whose conversation continues with probability ``p``.

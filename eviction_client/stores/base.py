@@ -1,8 +1,8 @@
 """What every store of block scores does, whether private to the process or shared by the fleet.
 
-The law: a block's score is the maximum over the conversations that hold it of each one's latest score. A later turn of
-a block's only conversation replaces its score (it may sink). From the moment another conversation touches it, the block
-is shared and its score only rises: it is the maximum of the score it had and of all that came since.
+The law (:func:`pooled`): a block's score is the maximum over the conversations that hold it of each one's latest score. A
+later turn of a block's only conversation replaces its score (it may sink). From the moment another conversation touches it,
+the block is shared and its score only rises: it is the maximum of the score it had and of all that came since.
 
 Hence, for records of different conversations, pooling is commutative, associative and idempotent; the order matters
 only between the turns of one conversation.
@@ -13,13 +13,28 @@ are near 1.8e7, where doubles lie 3.7e-9 apart.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Final, NewType, Protocol
 
 BlockHash = NewType("BlockHash", bytes)
 """Content hash of a block, as the engine makes it. Must be uniformly distributed (a digest)."""
 
 ConversationId = NewType("ConversationId", str)
-"""Whatever names a conversation in all engines of a fleet. Only a keyed digest of it leaves the process."""
+"""Whatever names a conversation in all engines of a fleet; not empty. Only a keyed digest of it leaves the process."""
+
+SHARED: Final = ConversationId("")
+"""In place of a block's owner: more than one conversation holds it. No conversation has this name."""
+
+
+def pooled(owner: str | None, score: float, conversation: str, new: float) -> tuple[str, float]:
+    """Return a block's owner and score after a turn of ``conversation`` that holds it has ended with the score ``new``.
+
+    Args:
+        owner: of the block until now: a conversation, SHARED, or None where nobody has held it.
+        score: of the block until now; without meaning where nobody has held it.
+    """
+    if owner is None or owner == conversation:
+        return conversation, new
+    return SHARED, max(score, new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +63,7 @@ class StoreCounters:
 class MetadataStore(Protocol):
     """Scores of the blocks of one namespace.
 
-    ``record``, ``look_ahead``, ``raises`` and ``trim`` are for the engine's scheduler: they never block and never raise.
+    ``record``, ``look_ahead``, ``take_answers`` and ``trim`` are for the engine's scheduler: they never block and never raise.
     The others are for tools and tests.
     """
 
@@ -63,7 +78,7 @@ class MetadataStore(Protocol):
         """Ask for the scores of the blocks to be evicted next. A newer question replaces one that still waits."""
         ...
 
-    def raises(self) -> dict[BlockHash, float]:
+    def take_answers(self) -> dict[BlockHash, float]:
         """Take the answers of ``look_ahead`` that have come since the last call; unknown blocks are absent.
 
         The caller rescores a block only where the answer is higher than what it knows: never is a score lowered by one.

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eviction_client.score import MEAN_THINK_TIME_S, expired_below
-from eviction_client.stores.base import BlockHash, ConversationId, StoreCounters
+from eviction_client.stores.base import SHARED, BlockHash, ConversationId, StoreCounters, pooled
 
-_SHARED = None
-"""In place of an owner: more than one conversation holds the block."""
+_UNHELD: tuple[str | None, float] = (None, 0.0)
 
 _REFERENCES_PER_BLOCK = 4
 """Places in records of the heap per block remembered. A conversation that goes on leaves its earlier turns' records
@@ -34,7 +33,7 @@ class MemoryStore:
         self._tau = tau
         self._max_blocks = max_blocks
         self._lock = threading.Lock()
-        self._scores: dict[BlockHash, tuple[float, ConversationId | None]] = {}
+        self._blocks: dict[BlockHash, tuple[str, float]] = {}  # owner and score
         # (score, order of arrival, blocks); the second keeps the comparison away from the third.
         self._records: list[tuple[float, int, Sequence[BlockHash]]] = []
         self._references = 0
@@ -49,7 +48,7 @@ class MemoryStore:
             if self._closed:
                 return
             try:
-                usable = math.isfinite(score) and isinstance(conversation, str)
+                usable = math.isfinite(score) and isinstance(conversation, str) and conversation != SHARED
                 blocks = tuple(blocks)
                 usable = usable and all(isinstance(block, bytes) for block in blocks)
             except TypeError:
@@ -57,13 +56,10 @@ class MemoryStore:
             if not usable:
                 self._counters = replace(self._counters, rejected=self._counters.rejected + 1)
                 return
-            known = self._scores
+            known = self._blocks
             for block in blocks:
-                before = known.get(block)
-                if before is None or before[1] == conversation:
-                    known[block] = (score, conversation)
-                else:
-                    known[block] = (max(score, before[0]), _SHARED)
+                owner, before = known.get(block, _UNHELD)
+                known[block] = pooled(owner, before, conversation, score)
             self._arrivals += 1
             heapq.heappush(self._records, (score, self._arrivals, blocks))
             self._references += len(blocks)
@@ -83,7 +79,7 @@ class MemoryStore:
             if self._closed:
                 return
             try:
-                self._answers = {block: self._scores[block][0] for block in blocks if block in self._scores}
+                self._answers = {block: self._blocks[block][1] for block in blocks if block in self._blocks}
                 asked = len(blocks)
             except TypeError:
                 self._counters = replace(self._counters, rejected=self._counters.rejected + 1)
@@ -94,8 +90,8 @@ class MemoryStore:
                 known=self._counters.known + len(self._answers),
             )
 
-    def raises(self) -> dict[BlockHash, float]:
-        """See :meth:`MetadataStore.raises`."""
+    def take_answers(self) -> dict[BlockHash, float]:
+        """See :meth:`MetadataStore.take_answers`."""
         with self._lock:
             answers, self._answers = self._answers, {}
             return answers
@@ -112,8 +108,8 @@ class MemoryStore:
     def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
         """See :meth:`MetadataStore.scores`."""
         with self._lock:
-            found = [self._scores.get(block) for block in blocks]
-        return [None if entry is None else entry[0] for entry in found]
+            found = [self._blocks.get(block) for block in blocks]
+        return [None if entry is None else entry[1] for entry in found]
 
     def flush(self, timeout: float) -> bool:  # noqa: ARG002 - nothing is ever waiting
         """See :meth:`MetadataStore.flush`."""
@@ -123,7 +119,7 @@ class MemoryStore:
         """See :meth:`MetadataStore.close`."""
         with self._lock:
             self._closed = True
-            self._scores, self._records, self._answers, self._references = {}, [], {}, 0
+            self._blocks, self._records, self._answers, self._references = {}, [], {}, 0
 
     @property
     def healthy(self) -> bool:
@@ -136,7 +132,7 @@ class MemoryStore:
         return self._counters
 
     def __len__(self) -> int:
-        return len(self._scores)
+        return len(self._blocks)
 
     def _forget_lowest_record(self) -> int:
         """Drop the record of the lowest score and those of its blocks that have no higher one; return how many."""
@@ -144,8 +140,8 @@ class MemoryStore:
         self._references -= len(blocks)
         forgotten = 0
         for block in blocks:
-            entry = self._scores.get(block)
-            if entry is not None and entry[0] <= lowest:
-                del self._scores[block]
+            entry = self._blocks.get(block)
+            if entry is not None and entry[1] <= lowest:
+                del self._blocks[block]
                 forgotten += 1
         return forgotten

@@ -11,7 +11,6 @@ Make a store after the engine has forked: threads do not survive a fork.
 import logging
 import math
 import secrets
-import ssl
 import threading
 import time
 from collections import deque
@@ -20,16 +19,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import redis
-import redis.cluster
-from redis.backoff import EqualJitterBackoff, NoBackoff
-from redis.retry import Retry
+from redis.backoff import AbstractBackoff, EqualJitterBackoff
 
-from eviction_client.errors import StoreAccessDenied, StoreError, StoreUnreachable, StoreUnsuitable
+from eviction_client.errors import StoreError
 from eviction_client.score import expired_below
-from eviction_client.stores.base import BlockHash, ConversationId, StoreCounters
-from eviction_client.stores.layout import MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, Layout, Packing, members, sha1
+from eviction_client.stores.base import SHARED, BlockHash, ConversationId, StoreCounters
+from eviction_client.stores.connection import ERRORS, NO_FILES, PASSING, address, connect, evaluate, pipeline
+from eviction_client.stores.diagnosis import explain
+from eviction_client.stores.layout import MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, Layout, Packing, members
 from eviction_client.stores.namespace import Namespace
-from lpc.wire.certificates import CertificateFiles, verdict
+from lpc.wire.certificates import CertificateFiles
 
 logger = logging.getLogger(__name__)
 
@@ -46,29 +45,6 @@ BACKOFF_BASE_S: Final = 0.05
 LIVES_TAUS: Final = 60.0
 """Keys expire when nobody wrote to them for so many mean think times: the highest score has long been trimmed by then
 (20 log-odds of margin and at most 18 between the highest and the lowest probability)."""
-
-NO_FILES: Final = CertificateFiles()
-
-# What a repetition may cure. Of other errors the batch is the cause: it is dropped.
-_PASSING = (
-    redis.ConnectionError,
-    redis.TimeoutError,
-    redis.ReadOnlyError,
-    redis.OutOfMemoryError,
-    redis.AuthenticationError,
-    redis.exceptions.NoPermissionError,
-    redis.exceptions.ClusterError,
-    redis.exceptions.ClusterDownError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.MovedError,
-    redis.exceptions.AskError,
-    redis.exceptions.RedisClusterException,
-    OSError,
-)
-
-
-_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
-"""Everything that redis-py raises for a server or network at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +63,6 @@ class _Batch:
     since: float
 
 
-def connect(
-    url: str,
-    *,
-    cluster: bool = False,
-    timeout_s: float = 1.0,
-    files: CertificateFiles = NO_FILES,
-    known_nodes: Sequence[tuple[str, int]] = (),
-) -> Any:
-    """Return a client of redis-py that never retries by itself and gives up on every answer after ``timeout_s``.
-
-    Nothing is sent yet, except by a Cluster client, which asks for the slots: the URL's node, or one of ``known_nodes`` (host,
-    port). Raises ValueError for a malformed URL, redis.RedisError when the Cluster cannot be reached.
-    """
-    options: dict[str, Any] = {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    if url.startswith("rediss://"):
-        names = {"ssl_ca_certs": files.ca, "ssl_certfile": files.certificate, "ssl_keyfile": files.key}
-        options |= {name: str(path) for name, path in names.items() if path is not None}
-    if cluster:
-        nodes = [redis.cluster.ClusterNode(host, port) for host, port in known_nodes]  # type: ignore[no-untyped-call]
-        return redis.cluster.RedisCluster.from_url(url, startup_nodes=nodes, **options)
-    return redis.Redis.from_url(url, **options)
-
-
 class RedisStore:
     """Scores of one namespace in Redis. Thread-safe.
 
@@ -126,6 +75,7 @@ class RedisStore:
         files: certificates for rediss://; read at each connection.
         max_pending_blocks: recorded blocks that may wait.
         gather_s: pause between two batches.
+        backoff: seconds to wait after so many failures in a row; by default 50 ms that double up to 5 s.
 
     Raises:
         ValueError: the URL is malformed.
@@ -142,6 +92,7 @@ class RedisStore:
         files: CertificateFiles = NO_FILES,
         max_pending_blocks: int = 200_000,
         gather_s: float = GATHER_S,
+        backoff: AbstractBackoff | None = None,
     ) -> None:
         address(url)
         self._url = url
@@ -166,7 +117,7 @@ class RedisStore:
         self._counters = StoreCounters()
         self._healthy: bool | None = None
         self._closing = False
-        self._backoff = EqualJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
+        self._backoff = backoff or EqualJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         self._client: Any = None
         # Of a Cluster, as last seen: the URL's own node may be the one that died.
         self._nodes: list[tuple[str, int]] = []
@@ -179,7 +130,7 @@ class RedisStore:
             return
         try:
             blocks_count = len(blocks)
-            usable = math.isfinite(score) and isinstance(conversation, str)
+            usable = math.isfinite(score) and isinstance(conversation, str) and conversation != SHARED
         except TypeError:
             usable = False
         if not usable:
@@ -205,8 +156,8 @@ class RedisStore:
             self._question = blocks
             self._notify()
 
-    def raises(self) -> dict[BlockHash, float]:
-        """See :meth:`MetadataStore.raises`."""
+    def take_answers(self) -> dict[BlockHash, float]:
+        """See :meth:`MetadataStore.take_answers`."""
         if not self._answers:
             return {}
         with self._lock:
@@ -227,7 +178,7 @@ class RedisStore:
                 return self._look_up(client, blocks)
             finally:
                 client.close()
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._explain(error) from None
 
     def check(self) -> None:
@@ -247,7 +198,7 @@ class RedisStore:
                 client.execute_command("EVAL", TRIM_SCRIPT, 1, key, "inf", 1)
             finally:
                 client.close()
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._explain(error) from None
 
     def flush(self, timeout: float) -> bool:
@@ -354,13 +305,13 @@ class RedisStore:
     def _look_up(self, client: Any, blocks: Sequence[BlockHash]) -> list[float | None]:
         names = members(blocks)
         asked = [(shard, indices) for shard, indices in enumerate(self._layout.by_shard(blocks)) if indices]
-        pipeline = _pipeline(client)
+        commands = pipeline(client)
         for shard, indices in asked:
-            pipeline.execute_command("ZMSCORE", self._layout.scores_key(shard), *(names[i] for i in indices))
+            commands.execute_command("ZMSCORE", self._layout.scores_key(shard), *(names[i] for i in indices))
         found: list[float | None] = [None] * len(blocks)
         if not asked:
             return found
-        for (_, indices), stored in zip(asked, pipeline.execute(), strict=True):
+        for (_, indices), stored in zip(asked, commands.execute(), strict=True):
             for i, value in zip(indices, stored, strict=True):
                 found[i] = None if value is None else self._layout.packing.floor(float(value))
         return found
@@ -402,8 +353,8 @@ class RedisStore:
 
     def _write(self, client: Any, batch: _Batch) -> None:
         try:
-            _evaluate(client, RECORD_SCRIPT, batch.commands)
-        except _PASSING:
+            evaluate(client, RECORD_SCRIPT, batch.commands)
+        except PASSING:
             if time.monotonic() - batch.since > RETRY_FOR_S:
                 self._batch = None
                 self._count(dropped=batch.blocks)
@@ -418,7 +369,7 @@ class RedisStore:
     def _trim(self, client: Any, threshold: float) -> None:
         shards = list(range(self._layout.shards))
         while shards and not self._closing:
-            removed = _evaluate(
+            removed = evaluate(
                 client, TRIM_SCRIPT, [(1, self._layout.scores_key(shard), threshold, TRIM_CHUNK) for shard in shards]
             )
             self._count(trimmed=sum(removed))
@@ -444,7 +395,7 @@ class RedisStore:
             self._remember_nodes(client)
             try:
                 client.close()
-            except _ERRORS:
+            except ERRORS:
                 logger.debug("closing the connection to Redis failed", exc_info=True)
 
     def _succeeded(self) -> None:
@@ -459,7 +410,7 @@ class RedisStore:
         if failures or isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)):
             self._disconnect()
         if self._healthy is not False:
-            if isinstance(error, _ERRORS):
+            if isinstance(error, ERRORS):
                 logger.warning("%s Scores are not shared until then; serving goes on.", self._explain(error))
             else:
                 logger.error("scores are not shared for now, serving goes on", exc_info=error)
@@ -473,78 +424,3 @@ class RedisStore:
             self._counters = replace(
                 self._counters, **{name: getattr(self._counters, name) + count for name, count in more.items()}
             )
-
-
-def _pipeline(client: Any) -> Any:
-    # Only a plain client knows transactions, and scores need none.
-    return client.pipeline(transaction=False) if isinstance(client, redis.Redis) else client.pipeline()
-
-
-def _evaluate(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
-    """Run a script once for each of ``commands`` in one pipeline; return the answers in order.
-
-    A server that does not know the script (restarted, failed over) gets its text. Raises the first error otherwise; the
-    other commands may have been run.
-    """
-    sha = sha1(script)
-    pipeline = _pipeline(client)
-    for command in commands:
-        pipeline.execute_command("EVALSHA", sha, *command)
-    answers: list[Any] = pipeline.execute(raise_on_error=False)
-    unknown = [i for i, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
-    if unknown:
-        pipeline = _pipeline(client)
-        for i in unknown:
-            pipeline.execute_command("EVAL", script, *commands[i])
-        for i, answer in zip(unknown, pipeline.execute(raise_on_error=False), strict=True):
-            answers[i] = answer
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
-
-
-def address(url: str) -> str:
-    """Return the host and port, or the path, of a Redis URL: what may be written into a log."""
-    options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
-    return options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
-
-
-def explain(error: Exception, where: str, timeout_s: float) -> StoreError:
-    """Return the error of this package that says what an error of redis-py means for the operator."""
-    text = str(error)
-    if isinstance(error, redis.exceptions.NoPermissionError) or "user executing the script" in text:
-        return StoreAccessDenied(
-            f"Redis at {where} does not let this user do what the store needs: allow it EVAL, EVALSHA, ZMSCORE, ZADD, ZCOUNT, "
-            "ZREMRANGEBYRANK, PEXPIRE, GET and SET on keys lpc:*."
-        )
-    if isinstance(error, redis.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
-        if "WRONGPASS" in text or "invalid" in text.lower():
-            return StoreAccessDenied(f"Redis at {where} refuses this user or password: correct them in LPC_REDIS_URL.")
-        return StoreAccessDenied(f"Redis at {where} asks for a password: set LPC_REDIS_URL to redis://USER:PASSWORD@{where}.")
-    if isinstance(error, redis.ReadOnlyError) or "READONLY" in text or "read only" in text.lower():
-        return StoreUnsuitable(f"Redis at {where} is a read-only replica: set LPC_REDIS_URL to the primary.")
-    if isinstance(error, redis.OutOfMemoryError):
-        return StoreUnsuitable(f"Redis at {where} is out of memory: raise maxmemory, or set an eviction policy.")
-    if "unknown command" in text.lower():
-        return StoreUnsuitable(f"Redis at {where} is too old: version 6.2 or later is needed (ZMSCORE).")
-    if "cluster support disabled" in text or "Cluster mode is not enabled" in text:
-        return StoreUnsuitable(f"Redis at {where} is not a Cluster: unset LPC_REDIS_CLUSTER.")
-    if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.AskError)):
-        return StoreUnsuitable(f"Redis at {where} is a node of a Cluster: set LPC_REDIS_CLUSTER=true.")
-    if isinstance(error.__context__, ssl.SSLCertVerificationError):
-        return StoreUnreachable(f"The certificate of Redis at {where} {verdict(error.__context__.verify_code)} (LPC_REDIS_CA).")
-    if isinstance(error.__context__, ssl.SSLError):
-        return StoreAccessDenied(
-            f"Redis at {where} ends the TLS handshake: if it asks for certificates, set LPC_REDIS_CERTIFICATE and _KEY "
-            "to one that its authority signed."
-        )
-    if isinstance(error.__context__, FileNotFoundError) and not where.startswith("/"):
-        return StoreUnreachable(f"Redis at {where} cannot be asked: a file of LPC_REDIS_CA, _CERTIFICATE or _KEY is missing.")
-    if isinstance(error, (redis.TimeoutError, TimeoutError)):
-        return StoreUnreachable(
-            f"Redis at {where} did not answer within {timeout_s:g} s: check that it runs and that no firewall is between."
-        )
-    if isinstance(error, (redis.ConnectionError, OSError, redis.exceptions.RedisClusterException)):
-        return StoreUnreachable(f"Redis at {where} cannot be reached: check LPC_REDIS_URL and that the server runs.")
-    return StoreUnsuitable(f"Redis at {where} refused a command ({type(error).__name__}): see its log.")

@@ -26,8 +26,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from eviction_client.engines.vllm.scheduler import LearnedScheduler
-from eviction_client.predictor_client import Prediction, PredictorCounters
+from eviction_client.background import BackgroundThread, StartBackground
+from eviction_client.book import PredictorCounters
+from eviction_client.engines.vllm import LearnedScheduler
+from eviction_client.messages import Prediction
 from eviction_client.settings import ClientSettings
 from lpc.bench.tiny_llama import build
 
@@ -110,6 +112,7 @@ class Engine:
         asynchronous: bool = False,
         window: int | None = None,
         max_seqs: int = 8,
+        background: StartBackground = BackgroundThread,
         **settings: Any,
     ) -> None:
         config = vllm_config()
@@ -133,6 +136,7 @@ class Engine:
                     "settings": ClientSettings(**{"pooling": "off", "guard": False, **settings}),
                     "clock": staticmethod(lambda: self.now),
                     "open_predictor": staticmethod(lambda *_: self.told),
+                    "background": staticmethod(background),
                 },
             )
         self.scheduler: Any = cls(

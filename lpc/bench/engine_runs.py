@@ -30,8 +30,11 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.v1.core.block_pool import BlockPool
 
-from eviction_client.engines.vllm.scheduler import LearnedFreeQueue, LearnedScheduler
-from eviction_client.predictor_client import Prediction, PredictorClient
+from eviction_client.engines.vllm import LearnedScheduler
+from eviction_client.engines.vllm.metrics import values_of
+from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.messages import Prediction
+from eviction_client.predictor_client import PredictorClient
 from eviction_client.score import score
 from eviction_client.scorer import Predictor
 from eviction_client.settings import ClientSettings
@@ -202,7 +205,7 @@ def serve(
     if learned:
         scheduler.lpc.scorer.settle()
         served.counters = {
-            f"{name}:{label}" if label else name: value for (name, label), value in scheduler.lpc.values().items()
+            f"{name}:{label}" if label else name: value for (name, label), value in values_of(scheduler.lpc).items()
         }
     engine.engine_core.shutdown()
     del llm, engine, scheduler, pool
@@ -375,11 +378,10 @@ class _Side:
 
     def _free(self, blocks: list[Any], log_odds: float) -> None:
         self.now += 0.5
-        if self.queue is not None:
-            self.queue.score = log_odds + self.now / 100
-        self.pool.free_blocks(reversed(blocks))
-        if self.queue is not None:
-            self.queue.score = None
+        if self.queue is None:
+            self.pool.free_blocks(reversed(blocks))
+        else:
+            self.queue.scoring(log_odds + self.now / 100, self.pool.free_blocks, reversed(blocks))
 
     def turn(self, step: int, log_odds: float) -> tuple[int, int]:  # noqa: ARG002
         """Return the nanoseconds to free and to allocate a chain."""

@@ -237,7 +237,9 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         return
     import redis
 
-    from eviction_client.stores.redis import RedisStore, address, connect, explain
+    from eviction_client.stores.connection import address, connect
+    from eviction_client.stores.diagnosis import explain
+    from eviction_client.stores.redis import RedisStore
 
     url, timeout_s = settings.redis_url.get_secret_value(), settings.redis_timeout_s
     if settings.redis_files.present:

@@ -6,7 +6,7 @@ import os
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 elif "LPC_TEST_FINGERPRINT" in os.environ:  # tests/engine/versions.py asks whether this release works
-    from eviction_client.engines.vllm.scheduler import scheduler as adapter
+    from eviction_client.engines.vllm import versions
 
     version, _, fingerprint = os.environ["LPC_TEST_FINGERPRINT"].partition("=")
-    adapter.KNOWN_VERSIONS[version] = fingerprint
+    versions.KNOWN_VERSIONS[version] = fingerprint

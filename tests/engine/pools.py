@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from eviction_client.engines.vllm.scheduler import LearnedFreeQueue, Plugin
+from eviction_client.engines.vllm.queue import LearnedFreeQueue
 
 SHORT = bool(os.environ.get("LPC_TEST_SHORT"))
 """Whether only the part of these tests is asked for that `make test` runs."""
@@ -31,18 +30,6 @@ def give_hash(pool: BlockPool, block: KVCacheBlock, content: int) -> None:
     else:
         block.block_hash = key
     pool.cached_block_hash_to_block.insert(key, block)
-
-
-def plugin_of(pool: BlockPool, scorer: Any) -> Plugin:
-    """Our hooks on a pool, behind a manager that frees what it is given as a request."""
-    manager = SimpleNamespace(
-        block_pool=pool,
-        free=lambda request: pool.free_blocks(reversed(request.blocks)),
-        pop_blocks_for_free=lambda request: list(request.blocks),
-    )
-    plugin = Plugin(SimpleNamespace(kv_cache_manager=manager, block_size=16), scorer, adopt=True)
-    plugin.manager = manager  # type: ignore[attr-defined]
-    return plugin
 
 
 def order(pool: BlockPool) -> list[int]:

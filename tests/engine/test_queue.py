@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.engines.vllm.scheduler import LearnedFreeQueue
-from eviction_client.queue import RUN_WIDTH, TO_KEY
+from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.queue import RUN_WIDTH, rounded
 from tests.engine.pools import SHORT, adopt, give_hash, ids, order, pool_of
 
 BLOCKS = 60
@@ -33,7 +33,7 @@ class Model:
     def insert(self, blocks: list[int], score: float) -> None:
         for block in blocks:
             self.arrivals += 1
-            self.places[block] = place = (score + TO_KEY, self.arrivals, block)
+            self.places[block] = place = (rounded(score), self.arrivals, block)
             insort(self.scored, place)
 
     def remove(self, block: int) -> None:
@@ -88,12 +88,10 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         freed = [self.used[place] for place in places]
         self.used = [block for place, block in enumerate(self.used) if place not in places]
         self.now += 1e-3
-        self.queue.score = score
         self.model.front[:0] = [block.block_id for block in freed if block.block_hash is None]
         hashed = [block.block_id for block in freed if block.block_hash is not None]
         self.model.insert(hashed, self.now if score is None else score)
-        self.pool.free_blocks(freed)
-        self.queue.score = None
+        self.queue.scoring(score, self.pool.free_blocks, freed)
 
     @precondition(lambda self: self.model.places)
     @rule(data=st.data(), score=st.floats(-20, 20))
@@ -177,8 +175,7 @@ def test_who_walks_the_blocks_after_a_cursor_sees_those_freed_before_it() -> Non
     give_hash(pool, first, 1)
     give_hash(pool, second, 2)
     for block, score in ((first, 5.0), (second, -5.0)):
-        queue.score = score
-        pool.free_blocks([block])
+        queue.scoring(score, pool.free_blocks, [block])
     cursor = queue.get_all_free_blocks()[-1]
     assert cursor is first
     assert second in list(queue.iter_blocks_after(cursor))

@@ -2,19 +2,26 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from eviction_client.engines.vllm.scheduler import scheduler as adapter
+from eviction_client.engines.vllm import versions
+from eviction_client.engines.vllm.hooks import Hooks
+from eviction_client.engines.vllm.metrics import values_of
+from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.errors import EngineUnsupported
 from eviction_client.score import score
 from eviction_client.settings import ClientSettings
 from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
+from tests.engine.pools import give_hash
 from tests.redis_server import RedisServer
 
 
@@ -71,8 +78,7 @@ def test_inverted_predictions_under_the_guard_cost_less_than_a_point(asynchronou
     right = oracle(made)
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
     trusting = Engine(260, tell=lambda name: 1 - right(name), asynchronous=asynchronous).run(made)
-    engine = Engine(260, tell=lambda name: 1 - right(name), guard=True, asynchronous=asynchronous)
-    settle_at_every_finish(engine)
+    engine = Engine(260, tell=lambda name: 1 - right(name), guard=True, asynchronous=asynchronous, background=AtOnce)
     guarded = engine.run(made)
     # The guard has to see it first: that takes some hundred requests.
     rates = [outcome.hit_rate(since=0.25) for outcome in (stock, trusting, guarded)]
@@ -82,20 +88,14 @@ def test_inverted_predictions_under_the_guard_cost_less_than_a_point(asynchronou
     assert rates[2] > rates[0] - 1, rates
 
 
-def settle_at_every_finish(engine: Engine) -> None:
-    """Virtual time runs a thousand times as fast as the thread that learns: make it keep up."""
-    scorer = engine.scheduler.lpc.scorer
-    finished = scorer.finished
+class AtOnce:
+    """Learns when woken, in the scheduler's thread: virtual time runs a thousand times as fast as a thread that learns."""
 
-    def keep_up(*args: Any, **kwargs: Any) -> float:
-        value: float = finished(*args, **kwargs)
-        scorer._learn()
-        return value
+    def __init__(self, work: Callable[[], bool]) -> None:
+        self.wake = work
 
-    scorer._closing = True
-    scorer._wake.set()
-    scorer._thread.join()
-    scorer.finished = keep_up
+    def close(self) -> None:
+        pass
 
 
 def test_a_finished_request_gives_its_blocks_the_score_of_its_prediction() -> None:
@@ -150,7 +150,7 @@ def test_a_preempted_requests_blocks_go_last_and_are_not_pinned() -> None:
     assert max(scores.values()) <= score(0.99, engine.now, 100.0) + 0.07
 
 
-@pytest.mark.skipif(not hasattr(adapter.BlockPool, "unpin_blocks"), reason="came with vLLM 0.30")
+@pytest.mark.skipif(not hasattr(BlockPool, "unpin_blocks"), reason="came with vLLM 0.30")
 def test_unpinned_blocks_go_last() -> None:
     engine = Engine(100, tell=lambda _: 0.99)
     finish(engine, "a")
@@ -189,9 +189,13 @@ def test_a_deferred_free_keeps_its_score_and_only_that() -> None:
         engine.step()
     assert not scheduler.deferred_frees
     assert list(scores_of(engine).values()) == pytest.approx([decided] * 5, abs=0.07)
-    blocks = engine.pool.get_new_blocks(99)[-1:]
+    blocks = engine.pool.get_new_blocks(99)[-5:]
     assert "append_n" not in vars(engine.pool.free_block_queue)
-    assert blocks
+    # The score has gone with the batch: what is freed next, by nobody's request, gets the prior.
+    for number, block in enumerate(blocks):
+        give_hash(engine.pool, block, number)
+    engine.pool.free_blocks(blocks)
+    assert list(scores_of(engine).values()) == pytest.approx([score(0.5, engine.now, 100.0)] * 5, abs=0.07)
 
 
 def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_score(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,18 +245,17 @@ def test_shadow_mode_leaves_the_stock_queue_and_reports() -> None:
     engine = Engine(260, tell=oracle(made), shadow=True)
     ours = engine.run(made)
     assert ours.evicted == stock.evicted
-    assert type(engine.pool.free_block_queue) is not adapter.LearnedFreeQueue
+    assert type(engine.pool.free_block_queue) is not LearnedFreeQueue
     assert engine.scheduler.lpc.scorer.settle()
-    values = engine.scheduler.lpc.values()
+    values = values_of(engine.scheduler.lpc)
     assert values["lpc_shadow_blocks", "trusting"] > values["lpc_shadow_blocks", "lru"] > 0
 
 
-def look_ahead_until_raised(plugin: adapter.Plugin) -> None:
+def look_ahead_until_raised(hooks: Hooks) -> None:
     """Blocks without content are asked about last of all, and an engine without other load would not take them."""
-    assert plugin.queue is not None
     for _ in range(200):
-        plugin._look_ahead(plugin.queue)
-        if plugin.raised:
+        hooks.look_ahead()
+        if hooks.raised:
             break
         time.sleep(0.02)
 
@@ -261,11 +264,11 @@ def test_a_prefix_shared_with_a_conversation_that_goes_on_is_raised_again() -> N
     engine = Engine(60, tell=lambda name: 0.99 if name == "goes on" else 0.01, pooling="shared")
     finish(engine, "goes on", range(6, 86))
     finish(engine, "ends", [*range(6, 54), *range(150, 182)])
-    plugin = engine.scheduler.lpc
-    assert plugin.scorer.settle()
+    hooks = engine.scheduler.lpc
+    assert hooks.scorer.settle()
     low = min(scores_of(engine).values())
-    look_ahead_until_raised(plugin)
-    assert plugin.raised >= 1
+    look_ahead_until_raised(hooks)
+    assert hooks.raised >= 1
     assert max(scores_of(engine).values()) > low + 8
 
 
@@ -279,12 +282,12 @@ def test_an_engine_keeps_a_prefix_whose_conversation_goes_on_in_another(
         finish(there, "goes on", range(6, 86))
         assert there.scheduler.lpc.scorer.settle() and there.scheduler.lpc.scorer.store.flush(5.0)
         finish(here, "ends", [*range(6, 54), *range(150, 182)])
-        plugin = here.scheduler.lpc
-        assert plugin.scorer.settle()
+        hooks = here.scheduler.lpc
+        assert hooks.scorer.settle()
         low = min(scores_of(here).values())
-        look_ahead_until_raised(plugin)
+        look_ahead_until_raised(hooks)
         # The three blocks of the common prefix, and none of the tail that is this engine's own.
-        assert plugin.raised == 3
+        assert hooks.raised == 3
         assert sorted(scores_of(here).values())[1] < low + 1 < low + 8 < sorted(scores_of(here).values())[2]
         for engine in (there, here):
             engine.scheduler.shutdown()
@@ -292,13 +295,13 @@ def test_an_engine_keeps_a_prefix_whose_conversation_goes_on_in_another(
 
 def test_the_scheduler_is_vllms_own_class(asynchronous: bool) -> None:
     scheduler = Engine(50, asynchronous=asynchronous).scheduler
-    assert isinstance(scheduler, adapter.AsyncScheduler) == asynchronous
-    assert isinstance(scheduler, adapter.Scheduler)
+    assert isinstance(scheduler, AsyncScheduler) == asynchronous
+    assert isinstance(scheduler, Scheduler)
 
 
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(adapter, "KNOWN_VERSIONS", {"0.1.2": "x"})
+    monkeypatch.setattr(versions, "KNOWN_VERSIONS", {"0.1.2": "x"})
     yield
 
 
@@ -309,12 +312,12 @@ def test_an_unknown_version_is_refused_with_the_versions_that_work(unknown: None
 
 def test_an_unknown_version_starts_with_stock_lru_where_asked(unknown: None) -> None:
     engine = Engine(50, on_unknown_engine="stock")
-    assert type(engine.scheduler) is adapter.Scheduler
+    assert type(engine.scheduler) is Scheduler
     finish(engine, "a")
 
 
 def test_another_source_under_a_known_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "fingerprint", lambda: "other")
+    monkeypatch.setattr(versions, "fingerprint", lambda: "other")
     with pytest.raises(EngineUnsupported, match="differs"):
         Engine(50)
 

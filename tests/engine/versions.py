@@ -36,7 +36,7 @@ def run(version: str, folder: Path) -> tuple[str, dict[str, str]]:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "LPC_TEST_SHORT": "1",
     }
-    program = "import eviction_client.engines.vllm.scheduler as v; print(v.vllm_version, v.fingerprint())"
+    program = "import eviction_client.engines.vllm.versions as v; print(v.vllm_version, v.fingerprint())"
     answer = subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True)
     found = re.findall(r"^(\S+) ([0-9a-f]{16})$", answer.stdout, re.MULTILINE)
     if not found or not found[-1][0].startswith(version):

@@ -26,7 +26,7 @@ FILES = (
 OURS = """
 from vllm.v1.core import block_pool, kv_cache_utils
 
-from eviction_client.engines.vllm.scheduler import LearnedFreeQueue
+from eviction_client.engines.vllm.queue import LearnedFreeQueue
 
 block_pool.FreeKVCacheBlockQueue = kv_cache_utils.FreeKVCacheBlockQueue = LearnedFreeQueue
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from eviction_client.predictor_client import Prediction, PredictorClient
+from eviction_client import Prediction, PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
 from tests.redis_server import free_port

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import redis
+from redis.backoff import ConstantBackoff
 
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable, StoreUnsuitable
 from eviction_client.settings import ClientSettings
@@ -50,7 +50,7 @@ def test_two_engines_of_one_namespace_pool_their_scores(redis_server: RedisServe
         assert other.flush(5)
         one.look_ahead(BLOCKS)
         assert one.flush(5)
-        assert list(one.raises().values()) == [5.0] * 4 + [1.0] * 4
+        assert list(one.take_answers().values()) == [5.0] * 4 + [1.0] * 4
 
 
 def test_a_conversation_that_moves_to_another_engine_still_replaces_its_score(redis_server: RedisServer) -> None:
@@ -155,12 +155,11 @@ def test_a_batch_whose_answer_was_lost_is_applied_once(redis_server: RedisServer
     with (
         contextlib.closing(LosingProxy(redis_server.port)) as proxy,
         storing(redis_server.url, shards=1) as other,
-        storing(f"redis://127.0.0.1:{proxy.port}/0", shards=1) as store,
+        storing(f"redis://127.0.0.1:{proxy.port}/0", shards=1, backoff=ConstantBackoff(1.0)) as store,
     ):
         store.record(A, BLOCKS, 1.0)
         assert store.flush(5)
         proxy.lose_answers_to = b"EVALSHA"
-        store._backoff = redis.backoff.ConstantBackoff(1.0)  # type: ignore[assignment]
         store.record(A, BLOCKS, 9.0)
         assert until(lambda: proxy.lost)
         other.record(A, BLOCKS, 3.0)
@@ -198,7 +197,7 @@ def test_a_frozen_redis_costs_the_caller_nothing_and_memory_stays_bounded(tmp_pa
         for n in range(1000):
             store.record(A, BLOCKS, float(n))
             store.look_ahead(BLOCKS)
-            assert store.raises() == {}
+            assert store.take_answers() == {}
         assert (time.thread_time() - started) / 1000 < 200e-6
         assert store.pending_blocks <= 800
         assert until(lambda: not store.healthy)
@@ -217,7 +216,7 @@ def refusal(url: str, **options) -> tuple[type[Exception], str]:
             store.check()
         assert until(lambda: store.counters.failures)
         assert not store.healthy
-        assert store.raises() == {}
+        assert store.take_answers() == {}
     return caught.type, str(caught.value)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from eviction_client.score import score as score_of
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, MetadataStore
+from eviction_client.stores.base import pooled
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from tests.guarded_redis import GuardedRedis
@@ -85,6 +86,17 @@ law = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChec
 
 
 @law
+@given(records)
+def test_every_store_pools_by_the_one_law(bench: Bench, records: list) -> None:
+    expected: dict[BlockHash, tuple[str, float]] = {}
+    for conversation, blocks, score in records:
+        for candidate in blocks:
+            owner, before = expected.get(candidate, (None, 0.0))
+            expected[candidate] = pooled(owner, before, conversation, score)
+    assert bench.after(records) == [expected[candidate][1] if candidate in expected else None for candidate in BLOCKS]
+
+
+@law
 @given(of_different_conversations, st.randoms(use_true_random=False))
 def test_pooling_does_not_depend_on_the_order_of_conversations(bench: Bench, records: tuple, random) -> None:
     shuffled = list(records)
@@ -142,8 +154,8 @@ def test_look_ahead_answers_with_what_is_known_once(store: MetadataStore) -> Non
     assert store.flush(5)
     store.look_ahead(BLOCKS[1:4])
     assert store.flush(5)
-    assert store.raises() == {BLOCKS[1]: 3.0}
-    assert store.raises() == {}
+    assert store.take_answers() == {BLOCKS[1]: 3.0}
+    assert store.take_answers() == {}
 
 
 def test_trimming_forgets_what_has_sunk_and_nothing_else(store: MetadataStore) -> None:
@@ -226,4 +238,4 @@ def test_a_closed_store_takes_calls_and_does_nothing(store: MetadataStore) -> No
     store.record(A, BLOCKS, 1.0)
     store.look_ahead(BLOCKS)
     store.trim(time.time())
-    assert store.raises() == {}
+    assert store.take_answers() == {}

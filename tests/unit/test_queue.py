@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eviction_client.queue import RUN_WIDTH, Block, FreeBlockQueue
-from eviction_client.score import FIRST_OUT, LAST_OUT, score
+from eviction_client.score import FIRST_OUT, score
 
 NUM_BLOCKS = 64
 
@@ -55,10 +55,10 @@ def test_blocks_without_content_leave_before_all_others_in_the_given_order() -> 
 
 def test_infinite_scores_stand_at_the_ends() -> None:
     queue, b = make_queue()
-    queue.insert(b[0:1], LAST_OUT)
+    queue.insert(b[0:1], math.inf)
     queue.insert(b[1:2], 0.0)
     queue.insert(b[2:3], FIRST_OUT)
-    queue.insert(b[3:4], LAST_OUT)
+    queue.insert(b[3:4], math.inf)
     assert ids(list(queue)) == [2, 1, 0, 3]
 
 
@@ -105,7 +105,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     """Random operations on the queue and on a plain sorted list; both must agree after each."""
 
     scores = st.one_of(
-        st.sampled_from([0.0, 1.0, 1.0 + RUN_WIDTH, -3.0, LAST_OUT, FIRST_OUT]), st.floats(-20, 20, allow_nan=False)
+        st.sampled_from([0.0, 1.0, 1.0 + RUN_WIDTH, -3.0, math.inf, FIRST_OUT]), st.floats(-20, 20, allow_nan=False)
     )
 
     def __init__(self) -> None:

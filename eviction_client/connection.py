@@ -1,0 +1,194 @@
+"""One connection to the sidecar and its stream: open once, over once, over for good.
+
+What a dead peer looks like. Connection refused or reset: gRPC says so. A peer that accepts and is silent never greets:
+``connect_timeout_s``. A peer that falls silent later is left when requests wait and nothing has come for ``silence_s``
+(keepalive pings would not do: a gRPC core answers them while its application hangs). Each attempt uses a new connection,
+since gRPC would otherwise go on using the dead one.
+
+Threads: the supervisor opens, watches and closes; a *reader* collects the answers; gRPC pulls the requests out of
+:meth:`Connection._outgoing` in a thread of its own, and so encodes them there.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import grpc
+
+from eviction_client.book import TICK_S, Book
+from eviction_client.messages import cancel, decode, encode
+from lpc.v1 import predictor_pb2, predictor_pb2_grpc
+from lpc.wire.access import Access
+from lpc.wire.certificates import CertificateError
+
+logger = logging.getLogger(__name__)
+
+FAIR_WAIT_S: Final = 1.0
+"""A request that is forgotten sooner than this after it was sent says nothing about whether the peer is alive."""
+
+_DEADLINE_EXCEEDED: Final = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+_CHANNEL_OPTIONS: Final = (
+    # Otherwise gRPC hands a new channel the old one's dead connection and its waiting time.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", 1 << 20),
+)
+
+
+class Connection:
+    """A stream that sends what a book says and enters the answers into it.
+
+    Args:
+        clock: monotonic seconds.
+
+    Attributes:
+        heard: whether anything was heard on the stream.
+        over: set with the book's lock held.
+    """
+
+    def __init__(self, book: Book, clock: Callable[[], float]) -> None:
+        self.heard = False
+        self.over = False
+        self._book = book
+        self._clock = clock
+        self._channel: grpc.Channel | None = None
+        self._call: Any = None
+        self._ready = False
+        self._error: Exception | None = None
+        self._heard_at = 0.0
+        self._waiting_since: float | None = None
+
+    def open(self, address: str, access: Callable[[], Access], connect_timeout_s: float) -> bool:
+        """Connect, greet and open the stream; return whether it is up. Keeps the book's deadlines meanwhile."""
+        try:
+            entrance = access()
+            self._channel = entrance.channel(address, _CHANNEL_OPTIONS)
+            stub = predictor_pb2_grpc.ContinuationPredictorStub(self._channel)
+            self._error = self._greet(stub, entrance, connect_timeout_s)
+            self._ready = self._error is None
+            if self._ready and not self._book.closed:
+                self._heard_at = self._clock()
+                self._call = stub.PredictStream(self._outgoing(), metadata=entrance.metadata)
+        except Exception as error:
+            # An address that gRPC cannot even parse, for example.
+            self._error = error
+        if self._call is None:
+            self.over = True
+        return not self.over
+
+    def start_reading(self) -> None:
+        """Start the reader."""
+        threading.Thread(target=self._read, name="lpc-predictor-reader", daemon=True).start()
+
+    def close(self) -> None:
+        """Hang up. ``over`` must have been set, so that nothing more is sent."""
+        if self._call is not None:
+            self._call.cancel()
+        if self._channel is not None:
+            self._channel.close()
+
+    def silent_for(self, now: float) -> float:
+        """Return the seconds that requests have waited without a sign of life. With the book's lock held."""
+        waiting = self._waiting_since
+        return 0.0 if waiting is None else now - max(waiting, self._heard_at)
+
+    def excuse(self, now: float) -> None:
+        """Say that a request was taken from the peer before it could answer in fairness. With the book's lock held."""
+        if not self._book.in_flight and self.silent_for(now) < FAIR_WAIT_S:
+            self._waiting_since = None
+
+    @property
+    def reason(self) -> str:
+        """Why it is over."""
+        if isinstance(self._error, grpc.Call):
+            return str(self._error.code())
+        if isinstance(self._error, CertificateError):
+            return str(self._error)
+        if self._error is not None:
+            return type(self._error).__name__
+        return "it fell silent" if self._ready else "nothing answers"
+
+    def _greet(
+        self, stub: predictor_pb2_grpc.ContinuationPredictorStub, entrance: Access, timeout_s: float
+    ) -> Exception | None:
+        """Ask the peer who it is; return what is wrong with it, if anything.
+
+        An answer shows that the sidecar itself is up, not only its port. (gRPC's own watch of a channel's state cannot be
+        used: its thread fails when the channel is closed under it.)
+        """
+        book = self._book
+        greeting = stub.GetModelInfo.future(predictor_pb2.GetModelInfoRequest(), timeout=timeout_s, metadata=entrance.metadata)
+
+        def done(_: object) -> None:
+            with book.changed:
+                book.changed.notify_all()
+
+        greeting.add_done_callback(done)
+        with book.changed:
+            while not (greeting.done() or book.closed):
+                book.changed.wait(TICK_S)
+                book.expire(self._clock())
+        if not greeting.done():
+            greeting.cancel()
+            return None
+        error: Exception | None = greeting.exception()
+        return error
+
+    # gRPC's sending thread.
+
+    def _outgoing(self) -> Iterator[predictor_pb2.PredictStreamRequest]:
+        book = self._book
+        while True:
+            with book.sendable:
+                while not (self.over or book.closed or book.anything_to_send):
+                    book.sendable.wait()
+                if self.over or book.closed:
+                    return
+                now = self._clock()
+                following = book.next_to_send(now)
+                if following is None:
+                    continue
+                number, request = following
+                if request is not None and self._waiting_since is None:
+                    self._waiting_since = now
+            if request is None:
+                yield cancel(number)
+                continue
+            try:
+                message = encode(number, request.question, request.deadline - now)
+            except Exception:
+                with book.sendable:
+                    book.reject(request)
+                    if not book.in_flight:
+                        self._waiting_since = None
+                continue
+            yield message
+
+    # The reader's thread.
+
+    def _read(self) -> None:
+        book = self._book
+        try:
+            for message in self._call:
+                self._receive(message)
+        except grpc.RpcError as error:
+            self._error = error
+        except Exception as error:
+            self._error = error
+            if not self.over:
+                logger.error("reading the predictor's answers failed", exc_info=error)
+        with book.changed:
+            self.over = True
+            book.changed.notify_all()
+
+    def _receive(self, message: predictor_pb2.PredictStreamResponse) -> None:
+        answer = decode(message)
+        number = int(message.request_id) if message.request_id.isdecimal() else 0
+        book = self._book
+        with book.changed:
+            now = self._clock()
+            self.heard = True
+            self._heard_at = now
+            book.receive(number, answer, late=message.error.code == _DEADLINE_EXCEEDED, now=now)
+            self._waiting_since = now if book.in_flight else None

@@ -1,0 +1,38 @@
+"""What the plug-in reads of a vLLM request."""
+
+import hashlib
+from typing import Any, Final
+
+from vllm.v1.request import Request, RequestStatus
+
+_COMPLETED: Final = frozenset(
+    getattr(RequestStatus, name)
+    for name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
+    if hasattr(RequestStatus, name)
+)
+
+
+def completed(request: Request) -> bool:
+    """Say whether a finished request came to its end; else it was aborted or failed."""
+    return request.status in _COMPLETED
+
+
+def arguments_of(request: Request) -> dict[str, Any] | None:
+    """Return the extra arguments that the caller sent with a request (``vllm_xargs``)."""
+    return None if request.sampling_params is None else request.sampling_params.extra_args
+
+
+def session_of(request: Request) -> str | None:
+    """Name of the conversation: vLLM's session id, or ``session_id`` among the extra arguments where vLLM has none.
+
+    Under a cache salt, which keeps tenants apart, it is a digest of both: tenants may use the same ids, and the salt is secret.
+    """
+    session = getattr(request, "session_id", None)
+    if session is None and (arguments := arguments_of(request)):
+        session = arguments.get("session_id")
+    if not isinstance(session, str):
+        return None
+    salt = getattr(request, "cache_salt", None)
+    if not salt:
+        return session
+    return hashlib.blake2b(session.encode(), key=hashlib.sha256(salt.encode()).digest(), digest_size=16).hexdigest()

@@ -1,0 +1,102 @@
+"""What an engine and the sidecar say to each other on a stream, as protobuf messages."""
+
+import math
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lpc.v1 import predictor_pb2
+
+MAX_TOKEN_IDS: Final = 2**20
+"""A longer prompt (4 MiB) is not sent: a message over the sidecar's limit would end the stream for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A conversation of which an engine asks whether it goes on.
+
+    Attributes:
+        token_ids: the rendered prompt.
+        served_model: name under which the sidecar knows the tokenizer.
+        turn_count: user turns so far, where the engine knows.
+    """
+
+    token_ids: Sequence[int]
+    served_model: str = ""
+    turn_count: int | None = None
+    category: str = ""
+    conversation_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the sidecar thinks of a conversation.
+
+    Attributes:
+        probability: that it has a further user turn, in (0, 1).
+        model_version: of the model that answered.
+        think_log_mean, think_log_sigma: mean and standard deviation of ln(seconds until that turn); None while the
+            model does not know.
+        turn_count: user turns that the model was given.
+    """
+
+    probability: float
+    model_version: str
+    think_log_mean: float | None
+    think_log_sigma: float | None
+    turn_count: int
+
+
+def encode(number: int, question: Question, timeout_s: float) -> predictor_pb2.PredictStreamRequest:
+    """Build the message; raises whatever is wrong with what the caller gave.
+
+    The ids are packed by ``array`` and parsed back as one field: 8,000 of them hold the GIL for 40 microseconds instead of 120.
+    """
+    ids = array("I", question.token_ids)
+    if not 0 < len(ids) <= MAX_TOKEN_IDS:
+        raise ValueError("no token ids, or too many")
+    if sys.byteorder == "big":
+        ids.byteswap()
+    raw = ids.tobytes()
+    tokens = predictor_pb2.TokenIds.FromString(b"\x0a" + _varint(len(raw)) + raw)
+    tokens.served_model = question.served_model
+    conversation = predictor_pb2.Conversation(
+        tokens=tokens,
+        turn_count=question.turn_count,
+        category=question.category,
+        conversation_id=question.conversation_id,
+    )
+    timeout_ms = max(1, round(timeout_s * 1000))
+    return predictor_pb2.PredictStreamRequest(request_id=str(number), conversation=conversation, timeout_ms=timeout_ms)
+
+
+def cancel(number: int) -> predictor_pb2.PredictStreamRequest:
+    """Build the message that an answer is no longer wanted."""
+    return predictor_pb2.PredictStreamRequest(request_id=str(number), cancel=predictor_pb2.Cancel())
+
+
+def decode(message: predictor_pb2.PredictStreamResponse) -> Prediction | None:
+    """Return the prediction; None for an error item and for what is not a probability."""
+    if message.WhichOneof("result") != "prediction":
+        return None
+    prediction = message.prediction
+    if not 0.0 <= prediction.probability <= 1.0:
+        return None
+    mean: float | None = None
+    sigma: float | None = None
+    if prediction.HasField("think_time"):
+        think = prediction.think_time
+        if math.isfinite(think.log_mean) and math.isfinite(think.log_sigma) and think.log_sigma >= 0:
+            mean, sigma = think.log_mean, think.log_sigma
+    return Prediction(prediction.probability, prediction.model_version, mean, sigma, prediction.turn_count)
+
+
+def _varint(n: int) -> bytes:
+    encoded = bytearray()
+    while n > 0x7F:
+        encoded.append(n & 0x7F | 0x80)
+        n >>= 7
+    encoded.append(n)
+    return bytes(encoded)
