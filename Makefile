@@ -7,7 +7,7 @@ ENGINE_TESTS = $(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filte
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lock bench head ablations engine test-engine engine-versions clean
+.PHONY: help setup run quick test lock bench head ablations engine test-engine engine-versions clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,10 +25,17 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml hatch_build.py proto/lpc
 run: setup ## build the model artefact, start the sidecar, score three conversations, serve until Ctrl-C
 	@exec $(BIN)/lpc demo
 
-test: setup engine redis-server deploy-tools ## lint, types, wire contract, all tests, the short part of those with real vLLM
+.PHONY: lint
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
+
+quick: lint ## lint, types, imports and the unit tests, in two minutes: at each save
+	$(BIN)/pytest tests/unit --numprocesses 2 --dist loadfile
+
+test: lint engine redis-server deploy-tools ## lint, types, wire contract, all tests, the short part of those with real vLLM
 	$(BIN)/pytest
 	LPC_TEST_SHORT=1 $(ENGINE_TESTS) tests/engine --ignore tests/engine/test_serve.py
 

@@ -23,7 +23,9 @@ from lpc.training.variants import VARIANTS
 WIDTH = 8
 
 
-def write_embeddings(folder: Path, conversations: int = 700, seed: int = 0, variant: str = "default") -> Path:
+def write_embeddings(
+    folder: Path, conversations: int = 700, seed: int = 0, variant: str = "default", width: int = WIDTH
+) -> Path:
     """Conversations that go on by their first component, their turn and the length of their last prompt."""
     generator = np.random.default_rng(seed)
     rows: dict[str, list[object]] = {
@@ -33,7 +35,7 @@ def write_embeddings(folder: Path, conversations: int = 700, seed: int = 0, vari
     for number in range(conversations):
         key = conversation_key(f"conversation {number}")
         for turn in range(1, 30):
-            vector = generator.normal(size=WIDTH)
+            vector = generator.normal(size=width)
             vector /= np.linalg.norm(vector)
             prompt = int(generator.integers(1, 2000))
             logit = 0.3 + 2.5 * vector[0] + 0.5 * np.log(turn) + 0.4 * (np.log1p(prompt) - 6)
@@ -45,7 +47,7 @@ def write_embeddings(folder: Path, conversations: int = 700, seed: int = 0, vari
             if not goes_on:
                 break
     folder.mkdir(parents=True)
-    embedding = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(vectors).astype(np.float16)), WIDTH)
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(vectors).astype(np.float16)), width)
     pq.write_table(
         pa.table({"embedding": embedding, **{name: pa.array(values) for name, values in rows.items()}}),
         folder / "part-00000.parquet",
