@@ -97,7 +97,7 @@ def write_made_up(folder: Path, manifest: Manifest, rows: dict[str, Any], files:
 def write_sharegpt(embeddings: Path, version: Path, folder: Path, rows_per_file: int = 4096) -> int:
     """Write the embedded turns of ShareGPT as a label log of a model version; return how many."""
     from lpc.training.embedding import load_embedded
-    from lpc.training.live import LiveHead
+    from lpc.training.live_head import LiveHead
 
     data = load_embedded(embeddings)
     manifest = read_manifest(version)

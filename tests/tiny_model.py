@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from lpc.model.features import FeatureSettings
-from lpc.model.think_time import SCALARS, Parameters, ThinkTime
+from lpc.model.think_time import COLUMNS, Parameters, ThinkTime
 from lpc.training.encoders import load_encoder
 from lpc.training.export import export
 from lpc.training.graph import Precision
@@ -43,9 +43,9 @@ LOG_MEAN = {"log_turn": 0.5, "log_input": 0.125, "log_last_gap": 0.25, "mean_log
 
 def tiny_think_time() -> ThinkTime:
     """Return a think-time model whose answers can be computed by hand: what is not known counts 0."""
-    inputs = len(SCALARS) + 1
+    inputs = len(COLUMNS) + 1
     linear = np.zeros((3, inputs))
-    linear[1] = [*(LOG_MEAN.get(name, 0.0) for name in SCALARS), 1.0]
+    linear[1] = [*(LOG_MEAN.get(name, 0.0) for name in COLUMNS), 1.0]
     parameters = Parameters(np.array([0.0, 4.0, -0.5]), linear, np.zeros((3, 0)), np.zeros((0, inputs)), np.zeros(0))
     return ThinkTime(("agent",), np.zeros(inputs), np.ones(inputs), parameters, "lognormal", {})
 

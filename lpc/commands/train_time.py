@@ -19,6 +19,6 @@ def train_time(
     json_file: JsonFile = None,
 ) -> None:
     """Learn from a log whether and when the next turn comes; print what is expected after which turn."""
-    from lpc.training.train_time import train_time as fit
+    from lpc.training.think_time_from_log import think_time_from_log
 
-    report(lambda: fit(trace, trace_format, out, until=until, seed=seed, evaluate=evaluate), json_file)
+    report(lambda: think_time_from_log(trace, trace_format, out, until=until, seed=seed, evaluate=evaluate), json_file)

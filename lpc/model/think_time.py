@@ -17,7 +17,7 @@ from lpc.errors import LpcError
 from lpc.model.probability import P_MIN
 
 FORMAT: Final = "lpc-think-time-1"
-SCALARS: Final = (
+COLUMNS: Final = (
     "log_turn",
     "log_input",
     "log_new",
@@ -125,7 +125,7 @@ class ThinkTime:
         return self.predict_features(features(*arrays[:-1]), arrays[-1])
 
     def predict_features(self, scalars: Floats, category: NDArray[np.str_]) -> Prediction:
-        """Predict from columns as `features` makes them, [n, len(SCALARS)], and classes [n]."""
+        """Predict from columns as `features` makes them, [n, len(COLUMNS)], and classes [n]."""
         if self.law != "lognormal":
             raise ThinkTimeError(f"a model with {self.law} gaps is for comparison, not for predictions")
         outputs = self.outputs(scalars, category)
@@ -145,7 +145,7 @@ class ThinkTime:
         content = {
             "format": FORMAT,
             "law": self.law,
-            "scalars": SCALARS,
+            "scalars": COLUMNS,
             "categories": self.categories,
             "mean": self.mean.tolist(),
             "scale": self.scale.tolist(),
@@ -191,7 +191,7 @@ def features(
     mean_log_gap: Floats,
     hour: Floats,
 ) -> Floats:
-    """Return the model's scalars, [n, len(SCALARS)], from columns [n] in the units of `ThinkTime.predict`."""
+    """Return the model's inputs but the classes, [n, len(COLUMNS)], from columns [n] in the units of `ThinkTime.predict`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         columns = [
             np.log(np.maximum(turn, 1)),
@@ -222,14 +222,14 @@ def normal_cdf(z: Floats) -> Floats:
 
 
 def _read(content: dict[str, Any]) -> ThinkTime:
-    if tuple(content["scalars"]) != SCALARS or content["law"] != "lognormal" or not isinstance(content["metadata"], dict):
+    if tuple(content["scalars"]) != COLUMNS or content["law"] != "lognormal" or not isinstance(content["metadata"], dict):
         raise ValueError("other inputs or another law than this version's")
     categories = tuple(content["categories"])
     if not all(isinstance(name, str) for name in categories):
         raise TypeError("a category is no text")
     arrays = {name: np.array(value, np.float64) for name, value in content["parameters"].items()}
     mean, scale = np.array(content["mean"], np.float64), np.array(content["scale"], np.float64)
-    inputs, outputs, hidden = len(SCALARS) + len(categories), LAWS["lognormal"], len(arrays["shift"])
+    inputs, outputs, hidden = len(COLUMNS) + len(categories), LAWS["lognormal"], len(arrays["shift"])
     arrays["outer"] = arrays["outer"].reshape(outputs, -1)
     arrays["inner"] = arrays["inner"].reshape(-1, inputs)  # an empty list has lost its other dimension
     parameters = Parameters(**arrays)

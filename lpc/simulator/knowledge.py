@@ -16,9 +16,10 @@ from scipy.special import ndtr
 
 from lpc.logs.traces import Trace
 from lpc.logs.traces.turns import turns_in
+from lpc.model.think_time import ThinkTimeError
 from lpc.simulator.returns import classes, curves
 from lpc.simulator.workload import Turn, Workload
-from lpc.training.think_time import ThinkTimeError, fit_think_time, turns_of
+from lpc.training.think_time import fit_think_time, turns_of
 
 Floats = NDArray[np.float64]
 

@@ -24,7 +24,7 @@ from lpc.errors import LpcError
 from lpc.logs.datasets.conversation import Conversation, Example, examples_of
 from lpc.logs.datasets.language import language_of
 from lpc.model.artifact import read_manifest
-from lpc.model.features import FeatureSettings
+from lpc.model.features import SCALARS, FeatureSettings
 from lpc.training.variants import VARIANTS
 
 EXAMPLES_PER_SHARD: Final = 2048
@@ -44,7 +44,7 @@ class Embedded:
 
     Attributes:
         embedding: [n, width] fp32.
-        turn_count, prompt_chars, history_chars, last_reply_chars, tokens: [n] fp32.
+        columns: those of SCALAR_COLUMNS, each [n] fp32.
         continues: [n] bool.
         split: [n] of "train", "validation", "evaluation".
         conversation: [n] keys.
@@ -73,7 +73,8 @@ class Embedded:
         )
 
 
-SCALAR_COLUMNS: Final = ("turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens")
+SCALAR_COLUMNS: Final = (*SCALARS, "tokens")
+"""What is known of an example beside its embedding: the features' scalars, and the tokens of the encoder's input."""
 
 
 def embed(
@@ -201,10 +202,7 @@ def _embed_shard(
     table = pa.table(
         {
             "embedding": pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(embeddings)), width),
-            "turn_count": pa.array([e.turns.turn_count for e in shard], pa.int32()),
-            "prompt_chars": pa.array([len(e.turns.prompts[-1]) for e in shard], pa.int32()),
-            "history_chars": pa.array([e.turns.history_chars for e in shard], pa.int32()),
-            "last_reply_chars": pa.array([e.turns.last_reply_chars for e in shard], pa.int32()),
+            **{name: pa.array([of(example.turns) for example in shard], pa.int32()) for name, of in SCALARS.items()},
             "tokens": pa.array([len(f.input_ids) for f in features], pa.int32()),
             "continues": pa.array([e.continues for e in shard]),
             "split": pa.array([e.split for e in shard]),

@@ -13,19 +13,16 @@ from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 
 from lpc.logs.traces import Trace
-from lpc.training.embedding import Embedded, load_embedded
+from lpc.training.embedding import SCALAR_COLUMNS, Embedded, load_embedded
 from lpc.training.head import Head
 from lpc.training.quality import best_threshold, calibration_curve, figures, intervals
-from lpc.training.think_time import evaluate_think_time
+from lpc.training.think_time import HELD_OUT_S, evaluate_think_time
 from lpc.training.train import probabilities, side_of, threshold_of
 from lpc.wire.terminal import console
 
 TURN_BUCKETS: Final = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))
 FEWEST_OF_LANGUAGE: Final = 300
 """Turns of the evaluation half; languages with fewer are counted together."""
-HELD_OUT_S: Final = 1200.0
-"""The end of a trace on which the time head is judged, seconds."""
-SCALARS: Final = ("turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens")
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +52,7 @@ def evaluate(embeddings: Path, heads: dict[str, Path], trace: Trace | None, pict
     """
     data = load_embedded(embeddings)
     evaluation = data.take(data.split == "evaluation")
-    judged = {"turns": _regression(data, ("turn_count",)), "scalars": _regression(data, SCALARS)}
+    judged = {"turns": _regression(data, ("turn_count",)), "scalars": _regression(data, SCALAR_COLUMNS)}
     judged |= {name: _head(data, Head.load(path)) for name, path in heads.items()}
     groups = _groups(evaluation)
     result: dict[str, Any] = {}

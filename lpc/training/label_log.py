@@ -51,7 +51,7 @@ class LabelLogError(LpcError):
 
 
 @dataclass(frozen=True)
-class LabelLog:
+class LoggedTurns:
     """Turns that sidecars answered and whether each was followed by another, n of them.
 
     Attributes:
@@ -85,7 +85,7 @@ class _Turns:
         return _Turns(self.embedding[mask], columns, self.key[mask], self.model_version[mask])
 
 
-def read_label_log(folder: Path, live: Manifest, *, most: int = MOST_TURNS) -> LabelLog:
+def read_label_log(folder: Path, live: Manifest, *, most: int = MOST_TURNS) -> LoggedTurns:
     """Read what a log holds of the encoder and the input of the live model.
 
     Damaged files and those of other encoders or inputs are left out and noted.
@@ -220,7 +220,7 @@ def _joined(parts: list[_Turns]) -> _Turns:
     )
 
 
-def _split(folder: Path, turns: _Turns, live: Manifest, notes: list[str]) -> LabelLog:
+def _split(folder: Path, turns: _Turns, live: Manifest, notes: list[str]) -> LoggedTurns:
     asked_at = turns.columns["asked_at"]
     first, last = asked_at.min(), asked_at.max()
     short = last - first < 2 * DAY
@@ -250,7 +250,7 @@ def _split(folder: Path, turns: _Turns, live: Manifest, notes: list[str]) -> Lab
         },
     )
     probability = turns.columns["probability"].astype(np.float64)
-    return LabelLog(examples, probability, turns.model_version, first, cut, last, tuple(notes))
+    return LoggedTurns(examples, probability, turns.model_version, first, cut, last, tuple(notes))
 
 
 def _refuse_too_few(folder: Path, continues: NDArray[np.bool_], split: NDArray[np.str_]) -> None:
@@ -264,7 +264,7 @@ def _refuse_too_few(folder: Path, continues: NDArray[np.bool_], split: NDArray[n
         )
 
 
-def newest_side(log: LabelLog) -> LabelLog:
+def newest_side(log: LoggedTurns) -> LoggedTurns:
     """Return the evaluation side alone."""
     mask = log.examples.split == "evaluation"
     return replace(

@@ -13,8 +13,8 @@ from lpc.training.compare import Difference, Scores, differences, scores, to_jso
 from lpc.training.encoders import load_encoder
 from lpc.training.export import ExportError, export
 from lpc.training.head import Head
-from lpc.training.label_log import LabelLog, newest_side, read_label_log
-from lpc.training.live import LiveHead
+from lpc.training.label_log import LoggedTurns, newest_side, read_label_log
+from lpc.training.live_head import LiveHead
 from lpc.training.train import RecipeName, learn, probabilities, side_of
 from lpc.wire.terminal import console
 
@@ -89,7 +89,7 @@ def _refuse_other_encoder(encoder: str, manifest: Manifest) -> None:
         )
 
 
-def _compare(data: LabelLog, newest: LabelLog, head: Head, live: Path) -> tuple[dict[str, Scores], dict[str, Difference]]:
+def _compare(data: LoggedTurns, newest: LoggedTurns, head: Head, live: Path) -> tuple[dict[str, Scores], dict[str, Difference]]:
     scalars = tuple(head.metadata["features"]["scalars"])
     continues = newest.examples.continues
     new = probabilities(head, side_of(data.examples, "evaluation", scalars))
@@ -125,7 +125,7 @@ def _publish(models: Path, name: str, encoder: str, head: Head, live: Path, mani
     return place.name
 
 
-def _print(data: LabelLog, table: dict[str, Scores], found: dict[str, Difference], live: str) -> None:
+def _print(data: LoggedTurns, table: dict[str, Scores], found: dict[str, Difference], live: str) -> None:
     turns = table["new"].turns
     output = Table(title=f"{_utc(data.cut)} to {_utc(data.last)}, {turns:,} turns; new less live with its 95% interval")
     for column in ("probabilities of", "Brier", "log loss", "AUC"):

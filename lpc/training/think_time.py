@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 
 from lpc.logs.traces import Trace, TracedRequest
 from lpc.logs.traces.turns import turns_in
+from lpc.model.arrivals import DAY_S
 from lpc.model.think_time import (
+    COLUMNS,
     LAWS,
     LOG_SIGMA,
-    SCALARS,
     Floats,
     Law,
     Parameters,
@@ -42,18 +43,6 @@ from lpc.model.think_time import (
     normal_cdf,
 )
 from lpc.training.threads import one_thread
-
-__all__ = [
-    "Prediction",
-    "ThinkTime",
-    "ThinkTimeError",
-    "Turns",
-    "evaluate_think_time",
-    "fit_think_time",
-    "hide",
-    "log_likelihood",
-    "turns_of",
-]
 
 FEWEST_TURNS: Final = 100
 FEWEST_RETURNS: Final = 30
@@ -79,7 +68,8 @@ INPUTS: Final = {
     "output": ("log_output", "has_output"),
     "gap": ("log_last_gap", "mean_log_gap", "has_gap"),
 }
-DAY_S: Final = 86_400.0
+HELD_OUT_S: Final = 1200.0
+"""The end of a trace on which a model is judged."""
 HORIZONS_S: Final = (30.0, 60.0, 120.0, 300.0)
 
 
@@ -88,7 +78,7 @@ class Turns:
     """Turns as columns, [n].
 
     Attributes:
-        features: [n, len(SCALARS)], NaN where not known.
+        features: [n, len(COLUMNS)], NaN where not known.
         category: the class of each.
         conversation: whose turn it is.
         gap: seconds until the next turn's arrival; infinite where none came within the window.
@@ -229,8 +219,8 @@ def hide(turns: Turns, names: Sequence[str], rows: NDArray[np.bool_] | None = No
     """Return the turns as known to a caller who lacks some INPUTS, at all turns or at the chosen rows."""
     known = turns.features.copy()
     chosen = np.ones(len(turns), np.bool_) if rows is None else rows
-    for column in (SCALARS.index(column) for name in names for column in INPUTS[name]):
-        known[chosen, column] = 0.0 if SCALARS[column].startswith("has_") else np.nan
+    for column in (COLUMNS.index(column) for name in names for column in INPUTS[name]):
+        known[chosen, column] = 0.0 if COLUMNS[column].startswith("has_") else np.nan
     return replace(turns, features=known)
 
 
@@ -256,7 +246,7 @@ def _fit(
     categories = tuple(str(name) for name in names[(counts >= FEWEST_OF_CLASS) & (names != "")]) if by != "nothing" else ()
     inputs = inputs_of(turns.features, turns.category, categories)
     if by != "everything":
-        inputs[:, : len(SCALARS)] = np.nan
+        inputs[:, : len(COLUMNS)] = np.nan
     known = np.isfinite(inputs)
     count = np.maximum(known.sum(0), 1)
     mean = np.where(known, inputs, 0).sum(0) / count

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lpc.model.features import SCALARS
 from lpc.training.embedding import Embedded, EmbeddingError, load_embedded
 from lpc.training.head import Head
 from lpc.training.quality import best_threshold, figures
@@ -57,8 +58,7 @@ class Recipe:
 
 
 LPC: Final = Recipe(("turn_count",), minority_up=True, learning_rate=5e-4, batch=64, epochs=20)
-SCALARS: Final = ("turn_count", "prompt_chars", "history_chars", "last_reply_chars")
-OURS: Final = Recipe(SCALARS, minority_up=False, learning_rate=1e-3, batch=256, epochs=30, decay=True)
+OURS: Final = Recipe(tuple(SCALARS), minority_up=False, learning_rate=1e-3, batch=256, epochs=30, decay=True)
 CANDIDATES: Final = tuple(
     replace(OURS, dropout=dropout, weight_decay=weight_decay)
     for dropout, weight_decay in ((0.2, 1e-2), (0.4, 1e-2), (0.4, 1e-1))

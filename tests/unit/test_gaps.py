@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lpc.logs.traces import Trace, TracedRequest
 from lpc.model.arrivals import NO_GAPS, Arrival, GapMemory, Gaps
-from lpc.model.think_time import SCALARS
+from lpc.model.think_time import COLUMNS
 from lpc.simulator.knowledge import known_of
 from lpc.training.think_time import turns_of
 
@@ -124,7 +124,7 @@ def by_training(arrivals: list[tuple[str, float]]) -> dict[tuple[str, float], Ga
     """Return the gaps of each turn: the requests of a conversation at one instant are one example."""
     trace = trace_of(arrivals)
     turns = turns_of(trace)
-    rows = [dict(zip(SCALARS, row, strict=True)) for row in turns.features.tolist()]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in turns.features.tolist()]
     at = trace.duration - turns.window
     found = {
         (name, arrival): Gaps(math.exp(row["log_last_gap"]), row["mean_log_gap"])

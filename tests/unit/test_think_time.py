@@ -11,11 +11,8 @@ import pytest
 from scipy import integrate, stats
 
 from lpc.logs.traces import Trace, TracedRequest, open_trace
-from lpc.model.think_time import SCALARS, Parameters
+from lpc.model.think_time import COLUMNS, Parameters, Prediction, ThinkTime, ThinkTimeError
 from lpc.training.think_time import (
-    Prediction,
-    ThinkTime,
-    ThinkTimeError,
     Turns,
     evaluate_think_time,
     fit_think_time,
@@ -53,7 +50,7 @@ def synthetic(conversations: int, duration: float = 1200.0, seed: int = 0) -> Tr
 
 def constant(p: float, mu: float, sigma: float) -> ThinkTime:
     """Return a model that expects the same after every turn."""
-    count = len(SCALARS)
+    count = len(COLUMNS)
     bias = np.array([math.log(p / (1 - p)), mu, math.log(sigma)])
     parameters = Parameters(bias, np.zeros((3, count)), np.zeros((3, 0)), np.zeros((0, count)), np.zeros(0))
     return ThinkTime((), np.zeros(count), np.ones(count), parameters, "lognormal", {})
@@ -61,7 +58,7 @@ def constant(p: float, mu: float, sigma: float) -> ThinkTime:
 
 def watched(gap: list[float], window: list[float]) -> Turns:
     names = np.full(len(gap), "a")
-    return Turns(np.full((len(gap), len(SCALARS)), np.nan), names, names, np.array(gap), np.array(window))
+    return Turns(np.full((len(gap), len(COLUMNS)), np.nan), names, names, np.array(gap), np.array(window))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +130,7 @@ def test_a_turn_is_described_by_what_was_known_when_it_ended() -> None:
         request(80, "b"),
     ]
     turns = turns_of(Trace("t", 16, history))
-    named = [dict(zip(SCALARS, row, strict=True)) for row in turns.features]
+    named = [dict(zip(COLUMNS, row, strict=True)) for row in turns.features]
     third = named[2]
     assert third["log_turn"] == pytest.approx(math.log(3))
     assert third["log_input"] == pytest.approx(math.log(301))
@@ -159,10 +156,10 @@ def test_requests_of_a_conversation_at_one_instant_are_one_turn() -> None:
 def test_the_hour_is_known_from_traces_of_a_day_or_more(days: float, known: bool) -> None:
     start = 1_700_000_000.0  # 22:13:20 UTC
     turns = turns_of(Trace("t", 16, [request(0), request(days * 86_400, "b")], start=start))
-    assert np.isfinite(turns.features[0, SCALARS.index("sin_hour")]) == known
+    assert np.isfinite(turns.features[0, COLUMNS.index("sin_hour")]) == known
     if known:
         expected = math.sin((22 + 13 / 60 + 20 / 3600) / 24 * math.tau)
-        assert turns.features[0, SCALARS.index("sin_hour")] == pytest.approx(expected)
+        assert turns.features[0, COLUMNS.index("sin_hour")] == pytest.approx(expected)
 
 
 def test_hidden_inputs_are_those_a_caller_does_not_give(model: ThinkTime) -> None:

@@ -12,12 +12,14 @@ from typer.testing import CliRunner
 from lpc.commands.cli import app
 from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of, split_of
 from lpc.logs.datasets.language import language_of
+from lpc.model.conversation import Message
+from lpc.model.features import SCALARS
 from lpc.training.ablations import ablate
 from lpc.training.embedding import EmbeddingError, load_embedded
 from lpc.training.evaluate import evaluate
 from lpc.training.head import Head
 from lpc.training.quality import intervals
-from lpc.training.train import CANDIDATES, SCALARS, choose, train
+from lpc.training.train import CANDIDATES, choose, train
 from lpc.training.variants import VARIANTS
 
 WIDTH = 8
@@ -165,8 +167,8 @@ def test_the_command_line_trains_evaluates_and_names_what_is_missing(embeddings:
 CHAT = Conversation(
     "c",
     tuple(
-        (role, text)
-        for role, text in [  # type: ignore[arg-type]
+        Message(role, text)
+        for role, text in [
             ("user", "one"),
             ("assistant", "first "),
             ("assistant", "answer"),

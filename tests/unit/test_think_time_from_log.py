@@ -6,7 +6,7 @@ import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
 from lpc.logs.traces.mooncake import turn_bucket
-from lpc.training.train_time import expectations, held_out, without_turn_classes
+from lpc.training.think_time_from_log import expectations, held_out, without_turn_classes
 from tests.tiny_model import tiny_log_mean, tiny_think_time
 
 

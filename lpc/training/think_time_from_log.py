@@ -11,10 +11,9 @@ from rich.table import Table
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.mooncake import turn_bucket
 from lpc.model.think_time import ThinkTime, ThinkTimeError
-from lpc.training.think_time import evaluate_think_time, fit_think_time
+from lpc.training.think_time import HELD_OUT_S, evaluate_think_time, fit_think_time
 from lpc.wire.terminal import console
 
-HELD_OUT_S: Final = 1200.0
 HOUR_S: Final = 3600.0
 SHORT_HELD_OUT: Final = 0.25
 """Share of a trace shorter than an hour that is held out."""
@@ -23,7 +22,7 @@ TENTH: Final = 1.2816
 """Standard deviations from the mean to the normal law's 10% and 90% points."""
 
 
-def train_time(
+def think_time_from_log(
     path: Path, trace_format: str, out: Path, *, until: float | None = None, seed: int = 0, evaluate: bool = False
 ) -> dict[str, Any]:
     """Fit, save and print; return the figures. What cannot be fitted or evaluated leaves no file.
