@@ -143,7 +143,8 @@ def test_ablations_are_compared_on_the_same_turns(embeddings: Path, tmp_path: Pa
 def test_every_shard_has_all_splits(tmp_path: Path) -> None:
     from lpc.training.embedding import _shards
 
-    chats = [Conversation(str(i), tuple((r, f"{i} {t}") for t in range(4) for r in ("user", "assistant"))) for i in range(1200)]  # type: ignore[misc]
+    exchange = [(role, turn) for turn in range(4) for role in ("user", "assistant")]
+    chats = [Conversation(str(i), tuple(Message(role, f"{i} {turn}") for role, turn in exchange)) for i in range(1200)]
     shards = _shards([example for chat in chats for example in examples_of(chat, 5)])
     assert len(shards) == 3
     assert all({example.split for example in shard} == {"train", "validation", "evaluation"} for shard in shards)
