@@ -178,6 +178,7 @@ def sharegpt_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkloadSp
     import torch
 
     from lpc.logs.datasets.conversation import Conversation
+    from lpc.model.conversation import Message
     from lpc.simulator import sharegpt
     from lpc.training.head import Head
 
@@ -186,11 +187,9 @@ def sharegpt_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkloadSp
     torch.manual_seed(0)
     head.save(tmp_path / "head.safetensors")
     chats = [
-        Conversation(
-            f"c{i}", tuple(m for _ in range(30) for m in (("user", f"conversation {i}"), ("assistant", "words " * 60)))
-        )
+        Conversation(f"c{i}", (Message("user", f"conversation {i}"), Message("assistant", "words " * 60)) * 30)
         for i in range(3000)
-    ]  # type: ignore[misc]
+    ]
     monkeypatch.setattr(sharegpt, "load_sharegpt", lambda: iter(chats))
     return WorkloadSpec(embeddings=folder, head=tmp_path / "head.safetensors", active=20)
 
