@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
 from joblib import Parallel, delayed, effective_n_jobs
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lpc.errors import LpcError
 from lpc.logs.traces import Trace, open_trace
-from lpc.logs.traces.agents import read_agent_sessions
+from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.simulator.engine import Cost, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.sharegpt import ThinkTimes, sharegpt
@@ -20,7 +20,6 @@ from lpc.simulator.workload import Workload, from_trace
 from lpc.training.head import DEFAULT_HEAD
 from lpc.training.think_time import turns_of
 
-Format = Literal["mooncake", "qwen", "chat", "agents"]
 KV_BYTES_PER_TOKEN: Final = 131_072
 """Of an 8B model with grouped-query attention (32 layers, 8 heads of 128, keys and values, 2 bytes)."""
 GIB: Final = 2**30
@@ -83,11 +82,9 @@ def load_trace(spec: WorkloadSpec) -> Trace:
     """Return the trace of a spec. Raises TraceError, SimulationError."""
     if spec.trace is None:
         raise SimulationError("there is no trace: give --trace FILE and --format")
-    if spec.format not in get_args(Format):
-        raise SimulationError(f"unknown trace format {spec.format!r:.40}: use one of {', '.join(get_args(Format))}")
-    if spec.format == "agents":
-        return read_agent_sessions(spec.trace, active=spec.active or 20, seed=spec.seed)
-    return open_trace(spec.trace, spec.format, skip_limit=spec.skip_limit)
+    return open_trace(
+        spec.trace, spec.format, skip_limit=spec.skip_limit, active=spec.active or ACTIVE_SESSIONS, seed=spec.seed
+    )
 
 
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:

@@ -9,13 +9,14 @@ import json
 import random
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from lpc.logs.traces import Trace, TracedRequest, TraceError
-from lpc.logs.traces.request import BlockIds
+from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, TraceError
+
+ACTIVE_SESSIONS: Final = 20
 
 
-def read_agent_sessions(path: Path, *, active: int = 20, seed: int = 0) -> Trace:
+def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int = 0) -> Trace:
     """Return the sessions laid out in time, in an order drawn with ``seed``.
 
     Raises:
