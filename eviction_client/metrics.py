@@ -65,7 +65,7 @@ class EngineMetrics:
             REGISTRY.unregister(metric)
         _shown.clear()
         self._engine = engine
-        self._told: Values = {}
+        self._counted: Values = {}
         self._own = CollectorRegistry()
         self._metrics: dict[str, Counter | Gauge] = {}
         folder = os.environ.get(FOLDER)
@@ -89,8 +89,8 @@ class EngineMetrics:
             if isinstance(child, Gauge):
                 child.set(value)
             else:
-                more = value - self._told.get((name, value_of_label), 0.0)
-                self._told[name, value_of_label] = value
+                more = value - self._counted.get((name, value_of_label), 0.0)
+                self._counted[name, value_of_label] = value
                 if more > 0:
                     child.inc(more)
         if self._file is not None and self._file.parent.is_dir():
