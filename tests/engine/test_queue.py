@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.engines.vllm.queue import LearnedFreeQueue, ScoredBlocks
 from eviction_client.queue import RUN_WIDTH, rounded
 from tests.engine.pools import SHORT, adopt, give_hash, ids, order, pool_of
 
@@ -179,3 +179,31 @@ def test_who_walks_the_blocks_after_a_cursor_sees_those_freed_before_it() -> Non
     cursor = queue.get_all_free_blocks()[-1]
     assert cursor is first
     assert second in list(queue.iter_blocks_after(cursor))
+
+
+def test_a_batch_that_is_freed_later_keeps_its_order_and_its_score_however_often_it_is_turned_round() -> None:
+    blocks = [KVCacheBlock(block_id=i) for i in range(3)]
+    batch = ScoredBlocks(blocks, 4.0)
+    once = reversed(batch)
+    assert isinstance(once, ScoredBlocks) and once.score == 4.0 and ids(once) == [2, 1, 0]
+    assert ids(reversed(once)) == [0, 1, 2] == ids(batch)
+
+
+def test_a_score_is_in_force_for_one_free_even_when_that_fails() -> None:
+    pool = pool_of(10)
+    queue = adopt(pool, lambda: 0.0)
+    blocks = pool.get_new_blocks(2)
+    for number, block in enumerate(blocks):
+        give_hash(pool, block, number)
+
+    def fail(freed: list[KVCacheBlock]) -> None:
+        pool.free_blocks(freed)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        queue.scoring(5.0, fail, blocks[:1])
+    pool.free_blocks(blocks[1:])
+    assert {block.block_id: score for block, score in queue.iter_scored() if block in blocks} == {
+        blocks[0].block_id: 5.0,
+        blocks[1].block_id: 0.0,
+    }

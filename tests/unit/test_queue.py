@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eviction_client.queue import RUN_WIDTH, Block, FreeBlockQueue
+from eviction_client.queue import RUN_WIDTH, Block, FreeBlockQueue, rounded
 from eviction_client.score import FIRST_OUT, score
 
 NUM_BLOCKS = 64
@@ -51,6 +51,19 @@ def test_blocks_without_content_leave_before_all_others_in_the_given_order() -> 
     queue.prepend_n(b[2:4])
     queue.prepend_n(b[4:5])
     assert ids(queue.popleft_n(5)) == [4, 2, 3, 0, 1]
+
+
+def test_the_next_score_is_that_of_the_block_evicted_next() -> None:
+    queue, b = make_queue()
+    assert queue.next_score == FIRST_OUT
+    queue.insert(b[0:2], 1.0)
+    queue.insert(b[2:3], 2.01)
+    assert queue.next_score == 1.0 == rounded(1.0)
+    queue.prepend_n(b[3:4])
+    assert queue.next_score == FIRST_OUT
+    queue.popleft_n(3)
+    assert queue.next_score == rounded(2.01) and abs(queue.next_score - 2.01) < queue.tolerance
+    assert queue.next_score == queue.highest_score
 
 
 def test_infinite_scores_stand_at_the_ends() -> None:
