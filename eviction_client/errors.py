@@ -18,7 +18,7 @@ class ClientError(LpcError):
 
 
 class EngineUnsupported(ClientError):
-    """This version or configuration of the engine is none in which the plug-in works."""
+    """The plug-in does not work in this version or configuration of the engine."""
 
 
 class StoreError(ClientError):

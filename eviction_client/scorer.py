@@ -136,7 +136,7 @@ class Scorer:
             source = "prior" if completed else "aborted"
         trusting = score(p, now, tau)
         if hints.done:
-            # The application's word is no prediction: beta has no say in it.
+            # The application's word is not a prediction: beta has no say in it.
             value, source = score(P_MIN, now, tau), "done"
         elif hints is NO_HINTS and beta == 1.0:
             value = trusting

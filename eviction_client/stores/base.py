@@ -48,7 +48,7 @@ class StoreCounters:
     dropped: int = 0
     """Lost because too many were waiting, the store was away for too long, or it refused them."""
     rejected: int = 0
-    """Calls that made no sense (no finite score, something that is no hash)."""
+    """Calls that made no sense (no finite score, something that is not a hash)."""
     looked_up: int = 0
     """Scores asked for by ``look_ahead`` and answered."""
     known: int = 0

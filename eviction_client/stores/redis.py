@@ -257,7 +257,7 @@ class RedisStore:
                     self._client = self._connect()
                 self._work(self._client)
             except Exception as error:
-                # Whatever it is must not end the thread; what is no error of Redis or of the network is logged as ours.
+                # Whatever it is must not end the thread; what is not an error of Redis or of the network is logged as ours.
                 self._failed(error, failures)
                 failures = min(failures + 1, 16)
                 self._pause(self._backoff.compute(failures))
