@@ -18,7 +18,7 @@
     ├── ExportError             lpc.training.export: an artefact cannot be made
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
     ├── SimulationError         lpc.simulator.run: a simulation cannot be run as asked
-    ├── BenchmarkError          lpc.bench.setup: a benchmark cannot be run here
+    ├── BenchmarkError          lpc.bench: a benchmark cannot be run here
     └── PredictError            lpc.commands.conversations: the input or the sidecar of `lpc predict` is at fault
 
 Each message says what was wrong and what to do, and holds no text of a conversation.

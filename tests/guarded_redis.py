@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.redis_server import RedisServer
+from lpc.bench.processes import RedisServer
 
 SECURITY_PAGE = Path(__file__).parents[1] / "docs/security.md"
 

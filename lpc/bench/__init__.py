@@ -1,1 +1,7 @@
-"""Side-by-side measurements, each one command."""
+"""Side-by-side measurements, as `lpc bench` runs them: a module each, with a function `run` that returns the figures."""
+
+from lpc.errors import LpcError
+
+
+class BenchmarkError(LpcError):
+    """A benchmark cannot run. The message says why and what to do."""

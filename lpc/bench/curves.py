@@ -16,7 +16,7 @@ from onnxruntime import InferenceSession, get_available_providers
 from rich.table import Table
 from tqdm import tqdm
 
-from lpc.bench.setup import BenchmarkError
+from lpc.bench import BenchmarkError
 from lpc.model.features import Features
 from lpc.model.inference import InferenceSettings, Model
 from lpc.training.export import real_conversations

@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 from tqdm import tqdm
 
-from lpc.bench.setup import BenchmarkError
+from lpc.bench import BenchmarkError
 from lpc.model.inference import InferenceSettings, Model
 from lpc.training.export import real_conversations
 from lpc.wire.terminal import console

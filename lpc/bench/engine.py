@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from lpc.bench.setup import BenchmarkError, sidecar
+from lpc.bench import BenchmarkError
+from lpc.bench.processes import Sidecar
 from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.wire.terminal import console
@@ -86,11 +87,9 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
         _check(subprocess.run([PYTHON, "-c", made], env=environment, capture_output=True, text=True))
         texts = Path(folder) / "conversations.json"
         texts.write_text(json.dumps(conversations(240 if quick else 1200, tiny / "tokenizer.json")))
-        served = json.dumps({"tiny": str(tiny)})
-        module = ["lpc", "serve", "--models", str(models), "--model", model]
-        address = stack.enter_context(sidecar(module, LPC_LOG_LEVEL="INFO", LPC_SERVED_MODELS=served))
+        sidecar = stack.enter_context(Sidecar(Path(folder), models, model, served_models={"tiny": str(tiny)}))
         command = [str(PYTHON), "-m", "lpc.bench.engine_runs", "--model", str(tiny), "--conversations", str(texts)]
-        command += ["--predictor", address, "--rounds", "1" if quick else "5"]
+        command += ["--predictor", sidecar.address, "--rounds", "1" if quick else "5"]
         command += ["--capacities", *map(str, CAPACITIES[:1] if quick else CAPACITIES)]
         with screen.status("bench engine: several minutes"):
             finished = _check(subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True))

@@ -93,8 +93,9 @@ def full_disk(folder: Path, models: Path, model: str, *, seconds: float) -> dict
         if not allowed:
             return {"skipped": "mounting a small file system takes the rights of root", "passed": True}
         disk = folder / "disk"
-        settings = {"label_log": disk, "label_log_rows": ROWS, "label_horizon_s": 1, "log_format": "text"}
-        with Sidecar(folder, models, model, **settings) as sidecar:
+        with Sidecar(
+            folder, models, model, label_log=disk, label_log_rows=ROWS, label_horizon_s=1, log_format="text"
+        ) as sidecar:
             figures = asyncio.run(_fill(sidecar, disk, seconds))
             figures["lines_about_it"] = sidecar.log.count("rows are dropped until it can")
         files = list(disk.glob("labels-*.parquet"))

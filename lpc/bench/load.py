@@ -22,11 +22,14 @@ from typing import Any, Final, Literal
 
 import grpc
 import grpc.aio
+import numpy as np
 from rich.progress import Progress
 from rich.table import Table
 
+from lpc.bench import BenchmarkError
 from lpc.bench.processes import Sidecar
-from lpc.bench.setup import BenchmarkError, conversations, percentile, request, version_folder
+from lpc.bench.requests import conversations, request
+from lpc.model.versions import served
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
@@ -176,7 +179,11 @@ def windows(everything: Sequence[Sent], memory: Sequence[float], seconds: float)
         for fate in ("answered", "refused", "expired", "failed"):
             row[fate] = sum(sent.fate == fate for sent in ended)
         latencies = [sent.latency_s for sent in ended if sent.fate == "answered"] or [float("nan")]
-        row |= {"p50_s": percentile(latencies, 50), "p99_s": percentile(latencies, 99), "rss_mib": memory[k]}
+        row |= {
+            "p50_s": float(np.percentile(latencies, 50)),
+            "p99_s": float(np.percentile(latencies, 99)),
+            "rss_mib": memory[k],
+        }
         rows.append({name: round(value, 3) for name, value in row.items()})
     return rows
 
@@ -212,7 +219,7 @@ def run(
     seconds = minutes * 60
     if seconds < 2 * WINDOW_S or clients < 1 or factor <= 0:
         raise BenchmarkError("--minutes must be at least 0.34, --clients at least 1 and --factor above 0")
-    version_folder(models, model)
+    served(models / model)
     screen = console()
     (turns,) = conversations(CONVERSATIONS, 1)
     requests = itertools.cycle([request(t) for t in turns])
@@ -253,8 +260,8 @@ def _summary(everything: Sequence[Sent], rows: Sequence[dict[str, float]], secon
         **counts,
         "unanswered": sum(sent.fate == "unanswered" for sent in everything),
         "answered_per_second": round(sum(row["answered"] for row in rows) / seconds, 1),
-        "p50_s": round(percentile(latencies, 50), 3),
-        "p99_s": round(percentile(latencies, 99), 3),
+        "p50_s": round(float(np.percentile(latencies, 50)), 3),
+        "p99_s": round(float(np.percentile(latencies, 99)), 3),
         "p99_median_s": round(statistics.median(steady), 3),
         "p99_worst_s": round(max(steady), 3),
         "rss_start_mib": round(rows[0]["rss_mib"], 1),

@@ -21,8 +21,8 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from lpc.bench import BenchmarkError
 from lpc.bench.processes import RedisServer, Sidecar
-from lpc.bench.setup import BenchmarkError
 from lpc.bench.tiny_llama import build
 
 SERVED_MODEL: Final = "llama"
@@ -204,10 +204,13 @@ def cluster(folder: Path) -> Iterator[list[RedisServer]]:
     with contextlib.ExitStack() as stack:
         nodes = []
         for number in range(6):
-            options = {"cluster_enabled": "yes", "cluster_node_timeout": "1000"}
-            # However old a replica's data: scores are soft.
-            options["cluster_replica_validity_factor"] = "0"
-            nodes.append(stack.enter_context(RedisServer(folder / str(number), **options)))
+            node = RedisServer(
+                folder / str(number),
+                cluster_enabled="yes",
+                cluster_node_timeout="1000",
+                cluster_replica_validity_factor="0",  # however old a replica's data: scores are soft
+            )
+            nodes.append(stack.enter_context(node))
         for node in nodes[1:]:
             nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", str(node.port), str(node.bus_port))
         step = 16_384 // 3

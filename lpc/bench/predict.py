@@ -13,35 +13,41 @@ first come first served, in the order of arrival; that is what an engine would s
 import asyncio
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import grpc.aio
+import numpy as np
 from rich.progress import track
 from rich.table import Table
 
-from lpc.bench.setup import CHANNEL, conversations, percentile, request, sidecar, version_folder
+from lpc.bench.processes import Sidecar
+from lpc.bench.requests import conversations, request
 from lpc.model.features import Features
 from lpc.model.inference import InferenceSettings, Model
+from lpc.model.versions import served as served_version
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
 from predictor_service.server import BATCH_TOKENS
 
 IN_FLIGHT: Final = 64
+CHANNEL: Final = [("grpc.max_send_message_length", -1)]
 
 
 def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
     """Measure; print a table; return throughput_ratio, p99_ratio_half_load, predictions_per_second and what they come from.
 
     Raises:
-        BenchmarkError, ArtifactError: there is no model to measure.
+        ArtifactError: there is no model to measure.
+        BenchmarkError: the sidecar does not start.
     """
     screen = console()
     rounds, count = (3, 64) if quick else (5, 300)
-    folder = version_folder(models, model)
+    folder = served_version(models / model)
     session = Model(folder, InferenceSettings())
     measured: dict[str, list[float]] = {}
 
@@ -49,7 +55,8 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
         for name, value in figures.items():
             measured.setdefault(name, []).append(value)
 
-    with sidecar(["lpc", "serve", "--models", str(models), "--model", model], LPC_LOG_LEVEL="INFO") as address:
+    with tempfile.TemporaryDirectory(prefix="lpc-") as run_folder, Sidecar(Path(run_folder), models, model) as sidecar:
+        address = sidecar.address
         drawn = list(enumerate(conversations(count, rounds)))
         for seed, turns in track(drawn, "bench predict", console=screen, transient=True):
             features = [session.encode(t) for t in turns]
@@ -72,10 +79,10 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
 
             alone, served = _in_turn(seed, load_bare, load_service)
             note(bare_per_second=bare, predictions_per_second=service, throughput_ratio=service / bare)
-            note(bare_p50_ms=percentile(alone, 50) * 1e3, bare_p99_ms=percentile(alone, 99) * 1e3)
-            note(p50_ms=percentile(served, 50) * 1e3, p99_ms=percentile(served, 99) * 1e3)
-            note(p50_ratio_half_load=percentile(served, 50) / percentile(alone, 50))
-            note(p99_ratio_half_load=percentile(served, 99) / percentile(alone, 99))
+            note(bare_p50_ms=float(np.percentile(alone, 50)) * 1e3, bare_p99_ms=float(np.percentile(alone, 99)) * 1e3)
+            note(p50_ms=float(np.percentile(served, 50)) * 1e3, p99_ms=float(np.percentile(served, 99)) * 1e3)
+            note(p50_ratio_half_load=float(np.percentile(served, 50)) / float(np.percentile(alone, 50)))
+            note(p99_ratio_half_load=float(np.percentile(served, 99)) / float(np.percentile(alone, 99)))
     figures = {name: round(statistics.median(values), 3) for name, values in measured.items()}
     figures |= {"rounds": rounds, "conversations": count}
     table = Table(title=f"{folder.name} on {session.provider}: medians of {rounds} rounds of {count} ShareGPT conversations")

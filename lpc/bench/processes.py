@@ -1,9 +1,10 @@
-"""Processes that a benchmark kills and starts again, each at one address for good: sidecars and Redis servers."""
+"""Processes that benchmarks and tests kill, stop and start again, each at one address for good: sidecars, Redis servers."""
 
 import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any, Final, Self
 
 import redis
 
-from lpc.bench.setup import BenchmarkError
+from lpc.bench import BenchmarkError
 
 START_S: Final = 60.0
 """Longest time that a process may take to serve."""
@@ -67,6 +68,14 @@ class Server:
             self._process.kill()
             self._process.wait()
 
+    def freeze(self) -> None:
+        """Stop it: connections stay, connecting still works, nothing is ever answered."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
     @property
     def running(self) -> bool:
         """Whether the process lives."""
@@ -97,10 +106,17 @@ class Server:
     def _serves(self) -> bool:
         raise NotImplementedError
 
+    def _signal(self, number: int) -> None:
+        os.kill(self._pid, number)
+
     def _proc(self, name: str) -> Path:
+        return Path(f"/proc/{self._pid}/{name}")
+
+    @property
+    def _pid(self) -> int:
         if self._process is None or not self.running:
             raise BenchmarkError(f"the server died: {self.log.strip().rpartition(chr(10))[2]}")
-        return Path(f"/proc/{self._process.pid}/{name}")
+        return self._process.pid
 
     def __enter__(self) -> Self:
         return self.start()
@@ -110,9 +126,16 @@ class Server:
 
 
 class Sidecar(Server):
-    """The process of `lpc serve`, on a TCP port and a Unix socket. ``settings`` as in the environment, without LPC_."""
+    """The process of `lpc serve`, on a TCP port and a Unix socket.
 
-    def __init__(self, folder: Path, models: Path, model: str, **settings: object) -> None:
+    Args:
+        command: module and arguments of another command that serves.
+        settings: as in the environment, without LPC_.
+    """
+
+    def __init__(
+        self, folder: Path, models: Path, model: str, *, command: Sequence[str] = ("lpc", "serve"), **settings: object
+    ) -> None:
         self.port = free_port()
         self.socket = folder / "s.sock"
         values = {
@@ -127,7 +150,7 @@ class Sidecar(Server):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
         for name, value in values.items():
             environment[f"LPC_{name.upper()}"] = json.dumps(value) if isinstance(value, dict) else str(value)
-        super().__init__(folder / "sidecar.log", [sys.executable, "-m", "lpc", "serve"], environment)
+        super().__init__(folder / "sidecar.log", [sys.executable, "-m", *command], environment)
 
     @property
     def address(self) -> str:
@@ -139,17 +162,23 @@ class Sidecar(Server):
 
 
 class RedisServer(Server):
-    """A redis-server without persistence. ``options`` are those of redis.conf, with underscores."""
+    """A redis-server without persistence, on loopback.
 
-    def __init__(self, folder: Path, **options: str) -> None:
+    Args:
+        port: default: a free one.
+        options: those of redis.conf, with underscores for hyphens; of several words where they take several.
+    """
+
+    def __init__(self, folder: Path, *, port: int | None = None, **options: str) -> None:
         program = shutil.which("redis-server")
         if program is None:
             raise BenchmarkError("redis-server is not installed: install it (Debian: apt-get install redis-server)")
-        self.port = free_port(65_536 - CLUSTER_BUS)
+        self.port = port or free_port(65_536 - CLUSTER_BUS)
         folder.mkdir(parents=True, exist_ok=True)
-        values = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(folder), "save": "", "appendonly": "no", **options}
-        words = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", value)]
-        super().__init__(folder / "redis.log", [program, *words], dict(os.environ))
+        command = [program, "--port", str(self.port), "--dir", str(folder)]
+        for name, value in {"bind": "127.0.0.1", "save": "", "appendonly": "no", **options}.items():
+            command += [f"--{name.replace('_', '-')}", *(value.split(" "))]
+        super().__init__(folder / "redis.log", command, dict(os.environ))
 
     @property
     def bus_port(self) -> int:
@@ -161,13 +190,24 @@ class RedisServer(Server):
         """For clients."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    def client(self, **options: Any) -> redis.Redis:
+        """Return a client of its administrator."""
+        return redis.Redis(port=self.port, **{"socket_timeout": 5, **options})
+
     def ask(self, *command: str) -> Any:
         """Return the answer to one command; None when the server cannot be reached."""
-        with contextlib.closing(redis.Redis(port=self.port, socket_timeout=2, decode_responses=True)) as client:
+        with contextlib.closing(self.client(socket_timeout=2, decode_responses=True)) as client:
             try:
                 return client.execute_command(*command)  # type: ignore[no-untyped-call]
             except (redis.ConnectionError, redis.TimeoutError):
                 return None
 
     def _serves(self) -> bool:
-        return self.ask("PING") is not None
+        with contextlib.closing(self.client(socket_timeout=1)) as client:
+            try:
+                client.ping()
+            except redis.AuthenticationError:  # it answers, if only to ask for a password
+                return True
+            except (redis.ConnectionError, redis.TimeoutError):
+                return False
+        return True

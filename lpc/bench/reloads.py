@@ -18,7 +18,8 @@ import grpc
 import grpc.aio
 
 from lpc.bench.processes import Sidecar
-from lpc.bench.setup import conversations, request, version_folder
+from lpc.bench.requests import conversations, request
+from lpc.model.versions import served
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 
@@ -153,7 +154,7 @@ def reloads(folder: Path, models: Path, model: str, *, rounds: int) -> dict[str,
     Raises:
         BenchmarkError: there is no model, or a sidecar does not start.
     """
-    source = version_folder(models, model)
+    source = served(models / model)
     repository = folder / "models"
     publish(source, repository, model, 0)
     requests = [request(turns) for turns in conversations(64, 1)[0]]

@@ -9,15 +9,11 @@ fifty a second; under load a batch holds up to 28 of them, and its commands are 
 Times are compared within rounds in which the layouts take turns; medians over the rounds.
 """
 
-import contextlib
 import hashlib
-import shutil
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +22,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from eviction_client.errors import ClientError
 from eviction_client.score import score
 from eviction_client.stores import BlockHash, ConversationId
 from eviction_client.stores.layout import Layout, Packing, members
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from lpc.bench import BenchmarkError
+from lpc.bench.processes import RedisServer
 from lpc.wire.terminal import console
 
 REQUEST_BLOCKS: Final = 300
@@ -78,13 +75,19 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     """Measure; print a table; return the keys of issue 2 with those of every layout under ``layouts``.
 
     Raises:
-        ClientError: redis-server is not installed or does not start.
+        BenchmarkError: redis-server is not installed or does not start.
     """
     screen = console()
     requests, rounds = (30, 5) if quick else (100, 15)
     blocks = 200_000 if quick else 1_000_000
-    with _redis_server() as url, redis.Redis.from_url(url) as client:
-        store = RedisStore(url, NAMESPACE, shards=SHARDS, gather_s=0.0, max_pending_blocks=10 * REQUEST_BLOCKS * requests)
+    with (
+        tempfile.TemporaryDirectory(prefix="lpc-") as folder,
+        RedisServer(Path(folder)) as server,
+        server.client(socket_timeout=None) as client,
+    ):
+        store = RedisStore(
+            server.url, NAMESPACE, shards=SHARDS, gather_s=0.0, max_pending_blocks=10 * REQUEST_BLOCKS * requests
+        )
         try:
             layouts: dict[str, Write] = {
                 "owner tag in the score": _through(store),
@@ -141,7 +144,7 @@ def _through(store: RedisStore) -> Write:
     def write(_: redis.Redis, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
         store.record(conversation, blocks, score)
         if not store.flush(30):
-            raise ClientError("redis-server stopped answering during the benchmark")
+            raise BenchmarkError("redis-server stopped answering during the benchmark")
 
     return write
 
@@ -240,39 +243,3 @@ def _record_us(store: RedisStore) -> float:
         samples.append(time.thread_time() - started)
     store.flush(30)
     return statistics.median(samples) * 1e6
-
-
-@contextlib.contextmanager
-def _redis_server() -> Iterator[str]:
-    program = shutil.which("redis-server")
-    if program is None:
-        raise ClientError("redis-server is not installed: install it (Debian: apt-get install redis-server) and try again")
-    with tempfile.TemporaryDirectory(prefix="lpc-bench-") as folder:
-        path = Path(folder) / "redis.sock"
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        options = {
-            "bind": "127.0.0.1",
-            "port": str(port),
-            "dir": folder,
-            "save": "",
-            "appendonly": "no",
-            "logfile": str(path) + ".log",
-        }
-        process = subprocess.Popen([program, *(word for name, value in options.items() for word in (f"--{name}", value))])
-        try:
-            url = f"redis://127.0.0.1:{port}/0"
-            deadline = time.monotonic() + 10
-            with redis.Redis.from_url(url) as client:
-                while True:
-                    try:
-                        client.ping()
-                        break
-                    except redis.ConnectionError:
-                        if process.poll() is not None or time.monotonic() > deadline:
-                            raise ClientError("redis-server does not start: run it by hand to see why") from None
-                        time.sleep(0.02)
-            yield url
-        finally:
-            process.terminate()
-            process.wait()

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ import grpc.aio
 from rich.progress import track
 from rich.table import Table
 
-from lpc.bench.setup import sidecar, version_folder
+from lpc.bench.processes import Sidecar
 from lpc.model.features import Features
 from lpc.model.inference import Model
+from lpc.model.versions import served
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
@@ -38,17 +40,20 @@ def run(*, quick: bool = False, models: Path = Path("models"), model: str = "e5-
     """Measure; print a table; return unary_per_second, batch_16_items_per_second, stream_items_per_second.
 
     Raises:
-        BenchmarkError: there is no artefact whose tokenizer the sidecar could use.
+        ArtifactError: there is no artefact whose tokenizer the sidecar could use.
     """
     screen = console()
     rounds, count = (3, 1600) if quick else (7, 8000)
-    version_folder(models, model)
+    served(models / model)
     kinds: dict[str, Send] = {"unary": _unary, "batch_16_items": _batches, "stream_items": _stream}
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    with sidecar(["lpc.bench.wire"], LPC_MODELS=str(models), LPC_MODEL=model) as address:
+    with (
+        tempfile.TemporaryDirectory(prefix="lpc-") as folder,
+        Sidecar(Path(folder), models, model, command=["lpc.bench.wire"]) as sidecar,
+    ):
         for _ in track(range(rounds), "bench wire", console=screen, transient=True):
             for kind, send in kinds.items():
-                rates[kind].append(count / asyncio.run(_timed(address, send, count)))
+                rates[kind].append(count / asyncio.run(_timed(sidecar.address, send, count)))
     figures = {f"{kind}_per_second": round(statistics.median(values), 1) for kind, values in rates.items()}
     table = Table("call", "conversations/s", title="gRPC with an instant model, one client process, one server process")
     for kind, value in figures.items():

@@ -17,7 +17,7 @@ import yaml
 from prometheus_client import REGISTRY, Counter, generate_latest
 
 from eviction_client.metrics import METRICS, EngineMetrics
-from tests.redis_server import free_port
+from lpc.bench.processes import free_port
 
 
 class Prometheus:

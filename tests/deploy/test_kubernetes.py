@@ -24,11 +24,11 @@ from typer.testing import CliRunner
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from lpc.bench.processes import free_port
 from lpc.commands.cli import app
 from predictor_service.metrics import Metrics
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
-from tests.redis_server import free_port
 
 DEPLOY = ROOT / "deploy"
 OVERLAYS = ("cpu", "gpu", "redis-cluster", "mtls", "learning")

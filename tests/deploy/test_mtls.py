@@ -17,6 +17,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from lpc.bench.processes import RedisServer, free_port
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import running
@@ -24,7 +25,6 @@ from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, pods, rendered
 from tests.dockerfile import ROOT
-from tests.redis_server import RedisServer, free_port
 
 MOUNT = "/etc/lpc/tls"
 

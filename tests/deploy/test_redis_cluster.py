@@ -14,8 +14,8 @@ import redis
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.namespace import Namespace
+from lpc.bench.processes import free_port
 from tests.deploy.test_kubernetes import DEPLOY, named, rendered
-from tests.redis_server import free_port
 
 OVERLAY = DEPLOY / "overlays/redis-cluster"
 

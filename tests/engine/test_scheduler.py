@@ -21,8 +21,8 @@ from eviction_client.errors import EngineUnsupported
 from eviction_client.score import score
 from eviction_client.settings import ClientSettings
 from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
+from lpc.bench.processes import RedisServer
 from tests.engine.pools import give_hash
-from tests.redis_server import RedisServer
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])

@@ -17,8 +17,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from lpc.bench.processes import RedisServer, free_port
 from lpc.bench.tiny_llama import build
-from tests.redis_server import RedisServer, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "the password is swordfish"

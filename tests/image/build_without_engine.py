@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from lpc.bench.processes import free_port
 from tests.dockerfile import Stage, below, carry_out, stages
-from tests.redis_server import free_port
 
 ORDER = ("wheel", "venv-cpu", "trainer", "models-baked", "cpu")
 

@@ -32,13 +32,13 @@ from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
 from eviction_client.stores.namespace import Namespace
+from lpc.bench.processes import RedisServer, free_port
 from lpc.model.arrivals import GapMemory
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import one, sidecar
 from tests.otlp_collector import Collector, attributes
-from tests.redis_server import RedisServer, free_port
 
 CANARY = "canaryzebra"
 SPAN_ATTRIBUTES = {

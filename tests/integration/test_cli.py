@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,17 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from lpc.bench.processes import free_port
+
 LPC = [sys.executable, "-m", "lpc"]
 
 
 def lpc(*args: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([*LPC, *args], input=stdin, capture_output=True, check=False, timeout=90, env={**os.environ, **env})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

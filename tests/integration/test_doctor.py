@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from eviction_client.settings import ClientSettings
+from lpc.bench.processes import RedisServer, free_port
 from lpc.commands import checks, cli
 from lpc.commands.checks import Finding, examine
 from lpc.commands.doctor import show
@@ -22,7 +23,6 @@ from tests.authority import Authority
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_server import sidecar
 from tests.integration.test_tls import of, tls_redis, tls_sidecar
-from tests.redis_server import RedisServer, free_port
 
 
 async def looked(**settings: object) -> dict[str, Finding]:

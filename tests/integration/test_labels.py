@@ -3,11 +3,7 @@
 import asyncio
 import contextlib
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from lpc.bench.processes import Sidecar as Process
 from lpc.model.conversation import Message, UserTurns, from_messages
 from lpc.model.inference import InferenceSettings, Model
 from lpc.v1 import predictor_pb2 as pb
@@ -30,7 +27,6 @@ from predictor_service.server import Addresses, running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
-from tests.redis_server import free_port
 from tests.tiny_model import build_tiny_artifact
 
 HORIZON = 3600.0
@@ -246,35 +242,21 @@ async def test_a_full_disk_disturbs_no_answer_and_is_used_again(timed_models: Pa
 
 def test_a_killed_sidecar_leaves_no_file_that_is_not_whole(timed_models: Path, tmp_path: Path) -> None:
     """Killed while it writes file after file: what has a file's name can be read, and the rest nobody takes for one."""
-    address, log = f"127.0.0.1:{free_port()}", tmp_path / "log"
-    environment = {
-        "LPC_MODELS": str(timed_models),
-        "LPC_MODEL": "tiny",
-        "LPC_PORT": address.rpartition(":")[2],
-        "LPC_METRICS_PORT": "",
-        "LPC_UNIX_SOCKET": "",
-        "LPC_LABEL_LOG": str(log),
-        "LPC_LABEL_LOG_ROWS": "1",
-        "LPC_LABEL_HORIZON_S": "0.5",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lpc", "serve"], env={**os.environ, **environment}, stderr=subprocess.DEVNULL, cwd=tmp_path
-    )
-    try:
-        with grpc.insecure_channel(address) as channel:
-            grpc.channel_ready_future(channel).result(60)
-            stub = rpc.ContinuationPredictorStub(channel)
-            deadline = time.monotonic() + 60
-            asked = 0
-            while len(list(log.glob("labels-*.parquet"))) < 20:
-                assert time.monotonic() < deadline
-                batch = [chat([f"turn {asked + n}"]) for n in range(50)]
-                asked += len(batch)
-                stub.PredictBatch(pb.PredictBatchRequest(conversations=batch), timeout=30)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait(30)
+    log = tmp_path / "log"
+    settings = {"label_log": log, "label_log_rows": 1, "label_horizon_s": 0.5}
+    with (
+        Process(tmp_path, timed_models, "tiny", **settings) as sidecar_,  # type: ignore[arg-type]
+        grpc.insecure_channel(sidecar_.address) as channel,
+    ):
+        stub = rpc.ContinuationPredictorStub(channel)
+        deadline = time.monotonic() + 60
+        asked = 0
+        while len(list(log.glob("labels-*.parquet"))) < 20:
+            assert time.monotonic() < deadline
+            batch = [chat([f"turn {asked + n}"]) for n in range(50)]
+            asked += len(batch)
+            stub.PredictBatch(pb.PredictBatchRequest(conversations=batch), timeout=30)
+        sidecar_.kill()
     left = sorted(log.iterdir())
     assert {path.suffix for path in left} <= {".parquet", ".partial"}
     whole = [path for path in left if path.suffix == ".parquet"]

@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from eviction_client import Prediction, PredictorClient
+from lpc.bench.processes import free_port
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
-from tests.redis_server import free_port
 
 Answer = Callable[[pb.PredictStreamRequest], list[pb.PredictStreamResponse]]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from eviction_client.predictor_client import PredictorClient
+from lpc.bench.processes import free_port
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.redis_server import free_port
 
 
 async def until(condition: Callable[[], object]) -> bool:

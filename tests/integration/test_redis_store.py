@@ -17,7 +17,7 @@ from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_
 from eviction_client.stores.layout import MEMBER_BYTES, Packing
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from tests.redis_server import RedisServer, free_port
+from lpc.bench.processes import RedisServer, free_port
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
 A, B = ConversationId("conversation-a"), ConversationId("conversation-b")

@@ -16,8 +16,8 @@ from eviction_client.stores import BlockHash, ConversationId, MemoryStore, Metad
 from eviction_client.stores.base import pooled
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from lpc.bench.processes import RedisServer
 from tests.guarded_redis import GuardedRedis
-from tests.redis_server import RedisServer
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
 A, B, C = ConversationId("a"), ConversationId("b"), ConversationId("c")

@@ -19,6 +19,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from lpc.bench.processes import RedisServer
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from lpc.wire.certificates import CertificateFiles
@@ -26,7 +27,6 @@ from predictor_service.server import Addresses, StartError, running
 from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.integration.test_server import _scrape, chat, one
-from tests.redis_server import RedisServer
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
 

@@ -21,6 +21,7 @@ import grpc.aio
 import pytest
 from pydantic import ValidationError
 
+from lpc.bench.processes import free_port
 from lpc.model.conversation import UserTurns, from_messages
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -30,7 +31,6 @@ from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.integration.test_server import chat, one, sidecar
 from tests.otlp_collector import Collector, attributes
-from tests.redis_server import free_port
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
