@@ -1,0 +1,74 @@
+"""Hazards by counting: strata of turns, each leaning on the coarser one as far as it has seen too little itself."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lpc.model.returns.facts import Stratum
+from lpc.model.returns.hazards import FEWEST_RETURNS, INTERVALS, Floats, with_tail
+
+WEIGHT: Final = 100.0
+"""Turns at risk that the coarser stratum's hazard counts as."""
+
+
+class Counts:
+    """Hazards of strata.
+
+    Attributes:
+        average: [INTERVALS] of all turns.
+        returns: [INTERVALS] of all turns, weighted: what the hazards rest on.
+    """
+
+    def __init__(
+        self,
+        strata: Sequence[list[Stratum]],
+        interval: NDArray[np.int64],
+        came: NDArray[np.bool_],
+        weight: Floats,
+    ) -> None:
+        """Count turns.
+
+        Args:
+            strata: of each turn, as `facts.strata` gives them; the first is the empty one.
+            interval: [n] in which the turn was left: its next one came, or it was watched no longer.
+            came: [n] which of these.
+            weight: [n] how much each counts.
+        """
+        numbers: dict[Stratum, int] = {}
+        turn: list[int] = []
+        stratum: list[int] = []
+        for place, chain in enumerate(strata):
+            for name in chain:
+                turn.append(place)
+                stratum.append(numbers.setdefault(name, len(numbers)))
+        rows, of = np.array(stratum, np.int64), np.array(turn, np.int64)
+        size = max(len(numbers), 1) * INTERVALS
+        cell = rows * INTERVALS + interval[of]
+        left = np.bincount(cell, weight[of], minlength=size).reshape(-1, INTERVALS)
+        returns = np.bincount(cell[came[of]], weight[of][came[of]], minlength=size).reshape(-1, INTERVALS)
+        # At risk in an interval: who left in a later one, who returned in it, and half of those last seen in it.
+        at_risk = left[:, ::-1].cumsum(axis=1)[:, ::-1] - left + returns + 0.5 * (left - returns)
+        self.returns: Floats = returns[0]
+        pooled = (returns[0] + 0.01) / (at_risk[0] + 0.5)
+        self.average: Floats = with_tail(pooled[None, :], returns[0])[0]
+        self._hazard: dict[Stratum, Floats] = {(): self.average}
+        for name in sorted(numbers, key=len):
+            if name:
+                above = self._hazard[name[:-1]]
+                row = numbers[name]
+                self._hazard[name] = (returns[row] + WEIGHT * above) / (at_risk[row] + WEIGHT)
+
+    def hazard(self, chain: list[Stratum]) -> Floats:
+        """Return the hazards of the finest stratum that was ever seen, [INTERVALS]."""
+        for name in reversed(chain):
+            found = self._hazard.get(name)
+            if found is not None:
+                return found
+        return self.average
+
+    @property
+    def believable(self) -> bool:
+        """Whether enough returned for a curve to mean anything."""
+        return bool(self.returns.max(initial=0.0) >= FEWEST_RETURNS)

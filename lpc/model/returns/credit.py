@@ -1,0 +1,84 @@
+"""What a return curve is worth in a cache: seconds of credit beside an average conversation, for every lifetime of a cache.
+
+``key = t_last + credit``; the smallest is evicted. The value of room at age ``a`` of a block is its Gittins index (1979)
+
+    g(a) = max over h of  (F(a + h) - F(a)) / integral from a to a + h of (1 - F(s)) ds        returns per second of room
+
+In a cache where blocks of average conversations live ``A`` seconds, room has the price ``g_average(A)``. Every other block is
+worth its room until its own index first falls to that price, at age ``a*``; an average one until ``A``. Hence
+
+    credit(A) = a*(g_average(A)) - a*_average(g_average(A))
+
+which is 0 for an average block at every ``A``: the order is least recently used. With exponential think times it is
+``tau (logit p - logit p_average)`` at every ``A``: the order of Learned Prefix Caching (NeurIPS 2025).
+
+An index may stand still for a while (nobody returns before having read), and then the first age at a price would jump by that
+while. So the logarithm of every index falls by TILT besides: of equal values the younger one is the higher. A block whose
+index never reaches the price has the age at which it would, were its index to go on below age 0 by OVERDUE_S.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from lpc.model.returns.hazards import AGES, Floats
+
+LIFETIMES: Final[Floats] = np.geomspace(1.0, 10_800.0, 24)
+"""The grid of a credit table: lifetimes of caches, seconds. In every model info, so that a client need not know it."""
+MAX_CREDIT_S: Final = 14_400.0
+"""Credits are clipped to [-MAX_CREDIT_S, MAX_CREDIT_S]."""
+OVERDUE_S: Final = 20.0
+"""Seconds by which a block goes earlier for each factor of e that its highest index lies below the price."""
+TILT: Final = 1e-3
+"""By which the logarithm of an index falls for each factor of e in (1 s + age)."""
+
+_WIDTHS: Final[Floats] = np.diff(AGES)
+_LATER: Final = np.triu(np.ones((len(AGES), len(AGES)), np.bool_), 1)
+_TILT: Final[Floats] = TILT * np.log1p(AGES)
+_CHUNK: Final = 64
+"""Curves worked on at once: 64 x 64 x 64 doubles are 2 MiB."""
+
+
+def log_index(returned: Floats) -> Floats:
+    """Return ln of the index at AGES, never rising, [n, ages], of curves [n, ages]."""
+    parts = [_log_index(returned[start : start + _CHUNK]) for start in range(0, len(returned), _CHUNK)]
+    return np.concatenate(parts) if parts else np.zeros_like(returned)
+
+
+class CreditLaw:
+    """Credits beside one average. ``average``: [ages], its return curve at AGES."""
+
+    def __init__(self, average: Floats) -> None:
+        index = log_index(average[None, :])
+        self._price = np.interp(LIFETIMES, AGES, index[0])
+        self._average_age = _first_age(index, self._price)
+
+    def table(self, returned: Floats) -> Floats:
+        """Return the credits in seconds at LIFETIMES, [n, lifetimes], of return curves at AGES, [n, ages]."""
+        return np.clip(_first_age(log_index(returned), self._price) - self._average_age, -MAX_CREDIT_S, MAX_CREDIT_S)
+
+
+def _log_index(returned: Floats) -> Floats:
+    waiting = 1.0 - returned
+    room = np.concatenate(
+        [np.zeros((len(returned), 1)), np.cumsum((waiting[:, 1:] + waiting[:, :-1]) / 2 * _WIDTHS, axis=1)], axis=1
+    )
+    gained = returned[:, None, :] - returned[:, :, None]
+    spent = room[:, None, :] - room[:, :, None]
+    rate = np.where(_LATER, gained / np.where(_LATER & (spent > 1e-12), spent, 1.0), 0.0).max(axis=2)
+    rate[:, -1] = rate[:, -2] * AGES[-2] / AGES[-1]
+    index: Floats = np.minimum.accumulate(np.log(np.maximum(rate, 1e-12)), axis=1) - _TILT
+    return index
+
+
+def _first_age(index: Floats, price: Floats) -> Floats:
+    """Return the age, seconds, at which each index [n, ages] first is at each price [k], [n, k]. Both are logarithms."""
+    rows = np.arange(len(index))[:, None]
+    reached = index[:, :, None] <= price[None, None, :]
+    place = reached.argmax(axis=1)
+    later = np.maximum(place, 1)
+    high, low = index[rows, later - 1], index[rows, later]
+    part = (high - price) / np.maximum(high - low, 1e-12)
+    age = AGES[later - 1] + (AGES[later] - AGES[later - 1]) * part
+    age = np.where(place == 0, (index[:, :1] - price) * OVERDUE_S, age)
+    return np.where(reached.any(axis=1), age, AGES[-1] * (1.0 + index[:, -1:] - price))

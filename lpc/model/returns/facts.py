@@ -1,0 +1,89 @@
+"""What is known of a turn beside its text when it is answered, and how forecasters see it."""
+
+import math
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lpc.model.returns.hazards import Floats
+
+KNOTS: Final = 8
+"""Hat functions per feature: piecewise linear in the logarithm, so that a small network need not find thresholds."""
+_RANGES: Final[dict[str, tuple[float, float]]] = {
+    "turn_count": (0.0, 5.0),
+    "input_tokens": (7.0, 17.0),
+    "growth_tokens": (5.0, 15.0),
+    "last_gap": (2.0, 11.0),
+    "mean_gap": (2.0, 11.0),
+    "reply_tokens": (3.0, 11.0),
+    "growth_before": (5.0, 15.0),
+    "openings": (0.0, 12.0),
+    "log_odds": (-6.0, 6.0),
+}
+"""Lowest and highest knot of each feature: of log2(1 + value), of the log-odds as they are."""
+WIDTH: Final = len(_RANGES) * (KNOTS + 1)
+"""Inputs of the network: per feature its hats and whether it is unknown."""
+_LOWEST: Final[Floats] = np.array([low for low, _ in _RANGES.values()])
+_HIGHEST: Final[Floats] = np.array([high for _, high in _RANGES.values()])
+_STEP: Final[Floats] = (_HIGHEST - _LOWEST) / (KNOTS - 1)
+
+
+class Facts(NamedTuple):
+    """Of one turn. NaN: not known.
+
+    Attributes:
+        turn_count: user turns of the conversation, this one included.
+        input_tokens: of the prompt with its history.
+        growth_tokens: by which it is longer than the turn before's.
+        last_gap, mean_gap: seconds between the arrivals of the last two turns, and the geometric mean of all gaps so far.
+        reply_tokens: of the reply between the last two prompts.
+        growth_before: `growth_tokens` of the turn before.
+        openings: conversations before that began alike.
+        log_odds: of the probability that the sidecar's model gives.
+        category: the request's class, in the operator's terms; may be empty.
+    """
+
+    turn_count: float
+    input_tokens: float = math.nan
+    growth_tokens: float = math.nan
+    last_gap: float = math.nan
+    mean_gap: float = math.nan
+    reply_tokens: float = math.nan
+    growth_before: float = math.nan
+    openings: float = math.nan
+    log_odds: float = math.nan
+    category: str = ""
+
+
+def inputs(facts: list[Facts]) -> NDArray[np.float32]:
+    """Return the network's inputs, [n, WIDTH]."""
+    values = np.array([fact[:-1] for fact in facts], np.float64).reshape(-1, len(_RANGES))
+    scaled = np.concatenate([np.log2(1.0 + np.maximum(values[:, :-1], 0.0)), values[:, -1:]], axis=1)
+    unknown = np.isnan(values)
+    place = (np.clip(np.where(unknown, _LOWEST, scaled), _LOWEST, _HIGHEST) - _LOWEST) / _STEP
+    hats = np.maximum(0.0, 1.0 - np.abs(place[:, :, None] - np.arange(KNOTS)))
+    hats[unknown] = 0.0
+    result = np.concatenate([hats, unknown[:, :, None]], axis=2).reshape(len(facts), WIDTH)
+    return result.astype(np.float32)
+
+
+Stratum = tuple[float | str, ...]
+
+
+def strata(fact: Facts) -> list[Stratum]:
+    """Return the strata that a turn belongs to, from the coarsest, which all share, to the finest.
+
+    Each refines the one before: category; turn number; prompt length; gap before; reply before; in powers of two or so.
+    """
+    turn = min(int(fact.turn_count), 8)
+    length = _octave(fact.input_tokens / 512.0, 7) // 2
+    gap = _octave(fact.last_gap, 10) // 2
+    reply = _octave(fact.reply_tokens, 11) // 3
+    parts: Stratum = (fact.category, min(turn, 3), turn, length, gap, reply)
+    return [parts[:depth] for depth in range(len(parts) + 1)]
+
+
+def _octave(value: float, highest: int) -> int:
+    """Return floor(log2(value)) in [0, highest]; -2 where it is not known."""
+    return -2 if math.isnan(value) else int(min(max(math.log2(max(value, 1.0)), 0.0), highest))

@@ -1,0 +1,238 @@
+"""The turns that a return model learns from: a bounded memory of numbers, never text."""
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lpc.model.arrivals import UNSEEN, GapHistory
+from lpc.model.returns.facts import WIDTH, Facts, Stratum, inputs, strata
+from lpc.model.returns.hazards import EDGES, INTERVALS, Floats, interval_of
+
+CAPACITY: Final = 20_000
+"""Turns remembered: about 15 MiB."""
+SPAN_S: Final = 7200.0
+"""What the turns should span: where traffic is too dense for that, only a sample of the conversations is remembered."""
+IDLE_S: Final = 60.0
+"""The longest pause that counts as time: neither a night without traffic nor a clock set forward makes anything forgotten."""
+HALF_LIFE_S: Final = 1800.0
+"""Time with traffic after which a turn counts half."""
+OPENINGS: Final = 10_000
+"""Openings of conversations that are counted."""
+FORECASTERS: Final = 2
+
+
+class Arrived(NamedTuple):
+    """A turn as it is answered.
+
+    Attributes:
+        conversation: an opaque name, the same for all of its turns; empty where it could not be recognised again.
+        at: its arrival, seconds since the epoch.
+        turn_count, input_tokens, reply_tokens, log_odds, category: as `Facts` has them.
+        opening: a digest of how its conversation begins; empty where not known.
+    """
+
+    conversation: bytes
+    at: float
+    turn_count: int
+    input_tokens: float
+    reply_tokens: float
+    log_odds: float
+    category: str = ""
+    opening: bytes = b""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    history: GapHistory
+    input_tokens: float
+    growth: float
+    number: int
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of the remembered turns so far.
+
+    Attributes:
+        inputs: [n, WIDTH] of the network.
+        strata: of each turn.
+        interval, came, age: [n] where each was left: the next turn came, or it was watched no longer; seconds.
+        weight: [n] by how long ago it was, in time with traffic.
+    """
+
+    inputs: NDArray[np.float32]
+    strata: Sequence[list[Stratum]]
+    interval: NDArray[np.int64]
+    came: NDArray[np.bool_]
+    age: Floats
+    weight: Floats
+
+
+class TurnMemory:
+    """Remembers turns in a ring. Not thread-safe.
+
+    Invariants: a turn has a number that counts up; turn ``n`` is remembered while ``n`` is among the last ``capacity``, in
+    place ``n % capacity``. A conversation knows the number of its latest turn only.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity = capacity
+        self.number = 0
+        """Turns taken in so far, with those that were forgotten since."""
+        self.returns = 0
+        self.active_s = 0.0
+        """Time with traffic."""
+        self._latest_at = -np.inf
+        self._every = 1
+        self._inputs = np.zeros((capacity, WIDTH), np.float32)
+        self._at = np.zeros(capacity)
+        self._active = np.zeros(capacity)
+        self._age = np.full(capacity, np.nan)
+        self._came = np.zeros(capacity, np.bool_)
+        self._told = np.full((capacity, FORECASTERS, INTERVALS), np.nan, np.float32)
+        self._facts: list[Facts] = [Facts(1)] * capacity
+        self._strata: list[list[Stratum]] = [[()]] * capacity
+        self._names: dict[Stratum, Stratum] = {}
+        self._conversations: OrderedDict[bytes, _Conversation] = OrderedDict()
+        self._openings: OrderedDict[bytes, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return min(self.number, self.capacity)
+
+    def facts(self, turn: Arrived) -> Facts:
+        """Return what is known of a turn, before it is taken in."""
+        before = self._conversations.get(turn.conversation) if turn.conversation else None
+        history = UNSEEN if before is None else before.history.arrive(turn.at)
+        gaps = history.gaps
+        growth = np.nan if before is None else max(turn.input_tokens - before.input_tokens, 0.0)
+        return Facts(
+            turn.turn_count,
+            turn.input_tokens,
+            growth,
+            gaps.last,
+            float(np.exp(gaps.mean_log)),
+            turn.reply_tokens,
+            np.nan if before is None else before.growth,
+            self._openings.get(turn.opening, 0) if turn.opening else np.nan,
+            turn.log_odds,
+            turn.category,
+        )
+
+    def take(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], told: Floats | None) -> "tuple[int, float] | None":
+        """Take a turn in; return the number and the age of the one that it follows, if that was waiting.
+
+        Args:
+            row: [WIDTH] its inputs.
+            told: [FORECASTERS, INTERVALS] hazards that were foretold; None where nothing was.
+        """
+        now = max(turn.at, self._latest_at)
+        if self._latest_at > -np.inf:
+            self.active_s += min(now - self._latest_at, IDLE_S)
+        self._latest_at = now
+        if turn.opening:
+            self._openings[turn.opening] = self._openings.get(turn.opening, 0) + 1
+            self._openings.move_to_end(turn.opening)
+            if len(self._openings) > OPENINGS:
+                self._openings.popitem(last=False)
+        if not turn.conversation:
+            return None
+        before = self._conversations.pop(turn.conversation, None)
+        followed = None if before is None else self._follow(before, turn.at)
+        if before is not None and turn.at <= before.history.latest:  # the same turn asked again, or one overtaken
+            self._conversations[turn.conversation] = before
+            return None
+        history = (UNSEEN if before is None else before.history).arrive(turn.at)
+        number = self._remember(turn, now, facts, row, told)
+        self._conversations[turn.conversation] = _Conversation(history, turn.input_tokens, facts.growth_tokens, number)
+        if len(self._conversations) > 2 * self.capacity:
+            self._conversations.popitem(last=False)
+        return followed
+
+    def told(self, numbers: NDArray[np.int64]) -> Floats:
+        """Return what was foretold of turns, [n, FORECASTERS, INTERVALS]; NaN where nothing was."""
+        result: Floats = self._told[numbers % self.capacity].astype(np.float64)
+        return result
+
+    def outcomes(self, now: float) -> Outcomes:
+        """Return copies of what became of the turns until ``now``, seconds since the epoch."""
+        kept = slice(0, len(self))
+        waiting = np.isnan(self._age[kept])
+        age = np.where(waiting, np.maximum(now - self._at[kept], 0.0), self._age[kept])
+        came = self._came[kept] & (age < EDGES[-1])
+        return Outcomes(
+            self._inputs[kept].copy(),
+            self._strata[kept],
+            interval_of(age),
+            came,
+            age,
+            0.5 ** ((self.active_s - self._active[kept]) / HALF_LIFE_S),
+        )
+
+    def state(self, now: float) -> dict[str, NDArray[np.generic]]:
+        """Return the memory as arrays, to be kept: numbers and categories. Conversations are not named in it."""
+        kept = slice(0, len(self))
+        outcomes = self.outcomes(now)
+        return {
+            "facts": np.array([fact[:-1] for fact in self._facts[kept]], np.float64).reshape(len(self), -1),
+            "category": np.array([fact.category for fact in self._facts[kept]], np.str_),
+            "age": outcomes.age,
+            "came": outcomes.came,
+            "active": self.active_s - self._active[kept],
+        }
+
+    def restore(self, state: "dict[str, NDArray[np.generic]]") -> None:
+        """Take a kept memory; turns that waited count as watched until then. Raises KeyError, ValueError: it is damaged."""
+        values = np.asarray(state["facts"], np.float64)
+        age, past = (np.asarray(state[name], np.float64) for name in ("age", "active"))
+        came = np.asarray(state["came"], np.bool_)
+        categories = [str(name) for name in state["category"]]
+        if (
+            values.ndim != 2
+            or values.shape[1] != len(Facts._fields) - 1
+            or not (len(values) == len(age) == len(past) == len(came) == len(categories))
+        ):
+            raise ValueError("columns of a return model's memory do not fit each other")
+        if not (np.isfinite(age).all() and np.isfinite(past).all()):
+            raise ValueError("ages of a return model's memory are not numbers")
+        order = np.argsort(-past)[-self.capacity :]
+        rows = [Facts._make([*values[i].tolist(), categories[i]]) for i in order]
+        count = len(rows)
+        self._inputs[:count] = inputs(rows)
+        self._facts[:count] = rows
+        self._strata[:count] = [self._chain(fact) for fact in rows]
+        self._age[:count], self._came[:count] = np.maximum(age[order], 0.0), came[order]
+        self._active[:count] = -past[order]
+        self.number, self.returns = count, int(came[order].sum())
+
+    def _follow(self, before: _Conversation, at: float) -> "tuple[int, float] | None":
+        place = before.number % self.capacity
+        gap = at - before.history.latest
+        if before.number <= self.number - self.capacity or gap <= 0 or not np.isnan(self._age[place]) or before.number < 0:
+            return None
+        self._age[place], self._came[place] = gap, gap < EDGES[-1]
+        self.returns += 1
+        return before.number, gap
+
+    def _remember(self, turn: Arrived, now: float, facts: Facts, row: NDArray[np.float32], told: Floats | None) -> int:
+        """Return the turn's number; -1 where its conversation is not in the sample."""
+        if zlib.crc32(turn.conversation) % self._every:
+            return -1
+        place = self.number % self.capacity
+        if self.number >= self.capacity and place == 0 and now - self._at[0] < SPAN_S:
+            self._every *= 2  # once around in too short a time
+        self._inputs[place], self._at[place], self._active[place] = row, turn.at, self.active_s
+        self._age[place], self._came[place] = np.nan, False
+        self._told[place] = np.nan if told is None else told
+        self._facts[place], self._strata[place] = facts, self._chain(facts)
+        self.number += 1
+        return self.number - 1
+
+    def _chain(self, facts: Facts) -> list[Stratum]:
+        if len(self._names) > 8 * self.capacity:
+            self._names.clear()
+        return [self._names.setdefault(name, name) for name in strata(facts)]

@@ -1,0 +1,189 @@
+"""The return model of a sidecar: two forecasters that learn while it serves, mixed by how well each has foretold.
+
+Counts by strata know something after minutes and follow what changes; the head knows which facts matter together and takes
+longer. Their curves are mixed by the discounted log-likelihood of what happened since to turns that they had foretold.
+Before FEWEST_TURNS turns, and while hardly anybody has returned, all credits are 0: the order is least recently used.
+"""
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lpc.model.probability import expit
+from lpc.model.returns.counts import Counts
+from lpc.model.returns.credit import LIFETIMES, CreditLaw
+from lpc.model.returns.facts import Facts, inputs, strata
+from lpc.model.returns.hazards import Floats, log_likelihood, returned, with_tail
+from lpc.model.returns.head import HazardHead
+from lpc.model.returns.memory import CAPACITY, Arrived, TurnMemory
+
+FEWEST_TURNS: Final = 200
+KEEP: Final = 0.995
+"""What an outcome's log-likelihood still counts after the next one, in the weights of the mixture."""
+EVENLY: Final = 6.0
+"""Bound of the log-odds between the forecasters: neither is ever quite given up."""
+GIVEN_UP_S: Final = 1800.0
+"""Age at which a turn that nobody followed counts as foretold or not."""
+FORMAT: Final = 1
+
+
+class Quality(NamedTuple):
+    """How well was foretold.
+
+    Attributes:
+        turns, returns: taken in since the start.
+        head_share: of the head in the mixture, in [0, 1].
+        nats: by which an outcome was more likely under the mixture than under the average curve; a discounted mean, NaN
+            before the first.
+    """
+
+    turns: int
+    returns: int
+    head_share: float
+    nats: float
+
+
+@dataclass(frozen=True)
+class _Forecasters:
+    counts: Counts
+    head: HazardHead
+    law: CreditLaw
+
+    def hazards(self, facts: Sequence[Facts], rows: NDArray[np.float32]) -> Floats:
+        """Return [2, n, INTERVALS]: counts, head."""
+        returns = self.counts.returns
+        counted = np.array([self.counts.hazard(strata(fact)) for fact in facts])
+        return np.stack([with_tail(counted, returns), with_tail(self.head.hazard(rows), returns)])
+
+
+class ReturnModel:
+    """Thread-safe: :meth:`answer` for the thread that infers, :meth:`refit` for one in the background."""
+
+    def __init__(self, capacity: int = CAPACITY, seed: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._memory = TurnMemory(capacity)
+        self._head = HazardHead(seed)
+        self._forecasters: _Forecasters | None = None
+        self._balance = 0.0
+        self._nats = math.nan
+        self._judged = -1
+
+    def answer(self, turns: Sequence[Arrived]) -> Floats:
+        """Take turns in; return their credits in seconds at `credit.LIFETIMES`, [n, lifetimes]."""
+        if not turns:
+            return np.zeros((0, len(LIFETIMES)))
+        parts = []
+        with self._lock:
+            start = 0
+            while start < len(turns):
+                # Of one conversation's turns the later one's facts follow from the earlier one.
+                stop, names = start, set[bytes]()
+                while stop < len(turns) and turns[stop].conversation not in names:
+                    names.add(turns[stop].conversation or str(stop).encode())
+                    stop += 1
+                parts.append(self._take(turns[start:stop]))
+                start = stop
+        return np.concatenate(parts)
+
+    def refit(self, now: float) -> None:
+        """Learn from what has happened until ``now``, seconds since the epoch. Tenths of a second; serving goes on."""
+        with self._lock:
+            if self._memory.number < FEWEST_TURNS:
+                return
+            outcomes = self._memory.outcomes(now)
+        counts = Counts(outcomes.strata, outcomes.interval, outcomes.came, outcomes.weight)
+        self._head.teach(outcomes.inputs, outcomes.interval, outcomes.came, outcomes.weight)
+        made = None
+        if counts.believable:
+            made = _Forecasters(counts, self._head.copy(), CreditLaw(returned(counts.average[None, :])[0]))
+        with self._lock:
+            self._forecasters = made
+            self._judge_given_up(outcomes.age, outcomes.came)
+
+    @property
+    def head_share(self) -> float:
+        """The head's share of the mixture."""
+        return expit(self._balance)
+
+    @property
+    def quality(self) -> Quality:
+        """A snapshot."""
+        return Quality(self._memory.number, self._memory.returns, self.head_share, self._nats)
+
+    def state(self, now: float) -> "dict[str, NDArray[np.generic]]":
+        """Return all that was learnt as arrays, without names and text."""
+        with self._lock:
+            return {
+                "format": np.array(FORMAT),
+                "balance": np.array(self._balance),
+                **self._memory.state(now),
+                **(self._head.state() if self._head.taught else {}),
+            }
+
+    def restore(self, state: "dict[str, NDArray[np.generic]]", now: float) -> None:
+        """Take what was kept, and learn from it at once. Raises KeyError, ValueError: it is of another form, or damaged."""
+        if int(np.asarray(state["format"], np.int64)) != FORMAT:
+            raise ValueError("another format")
+        memory, head = TurnMemory(self._memory.capacity), HazardHead()
+        memory.restore(state)
+        if "head0.w0" in state:
+            head.restore({name: np.asarray(values, np.float32) for name, values in state.items() if name.startswith("head")})
+        balance = float(np.asarray(state["balance"], np.float64))
+        with self._lock:
+            self._memory, self._head = memory, head
+            self._balance = min(max(balance, -EVENLY), EVENLY) if math.isfinite(balance) else 0.0
+            self._judged = memory.number - 1
+        self.refit(now)
+
+    def _take(self, turns: Sequence[Arrived]) -> Floats:
+        """As `answer`, of different conversations. With the lock held."""
+        memory, forecasters = self._memory, self._forecasters
+        facts = [memory.facts(turn) for turn in turns]
+        rows = inputs(facts)
+        told = None if forecasters is None else forecasters.hazards(facts, rows)
+        for place, (turn, fact) in enumerate(zip(turns, facts, strict=True)):
+            followed = memory.take(turn, fact, rows[place], None if told is None else told[:, place])
+            if followed is not None:
+                self._judge(np.array([followed[0]]), np.array([followed[1]]), np.array([True]))
+        if forecasters is None or told is None:
+            return np.zeros((len(turns), len(LIFETIMES)))
+        share = self.head_share
+        return forecasters.law.table((1.0 - share) * returned(told[0]) + share * returned(told[1]))
+
+    def _judge(self, numbers: NDArray[np.int64], age: Floats, came: NDArray[np.bool_]) -> None:
+        """Weigh the forecasters by what they had foretold of turns. With the lock held."""
+        told = self._memory.told(numbers)
+        known = ~np.isnan(told[:, 0, 0])
+        if not known.any() or self._forecasters is None:
+            return
+        told, age, came = told[known], age[known], came[known]
+        counted, headed = (log_likelihood(told[:, i], age, came) for i in (0, 1))
+        average = log_likelihood(np.repeat(self._forecasters.counts.average[None, :], len(told), 0), age, came)
+        share = self.head_share
+        for by_counts, by_head, by_average in zip(counted, headed, average, strict=True):
+            self._balance = min(max(KEEP * self._balance + float(by_head - by_counts), -EVENLY), EVENLY)
+            mixed = float(np.logaddexp(math.log(1 - share) + by_counts, math.log(share) + by_head) - by_average)
+            self._nats = mixed if math.isnan(self._nats) else KEEP * self._nats + (1 - KEEP) * mixed
+
+    def _judge_given_up(self, age: Floats, came: NDArray[np.bool_]) -> None:
+        memory = self._memory
+        first = max(self._judged + 1, memory.number - len(memory))
+        last = first
+        # In order of arrival, so those whose time is up come first; what has been overwritten since is passed over.
+        due: list[int] = []
+        while last < memory.number and len(due) < memory.capacity:
+            place = last % memory.capacity
+            if place >= len(age) or (age[place] < GIVEN_UP_S and not came[place]):
+                break
+            if not came[place]:
+                due.append(last)
+            last += 1
+        self._judged = last - 1
+        if due:
+            numbers = np.array(due)
+            self._judge(numbers, np.full(len(due), GIVEN_UP_S), np.zeros(len(due), np.bool_))
