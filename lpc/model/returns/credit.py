@@ -21,12 +21,11 @@ from typing import Final
 
 import numpy as np
 
+from lpc.model.returns import MAX_CREDIT_S
 from lpc.model.returns.hazards import AGES, Floats
 
 LIFETIMES: Final[Floats] = np.geomspace(1.0, 10_800.0, 24)
 """The grid of a credit table: lifetimes of caches, seconds. In every model info, so that a client need not know it."""
-MAX_CREDIT_S: Final = 14_400.0
-"""Credits are clipped to [-MAX_CREDIT_S, MAX_CREDIT_S]."""
 OVERDUE_S: Final = 20.0
 """Seconds by which a block goes earlier for each factor of e that its highest index lies below the price."""
 TILT: Final = 1e-3
