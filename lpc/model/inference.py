@@ -40,6 +40,19 @@ class LogNormal(NamedTuple):
     log_sigma: float
 
 
+def graph_inputs(batch: Sequence[Features]) -> dict[str, NDArray[Any]]:
+    """Return the graph's inputs: input_ids and attention_mask [batch, longest], padded with 0; scalars [batch, n] fp32."""
+    longest = max(len(features.input_ids) for features in batch)
+    input_ids = np.zeros((len(batch), longest), np.int64)
+    attention_mask = np.zeros((len(batch), longest), np.int64)
+    for row, features in enumerate(batch):
+        tokens = len(features.input_ids)
+        input_ids[row, :tokens] = features.input_ids
+        attention_mask[row, :tokens] = 1
+    scalars = np.array([features.scalars for features in batch], np.float32)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "scalars": scalars}
+
+
 class Model:
     """A model version, ready to run. Not thread-safe: one thread runs it.
 
@@ -98,15 +111,7 @@ class Model:
         return [float(p) for p in np.clip(probability, P_MIN, 1.0 - P_MIN)]
 
     def _outputs(self, batch: Sequence[Features], *names: str) -> list[NDArray[Any]]:
-        longest = max(len(features.input_ids) for features in batch)
-        input_ids = np.zeros((len(batch), longest), np.int64)
-        attention_mask = np.zeros((len(batch), longest), np.int64)
-        for row, features in enumerate(batch):
-            tokens = len(features.input_ids)
-            input_ids[row, :tokens] = features.input_ids
-            attention_mask[row, :tokens] = 1
-        scalars = np.array([features.scalars for features in batch], np.float32)
-        inputs: dict[str, NDArray[Any]] = {"input_ids": input_ids, "attention_mask": attention_mask, "scalars": scalars}
+        inputs = graph_inputs(batch)
         if self.provider == "cuda":
             return self._run_cuda(inputs, names)
         return self._session.run(list(names), inputs)  # type: ignore[no-any-return]

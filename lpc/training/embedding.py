@@ -25,6 +25,7 @@ from lpc.logs.datasets.conversation import Conversation, Example, examples_of
 from lpc.logs.datasets.language import language_of
 from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureSettings
+from lpc.model.inference import graph_inputs
 from lpc.training.variants import VARIANTS
 
 EXAMPLES_PER_SHARD: Final = 2048
@@ -187,15 +188,7 @@ def _embed_shard(
     features = [encoder.encode(example.turns) for example in shard]
     embeddings: list[Any] = [None] * len(shard)
     for batch in _batches([len(f.input_ids) for f in features]):
-        longest = max(len(features[i].input_ids) for i in batch)
-        ids = np.zeros((len(batch), longest), np.int64)
-        mask = np.zeros((len(batch), longest), np.int64)
-        for row, i in enumerate(batch):
-            tokens = features[i].input_ids
-            ids[row, : len(tokens)] = tokens
-            mask[row, : len(tokens)] = 1
-        scalars = np.array([features[i].scalars for i in batch], np.float32)
-        inputs = {"input_ids": ids, "attention_mask": mask, "scalars": scalars}
+        inputs = graph_inputs([features[i] for i in batch])
         for i, vector in zip(batch, session.run(["embedding"], inputs)[0], strict=True):
             embeddings[i] = vector.astype(np.float16)
     width = len(embeddings[0])

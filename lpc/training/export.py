@@ -20,7 +20,8 @@ from lpc.logs.datasets.conversation import examples_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.model.artifact import FILES, MANIFEST, THINK_TIME, Manifest, file_sha256, verify
 from lpc.model.conversation import UserTurns
-from lpc.model.features import FeatureEncoder, Features, FeatureSettings
+from lpc.model.features import FeatureEncoder, FeatureSettings
+from lpc.model.inference import graph_inputs
 from lpc.model.think_time import ThinkTime
 from lpc.training.encoders import Encoder, load_encoder
 from lpc.training.graph import ContinuationModel, Precision, write_onnx
@@ -152,7 +153,7 @@ def compare(model: Path, encoder: Encoder, head: Head, settings: FeatureSettings
     for turns in tqdm(
         real_conversations(count, settings.prompt_window), "comparing with PyTorch", unit=" prompts", leave=False
     ):
-        inputs = _single(features.encode(turns))
+        inputs = graph_inputs([features.encode(turns)])
         with torch.inference_mode():
             probability, embedding = reference(*(torch.from_numpy(array) for array in inputs.values()))
         found_probability, found = session.run(["probability", "embedding"], inputs)
@@ -179,11 +180,6 @@ def real_conversations(count: int, window: int) -> list[UserTurns]:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _single(features: Features) -> dict[str, Any]:
-    ids = np.array([features.input_ids], np.int64)
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "scalars": np.array([features.scalars], np.float32)}
 
 
 def _refuse_beyond(bound: Bound, report: dict[str, Any], precision: Precision) -> None:
