@@ -62,7 +62,7 @@ def simulate(
         from lpc.commands import simulate as command
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
-    from lpc.simulator.engine import Cost
+    from lpc.simulator.cost import Cost
     from lpc.simulator.run import WorkloadSpec
     from lpc.training.head import DEFAULT_HEAD
 

@@ -1,14 +1,15 @@
-"""What `lpc simulate` does: from its options to runs, tables and pictures."""
+"""`lpc simulate`: from its options to runs, tables and pictures."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lpc.simulator import describe as describing
-from lpc.simulator import report
-from lpc.simulator.engine import Cost
+from lpc.commands import hit_rates, trace_figures
+from lpc.simulator.cost import Cost
+from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import DEFAULT_POLICIES, Run, SimulationError, WorkloadSpec, load_trace, parse_capacity, sweep
+from lpc.simulator.summary import derived
 from lpc.wire.terminal import console
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
@@ -42,7 +43,7 @@ def simulate(
     sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SHARES if spec.trace else DEFAULT_SIZES))]
     second = parse_capacity(tier) if tier else 0
     times = [_number(part, "think time") for part in _parts(think_times)] if spec.trace is None else [spec.think_time]
-    memories = [_number(part, "GiB of the predictor") for part in _parts(predictor_gib)]
+    memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
     if seeds < 1 or engines < 1 or jobs == 0:
         raise SimulationError("--seeds and --engines must be at least 1, --jobs not 0")
     if spec.trace is not None and spec.format != "agents" and seeds > 1:
@@ -55,8 +56,7 @@ def simulate(
             engines,
             sticky,
             second,
-            cost,
-            PolicySettings(tau=tau, invert=invert),
+            PolicySettings(tau=tau, invert=invert, cost=cost),
             memory,
         )
         for time in times
@@ -69,13 +69,13 @@ def simulate(
     rows = sweep(runs, jobs)
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)
-    summary = report.derived(rows)
-    report.print_table(summary)
+    summary = derived(rows)
+    hit_rates.print_table(summary)
     if picture is not None:
-        report.draw_png(summary, picture)
+        hit_rates.draw_png(summary, picture)
         console().print(f"picture: {picture}")
     if html is not None:
-        report.write_html(summary, html)
+        hit_rates.write_html(summary, html)
         console().print(f"report: {html}")
     return {"rows": rows, "summary": summary}
 
@@ -83,10 +83,10 @@ def simulate(
 def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
     """Print what a trace is like; draw it; return the figures. Raises SimulationError, TraceError."""
     trace = load_trace(spec)
-    found = describing.describe(trace)
-    describing.print_description(found)
+    found = figures_of(trace)
+    trace_figures.print_description(found)
     if picture is not None:
-        describing.draw(trace, found, picture)
+        trace_figures.draw(trace, found, picture)
         console().print(f"picture: {picture}")
     return found
 
@@ -112,5 +112,5 @@ def _number(text: str, what: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e9:
-        raise SimulationError(f"{text!r:.40} is no {what}")
+        raise SimulationError(f"{text!r:.40} is not a {what}")
     return value

@@ -9,28 +9,16 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from lpc.simulator.blocks import BlockCache, CachedBlock, EvictionOrder
+from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.cache import BlockCache
+from lpc.simulator.cost import Cost
+from lpc.simulator.policy import Policy
 from lpc.simulator.tier import SecondTier
 from lpc.simulator.workload import Turn, Workload
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost model.
-
-    Attributes:
-        prefill_tokens_s: tokens computed per second.
-        output_token_s: seconds per output token.
-        fetch_tokens_s: tokens loaded from the second tier per second.
-    """
-
-    prefill_tokens_s: float = 20_000.0
-    output_token_s: float = 0.01
-    fetch_tokens_s: float = 200_000.0
 
 
 @dataclass
@@ -85,13 +73,13 @@ ARRIVE: Final = 1
 """At the same time, ends come before arrivals: what is free then can be used then."""
 END: Final = 0
 
-OrderFactory = Callable[[int], EvictionOrder]
-"""Makes the eviction order of an engine with so many blocks."""
+PolicyFactory = Callable[[int], Policy[Any]]
+"""Makes the policy of an engine with so many blocks."""
 
 
 @dataclass(eq=False)
 class _Engine:
-    cache: BlockCache
+    cache: BlockCache[Any]
     tier: SecondTier | None
     waiting: deque[Turn] = field(default_factory=deque)
 
@@ -99,7 +87,7 @@ class _Engine:
 def simulate(
     workload: Workload,
     capacity_tokens: int,
-    order: OrderFactory,
+    policy: PolicyFactory,
     *,
     cost: Cost | None = None,
     engines: int = 1,
@@ -111,7 +99,7 @@ def simulate(
 
     Args:
         capacity_tokens: of each engine.
-        order: the policy.
+        policy: made once per engine.
         engines: they share nothing.
         sticky: turns of a conversation go to the same engine; else round robin.
         tier_tokens: of each engine's second tier, to which evicted blocks go and from which a prompt's next blocks are loaded.
@@ -126,7 +114,7 @@ def simulate(
         raise ValueError(f"an engine needs at least one block of {size} tokens, and there must be at least one engine")
     pool = [
         _Engine(
-            BlockCache(capacity_tokens // size, order(capacity_tokens // size)),
+            BlockCache(capacity_tokens // size, policy(capacity_tokens // size)),
             SecondTier(tier_tokens // size) if tier_tokens >= size else None,
         )
         for _ in range(engines)

@@ -1,13 +1,18 @@
 """What a policy may know before hits are counted: how likely a conversation goes on after a turn, and when.
 
-From a trace it is learnt on the requests before `count_from`. A synthetic workload says what a log of the day before would have
-shown: the continuation of other conversations, and gaps drawn from the same distribution.
+From a trace it is learnt on the requests before `count_from`, each part when it is first asked for: the mean gap costs a look
+at the log, probabilities a fit of the think-time head (seconds), return curves boosted trees (tens of seconds). A synthetic
+workload says what a log of the day before would have shown: the continuation of other conversations, and gaps drawn from the
+same distribution.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,10 +21,9 @@ from scipy.special import ndtr
 
 from lpc.logs.traces import Trace
 from lpc.logs.traces.turns import turns_in
-from lpc.model.think_time import ThinkTimeError
-from lpc.simulator.returns import classes, curves
+from lpc.model.think_time import Prediction
 from lpc.simulator.workload import Turn, Workload
-from lpc.training.think_time import fit_think_time, turns_of
+from lpc.training.think_time import FEWEST_RETURNS, FEWEST_TURNS, LoggedTurns, fit_think_time, turns_of
 
 Floats = NDArray[np.float64]
 
@@ -47,109 +51,164 @@ class Outlook:
     log_sigma: float
 
 
-@dataclass(frozen=True)
-class Knowledge:
-    """Outlooks for the turns of a workload.
+class Knowledge(ABC):
+    """Outlooks for the turns of a workload, learnt before hits are counted.
 
     Attributes:
-        by_turn: probability of a next turn after turn 1, 2, ... LAST_TURN and later; learnt before hits are counted.
-        outlooks: of single turns, by their index; empty where there is nothing but the turn's number.
-        typical: log_mean and log_sigma for the others.
+        mean_gap: seconds between the turns of a conversation.
+        by_turn: probability of a next turn after turn 1, 2, ...; the last stands for all from there on.
+        share: [ages] where gaps follow one law for all: of those that continue, who has returned at each age.
         class_of: the class of a turn's return curve, by the turn's index; empty where there are no curves.
         curves: [classes, ages] of each class.
-        share: [ages] where gaps follow one law for all: of those that continue, who has returned at each age.
-        mean_gap: seconds between the turns of a conversation.
     """
 
-    by_turn: tuple[float, ...]
-    outlooks: dict[int, Outlook]
-    typical: tuple[float, float]
-    class_of: dict[int, int]
-    curves: Floats
+    mean_gap: float
     share: Floats | None = None
-    mean_gap: float = 100.0
+
+    @property
+    @abstractmethod
+    def by_turn(self) -> tuple[float, ...]:
+        """See above."""
+
+    @property
+    def class_of(self) -> Mapping[int, int]:
+        """See above."""
+        return {}
+
+    @property
+    def curves(self) -> Floats:
+        """See above."""
+        return np.zeros((0, len(AGES)))
+
+    @abstractmethod
+    def outlook(self, turn: Turn) -> Outlook:
+        """Return what is known at the end of a turn."""
 
     def turn_probability(self, turn: int) -> float:
         """Return the probability of a next turn from the turn's number alone."""
         return self.by_turn[min(turn, len(self.by_turn)) - 1]
 
-    def outlook(self, use: Any) -> Outlook:
-        """Return what is known at the end of a turn; the predictor's probability, where one was asked, replaces the learnt."""
-        known = self.outlooks.get(use.index)
-        if known is not None:
-            return known
-        p = self.turn_probability(use.turn) if use.probability is None else use.probability
-        return Outlook(p, *self.typical)
+
+class Assumed(Knowledge):
+    """One law for all turns; a predictor's probability, where one was asked, replaces that by turn.
+
+    Args:
+        by_turn, mean_gap, share: see `Knowledge`.
+        log_mean, log_sigma: of ln(seconds) to the next turn.
+    """
+
+    def __init__(
+        self, by_turn: Sequence[float], mean_gap: float, log_mean: float, log_sigma: float, share: Floats | None = None
+    ) -> None:
+        self.mean_gap = mean_gap
+        self.share = share
+        self._by_turn = tuple(by_turn)
+        self._log_mean = log_mean
+        self._log_sigma = log_sigma
+
+    @property
+    def by_turn(self) -> tuple[float, ...]:
+        """As given."""
+        return self._by_turn
+
+    def outlook(self, turn: Turn) -> Outlook:
+        """Return the law, with the probability asked for or that by turn."""
+        p = self.turn_probability(turn.turn) if turn.probability is None else turn.probability
+        return Outlook(p, self._log_mean, self._log_sigma)
+
+
+class Learnt(Knowledge):
+    """What the think-time head and the return curves say of each turn of a trace.
+
+    Args:
+        trace: the log; its requests are the workload's turns.
+        until: seconds; only what came before is learnt from.
+        seen: the turns that came before.
+    """
+
+    def __init__(self, trace: Trace, until: float, seen: LoggedTurns) -> None:
+        self._trace = trace
+        self._until = until
+        self.mean_gap = float(seen.gap[np.isfinite(seen.gap)].mean())
+
+    @cached_property
+    def by_turn(self) -> tuple[float, ...]:
+        """The mean of the fitted probability to continue at each turn number: a count would miss who returns later."""
+        sums: defaultdict[int, list[float]] = defaultdict(list)
+        for request, p in zip(self._trace.requests, self._prediction.p_continue.tolist(), strict=True):
+            if request.arrival < self._until:
+                sums[min(request.turn, LAST_TURN)].append(p)
+        overall = sum(map(sum, sums.values())) / max(sum(map(len, sums.values())), 1)
+        return tuple((sum(sums[n]) + PRIOR_TURNS * overall) / (len(sums[n]) + PRIOR_TURNS) for n in range(1, LAST_TURN + 1))
+
+    def outlook(self, turn: Turn) -> Outlook:
+        """Return what the think-time head says of a turn of the trace."""
+        return self._outlooks[turn.index]
+
+    @cached_property
+    def class_of(self) -> Mapping[int, int]:
+        """Of every turn of the trace."""
+        return self._classes[0]
+
+    @cached_property
+    def curves(self) -> Floats:
+        """The classes' mean curves, [classes, ages]."""
+        return self._classes[1]
+
+    @cached_property
+    def _known(self) -> Floats:
+        return known_of(self._trace)
+
+    @cached_property
+    def _prediction(self) -> Prediction:
+        names = ("turn", "input_tokens", "new_tokens", "output_tokens", "last_gap", "mean_log_gap")
+        category = np.array([request.category for request in self._trace.requests], np.str_)
+        columns = {name: self._known[:, i] for i, name in enumerate(names)}
+        return fit_think_time(self._trace, self._until).predict(**columns, category=category)
+
+    @cached_property
+    def _outlooks(self) -> list[Outlook]:
+        said = self._prediction
+        columns = (said.p_continue.tolist(), said.log_mean.tolist(), said.log_sigma.tolist())
+        return [Outlook(*values) for values in zip(*columns, strict=True)]
+
+    @cached_property
+    def _classes(self) -> tuple[Mapping[int, int], Floats]:
+        from lpc.simulator.returns import classes, curves  # scikit-learn takes seconds to import
+
+        said = self._prediction
+        deviation = (np.log(AGES)[None, :] - said.log_mean[:, None]) / said.log_sigma[:, None]
+        lognormal = said.p_continue[:, None] * ndtr(deviation)
+        learnt = np.array([request.arrival < self._until for request in self._trace.requests])
+        labels, centres = classes(curves(self._trace, self._until, self._known, lognormal, AGES), learnt)
+        return dict(enumerate(labels.tolist())), centres
 
 
 def knowledge_of(workload: Workload) -> Knowledge:
     """Return what can be learnt of a workload before its hits are counted. The same object for the same workload."""
     known = _known.get(workload)
     if known is None:
-        known = _known[workload] = _of_trace(workload) if workload.trace is not None else _of_history(workload)
+        known = _known[workload] = _of_history(workload) if workload.trace is None else _of_trace(workload.trace, workload)
     return known
 
 
 _known: "WeakKeyDictionary[Workload, Knowledge]" = WeakKeyDictionary()
 
 
-def _of_trace(workload: Workload) -> Knowledge:
-    trace, until = workload.trace, workload.count_from
-    assert trace is not None
-    try:
-        model = fit_think_time(trace, until)
-        seen = turns_of(trace, until)
-    except ThinkTimeError:
-        # A log too short to learn times from: everything returns like everything else.
-        return Knowledge((0.5,), {}, (math.log(100.0), 1.0), {}, np.zeros((0, len(AGES))))
-    known = known_of(trace)
-    names = ("turn", "input_tokens", "new_tokens", "output_tokens", "last_gap", "mean_log_gap")
-    prediction = model.predict(
-        **{name: known[:, i] for i, name in enumerate(names)}, category=np.array([r.category for r in trace.requests], np.str_)
-    )
-    deviation = (np.log(AGES)[None, :] - prediction.log_mean[:, None]) / prediction.log_sigma[:, None]
-    lognormal = prediction.p_continue[:, None] * ndtr(deviation)
-    learnt = np.array([request.arrival < until for request in trace.requests])
-    labels, centres = classes(curves(trace, until, known, lognormal, AGES), learnt)
-    turns = workload.arrivals
-    outlooks = {
-        turn.index: Outlook(float(p), float(mean), float(sigma))
-        for turn, p, mean, sigma in zip(turns, prediction.p_continue, prediction.log_mean, prediction.log_sigma, strict=True)
-    }
-    fitted = model.predict_features(seen.features, seen.category)
-    return Knowledge(
-        _by_turn(turns, prediction.p_continue, until),
-        outlooks,
-        (float(fitted.log_mean.mean()), float(fitted.log_sigma.mean())),
-        {turn.index: int(label) for turn, label in zip(turns, labels, strict=True)},
-        centres,
-        mean_gap=float(seen.gap[np.isfinite(seen.gap)].mean()),
-    )
+def _of_trace(trace: Trace, workload: Workload) -> Knowledge:
+    seen = turns_of(trace, workload.count_from)
+    if len(seen) < FEWEST_TURNS or np.isfinite(seen.gap).sum() < FEWEST_RETURNS:
+        # Too short to learn times from: everything returns like everything else.
+        return Assumed((0.5,), 100.0, math.log(100.0), 1.0)
+    return Learnt(trace, workload.count_from, seen)
 
 
 def _of_history(workload: Workload) -> Knowledge:
     gaps = np.maximum(np.sort(workload.history_gaps), FLOOR_S)
     logs = np.log(gaps)
     share = np.interp(AGES, gaps, (np.arange(len(gaps)) + 0.5) / len(gaps), left=0.0, right=1.0)
-    return Knowledge(
-        tuple(workload.history_by_turn),
-        {},
-        (float(logs.mean()), max(float(logs.std()), 0.1)),
-        {},
-        np.zeros((0, len(AGES))),
-        share=share,
-        mean_gap=float(gaps.mean()),
-    )
-
-
-def _by_turn(turns: list[Turn], p_continue: Floats, until: float) -> tuple[float, ...]:
-    """Return the mean of the fitted probability to continue at each turn number: a count would miss who returns later."""
-    sums: defaultdict[int, list[float]] = defaultdict(list)
-    for turn, p in zip(turns, p_continue.tolist(), strict=True):
-        if turn.arrival < until:
-            sums[min(turn.turn, LAST_TURN)].append(p)
-    overall = sum(map(sum, sums.values())) / max(sum(map(len, sums.values())), 1)
-    return tuple((sum(sums[n]) + PRIOR_TURNS * overall) / (len(sums[n]) + PRIOR_TURNS) for n in range(1, LAST_TURN + 1))
+    log_sigma = max(float(logs.std()), 0.1)
+    return Assumed(workload.history_by_turn, float(gaps.mean()), float(logs.mean()), log_sigma, share)
 
 
 def known_of(trace: Trace) -> Floats:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from lpc.errors import LpcError
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
-from lpc.simulator.engine import Cost, simulate
+from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.sharegpt import ThinkTimes, sharegpt
 from lpc.simulator.workload import Workload, from_trace
@@ -64,6 +64,7 @@ class Run:
 
     Attributes:
         capacity: tokens of each engine, or a share of the working set.
+        settings: for the policies; their cost model is the engines', too.
         predictor_gib: GiB of GPU memory that a policy's predictor takes from the cache.
     """
 
@@ -73,7 +74,6 @@ class Run:
     engines: int = 1
     sticky: bool = True
     tier: int | float = 0
-    cost: Cost = field(default_factory=Cost)
     settings: PolicySettings = field(default_factory=PolicySettings)
     predictor_gib: float = 0.0
 
@@ -141,7 +141,7 @@ def run_one(run: Run) -> dict[str, Any]:
         workload,
         capacity,
         lambda blocks: policy(blocks, workload, run.settings),
-        cost=run.cost,
+        cost=run.settings.cost,
         engines=run.engines,
         sticky=run.sticky,
         tier_tokens=tokens(run.tier, working_set) if run.tier else 0,
@@ -178,7 +178,9 @@ def parse_capacity(text: str) -> int | float:
     except ValueError:
         value = 0
     if not 0 < value < float("inf"):
-        raise SimulationError(f"{text!r:.40} is no capacity: give tokens (50000, 160K, 2M) or a share of the working set (2%)")
+        raise SimulationError(
+            f"{text!r:.40} is not a capacity: give tokens (50000, 160K, 2M) or a share of the working set (2%)"
+        )
     return value
 
 

@@ -8,7 +8,7 @@ from lpc.logs.traces import Trace
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One request. A policy sees it as `lpc.simulator.blocks.Use`.
+    """One request. Of its attributes only the engine and the bounds look at `next`.
 
     Attributes:
         conversation, turn, category: whose, which (from 1), of which class.
@@ -18,7 +18,7 @@ class Turn:
         index: its place in a trace; -1 in other workloads.
         arrival: seconds; of a closed workload set when the turn before has ended.
         gap: seconds between the end of the turn before and this one's arrival (closed workloads).
-        next: the conversation's next turn, None at its end. Only the engine and the bounds look at it.
+        next: the conversation's next turn, None at its end.
         probability: what a predictor said on arrival; None where none was asked.
     """
 

@@ -12,8 +12,8 @@ from lpc.simulator import run
 from lpc.simulator.describe import describe
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.report import derived
 from lpc.simulator.run import Run, SimulationError, WorkloadSpec, build, parse_capacity, sweep
+from lpc.simulator.summary import derived
 from tests.unit.simulator.test_learned import trace
 from tests.unit.test_train import WIDTH, write_embeddings
 
@@ -263,7 +263,7 @@ def test_capacities_are_tokens_or_shares(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "0", "x%", "nan", "inf%", "K"])
 def test_what_is_no_capacity_is_refused(text: str) -> None:
-    with pytest.raises(SimulationError, match="is no capacity"):
+    with pytest.raises(SimulationError, match="is not a capacity"):
         parse_capacity(text)
 
 

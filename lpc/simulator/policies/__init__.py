@@ -1,7 +1,18 @@
 """Eviction policies by name. To add one: write its class in a module here, register it, import the module below."""
 
-from lpc.simulator.policies import arc, bounds, classic, guarded, hazard, lpc, lru, retention, s3fifo
-from lpc.simulator.policies.base import REGISTRY, Policy, PolicySettings
+from lpc.simulator.policies import (
+    arc,
+    bounds,
+    classic,
+    guarded,
+    indices,
+    lpc,
+    lru,
+    retention,
+    s3fifo,
+    workload_aware,
+)
+from lpc.simulator.policy import REGISTRY, Policy, PolicySettings
 
 __all__ = [
     "REGISTRY",
@@ -11,9 +22,10 @@ __all__ = [
     "bounds",
     "classic",
     "guarded",
-    "hazard",
+    "indices",
     "lpc",
     "lru",
     "retention",
     "s3fifo",
+    "workload_aware",
 ]

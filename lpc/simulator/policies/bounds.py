@@ -5,10 +5,12 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import ClassVar, Final
 
-from lpc.simulator.blocks import CachedBlock, Use
+from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.knowledge import Outlook
-from lpc.simulator.policies.base import KeyedPolicy, PolicySettings, ScoredPolicy, register
-from lpc.simulator.policies.hazard import Gittins
+from lpc.simulator.policies.indices import Gittins
+from lpc.simulator.policies.keyed import KeyedPolicy
+from lpc.simulator.policies.scored import ScoredPolicy
+from lpc.simulator.policy import PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
 
 NEVER: Final = math.inf
@@ -25,7 +27,7 @@ class Infinite(ScoredPolicy):
     source = "upper bound of any cache"
     bound: ClassVar[bool] = True
 
-    def score(self, use: Use, now: float) -> float:
+    def score(self, turn: Turn, now: float) -> float:
         """Return the time."""
         return now
 
@@ -39,9 +41,9 @@ class Oracle(ScoredPolicy):
     source = "Learned Prefix Caching, NeurIPS 2025: its perfect predictor"
     bound: ClassVar[bool] = True
 
-    def score(self, use: Use, now: float) -> float:
+    def score(self, turn: Turn, now: float) -> float:
         """Return the time, and much more where a next turn will come."""
-        return now / self.tau + (CONTINUES if _next(use) is not None else 0.0)
+        return now / self.tau + (CONTINUES if turn.next is not None else 0.0)
 
 
 @register
@@ -53,20 +55,37 @@ class OracleGittins(Gittins):
     source = "the paper's perfect predictor with this project's time"
     bound: ClassVar[bool] = True
 
-    def outlook(self, use: Use) -> Outlook:
+    def outlook(self, turn: Turn) -> Outlook:
         """Return the learnt think time with p of 0 or 1."""
-        known = super().outlook(use)
-        return Outlook(0.9999 if _next(use) is not None else 1e-6, known.log_mean, known.log_sigma)
+        known = super().outlook(turn)
+        return Outlook(0.9999 if turn.next is not None else 1e-6, known.log_mean, known.log_sigma)
+
+
+class AwaitedBlock(CachedBlock):
+    """A block with its next use, in a closed workload.
+
+    Attributes:
+        owner: the conversation that used it last, None before the first use has ended.
+        upcoming: when that or another conversation uses it next, seconds.
+    """
+
+    __slots__ = ("owner", "upcoming")
+
+    def __init__(self, content: int, depth: int) -> None:
+        super().__init__(content, depth)
+        self.owner: str | None = None
+        self.upcoming = NEVER
 
 
 @register
-class Belady(KeyedPolicy):
+class Belady(KeyedPolicy[AwaitedBlock]):
     """The block whose next use is furthest away."""
 
     name = "belady"
     rule = "the block that is used again last, or never"
     source = "Belady 1966 (MIN)"
     bound: ClassVar[bool] = True
+    block_type = AwaitedBlock
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
@@ -76,20 +95,14 @@ class Belady(KeyedPolicy):
                 for content in turn.contents:
                     self._uses[content].append(turn.arrival)
 
-    def key(self, block: CachedBlock, use: Use, now: float) -> float:
+    def key(self, block: AwaitedBlock, turn: Turn, now: float) -> float:
         """Return minus the time of the next use. Of a closed workload it is that of the block's own conversation."""
         if self.workload.closed:
-            following = _next(use)
-            upcoming = NEVER if following is None else now + following.gap
-            if block.owner not in (None, use.conversation):
-                upcoming = min(upcoming, block.stamp) if block.stamp > now else upcoming
-            block.owner, block.stamp = use.conversation, upcoming
+            upcoming = NEVER if turn.next is None else now + turn.next.gap
+            if block.owner not in (None, turn.conversation) and block.upcoming > now:
+                upcoming = min(upcoming, block.upcoming)
+            block.owner, block.upcoming = turn.conversation, upcoming
             return -upcoming
         times = self._uses[block.block_id]
         place = bisect_right(times, now)
         return -times[place] if place < len(times) else -NEVER
-
-
-def _next(use: Use) -> Turn | None:
-    assert isinstance(use, Turn)
-    return use.next

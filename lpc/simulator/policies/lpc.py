@@ -1,27 +1,28 @@
 """Learned Prefix Caching (NeurIPS 2025): by the probability that the conversation continues."""
 
 from eviction_client.score import score
-from lpc.simulator.blocks import CachedBlock, Use
-from lpc.simulator.knowledge import knowledge_of
-from lpc.simulator.policies.base import SHARED, KeyedPolicy, PolicySettings, ScoredPolicy, register
-from lpc.simulator.workload import Workload
+from lpc.simulator.knowledge import Knowledge
+from lpc.simulator.policies.keyed import KeyedPolicy
+from lpc.simulator.policies.scored import ScoredBlock, ScoredPolicy
+from lpc.simulator.policy import PolicySettings, register
+from lpc.simulator.workload import Turn, Workload
 
 
 class _Probability:
     """Where a policy's probability comes from."""
 
-    def __init__(self, workload: Workload, settings: PolicySettings) -> None:
-        self._knowledge = knowledge_of(workload)
-        self._invert = settings.invert
+    def __init__(self, knowledge: Knowledge, *, invert: bool) -> None:
+        self._knowledge = knowledge
+        self._invert = invert
 
-    def predicted(self, use: Use) -> float:
+    def predicted(self, turn: Turn) -> float:
         """Return the predictor's answer, or where none was asked the share of the turn number."""
-        p = self.by_turn(use) if use.probability is None else use.probability
-        return 1 - p if self._invert and use.probability is not None else p
+        p = self.by_turn(turn) if turn.probability is None else turn.probability
+        return 1 - p if self._invert and turn.probability is not None else p
 
-    def by_turn(self, use: Use) -> float:
+    def by_turn(self, turn: Turn) -> float:
         """Return the share of turns of this number that went on."""
-        p = self._knowledge.turn_probability(use.turn)
+        p = self._knowledge.turn_probability(turn.turn)
         return 1 - p if self._invert else p
 
 
@@ -36,12 +37,12 @@ class Lpc(ScoredPolicy):
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self._probability = _Probability(workload, settings)
+        self._probability = _Probability(self.knowledge, invert=settings.invert)
         self.beta = 1.0
 
-    def score(self, use: Use, now: float) -> float:
+    def score(self, turn: Turn, now: float) -> float:
         """Return the static score."""
-        return score(self._probability.predicted(use), now, self.tau, beta=self.beta)
+        return score(self._probability.predicted(turn), now, self.tau, beta=self.beta)
 
 
 @register
@@ -53,13 +54,13 @@ class LpcTurns(Lpc):
     source = "Learned Prefix Caching, NeurIPS 2025, its turn-count ablation"
     uses_predictor = False
 
-    def score(self, use: Use, now: float) -> float:
+    def score(self, turn: Turn, now: float) -> float:
         """Return the static score."""
-        return score(self._probability.by_turn(use), now, self.tau, beta=self.beta)
+        return score(self._probability.by_turn(turn), now, self.tau, beta=self.beta)
 
 
 @register
-class LpcSweep(KeyedPolicy):
+class LpcSweep(KeyedPolicy[ScoredBlock]):
     """The paper's own mechanism: probabilities that decay, re-sorted every 10 s. Between sweeps only new blocks are sorted in.
 
     There to show that the static score gives what it gives.
@@ -69,24 +70,21 @@ class LpcSweep(KeyedPolicy):
     rule = "the smallest decayed probability as of the last sweep (10 s), a chain tail first"
     source = "Learned Prefix Caching, NeurIPS 2025, section 3.4"
     uses_predictor = True
-    interval = 10.0
+    block_type = ScoredBlock
+    interval = 10.0  # seconds
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self._probability = _Probability(workload, settings)
-        self.tau = settings.tau or knowledge_of(workload).mean_gap
+        self._probability = _Probability(self.knowledge, invert=settings.invert)
         self._swept = 0.0
 
-    def key(self, block: CachedBlock, use: Use, now: float) -> float:
+    def key(self, block: ScoredBlock, turn: Turn, now: float) -> float:
         """Return the log-odds now. The probability itself has no digits left for what has lain idle for half an hour."""
-        value = score(self._probability.predicted(use), now, self.tau)
-        if block.owner in (None, use.conversation):
-            block.owner, block.score = use.conversation, value
-        else:
-            block.owner, block.score = SHARED, max(block.score, value)
+        value = score(self._probability.predicted(turn), now, self.tau)
+        block.pool(turn.conversation, value)
         return block.score - now / self.tau
 
-    def evict(self, count: int, now: float) -> list[CachedBlock]:
+    def evict(self, count: int, now: float) -> list[ScoredBlock]:
         """Sweep when it is time, then pop."""
         if now - self._swept >= self.interval:
             self._swept = now

@@ -5,14 +5,24 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from lpc.simulator.blocks import CachedBlock, Use
-from lpc.simulator.engine import Cost
-from lpc.simulator.policies.base import KeyedPolicy, Policy, PolicySettings, register
-from lpc.simulator.workload import Workload
+from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.policies.keyed import KeyedPolicy
+from lpc.simulator.policy import Policy, PolicySettings, register
+from lpc.simulator.workload import Turn, Workload
+
+
+class NeededBlock(CachedBlock):
+    """A block with the tokens, from the prefix's start, that the neediest of its conversations wants cached."""
+
+    __slots__ = ("need",)
+
+    def __init__(self, content: int, depth: int) -> None:
+        super().__init__(content, depth)
+        self.need = 0.0
 
 
 @register
-class TailLru(KeyedPolicy):
+class TailLru(KeyedPolicy[NeededBlock]):
     """T-LRU: first what a conversation can lose without its next turn's time to first token passing a threshold, then LRU.
 
     With L tokens of history (reply included), Q tokens expected of the next prompt and room to compute X tokens within the
@@ -24,35 +34,46 @@ class TailLru(KeyedPolicy):
     name = "tlru"
     rule = "the least recently used block not needed to hold the next turn's TTFT, then the least recently used"
     source = "Zhang et al., Tail-optimized caching for LLM inference, arXiv 2510.15152 (NeurIPS 2025)"
+    block_type = NeededBlock
 
     THRESHOLD_S: Final = 0.2  # seconds to the first token, the paper's service level
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self._computable = self.THRESHOLD_S * Cost().prefill_tokens_s  # tokens, at the default cost
+        self._computable = self.THRESHOLD_S * settings.cost.prefill_tokens_s  # tokens
         self._history: dict[str, int] = {}  # conversation -> tokens after its last turn
         self._growth = 0
         self._turns = 0
         self._need = 0.0
 
-    def finish(self, contents: Sequence[int], use: Use, now: float) -> None:
+    def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
         """Reckon what the conversation's next turn needs."""
-        before = self._history.get(use.conversation)
+        before = self._history.get(turn.conversation)
         if before is not None:
-            self._growth += max(0, use.input_tokens - before)
+            self._growth += max(0, turn.input_tokens - before)
             self._turns += 1
-        history = self._history[use.conversation] = use.input_tokens + use.output_tokens
+        history = self._history[turn.conversation] = turn.input_tokens + turn.output_tokens
         expected = self._growth / self._turns if self._turns else 0.0
         self._need = max(0.0, history + expected - self._computable)
 
-    def key(self, block: CachedBlock, use: Use, now: float) -> float:
+    def key(self, block: NeededBlock, turn: Turn, now: float) -> float:
         """Return 0 for a block beyond every need, else 1."""
-        block.score = max(block.score, self._need)
-        return 0.0 if block.depth * self.workload.block_tokens >= block.score else 1.0
+        block.need = max(block.need, self._need)
+        return 0.0 if block.depth * self.workload.block_tokens >= block.need else 1.0
+
+
+class PrioritizedBlock(CachedBlock):
+    """A block with its priority, 0 to 100."""
+
+    __slots__ = ("priority",)
+
+    def __init__(self, content: int, depth: int) -> None:
+        super().__init__(content, depth)
+        self.priority = 0
 
 
 @register
-class Ttl(Policy):
+class Ttl(Policy[PrioritizedBlock]):
     """Priorities 0 to 100 with a duration, as TensorRT-LLM keeps blocks: lowest priority first, LRU among equals.
 
     A block freed with another priority than the default falls to it when its duration is over, as most recently used. The
@@ -65,6 +86,7 @@ class Ttl(Policy):
     name = "ttl"
     rule = "the lowest priority (35, and 15 more for each further turn, for 300 s), the least recently used of equals"
     source = "TensorRT-LLM, KvCacheRetentionConfig and LRUEvictionPolicy"
+    block_type = PrioritizedBlock
 
     DEFAULT: Final = 35
     STEP: Final = 15
@@ -74,36 +96,36 @@ class Ttl(Policy):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         levels = [*range(self.DEFAULT, self.HIGHEST, self.STEP), self.HIGHEST]
-        self._by_priority: dict[int, OrderedDict[int, CachedBlock]] = {level: OrderedDict() for level in levels}
-        self._expiring: list[tuple[float, int, CachedBlock]] = []
+        self._by_priority: dict[int, OrderedDict[int, PrioritizedBlock]] = {level: OrderedDict() for level in levels}
+        self._expiring: list[tuple[float, int, PrioritizedBlock]] = []
         self._entry: dict[int, int] = {}  # content of a free block that expires -> number of its entry
         self._entries = 0
 
-    def priority(self, use: Use) -> int:
+    def priority(self, turn: Turn) -> int:
         """Return the priority of a request's blocks."""
-        return min(self.DEFAULT + self.STEP * (use.turn - 1), self.HIGHEST)
+        return min(self.DEFAULT + self.STEP * (turn.turn - 1), self.HIGHEST)
 
-    def free(self, blocks: Sequence[CachedBlock], use: Use, now: float) -> None:
+    def free(self, blocks: Sequence[PrioritizedBlock], turn: Turn, now: float) -> None:
         """Enter blocks under the request's priority."""
         self._expire(now)
-        priority = self.priority(use)
+        priority = self.priority(turn)
         for block in blocks:
-            block.level = priority
+            block.priority = priority
             self._by_priority[priority][block.block_id] = block
             if priority != self.DEFAULT:
                 self._entries += 1
                 self._entry[block.block_id] = self._entries
                 heapq.heappush(self._expiring, (now + self.DURATION_S, self._entries, block))
 
-    def touch(self, block: CachedBlock, now: float) -> None:
+    def touch(self, block: PrioritizedBlock, now: float) -> None:
         """Take the block out of its queue; its duration is over with that."""
-        del self._by_priority[block.level][block.block_id]
+        del self._by_priority[block.priority][block.block_id]
         self._entry.pop(block.block_id, None)
 
-    def evict(self, count: int, now: float) -> list[CachedBlock]:
+    def evict(self, count: int, now: float) -> list[PrioritizedBlock]:
         """Give up the lowest priorities."""
         self._expire(now)
-        out: list[CachedBlock] = []
+        out: list[PrioritizedBlock] = []
         for queue in self._by_priority.values():
             while queue and len(out) < count:
                 content, block = queue.popitem(last=False)
@@ -117,6 +139,6 @@ class Ttl(Policy):
             _, number, block = heapq.heappop(self._expiring)
             if self._entry.get(block.block_id) == number:
                 del self._entry[block.block_id]
-                del self._by_priority[block.level][block.block_id]
-                block.level = self.DEFAULT
+                del self._by_priority[block.priority][block.block_id]
+                block.priority = self.DEFAULT
                 default[block.block_id] = block

@@ -4,18 +4,34 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Final
 
-from lpc.simulator.blocks import CachedBlock, Use
-from lpc.simulator.policies.base import Policy, PolicySettings, register
-from lpc.simulator.workload import Workload
+from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.policy import Policy, PolicySettings, register
+from lpc.simulator.workload import Turn, Workload
 
 SMALL: Final = 1
 MAIN: Final = 2
-PASSED_OVER: Final = 1.0
-"""In ``stamp``: the block's turn in its queue came while it was in use."""
+
+
+class QueuedBlock(CachedBlock):
+    """A block with its place.
+
+    Attributes:
+        queue: SMALL or MAIN; None before the first use has ended.
+        uses: since it entered the queue, up to the most that count.
+        passed_over: its turn in its queue came while it was in use.
+    """
+
+    __slots__ = ("passed_over", "queue", "uses")
+
+    def __init__(self, content: int, depth: int) -> None:
+        super().__init__(content, depth)
+        self.queue: int | None = None
+        self.uses = 0
+        self.passed_over = False
 
 
 @register
-class S3Fifo(Policy):
+class S3Fifo(Policy[QueuedBlock]):
     """A small queue for new blocks, a main queue for proven ones, a ghost queue of names.
 
     A block that leaves the small queue goes to main if it was used more than once there (its counter starts anew), else out
@@ -31,6 +47,7 @@ class S3Fifo(Policy):
     name = "s3fifo"
     rule = "the oldest block of the small queue unless used twice there, or the oldest of main not used since its last round"
     source = "Yang et al., FIFO queues are all you need for cache eviction, SOSP 2023"
+    block_type = QueuedBlock
 
     SMALL_SHARE: Final = 0.1
     MOVE_TO_MAIN: Final = 2
@@ -38,41 +55,41 @@ class S3Fifo(Policy):
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self._queues: dict[int, deque[CachedBlock]] = {SMALL: deque(), MAIN: deque()}
+        self._queues: dict[int, deque[QueuedBlock]] = {SMALL: deque(), MAIN: deque()}
         self._free: set[int] = set()
         self._ghost: OrderedDict[int, None] = OrderedDict()
         self._small_size = int(capacity * self.SMALL_SHARE)
         self._filling = True
 
-    def free(self, blocks: Sequence[CachedBlock], use: Use, now: float) -> None:
+    def free(self, blocks: Sequence[QueuedBlock], turn: Turn, now: float) -> None:
         """Queue new blocks; those that had a place have it still."""
         passed_over = []
         for block in blocks:
             content = block.block_id
             self._free.add(content)
-            if block.level == 0:
+            if block.queue is None:
                 overflows = self._filling and len(self._queues[SMALL]) >= self._small_size
-                block.level = MAIN if overflows or content in self._ghost else SMALL
+                block.queue = MAIN if overflows or content in self._ghost else SMALL
                 self._ghost.pop(content, None)
-                self._queues[block.level].append(block)
-            elif block.stamp == PASSED_OVER:
-                passed_over.append(block)
-        for block in reversed(passed_over):
-            block.stamp = 0.0
-            self._queues[block.level].appendleft(block)
+                self._queues[block.queue].append(block)
+            elif block.passed_over:
+                passed_over.append((block.queue, block))
+        for queue, block in reversed(passed_over):
+            block.passed_over = False
+            self._queues[queue].appendleft(block)
         # Not as they are evicted: a name must not go for the sake of the room that was made for its own return.
         while len(self._ghost) > self.capacity - self._small_size:
             self._ghost.popitem(last=False)
 
-    def touch(self, block: CachedBlock, now: float) -> None:
+    def touch(self, block: QueuedBlock, now: float) -> None:
         """Count the use."""
-        block.score = min(block.score + 1, self.MOST_USES)
+        block.uses = min(block.uses + 1, self.MOST_USES)
         self._free.remove(block.block_id)
 
-    def evict(self, count: int, now: float) -> list[CachedBlock]:
+    def evict(self, count: int, now: float) -> list[QueuedBlock]:
         """Turn the queues until enough blocks have dropped out."""
         small, main = self._queues[SMALL], self._queues[MAIN]
-        out: list[CachedBlock] = []
+        out: list[QueuedBlock] = []
         self._filling = False
         while len(out) < count:
             if small and (not main or len(small) >= int(self.SMALL_SHARE * (len(small) + len(main)))):
@@ -81,14 +98,14 @@ class S3Fifo(Policy):
                 out += self._turn_main(main)
         return out
 
-    def _turn_small(self, small: deque[CachedBlock], main: deque[CachedBlock]) -> list[CachedBlock]:
+    def _turn_small(self, small: deque[QueuedBlock], main: deque[QueuedBlock]) -> list[QueuedBlock]:
         """Return the first block that does not go to main, if there is one. Every step takes a block from the queue."""
         while small:
             block = small.popleft()
             if block.block_id not in self._free:
-                block.stamp = PASSED_OVER
-            elif block.score >= self.MOVE_TO_MAIN:
-                block.level, block.score = MAIN, 0.0
+                block.passed_over = True
+            elif block.uses >= self.MOVE_TO_MAIN:
+                block.queue, block.uses = MAIN, 0
                 main.append(block)
             else:
                 self._free.remove(block.block_id)
@@ -96,14 +113,14 @@ class S3Fifo(Policy):
                 return [block]
         return []
 
-    def _turn_main(self, main: deque[CachedBlock]) -> list[CachedBlock]:
+    def _turn_main(self, main: deque[QueuedBlock]) -> list[QueuedBlock]:
         """Return the first block without a round left, if one is free. Every step takes a block or counts one down."""
         while main:
             block = main.popleft()
             if block.block_id not in self._free:
-                block.stamp = PASSED_OVER
-            elif block.score > 0:
-                block.score -= 1
+                block.passed_over = True
+            elif block.uses > 0:
+                block.uses -= 1
                 main.append(block)
             else:
                 self._free.remove(block.block_id)

@@ -1,10 +1,12 @@
 """Requests made by hand, and a cache that runs them one after the other."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from lpc.simulator.blocks import BlockCache
+from lpc.simulator.cache import BlockCache
+from lpc.simulator.cost import Cost
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.policies.base import Policy
+from lpc.simulator.policy import Policy
 from lpc.simulator.workload import Turn, Workload
 
 BLOCK_TOKENS = 16
@@ -14,8 +16,8 @@ def workload(turns: Iterable[Turn] = (), *, closed: bool = False, block_tokens: 
     return Workload("by hand", block_tokens, list(turns), closed, 0.0, float("inf"))
 
 
-def make(policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS) -> Policy:
-    return REGISTRY[policy](capacity, workload(block_tokens=block_tokens), PolicySettings())
+def make(policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS, cost: Cost | None = None) -> Policy[Any]:
+    return REGISTRY[policy](capacity, workload(block_tokens=block_tokens), PolicySettings(cost=cost or Cost()))
 
 
 class OneByOne:
@@ -26,9 +28,9 @@ class OneByOne:
         hits: blocks.
     """
 
-    def __init__(self, policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS) -> None:
-        self.order = make(policy, capacity, block_tokens)
-        self.cache = BlockCache(capacity, self.order)
+    def __init__(self, policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS, cost: Cost | None = None) -> None:
+        self.policy = make(policy, capacity, block_tokens, cost)
+        self.cache = BlockCache(capacity, self.policy)
         self.block_tokens = block_tokens
         self.evicted: list[int] = []
         self.hits = 0

@@ -7,26 +7,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.simulator.blocks import BlockCache, CachedBlock, Use
-from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.cache import BlockCache
+from lpc.simulator.policies import REGISTRY, Policy, PolicySettings
 from lpc.simulator.workload import Turn, Workload
 from tests.unit.simulator.replay import OneByOne
 
 POLICIES = sorted(REGISTRY)
 
 
-class Chosen:
-    """An order that evicts what the test says."""
+class Chosen(Policy[CachedBlock]):
+    """Evicts what the test says."""
+
+    name, rule, source = "chosen", "", ""
+    block_type = CachedBlock
 
     def __init__(self, *victims: int) -> None:
         self.victims = list(victims)
         self.finished: list[int] = []
         self.free_blocks: dict[int, CachedBlock] = {}
 
-    def finish(self, contents: Sequence[int], use: Use, now: float) -> None:
+    def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
         self.finished = list(contents)
 
-    def free(self, blocks: Sequence[CachedBlock], use: Use, now: float) -> None:
+    def free(self, blocks: Sequence[CachedBlock], turn: Turn, now: float) -> None:
         self.free_blocks |= {block.block_id: block for block in blocks}
 
     def touch(self, block: CachedBlock, now: float) -> None:
@@ -40,13 +44,13 @@ def use_of(contents: Sequence[int]) -> Turn:
     return Turn("a", 1, "", 16 * len(contents), 0, contents, contents)
 
 
-def start(cache: BlockCache, contents: Sequence[int], blank: int = 0) -> list[CachedBlock]:
+def start(cache: BlockCache[CachedBlock], contents: Sequence[int], blank: int = 0) -> list[CachedBlock]:
     taken = cache.allocate(contents, blank, 0.0)
     assert taken is not None
     return taken[0]
 
 
-def ask(cache: BlockCache, contents: Sequence[int], blank: int = 0) -> list[int]:
+def ask(cache: BlockCache[CachedBlock], contents: Sequence[int], blank: int = 0) -> list[int]:
     """Run a request to its end; return what was evicted for it."""
     taken = cache.allocate(contents, blank, 0.0)
     assert taken is not None
@@ -63,13 +67,14 @@ def test_hits_end_at_the_first_block_that_is_missing() -> None:
 
 
 def test_blocks_behind_an_evicted_one_are_no_hits_but_are_taken_into_use_again() -> None:
-    cache = BlockCache(4, Chosen(1))
+    order = Chosen(1)
+    cache = BlockCache(4, order)
     ask(cache, [1, 2, 3])
     assert ask(cache, [7, 8]) == [1]
 
     assert cache.hit_blocks([1, 2, 3]) == 0
     assert 2 in cache
-    cache.order.victims = [7]  # type: ignore[attr-defined]
+    order.victims = [7]
     assert ask(cache, [1, 2, 3]) == [7]
     assert cache.hit_blocks([1, 2, 3]) == 3
     assert len(cache) == 4

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from lpc.simulator.blocks import CachedBlock
-from lpc.simulator.engine import Cost, Result, simulate
+from lpc.simulator.cost import Cost
+from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.policies.base import Policy
+from lpc.simulator.policy import Policy
 from lpc.simulator.tier import SecondTier
 from lpc.simulator.workload import Turn, Workload
 from tests.unit.simulator.replay import make
@@ -124,19 +126,20 @@ def test_where_another_engine_decodes_blocks_are_free_after_the_prompt() -> None
     assert result.ttft == pytest.approx([0.033, 0.017])
 
 
-class Counted(Policy):
+class Counted(Policy[Any]):
     """LRU that says whose requests it had."""
 
     name, rule, source = "counted", "", ""
 
-    def __init__(self, order: Policy) -> None:
+    def __init__(self, order: Policy[Any]) -> None:
         self.order = order
+        self.block_type = order.block_type
         self.evict, self.touch = order.evict, order.touch  # type: ignore[method-assign]
         self.conversations: list[str] = []
 
-    def free(self, blocks: Sequence[CachedBlock], use, now: float) -> None:
-        self.conversations.append(use.conversation)
-        self.order.free(blocks, use, now)
+    def free(self, blocks: Sequence[CachedBlock], turn: Turn, now: float) -> None:
+        self.conversations.append(turn.conversation)
+        self.order.free(blocks, turn, now)
 
     def touch(self, block: CachedBlock, now: float) -> None: ...
 

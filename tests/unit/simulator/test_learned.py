@@ -2,17 +2,21 @@
 
 import math
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from eviction_client.guard import Guard
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.simulator.engine import Cost, simulate
-from lpc.simulator.knowledge import knowledge_of
+from lpc.simulator.cost import Cost
+from lpc.simulator.engine import simulate
+from lpc.simulator.knowledge import AGES, knowledge_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.policies.hazard import AGES, Gittins, Hazard, fit_exponential
+from lpc.simulator.policies.indices import Gittins, Hazard
 from lpc.simulator.policies.lpc import LpcSweep
+from lpc.simulator.policies.workload_aware import fit_exponential
 from lpc.simulator.workload import Turn, Workload, from_trace
 
 BLOCK = 16
@@ -48,6 +52,7 @@ def rate(workload: Workload, policy: str, capacity: int, **settings: object) -> 
 
 
 CAPACITY = 500 * BLOCK
+LEARN = {"lpc", "lpc-turns", "lpc-sweep", "lpc-guarded", "hazard", "gittins", "learned", "best", "oracle", "oracle-gittins"}
 
 
 def test_whoever_learns_beats_lru_and_nobody_beats_the_bounds(workload: Workload) -> None:
@@ -97,6 +102,37 @@ def test_what_is_learnt_does_not_depend_on_what_comes_after() -> None:
     for index in range(0, sum(r.arrival < 1800 for r in cut.requests), 7):
         curve, other = (k.curves[k.class_of[index]] for k in (known, early))
         assert curve == pytest.approx(other)
+
+
+class Unread(Trace):
+    """A log that nobody may look at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"{name} of the log was asked for")
+
+
+@pytest.mark.parametrize("policy", sorted(set(REGISTRY) - LEARN))
+def test_who_uses_nothing_learnt_does_not_look_at_the_log(policy: str) -> None:
+    unread = replace(from_trace(trace(40), count_from=1800), trace=Unread("", BLOCK, []))
+    assert simulate(unread, CAPACITY, lambda blocks: REGISTRY[policy](blocks, unread, PolicySettings())).requests > 0
+
+
+@pytest.mark.parametrize("policy", sorted(LEARN))
+def test_who_learns_looks_at_the_log(policy: str) -> None:
+    unread = replace(from_trace(trace(40), count_from=1800), trace=Unread("", BLOCK, []))
+    with pytest.raises(AssertionError, match="of the log was asked for"):
+        simulate(unread, CAPACITY, lambda blocks: REGISTRY[policy](blocks, unread, PolicySettings()))
+
+
+def test_each_part_of_the_knowledge_is_learnt_when_it_is_asked_for() -> None:
+    def learnt(policy: str) -> list[str]:
+        fresh = from_trace(trace(), count_from=1800)
+        rate(fresh, policy, CAPACITY)
+        return [name for name in ("by_turn", "curves") if name in vars(knowledge_of(fresh))]
+
+    assert learnt("oracle") == []  # the mean gap alone
+    assert learnt("lpc-turns") == ["by_turn"]
+    assert learnt("learned") == ["curves"]
 
 
 def test_a_log_too_short_to_learn_from_is_replayed_all_the_same() -> None:

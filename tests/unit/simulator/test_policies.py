@@ -2,9 +2,10 @@
 
 import pytest
 
+from lpc.simulator.cost import Cost
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.policies.arc import Arc
-from lpc.simulator.policies.base import register
+from lpc.simulator.policy import register
 from lpc.simulator.workload import Turn
 from tests.unit.simulator.replay import OneByOne, run
 
@@ -186,7 +187,7 @@ def test_arc_moves_by_the_ratio_of_its_ghosts() -> None:
     replay = run("arc", 4, [content for content in range(1, 9) for _ in range(2)] + [9, 10, 9])
 
     # As 9 returns, B1 holds it and 10, B2 holds 3, 4 and 5.
-    assert replay.order.p == 3 / 2  # type: ignore[attr-defined]
+    assert replay.policy.p == 3 / 2  # type: ignore[attr-defined]
 
 
 def test_arc_forgets_what_went_while_blocks_used_once_filled_the_cache() -> None:
@@ -219,6 +220,17 @@ def test_tlru_evicts_what_no_next_turn_needs_before_anything_older() -> None:
 
     assert order("tlru") == [6, 5, 4, 3, 13, 12, 11, 2]
     assert order("lru") == [6, 5, 4, 3, 2, 1, 13, 12]
+
+
+@pytest.mark.parametrize(("prefill", "evicted"), [(20_000, [6, 5, 4, 3, 13]), (10_000, [6, 5, 13, 12, 4])])
+def test_tlru_needs_more_where_prompts_are_computed_more_slowly(prefill: float, evicted: list[int]) -> None:
+    # In the threshold 4000 tokens can be computed, or 2000: then A needs its first four blocks, and B one.
+    replay = OneByOne("tlru", 9, block_tokens=1000, cost=Cost(prefill_tokens_s=prefill))
+    replay.ask(1, 2, 3, 4, 5, 6, conversation="A")
+    replay.ask(11, 12, 13, conversation="B")
+    replay.ask(21, 22, 23, 24, 25)
+
+    assert replay.evicted == evicted
 
 
 def test_tlru_keeps_more_when_prompts_have_grown_more() -> None:

@@ -1,61 +1,15 @@
-"""Tables and pictures of simulated runs."""
+"""Hit rates of simulated runs as a table, a picture and a page."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from lpc.simulator.policies import REGISTRY
+from lpc.simulator.summary import Rows
 from lpc.wire.terminal import console
-
-Rows = Sequence[dict[str, Any]]
-BASELINE: Final = "lru"
-ORACLE: Final = "oracle"
-
-
-def derived(rows: Rows) -> list[dict[str, Any]]:
-    """Return per workload, policy, capacity and think time: mean and spread over seeds, and what follows from them.
-
-    gain: hit rate over LRU, minus 1. gap_closed: share of the way from LRU to the continuation oracle. capacity_saved: 1 minus
-    the policy's capacity over the capacity at which LRU hits as much (interpolated between its points; None beyond them).
-    """
-    groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        groups[(*_setting(row), row["policy"], row["predictor_gib"], _size(row))].append(row)
-    means = {key: float(np.mean([row["hit_rate"] for row in group])) for key, group in groups.items()}
-    result = []
-    for key, group in groups.items():
-        *setting, policy, _, size = key
-        lru, oracle = (means.get((*setting, name, 0.0, size)) for name in (BASELINE, ORACLE))
-        rates = [row["hit_rate"] for row in group]
-        curve = sorted((k[-1], v) for k, v in means.items() if k[:-3] == tuple(setting) and k[-3] == BASELINE)
-        equal = _inverse([v for _, v in curve], [s for s, _ in curve], means[key]) if len(curve) > 1 else None
-        result.append(
-            {
-                "workload": group[0]["workload"],
-                "think_time_s": group[0]["think_time_s"],
-                "policy": policy,
-                "capacity_tokens": round(float(np.mean([row["capacity_tokens"] for row in group]))),
-                "capacity_fraction": group[0]["capacity_fraction"],
-                "engines": group[0]["engines"],
-                "sticky": group[0]["sticky"],
-                "predictor_gib": group[0]["predictor_gib"],
-                "hit_rate": means[key],
-                "spread": float(np.std(rates, ddof=1)) if len(rates) > 1 else 0.0,
-                "seeds": len(rates),
-                "gain": means[key] / lru - 1 if lru else None,
-                "gap_closed": (means[key] - lru) / (oracle - lru) if lru is not None and oracle and oracle > lru else None,
-                "capacity_saved": 1 - size / equal if equal else None,
-                "prefill_throughput_tokens_s": float(np.mean([row["prefill_throughput_tokens_s"] for row in group])),
-                "ttft_mean_s": float(np.mean([row["ttft_mean_s"] for row in group])),
-                "ttft_p99_s": float(np.mean([row["ttft_p99_s"] for row in group])),
-                "tier_rate": float(np.mean([row["tier_rate"] for row in group])),
-            }
-        )
-    return result
 
 
 def print_table(rows: Rows) -> None:
@@ -154,22 +108,6 @@ def write_html(rows: Rows, path: Path) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(page, "utf-8")
     partial.replace(path)
-
-
-def _setting(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["workload"], row["think_time_s"], row["engines"], row["sticky"], row["tier_tokens"], row["inverted"])
-
-
-def _size(row: dict[str, Any]) -> int | float:
-    # Working sets of seeds differ a little: a share of it is the same size, and so is a number of tokens.
-    size: int | float = round(row["capacity_fraction"], 6) if row["by_fraction"] else row["capacity_tokens"]
-    return size
-
-
-def _inverse(rates: list[float], sizes: list[float], rate: float) -> float | None:
-    """Return the size at which a rising curve reaches a rate; None outside of it."""
-    rising = np.maximum.accumulate(rates)
-    return float(np.interp(rate, rising, sizes)) if rising[0] <= rate <= rising[-1] else None
 
 
 def _axis(rows: Rows) -> tuple[str, str, bool]:

@@ -1,0 +1,136 @@
+"""Policies whose blocks age: kept in classes whose members age alike.
+
+Each class is one queue of the client's, ordered by time: at an eviction only the ends of W queues are compared, O(W). Where the
+value of a block first rises and then falls with its age, its least is at one of the two ends, so both are looked at.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from eviction_client.queue import FreeBlockQueue
+from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.policy import Policy, PolicySettings
+from lpc.simulator.workload import Turn, Workload
+
+ClassKey = tuple[int, ...]
+
+
+class AgingBlock(CachedBlock):
+    """A block with the turn it is kept for.
+
+    Attributes:
+        owner: that turn's conversation; None before the first use has ended.
+        arrival: of that turn, seconds.
+        class_key: that turn's class.
+    """
+
+    __slots__ = ("arrival", "class_key", "owner")
+
+    def __init__(self, content: int, depth: int) -> None:
+        super().__init__(content, depth)
+        self.owner: str | None = None
+        self.arrival = 0.0
+        self.class_key: ClassKey = ()
+
+
+class AgingClasses(Policy[AgingBlock]):
+    """Free blocks in classes; the class decides how a block's value falls with age."""
+
+    block_type = AgingBlock
+
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
+        super().__init__(capacity, workload, settings)
+        self._queues: dict[ClassKey, FreeBlockQueue[AgingBlock]] = {}
+        self.beta = 1.0
+
+    @abstractmethod
+    def place(self, turn: Turn, now: float) -> ClassKey:
+        """Return the class of a request's blocks as it ends."""
+
+    @abstractmethod
+    def value(self, key: ClassKey, age: float) -> float:
+        """Return what a block of a class is worth ``age`` seconds after its request arrived. The least goes first."""
+
+    def free(self, blocks: Sequence[AgingBlock], turn: Turn, now: float) -> None:
+        """Put blocks into the request's class; a block that others share stays in theirs while that is worth more."""
+        key = self.place(turn, now)
+        mine: list[AgingBlock] = []
+        for block in blocks:
+            if (
+                block.owner is not None
+                and block.owner != turn.conversation
+                and self.value(block.class_key, now - block.arrival) > self.value(key, now - turn.arrival)
+            ):
+                self._insert(block.class_key, [block], block.arrival)
+                continue
+            block.owner, block.arrival, block.class_key = turn.conversation, turn.arrival, key
+            mine.append(block)
+        if mine:
+            self._insert(key, mine, turn.arrival)
+
+    def touch(self, block: AgingBlock, now: float) -> None:
+        """Take the block out of its class."""
+        self._queues[block.class_key].remove(block)
+
+    def evict(self, count: int, now: float) -> list[AgingBlock]:
+        """Compare the ends of all classes; give up the chain that is worth least, deepest block first."""
+        out: list[AgingBlock] = []
+        while len(out) < count:
+            key, newest = self._least(now)
+            queue = self._queues[key]
+            chain = self._chain(queue, newest, count - len(out))
+            for block in chain:
+                queue.remove(block)
+            if not len(queue):
+                del self._queues[key]
+            out += chain
+        return out
+
+    def _rank(self, key: ClassKey, age: float) -> float:
+        """Return the value, drawn towards that of least recent use as beta falls."""
+        value = self.value(key, age)
+        if self.beta == 1.0:
+            return value
+        return self.beta * math.log(max(value, 1e-12)) - (1 - self.beta) * age / self.tau
+
+    def _least(self, now: float) -> tuple[ClassKey, bool]:
+        best, least, newest = None, math.inf, False
+        for key, queue in self._queues.items():
+            oldest, youngest = queue.head.next_free_block, queue.tail.prev_free_block
+            assert oldest is not None
+            assert youngest is not None
+            value = self._rank(key, now - oldest.arrival)
+            if value < least or best is None:
+                best, least, newest = key, value, False
+            if youngest.arrival != oldest.arrival:
+                value = self._rank(key, now - youngest.arrival)
+                if value < least:
+                    best, least, newest = key, value, True
+        assert best is not None
+        return best, newest
+
+    @staticmethod
+    def _chain(queue: FreeBlockQueue[AgingBlock], newest: bool, count: int) -> list[AgingBlock]:
+        """Return up to ``count`` blocks of one arrival from an end, deepest first (a chain's deepest was inserted first)."""
+        if newest:
+            last = queue.tail.prev_free_block
+            assert last is not None
+            first = last
+            while first.prev_free_block is not queue.head and first.prev_free_block.arrival == last.arrival:  # type: ignore[union-attr]
+                first = first.prev_free_block  # type: ignore[assignment]
+        else:
+            first = queue.head.next_free_block  # type: ignore[assignment]
+        chain: list[AgingBlock] = []
+        block = first
+        while block is not None and block is not queue.tail and len(chain) < count and block.arrival == first.arrival:
+            chain.append(block)
+            block = block.next_free_block  # type: ignore[assignment]
+        return chain
+
+    def _insert(self, key: ClassKey, blocks: Sequence[AgingBlock], arrival: float) -> None:
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = FreeBlockQueue(AgingBlock(-1, 0), AgingBlock(-1, 0))
+        # Within a class the score is the time, seconds, which the queue keeps in eighths.
+        queue.insert(blocks, arrival)

@@ -1,0 +1,142 @@
+"""Policies that rank by when a conversation will return, not only by whether: by an index of what is known of the return."""
+
+import math
+from abc import abstractmethod
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from lpc.model.probability import logit
+from lpc.simulator.knowledge import AGES, Knowledge, Outlook
+from lpc.simulator.policies.aging import AgingClasses, ClassKey
+from lpc.simulator.policy import PolicySettings, register
+from lpc.simulator.workload import Turn, Workload
+
+Floats = NDArray[np.float64]
+
+LOG_ODDS_STEP: Final = 0.25
+LOG_MEAN_STEP: Final = 0.25
+LOG_SIGMA_STEP: Final = 0.2
+"""Widths of the classes: log-odds of continuation, and mean and standard deviation of ln(seconds)."""
+FIRST_AGE: Final = float(AGES[0])
+LAST_AGE: Final = float(AGES[-1])
+LOG_FIRST: Final = math.log(AGES[0])
+LOG_STEP: Final = math.log(AGES[1] / AGES[0])
+
+
+class Indexed(AgingClasses):
+    """Classes by what is known of a turn's return: probability, mean and spread of the logarithm of its time."""
+
+    uses_predictor = True
+
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
+        super().__init__(capacity, workload, settings)
+        self._tables: dict[ClassKey, list[float]] = {}
+
+    def outlook(self, turn: Turn) -> Outlook:
+        """Return what is known of a turn as it ends."""
+        known = self.knowledge.outlook(turn)
+        return Outlook(1 - known.p, known.log_mean, known.log_sigma) if self.settings.invert else known
+
+    def place(self, turn: Turn, now: float) -> ClassKey:
+        """Return the class of the turn's outlook, rounded."""
+        known = self.outlook(turn)
+        return (
+            round(logit(known.p) / LOG_ODDS_STEP),
+            round(known.log_mean / LOG_MEAN_STEP),
+            max(round(known.log_sigma / LOG_SIGMA_STEP), 1),
+        )
+
+    def value(self, key: ClassKey, age: float) -> float:
+        """Look the index up."""
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = self.index(AGES, self.returned(key)).tolist()
+        if age <= FIRST_AGE:
+            return table[0]
+        place = (math.log(age) - LOG_FIRST) / LOG_STEP
+        low = int(place)
+        if low >= len(table) - 1:
+            # Beyond the grid an index goes on falling, so that what is older still goes first.
+            return table[-1] * LAST_AGE / age
+        part = place - low
+        return table[low] * (1 - part) + table[low + 1] * part
+
+    def returned(self, key: ClassKey) -> Floats:
+        """Return the probability that a turn of the class has been followed by the next at each age, [ages]."""
+        p = 1 / (1 + math.exp(-key[0] * LOG_ODDS_STEP))
+        return p * returned_share(key[1] * LOG_MEAN_STEP, key[2] * LOG_SIGMA_STEP, self.knowledge)
+
+    @abstractmethod
+    def index(self, age: Floats, returned: Floats) -> Floats:
+        """Return the value at each age, [n], from the probability to have returned by then, [n]."""
+
+
+@register
+class Hazard(Indexed):
+    """The rate at which returns are due right now."""
+
+    name = "hazard"
+    rule = "the lowest probability per second that the next turn arrives now, given that it has not come yet"
+    source = "this project: posterior by survival of the learnt think time; equals lpc where think times are exponential"
+
+    def index(self, age: Floats, returned: Floats) -> Floats:
+        """Return p f(a) / (1 - p F(a)), f over the interval that follows."""
+        density = np.diff(returned, append=returned[-1]) / np.diff(age, append=age[-1] * 2)
+        density[-1] = density[-2] / 2
+        return density / np.maximum(1 - returned, 1e-9)
+
+
+@register
+class Gittins(Indexed):
+    """The best rate of returns per second of keeping, over all times to keep on."""
+
+    name = "gittins"
+    rule = "the lowest Gittins index: max over h of P(returns within h) / expected seconds kept until then"
+    source = "Gittins 1979, Bandit processes and dynamic allocation indices; this project: of learnt think times"
+
+    def index(self, age: Floats, returned: Floats) -> Floats:
+        """Return max over b > a of p (F(b) - F(a)) / integral of 1 - p F from a to b."""
+        remaining = 1 - returned
+        step = np.diff(age, append=age[-1] * 2)
+        kept = np.concatenate(([0.0], np.cumsum((remaining + np.append(remaining[1:], remaining[-1])) / 2 * step)[:-1]))
+        gain = returned[None, :] - returned[:, None]
+        cost = kept[None, :] - kept[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = np.where(cost > 0, gain / cost, 0.0)
+        index: Floats = rate.max(axis=1)
+        index[-1] = index[-2] / 2
+        return index
+
+
+def returned_share(log_mean: float, log_sigma: float, knowledge: Knowledge) -> Floats:
+    """Return of those that continue the share that has returned at each age, [ages]."""
+    if knowledge.share is not None:
+        return knowledge.share
+    share: Floats = ndtr((np.log(AGES) - log_mean) / log_sigma)
+    return share
+
+
+@register
+class Learned(Gittins):
+    """The Gittins index over learnt return curves; where there are none, over probability and think time."""
+
+    name = "learned"
+    rule = "the lowest Gittins index of the learnt return curve of the turn's class"
+    source = "this project: boosted trees and a lognormal, learnt before hits are counted (lpc/simulator/returns.py)"
+
+    def place(self, turn: Turn, now: float) -> ClassKey:
+        """Return the class of the turn's return curve."""
+        label = self.knowledge.class_of.get(turn.index)
+        return super().place(turn, now) if label is None else (label,)
+
+    def returned(self, key: ClassKey) -> Floats:
+        """Return the class's learnt curve, [ages]."""
+        if len(key) > 1:
+            return super().returned(key)
+        curve: Floats = self.knowledge.curves[key[0]]
+        if self.settings.invert:
+            curve = curve * (1 - curve[-1]) / max(curve[-1], 1e-6)
+        return curve

@@ -1,0 +1,96 @@
+"""What a policy is: it keeps the free blocks of one engine in its order of eviction.
+
+A policy is made for one run: ``Policy(capacity, workload, settings)``. It may learn from what came before
+``workload.count_from``, never from what comes after, unless it is a bound.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+from lpc.simulator.blocks import B
+from lpc.simulator.cost import Cost
+from lpc.simulator.knowledge import Knowledge, knowledge_of
+from lpc.simulator.workload import Turn, Workload
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """What a run can set for its policies.
+
+    Attributes:
+        tau: seconds by which a block's log-odds sink by one (`eviction_client.score`); default: the mean gap between turns
+            learnt before hits are counted.
+        invert: turn every prediction around (p to 1 - p): an adversary against the guard.
+        cost: what requests cost in this run, for policies that weigh it.
+    """
+
+    tau: float | None = None
+    invert: bool = False
+    cost: Cost = field(default_factory=Cost)
+
+
+class Policy(ABC, Generic[B]):
+    """The free blocks with content, in the order of their eviction. Times are seconds and never go back.
+
+    A turn's `next` is not a policy's to look at, unless it is a bound.
+
+    Attributes:
+        name: in the registry and in every table.
+        rule: one line: which block goes first.
+        source: where the rule comes from.
+        bound: it looks into the future.
+        uses_predictor: it needs the sidecar's model, whose memory may come out of the cache.
+        block_type: what the cache makes its blocks of: the policy's notes on a block are its attributes.
+    """
+
+    name: ClassVar[str]
+    rule: ClassVar[str]
+    source: ClassVar[str]
+    bound: ClassVar[bool] = False
+    uses_predictor: ClassVar[bool] = False
+    block_type: type[B]
+
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
+        self.capacity = capacity
+        self.workload = workload
+        self.settings = settings
+
+    @cached_property
+    def knowledge(self) -> Knowledge:
+        """What can be known of the workload. A policy that does not ask for it waits for no learning."""
+        return knowledge_of(self.workload)
+
+    @cached_property
+    def tau(self) -> float:
+        """Seconds of idle time that weigh as much as one log-odds."""
+        return self.settings.tau or self.knowledge.mean_gap
+
+    def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
+        """Learn that a request ended, before its blocks are freed. ``contents``: of all its blocks, from the start."""
+
+    @abstractmethod
+    def free(self, blocks: Sequence[B], turn: Turn, now: float) -> None:
+        """Take blocks of a request that ended, ``blocks[0]`` the deepest: the engine frees a chain tail first."""
+
+    @abstractmethod
+    def touch(self, block: B, now: float) -> None:
+        """Give a free block back: a request uses it again."""
+
+    @abstractmethod
+    def evict(self, count: int, now: float) -> list[B]:
+        """Give up ``count`` blocks, of those that are free."""
+
+
+REGISTRY: Final[dict[str, type[Policy[Any]]]] = {}
+P = TypeVar("P", bound=type[Policy[Any]])
+
+
+def register(policy: P) -> P:
+    """Enter a policy under its name."""
+    if policy.name in REGISTRY:
+        raise ValueError(f"two policies are named {policy.name}")
+    REGISTRY[policy.name] = policy
+    return policy
