@@ -3,9 +3,6 @@
 A command imports what it needs when it runs: the base install (the client) has none of the server's or trainer's needs.
 """
 
-from pathlib import Path
-from typing import Annotated, Literal
-
 import typer
 
 from lpc.commands import bench, models
@@ -15,97 +12,17 @@ from lpc.commands.doctor import doctor
 from lpc.commands.embed import embed
 from lpc.commands.evaluate import evaluate
 from lpc.commands.export import export
-from lpc.commands.options import JsonFile
-from lpc.commands.outcome import fail, report
+from lpc.commands.outcome import fail
 from lpc.commands.predict import predict
 from lpc.commands.serve import serve
+from lpc.commands.simulate import simulate
 from lpc.commands.train import train
 from lpc.commands.train_time import train_time
 
 app = typer.Typer(help="Learned prefix caching: keep the conversations that go on.", no_args_is_help=True, add_completion=False)
 
 
-@app.command()
-def simulate(
-    trace: Annotated[Path | None, typer.Option(help="A log with times; default: ShareGPT with drawn think times.")] = None,
-    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
-    policies: Annotated[str | None, typer.Option(help="Names with commas, or all.")] = None,
-    capacity: Annotated[str | None, typer.Option(help="Tokens or shares of the working set: 160K,2%.")] = None,
-    think_time: Annotated[str, typer.Option(help="Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
-    law: Annotated[Literal["exponential", "lognormal", "empirical"], typer.Option(help="Of ShareGPT's think times.")] = (
-        "exponential"
-    ),
-    empirical: Annotated[Path | None, typer.Option(help="Mooncake trace whose gaps --law empirical draws.")] = None,
-    active: Annotated[int | None, typer.Option(help="Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
-    seeds: Annotated[int, typer.Option(help="Repetitions.")] = 1,
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    count_from: Annotated[float | None, typer.Option(help="Seconds of a trace to learn from; default: half an hour.")] = None,
-    engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
-    sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
-    tier: Annotated[str | None, typer.Option(help="Capacity of a second tier (CPU) per engine.")] = None,
-    tau: Annotated[float | None, typer.Option(help="Seconds per log-odds; default: the learnt mean gap.")] = None,
-    invert: Annotated[bool, typer.Option(help="Turn predictions around: what the guard is for.")] = False,
-    predictor_gib: Annotated[str, typer.Option(help="GiB of GPU memory that a predictor takes from the cache: 0,1,2.")] = "0",
-    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens computed per second.")] = 20_000,
-    output_token_ms: Annotated[float, typer.Option(help="Milliseconds per output token.")] = 10,
-    embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`, for ShareGPT.")] = Path("data/sharegpt"),
-    head: Annotated[Path | None, typer.Option(help="The predictor's head, for ShareGPT; default: the one shipped.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at once; -1: one per core.")] = 1,
-    skip_limit: Annotated[float, typer.Option(help="Share of a trace's lines that may be wrong.")] = 0.01,
-    describe: Annotated[bool, typer.Option("--describe", help="Say what the trace is like, and simulate nothing.")] = False,
-    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Self-contained page to write.")] = None,
-    json_file: JsonFile = None,
-) -> None:
-    """Replay a log or ShareGPT under eviction policies: what each would hit."""
-    try:
-        from lpc.commands import simulate as command
-    except ModuleNotFoundError as error:
-        fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
-    from lpc.simulator.cost import Cost
-    from lpc.simulator.run import WorkloadSpec
-    from lpc.training.head import DEFAULT_HEAD
-
-    spec = WorkloadSpec(
-        trace=trace,
-        format=trace_format,
-        law=law,
-        active=active,
-        seed=seed,
-        embeddings=embeddings,
-        head=head or DEFAULT_HEAD,
-        empirical=empirical,
-        count_from=count_from,
-        skip_limit=skip_limit,
-    )
-    if describe:
-        report(lambda: command.describe(spec, picture), json_file)
-        return
-    if prefill_rate <= 0 or output_token_ms < 0:
-        fail("--prefill-rate must be above 0 and --output-token-ms not below")
-    report(
-        lambda: command.simulate(
-            spec,
-            policies=policies,
-            capacity=capacity,
-            think_times=think_time,
-            seeds=seeds,
-            engines=engines,
-            sticky=sticky,
-            tier=tier,
-            tau=tau,
-            invert=invert,
-            predictor_gib=predictor_gib,
-            cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000),
-            jobs=jobs,
-            picture=picture,
-            html=html,
-        ),
-        json_file,
-    )
-
-
-for command in (serve, demo, predict, doctor, embed, train, train_time, evaluate, export, ablate):
+for command in (serve, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")

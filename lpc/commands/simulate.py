@@ -1,116 +1,88 @@
-"""`lpc simulate`: from its options to runs, tables and pictures."""
+"""`lpc simulate`: what eviction policies would hit on a log."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from lpc.commands import hit_rates, trace_figures
-from lpc.simulator.cost import Cost
-from lpc.simulator.describe import describe as figures_of
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.run import DEFAULT_POLICIES, Run, SimulationError, WorkloadSpec, load_trace, parse_capacity, sweep
-from lpc.simulator.summary import derived
-from lpc.wire.terminal import console
+import typer
 
-DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
-DEFAULT_SIZES = "60K,80K,100K,120K,160K,320K,640K"
+from lpc.commands.options import JsonFile
+from lpc.commands.outcome import fail, report
 
 
 def simulate(
-    spec: WorkloadSpec,
-    *,
-    policies: str | None,
-    capacity: str | None,
-    think_times: str,
-    seeds: int,
-    engines: int,
-    sticky: bool,
-    tier: str | None,
-    tau: float | None,
-    invert: bool,
-    predictor_gib: str,
-    cost: Cost,
-    jobs: int,
-    picture: Path | None,
-    html: Path | None,
-) -> dict[str, Any]:
-    """Run every combination; print the table; write the pictures; return `rows` and `summary`.
-
-    Raises:
-        SimulationError, TraceError, EmbeddingError, HeadError: what is asked for cannot be run.
-    """
-    names = _names(policies)
-    sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SHARES if spec.trace else DEFAULT_SIZES))]
-    second = parse_capacity(tier) if tier else 0
-    times = [_number(part, "think time") for part in _parts(think_times)] if spec.trace is None else [spec.think_time]
-    memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
-    if seeds < 1 or engines < 1 or jobs == 0:
-        raise SimulationError("--seeds and --engines must be at least 1, --jobs not 0")
-    if spec.trace is not None and spec.format != "agents" and seeds > 1:
-        raise SimulationError("a trace with times is replayed as it is: --seeds is for ShareGPT and agent sessions")
-    runs = [
-        Run(
-            replace(spec, think_time=time, seed=spec.seed + seed),
-            name,
-            size,
-            engines,
-            sticky,
-            second,
-            PolicySettings(tau=tau, invert=invert, cost=cost),
-            memory,
-        )
-        for time in times
-        for seed in range(seeds)
-        for memory in memories
-        for size in sizes
-        for name in names
-        if memory == memories[0] or REGISTRY[name].uses_predictor
-    ]
-    rows = sweep(runs, jobs)
-    for run, row in zip(runs, rows, strict=True):
-        row["by_fraction"] = isinstance(run.capacity, float)
-    summary = derived(rows)
-    hit_rates.print_table(summary)
-    if picture is not None:
-        hit_rates.draw_png(summary, picture)
-        console().print(f"picture: {picture}")
-    if html is not None:
-        hit_rates.write_html(summary, html)
-        console().print(f"report: {html}")
-    return {"rows": rows, "summary": summary}
-
-
-def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
-    """Print what a trace is like; draw it; return the figures. Raises SimulationError, TraceError."""
-    trace = load_trace(spec)
-    found = figures_of(trace)
-    trace_figures.print_description(found)
-    if picture is not None:
-        trace_figures.draw(trace, found, picture)
-        console().print(f"picture: {picture}")
-    return found
-
-
-def _names(policies: str | None) -> list[str]:
-    names = list(REGISTRY) if policies == "all" else list(DEFAULT_POLICIES) if policies is None else _parts(policies)
-    unknown = [name for name in names if name not in REGISTRY]
-    if unknown:
-        raise SimulationError(f"unknown policy {unknown[0]!r:.40}: choose of {', '.join(REGISTRY)}, or all")
-    return names
-
-
-def _parts(text: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise SimulationError("an empty list was given where at least one value is needed")
-    return parts
-
-
-def _number(text: str, what: str) -> float:
+    trace: Annotated[Path | None, typer.Option(help="A log with times; default: ShareGPT with drawn think times.")] = None,
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    policies: Annotated[str | None, typer.Option(help="Names with commas, or all.")] = None,
+    capacity: Annotated[str | None, typer.Option(help="Tokens or shares of the working set: 160K,2%.")] = None,
+    think_time: Annotated[str, typer.Option(help="Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
+    law: Annotated[Literal["exponential", "lognormal", "empirical"], typer.Option(help="Of ShareGPT's think times.")] = (
+        "exponential"
+    ),
+    empirical: Annotated[Path | None, typer.Option(help="Mooncake trace whose gaps --law empirical draws.")] = None,
+    active: Annotated[int | None, typer.Option(help="Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
+    seeds: Annotated[int, typer.Option(help="Repetitions.")] = 1,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    count_from: Annotated[float | None, typer.Option(help="Seconds of a trace to learn from; default: half an hour.")] = None,
+    engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
+    sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
+    tier: Annotated[str | None, typer.Option(help="Capacity of a second tier (CPU) per engine.")] = None,
+    tau: Annotated[float | None, typer.Option(help="Seconds per log-odds; default: the learnt mean gap.")] = None,
+    invert: Annotated[bool, typer.Option(help="Turn predictions around: what the guard is for.")] = False,
+    predictor_gib: Annotated[str, typer.Option(help="GiB of GPU memory that a predictor takes from the cache: 0,1,2.")] = "0",
+    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens computed per second.")] = 20_000,
+    output_token_ms: Annotated[float, typer.Option(help="Milliseconds per output token.")] = 10,
+    embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`, for ShareGPT.")] = Path("data/sharegpt"),
+    head: Annotated[Path | None, typer.Option(help="The predictor's head, for ShareGPT; default: the one shipped.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at once; -1: one per core.")] = 1,
+    skip_limit: Annotated[float, typer.Option(help="Share of a trace's lines that may be wrong.")] = 0.01,
+    describe: Annotated[bool, typer.Option("--describe", help="Say what the trace is like, and simulate nothing.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Self-contained page to write.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Replay a log or ShareGPT under eviction policies: what each would hit."""
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise SimulationError(f"{text!r:.40} is not a {what}")
-    return value
+        from lpc.commands import simulation
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
+    from lpc.simulator.cost import Cost
+    from lpc.simulator.run import WorkloadSpec
+    from lpc.training.head import DEFAULT_HEAD
+
+    spec = WorkloadSpec(
+        trace=trace,
+        format=trace_format,
+        law=law,
+        active=active,
+        seed=seed,
+        embeddings=embeddings,
+        head=head or DEFAULT_HEAD,
+        empirical=empirical,
+        count_from=count_from,
+        skip_limit=skip_limit,
+    )
+    if describe:
+        report(lambda: simulation.describe(spec, picture), json_file)
+        return
+    if prefill_rate <= 0 or output_token_ms < 0:
+        fail("--prefill-rate must be above 0 and --output-token-ms not below")
+    report(
+        lambda: simulation.simulate(
+            spec,
+            policies=policies,
+            capacity=capacity,
+            think_times=think_time,
+            seeds=seeds,
+            engines=engines,
+            sticky=sticky,
+            tier=tier,
+            tau=tau,
+            invert=invert,
+            predictor_gib=predictor_gib,
+            cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000),
+            jobs=jobs,
+            picture=picture,
+            html=html,
+        ),
+        json_file,
+    )

@@ -1,0 +1,116 @@
+"""From the options of `lpc simulate` to runs, tables and pictures."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lpc.commands import hit_rates, trace_figures
+from lpc.simulator.cost import Cost
+from lpc.simulator.describe import describe as figures_of
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.run import DEFAULT_POLICIES, Run, SimulationError, WorkloadSpec, load_trace, parse_capacity, sweep
+from lpc.simulator.summary import derived
+from lpc.wire.terminal import console
+
+DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
+DEFAULT_SIZES = "60K,80K,100K,120K,160K,320K,640K"
+
+
+def simulate(
+    spec: WorkloadSpec,
+    *,
+    policies: str | None,
+    capacity: str | None,
+    think_times: str,
+    seeds: int,
+    engines: int,
+    sticky: bool,
+    tier: str | None,
+    tau: float | None,
+    invert: bool,
+    predictor_gib: str,
+    cost: Cost,
+    jobs: int,
+    picture: Path | None,
+    html: Path | None,
+) -> dict[str, Any]:
+    """Run every combination; print the table; write the pictures; return `rows` and `summary`.
+
+    Raises:
+        SimulationError, TraceError, EmbeddingError, HeadError: what is asked for cannot be run.
+    """
+    names = _names(policies)
+    sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SHARES if spec.trace else DEFAULT_SIZES))]
+    second = parse_capacity(tier) if tier else 0
+    times = [_number(part, "think time") for part in _parts(think_times)] if spec.trace is None else [spec.think_time]
+    memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
+    if seeds < 1 or engines < 1 or jobs == 0:
+        raise SimulationError("--seeds and --engines must be at least 1, --jobs not 0")
+    if spec.trace is not None and spec.format != "agents" and seeds > 1:
+        raise SimulationError("a trace with times is replayed as it is: --seeds is for ShareGPT and agent sessions")
+    runs = [
+        Run(
+            replace(spec, think_time=time, seed=spec.seed + seed),
+            name,
+            size,
+            engines,
+            sticky,
+            second,
+            PolicySettings(tau=tau, invert=invert, cost=cost),
+            memory,
+        )
+        for time in times
+        for seed in range(seeds)
+        for memory in memories
+        for size in sizes
+        for name in names
+        if memory == memories[0] or REGISTRY[name].uses_predictor
+    ]
+    rows = sweep(runs, jobs)
+    for run, row in zip(runs, rows, strict=True):
+        row["by_fraction"] = isinstance(run.capacity, float)
+    summary = derived(rows)
+    hit_rates.print_table(summary)
+    if picture is not None:
+        hit_rates.draw_png(summary, picture)
+        console().print(f"picture: {picture}")
+    if html is not None:
+        hit_rates.write_html(summary, html)
+        console().print(f"report: {html}")
+    return {"rows": rows, "summary": summary}
+
+
+def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
+    """Print what a trace is like; draw it; return the figures. Raises SimulationError, TraceError."""
+    trace = load_trace(spec)
+    found = figures_of(trace)
+    trace_figures.print_description(found)
+    if picture is not None:
+        trace_figures.draw(trace, found, picture)
+        console().print(f"picture: {picture}")
+    return found
+
+
+def _names(policies: str | None) -> list[str]:
+    names = list(REGISTRY) if policies == "all" else list(DEFAULT_POLICIES) if policies is None else _parts(policies)
+    unknown = [name for name in names if name not in REGISTRY]
+    if unknown:
+        raise SimulationError(f"unknown policy {unknown[0]!r:.40}: choose of {', '.join(REGISTRY)}, or all")
+    return names
+
+
+def _parts(text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise SimulationError("an empty list was given where at least one value is needed")
+    return parts
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise SimulationError(f"{text!r:.40} is not a {what}")
+    return value
