@@ -3,22 +3,19 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Final
 
 from eviction_client.queue import FreeBlockQueue
+from eviction_client.stores.base import pooled
 from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.policy import Policy, PolicySettings
 from lpc.simulator.workload import Turn, Workload
-
-SHARED: Final = ""
-"""In place of an owner: more than one conversation has used the block. No conversation has this name."""
 
 
 class ScoredBlock(CachedBlock):
     """A block with a score.
 
     Attributes:
-        owner: the conversation that has used it, SHARED if more than one has, None before the first use has ended.
+        owner: as `eviction_client.stores.base.pooled` says; None before the first use has ended.
         score: the owner's latest, or the maximum over the conversations.
     """
 
@@ -30,11 +27,8 @@ class ScoredBlock(CachedBlock):
         self.score = 0.0
 
     def pool(self, conversation: str, score: float) -> None:
-        """Score by the law of `eviction_client.stores`: the owner's latest score, the maximum over conversations."""
-        if self.owner is None or self.owner == conversation:
-            self.owner, self.score = conversation, score
-        else:
-            self.owner, self.score = SHARED, max(self.score, score)
+        """Score by the client's law: the owner's latest score, the maximum over conversations."""
+        self.owner, self.score = pooled(self.owner, self.score, conversation, score)
 
 
 class ScoredPolicy(Policy[ScoredBlock]):
