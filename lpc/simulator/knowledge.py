@@ -23,7 +23,7 @@ from lpc.logs.traces import Trace
 from lpc.logs.traces.turns import turns_in
 from lpc.model.think_time import Prediction
 from lpc.simulator.workload import Turn, Workload
-from lpc.training.think_time import FEWEST_RETURNS, FEWEST_TURNS, LoggedTurns, fit_think_time, turns_of
+from lpc.training.think_time import FEWEST_RETURNS, FEWEST_TURNS, Turns, fit_think_time, turns_of
 
 Floats = NDArray[np.float64]
 
@@ -126,7 +126,7 @@ class Learnt(Knowledge):
         seen: the turns that came before.
     """
 
-    def __init__(self, trace: Trace, until: float, seen: LoggedTurns) -> None:
+    def __init__(self, trace: Trace, until: float, seen: Turns) -> None:
         self._trace = trace
         self._until = until
         self.mean_gap = float(seen.gap[np.isfinite(seen.gap)].mean())
