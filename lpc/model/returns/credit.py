@@ -32,8 +32,10 @@ TILT: Final = 1e-3
 """By which the logarithm of an index falls for each factor of e in (1 s + age)."""
 
 _WIDTHS: Final[Floats] = np.diff(AGES)
+_AT: Final[Floats] = np.append((AGES[1:] + AGES[:-1]) / 2, AGES[-1])
+"""[ages] to which indices belong: the best time to keep on is often as short as the grid allows, one step."""
 _LATER: Final = np.triu(np.ones((len(AGES), len(AGES)), np.bool_), 1)
-_TILT: Final[Floats] = TILT * np.log1p(AGES)
+_TILT: Final[Floats] = TILT * np.log1p(_AT)
 _CHUNK: Final = 64
 """Curves worked on at once: 64 x 64 x 64 doubles are 2 MiB."""
 
@@ -49,7 +51,7 @@ class CreditLaw:
 
     def __init__(self, average: Floats) -> None:
         index = log_index(average[None, :])
-        self._price = np.interp(LIFETIMES, AGES, index[0])
+        self._price = np.interp(LIFETIMES, _AT, index[0])
         self._average_age = _first_age(index, self._price)
 
     def table(self, returned: Floats) -> Floats:
@@ -78,6 +80,6 @@ def _first_age(index: Floats, price: Floats) -> Floats:
     later = np.maximum(place, 1)
     high, low = index[rows, later - 1], index[rows, later]
     part = (high - price) / np.maximum(high - low, 1e-12)
-    age = AGES[later - 1] + (AGES[later] - AGES[later - 1]) * part
-    age = np.where(place == 0, (index[:, :1] - price) * OVERDUE_S, age)
-    return np.where(reached.any(axis=1), age, AGES[-1] * (1.0 + index[:, -1:] - price))
+    age = _AT[later - 1] + (_AT[later] - _AT[later - 1]) * part
+    age = np.where(place == 0, _AT[0] + (index[:, :1] - price) * OVERDUE_S, age)
+    return np.where(reached.any(axis=1), age, _AT[-1] * (1.0 + index[:, -1:] - price))

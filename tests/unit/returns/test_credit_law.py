@@ -28,10 +28,10 @@ def test_exponential_think_times_give_the_papers_order_at_every_lifetime(tau: fl
     """tau (logit p - logit p_average), as long as an average block is worth anything: LPC, NeurIPS 2025."""
     chances = [0.3, 0.4, 0.5, 0.6, 0.8]
     table = CreditLaw(exponential(0.5, tau)).table(np.array([exponential(p, tau) for p in chances]))
-    some = (LIFETIMES > tau) & (LIFETIMES < 3 * tau)
+    some = (tau < LIFETIMES) & (3 * tau > LIFETIMES)
     for row, p in zip(table, chances, strict=True):
-        assert row[some] == pytest.approx(tau * (logit(p) - logit(0.5)), abs=0.1 * tau)  # ages are a grid
-    assert (np.diff(table, axis=0) > 0).all()
+        assert row[some] == pytest.approx(tau * (logit(p) - logit(0.5)), abs=0.03 * tau)  # ages are a grid
+    assert (np.diff(table[:, LIFETIMES < 5 * tau], axis=0) > 0).all()
 
 
 @settings(deadline=None)
@@ -45,7 +45,7 @@ def test_credit_rises_with_the_probability_to_return(hazard: Floats, scale: floa
 
 
 def test_credit_falls_where_returns_come_later_than_a_cache_could_wait() -> None:
-    early, late = (0.5 * (AGES > when) for when in (20.0, 5000.0))
+    early, late = (0.5 * (when < AGES) for when in (20.0, 5000.0))
     average = exponential(0.5, 200.0)
     table = CreditLaw(average).table(np.array([early, late], np.float64))
     short = LIFETIMES < 100.0
