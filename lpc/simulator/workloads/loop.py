@@ -1,0 +1,47 @@
+"""Loops: suites of prompts run round and round, as evaluations and monitors do, beside chats.
+
+A cyclic scan larger than the cache is LRU's worst case: it hits nothing, whatever stays of the round before was thrown out
+just before its turn (Belady 1966). Three suites with cycles of different sizes, so that some cycle is a little larger than the
+cache at most capacities, and each prompt's return is as regular as a clock's. As conversations they look over: one turn, never
+a second.
+
+- Suites of 60, 200 and 500 prompts; rounds take 2, 8 and 25 minutes and follow each other; each prompt is the suite's own
+  instructions (500 tokens) and 1,500 tokens of its own (median, sigma 0.5), the same in every round; replies of 50 tokens.
+- Chats as ShareGPT's, one every 7 s, think times lognormal (mean 100 s, sigma 1.3).
+- Blocks of 64 tokens. **A suite's requests have no name**: a prompt that returns cannot be linked to its last round. Assumed.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from lpc.simulator.workload import Workload
+from lpc.simulator.workloads.chat import converse
+from lpc.simulator.workloads.lengths import lognormal
+from lpc.simulator.workloads.timeline import Timeline
+
+BLOCK_TOKENS: Final = 64
+REQUESTS: Final = 9_000
+CHAT_EVERY_S: Final = 7.0
+SUITES: Final = ((60, 120.0), (200, 480.0), (500, 1_500.0))
+"""Prompts, and seconds of a round."""
+INSTRUCTIONS: Final = 500
+PER_SECOND: Final = 1.8
+"""Requests, about."""
+
+
+def loop(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
+    """Suites of prompts run round and round beside chats: the cyclic scans on which LRU hits nothing."""
+    timeline = Timeline(seed, BLOCK_TOKENS)
+    random = timeline.random
+    end = 1.4 * requests / PER_SECOND
+    converse(timeline, 0.0, end, CHAT_EVERY_S, lambda n: lognormal(random, 43.0, 1.3, n), timeline.text())
+    for prompts, round_s in SUITES:
+        instructions = timeline.text()
+        lengths = np.clip(lognormal(random, 1_500, 0.5, prompts), 200, 6_000).astype(int).tolist()
+        suite = [(timeline.user(), timeline.text(instructions, INSTRUCTIONS), tokens) for tokens in lengths]
+        for start in np.arange(round_s * random.random(), end, round_s).tolist():
+            for place, (user, text, tokens) in enumerate(suite):
+                at = start + round_s * (place + 0.5 * random.random()) / prompts
+                timeline.ask(at, user, 1, text, INSTRUCTIONS + tokens, 50, linked=False)
+    return timeline.workload("loop", requests)
