@@ -11,7 +11,7 @@ from predictor_service.labels.memory import Reason
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFUSALS = ("rate", "streams")
-"""Limits per client, as a label."""
+"""Limits of a caller, as a label."""
 DECILES = tuple(tenths / 10 for tenths in range(1, 11))
 """Upper bounds of probability, by which labelled predictions are counted."""
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -133,8 +133,8 @@ class Metrics:
         """Report when the TLS certificate ends, at every scrape."""
         self.certificate_expiry.set_function(expires_at)
 
-    def forget_client(self, name: str) -> None:
-        """Drop the series of a client that is no longer one."""
+    def forget_caller(self, name: str) -> None:
+        """Drop the series of a caller that is no longer one."""
         self.client_conversations.remove(name)
         for reason in REFUSALS:
             self.client_refusals.remove(name, reason)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ from lpc.model.arrivals import GapMemory
 from lpc.model.inference import InferenceSettings, Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateError, CertificateFiles
 from lpc.wire.watched import refresh_forever
 from predictor_service.batching.batcher import Batcher, Result
@@ -30,7 +30,7 @@ from predictor_service.batching.queue import BatchQueue
 from predictor_service.labels.memory import Label, Labels, expire_forever
 from predictor_service.metrics import Metrics
 from predictor_service.repository import ModelRepository
-from predictor_service.rpc.callers import ClientLimits, Clients, TokenFileError
+from predictor_service.rpc.callers import CallerLimits, Callers, TokenFileError
 from predictor_service.rpc.chat_template import ServedModels
 from predictor_service.rpc.interceptors import ServiceInterceptor
 from predictor_service.rpc.requests import RequestLimits, RequestParser
@@ -82,12 +82,12 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
     inference = InferenceSettings(settings.provider, settings.threads, settings.cuda_memory_mib)
     repository = ModelRepository(settings.models, settings.model, inference)
     served_models = ServedModels(settings.served_models)
-    tls, clients = _credentials(settings, metrics)
+    tls, callers = _credentials(settings, metrics)
     tracing = _tracing(settings)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(tracing.close)
         server = grpc.aio.server(
-            interceptors=[*tracing.interceptors, ServiceInterceptor(metrics, clients)],
+            interceptors=[*tracing.interceptors, ServiceInterceptor(metrics, callers)],
             options=[
                 # An occupied port must be an error, not a second server that gets half of the calls.
                 ("grpc.so_reuseport", 0),
@@ -143,7 +143,7 @@ async def running(settings: ServiceSettings, clock: Callable[[], float] = time.t
                 lambda result: metrics.reloads.labels(result).inc(),
             )
         )
-        refreshes = [part.refresh for part in (tls, clients) if part is not None]
+        refreshes = [part.refresh for part in (tls, callers) if part is not None]
         refreshing = asyncio.create_task(refresh_forever(settings.reload_interval_s, refreshes))
         expiring = asyncio.create_task(expire_forever(labels, clock))
         try:
@@ -180,18 +180,18 @@ async def serve(settings: ServiceSettings) -> None:
     log.info("stopped")
 
 
-def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls | None, Clients]:
+def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls | None, Callers]:
     try:
         tls = None
         if settings.tls_certificate is not None:
             tls = ServerTls(CertificateFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca))
             metrics.watch_certificate(lambda: tls.expires_at)
-        clients = Clients(settings.tokens, ClientLimits(settings.client_rate, settings.client_streams), metrics)
+        callers = Callers(settings.tokens, CallerLimits(settings.client_rate, settings.client_streams), metrics)
     except (CertificateError, TokenFileError) as error:
         raise StartError(str(error)) from error
-    if settings.tokens is not None and tls is None and not _loopback(settings.host):
+    if settings.tokens is not None and tls is None and not is_loopback(settings.host):
         log.warning("tokens are asked for on %s without TLS, so they travel in clear: set LPC_TLS_CERTIFICATE", settings.host)
-    return tls, clients
+    return tls, callers
 
 
 def _tracing(settings: ServiceSettings) -> Tracing:
@@ -215,10 +215,10 @@ def _open_labels(settings: ServiceSettings, metrics: Metrics, stack: contextlib.
     label_log = None
     if settings.label_log is not None:
         # Arrow takes 30 MB, which sidecars without a log need not have.
-        from predictor_service.labels.log import LabelLog
+        from predictor_service.labels.log import LabelWriter
 
         max_bytes = settings.label_log_mib * 2**20
-        label_log = LabelLog(
+        label_log = LabelWriter(
             settings.label_log, settings.label_log_rows, settings.label_log_interval_s, max_bytes, metrics.observe_label_rows
         )
         stack.push_async_callback(asyncio.to_thread, label_log.close)
@@ -232,13 +232,6 @@ def _open_labels(settings: ServiceSettings, metrics: Metrics, stack: contextlib.
     metrics.watch_labels(lambda: len(labels))
     stack.callback(labels.close)
     return labels
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listen(server: grpc.aio.Server, settings: ServiceSettings, tls: ServerTls | None) -> int:

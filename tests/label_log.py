@@ -6,7 +6,6 @@ writes the embedded turns of ShareGPT as a log of that version: conversations be
 each other after log-normal think times; `probability` is what that version's head says.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lpc.model.artifact import Manifest, read_manifest
+from lpc.model.label_rows import COLUMNS, EMBEDDING, metadata_of
 
 END_MS = int(datetime(2026, 11, 20, tzinfo=UTC).timestamp() * 1000)
 DAY_MS = 24 * 3600 * 1000
@@ -28,26 +28,10 @@ WEEK_DAYS = 7
 
 def write_file(path: Path, manifest: Manifest, rows: dict[str, Any], **metadata: str) -> Path:
     """Write one file; ``rows``: columns of n values, embedding [n, width]."""
-    kinds = {
-        **dict.fromkeys(("turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens"), pa.int32()),
-        "probability": pa.float32(),
-        "continues": pa.bool_(),
-        "gap_s": pa.float32(),
-        "asked_at": pa.timestamp("ms", "UTC"),
-        "conversation": pa.string(),
-    }
     vectors = np.asarray(rows["embedding"], np.float16)
-    columns = {"embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])}
-    columns |= {name: pa.array(rows[name], kind, from_pandas=False) for name, kind in kinds.items()}
-    said = {
-        "lpc_label_log": "1",
-        "encoder_id": manifest.encoder_id,
-        "encoder_sha256": manifest.encoder_sha256,
-        "precision": manifest.precision,
-        "features": json.dumps(manifest.features.to_dict()),
-        "model_version": manifest.version,
-        **metadata,
-    }
+    columns = {EMBEDDING: pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])}
+    columns |= {name: pa.array(rows[name], kind, from_pandas=False) for name, kind in COLUMNS.items()}
+    said = {**metadata_of(manifest), **metadata}
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns).replace_schema_metadata(said), path, compression="zstd")
     return path

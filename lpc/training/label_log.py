@@ -22,9 +22,9 @@ from tqdm import tqdm
 
 from lpc.errors import LpcError
 from lpc.model.artifact import Manifest
-from lpc.training.embedding import SCALAR_COLUMNS, Embedded
+from lpc.model.label_rows import COLUMNS, EMBEDDING, FILES, FORMAT, FORMAT_KEY, SCALARS
+from lpc.training.embedding import Embedded
 from lpc.training.train import FEWEST_EXAMPLES
-from predictor_service.labels.log import FORMAT
 
 DAY: Final = np.timedelta64(24, "h")
 SHORT: Final = 0.2
@@ -34,16 +34,7 @@ VALIDATION_SHARE: Final = 0.1
 MOST_TURNS: Final = 250_000
 """Read of a longer log: those of a fixed sample of conversations. 250,000 turns take 0.8 GB in training."""
 
-COLUMNS: Final[Mapping[str, pa.DataType]] = {
-    **{name: pa.int32() for name in SCALAR_COLUMNS},
-    "probability": pa.float32(),
-    "continues": pa.bool_(),
-    "gap_s": pa.float32(),
-    "asked_at": pa.timestamp("ms", "UTC"),
-    "conversation": pa.string(),
-}
-"""Beside `embedding`. Of these, `gap_s` is read by nobody here."""
-READ: Final = ("embedding", *(name for name in COLUMNS if name != "gap_s"))
+READ: Final = (EMBEDDING, *(name for name in COLUMNS if name != "gap_s"))
 
 
 class LabelLogError(LpcError):
@@ -97,10 +88,10 @@ def read_label_log(folder: Path, live: Manifest, *, most: int = MOST_TURNS) -> L
     Raises:
         LabelLogError: no log, none of it fits the live model, or it is too small.
     """
-    paths = sorted([*folder.glob("labels-*.parquet"), *folder.glob("*/labels-*.parquet")])
+    paths = sorted([*folder.glob(FILES), *folder.glob(f"*/{FILES}")])
     if not paths:
         raise LabelLogError(
-            f"no label log in {folder}: neither it nor a folder in it has labels-*.parquet; sidecars write them where label "
+            f"no label log in {folder}: neither it nor a folder in it has {FILES}; sidecars write them where label "
             "logging is switched on"
         )
     notes: list[str] = []
@@ -147,16 +138,16 @@ def _fitting(paths: list[Path], live: Manifest, damaged: list[str], notes: list[
 
 def _problem(schema: pa.Schema) -> str:
     """Return why a file is no label log; "" if it is one."""
-    version = (schema.metadata or {}).get(b"lpc_label_log", b"").decode()
+    version = (schema.metadata or {}).get(FORMAT_KEY.encode(), b"").decode()
     if version != FORMAT:
         return f"has format {version or 'none'}, this version reads {FORMAT}"
-    for name in ("embedding", *COLUMNS):
+    for name in (EMBEDDING, *COLUMNS):
         if name not in schema.names:
             return f"has no column {name}"
     for name, kind in COLUMNS.items():
         if schema.field(name).type != kind:
             return f"has {schema.field(name).type} in column {name}, not {kind}"
-    kind = schema.field("embedding").type
+    kind = schema.field(EMBEDDING).type
     if not pa.types.is_fixed_size_list(kind) or kind.value_type != pa.float16():
         return f"has {kind} in column embedding, not fixed_size_list<halffloat>"
     return ""
@@ -175,7 +166,7 @@ def _other(schema: pa.Schema, live: Manifest) -> str:
     differing = [name for name in ("prompt_window", "token_budget", "prefix") if features[name] != getattr(live.features, name)]
     if differing:
         return " and ".join(differing)
-    return "" if schema.field("embedding").type.list_size == live.embedding_width else "width of the embedding"
+    return "" if schema.field(EMBEDDING).type.list_size == live.embedding_width else "width of the embedding"
 
 
 def _read(files: Mapping[Path, int], share: float, damaged: list[str], notes: list[str]) -> Iterator[_Turns]:
@@ -205,8 +196,8 @@ def _turns(table: pa.Table, version: str, share: float) -> _Turns:
     places = coded.indices.to_numpy(zero_copy_only=False)
     mask = taken[places]
     table, places = table.filter(pa.array(mask)), places[mask]
-    width = table.schema.field("embedding").type.list_size
-    embedding = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    width = table.schema.field(EMBEDDING).type.list_size
+    embedding = table[EMBEDDING].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     columns = {name: table[name].to_numpy() for name in COLUMNS if name not in ("gap_s", "conversation")}
     return _Turns(embedding, columns, keys[places], np.full(len(table), version))
 
@@ -237,7 +228,7 @@ def _split(folder: Path, turns: _Turns, live: Manifest, notes: list[str]) -> Log
     _refuse_too_few(folder, turns.columns["continues"], split)
     examples = Embedded(
         turns.embedding.astype(np.float32),
-        {name: turns.columns[name].astype(np.float32) for name in SCALAR_COLUMNS},
+        {name: turns.columns[name].astype(np.float32) for name in SCALARS},
         turns.columns["continues"],
         split,
         turns.key,

@@ -57,8 +57,12 @@ def stays_on_this_machine(address: str) -> bool:
     """Say whether nobody on the network sees what is sent to an address."""
     if address.startswith("unix:"):
         return True
-    host = address.rpartition(":")[0].strip("[]")
+    return is_loopback(address.rpartition(":")[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host (a name or an IP address, an IPv6 one with or without brackets) is this machine's loopback."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"

@@ -6,7 +6,6 @@ folder that cannot be written), rows are dropped and counted, the log says so on
 """
 
 import errno
-import json
 import logging
 import os
 import queue
@@ -18,19 +17,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lpc.model.artifact import Manifest
+from lpc.model.label_rows import COLUMNS, EMBEDDING, FILES, metadata_of
 from predictor_service.labels.memory import Label
 
 log = logging.getLogger(__name__)
-
-FORMAT: Final = "1"
-"""Of the files; in their metadata under `lpc_label_log`."""
 
 QUEUED_FILES: Final = 4
 """How many files' rows may wait for the thread before new ones are dropped."""
@@ -53,7 +50,7 @@ class _Rows:
     labels: list[Label] = field(default_factory=list)
 
 
-class LabelLog:
+class LabelWriter:
     """Writes labels into a folder. Any thread may add; one of its own writes."""
 
     def __init__(self, folder: Path, rows: int, interval_s: float, max_bytes: int, count: Callable[[Fate, int], None]) -> None:
@@ -169,12 +166,12 @@ class LabelLog:
 
     def _make_room(self, size: int) -> None:
         """Delete the oldest files, until one of ``size`` bytes fits, and what killed processes left half-written."""
-        for partial in self.folder.glob("labels-*.parquet.partial"):
+        for partial in self.folder.glob(f"{FILES}.partial"):
             with suppress(FileNotFoundError):  # here and below: another sidecar was faster
                 if time.time() - partial.stat().st_mtime > STALE_S:
                     partial.unlink()
         sizes: dict[Path, int] = {}
-        for path in sorted(self.folder.glob("labels-*.parquet")):
+        for path in sorted(self.folder.glob(FILES)):
             with suppress(FileNotFoundError):
                 sizes[path] = path.stat().st_size
         excess = sum(sizes.values()) + size - self._max_bytes
@@ -190,28 +187,19 @@ def table_of(manifest: Manifest, labels: Sequence[Label]) -> pa.Table:
     turns = [label.turn for label in labels]
     predictions = [label.prediction for label in labels]
     vectors = np.frombuffer(b"".join(p.embedding or b"" for p in predictions), "<f2")
-    table = pa.table(
-        {
-            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors), manifest.embedding_width),
-            "turn_count": pa.array([turn.turn_count for turn in turns], pa.int32()),
-            "prompt_chars": pa.array([turn.prompt_chars for turn in turns], pa.int32()),
-            "history_chars": pa.array([turn.history_chars for turn in turns], pa.int32()),
-            "last_reply_chars": pa.array([turn.last_reply_chars for turn in turns], pa.int32()),
-            "tokens": pa.array([p.tokens for p in predictions], pa.int32()),
-            "probability": pa.array([p.probability for p in predictions], pa.float32()),
-            "continues": pa.array([label.continues for label in labels], pa.bool_()),
-            "gap_s": pa.array([label.gap_s for label in labels], pa.float32(), from_pandas=False),
-            "asked_at": pa.array([round(turn.asked_at * 1000) for turn in turns], pa.timestamp("ms", "UTC")),
-            "conversation": pa.array([turn.conversation.hex() for turn in turns], pa.string()),
-        }
-    )
-    return table.replace_schema_metadata(
-        {
-            "lpc_label_log": FORMAT,
-            "encoder_id": manifest.encoder_id,
-            "encoder_sha256": manifest.encoder_sha256,
-            "precision": manifest.precision,
-            "features": json.dumps(manifest.features.to_dict()),
-            "model_version": manifest.version,
-        }
-    )
+    values: dict[str, list[Any]] = {
+        "turn_count": [turn.turn_count for turn in turns],
+        "prompt_chars": [turn.prompt_chars for turn in turns],
+        "history_chars": [turn.history_chars for turn in turns],
+        "last_reply_chars": [turn.last_reply_chars for turn in turns],
+        "tokens": [p.tokens for p in predictions],
+        "probability": [p.probability for p in predictions],
+        "continues": [label.continues for label in labels],
+        "gap_s": [label.gap_s for label in labels],
+        "asked_at": [round(turn.asked_at * 1000) for turn in turns],
+        "conversation": [turn.conversation.hex() for turn in turns],
+    }
+    columns = {EMBEDDING: pa.FixedSizeListArray.from_arrays(pa.array(vectors), manifest.embedding_width)}
+    # From Pandas a NaN would be a null.
+    columns |= {name: pa.array(values[name], kind, from_pandas=False) for name, kind in COLUMNS.items()}
+    return pa.table(columns).replace_schema_metadata(metadata_of(manifest))

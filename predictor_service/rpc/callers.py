@@ -1,4 +1,6 @@
-"""Who calls, and how much each may: bearer tokens, a rate and open streams per client.
+"""Who calls, and how much each may: bearer tokens, a rate and open streams for each.
+
+Operators know callers as clients: so the settings (`client_rate`), the metrics (`lpc_client_...`) and the messages call them.
 
 A token file has one ``name: sha256`` line per token, in hexadecimal; ``#`` begins a comment. The tokens themselves are nowhere
 in the sidecar. A name may have several, so that a new one is spread before the old one goes. A peer on the Unix socket
@@ -43,8 +45,8 @@ class TokenFileError(LpcError):
 
 
 @dataclass(frozen=True)
-class ClientLimits:
-    """What one client may. ``rate``: conversations per second; ``streams``: open at a time; 0 of either: any number."""
+class CallerLimits:
+    """What one caller may. ``rate``: conversations per second; ``streams``: open at a time; 0 of either: any number."""
 
     rate: float = 0.0
     streams: int = 0
@@ -74,13 +76,13 @@ class Bucket:
         return 0.0
 
 
-class Client:
-    """One client: its name and what it has used of its limits. Lives on one event loop."""
+class Caller:
+    """One caller: its name and what it has used of its limits. Lives on one event loop."""
 
-    def __init__(self, name: str, limits: ClientLimits, metrics: Metrics) -> None:
+    def __init__(self, name: str, limits: CallerLimits, metrics: Metrics) -> None:
         self.name = name
         self._limits = limits
-        # Held, so that a client that is forgotten while its streams end does not come back as a series.
+        # Held, so that a caller that is forgotten while its streams end does not come back as a series.
         self._admitted = metrics.client_conversations.labels(name)
         self._over_rate, self._over_streams = (metrics.client_refusals.labels(name, reason) for reason in REFUSALS)
         self._open = metrics.client_streams.labels(name)
@@ -112,10 +114,10 @@ class Client:
             self._open.set(self._streams)
 
 
-class Caller(NamedTuple):
-    """Who makes a call. ``digest``: SHA-256 of the token it showed; None where none is asked for."""
+class Entered(NamedTuple):
+    """A caller that was let in. ``digest``: SHA-256 of the token that it showed; None where none is asked for."""
 
-    client: Client
+    caller: Caller
     digest: bytes | None
 
 
@@ -123,8 +125,8 @@ CALLER: ContextVar[Caller] = ContextVar("caller")
 """Of the call that the running task belongs to; set by the interceptor."""
 
 
-class Clients:
-    """The clients of a sidecar. Reads the token file again when it changes: what is not in it any more is refused at once.
+class Callers:
+    """The callers of a sidecar. Reads the token file again when it changes: what is not in it any more is refused at once.
 
     Args:
         path: the token file; None: no tokens are asked for.
@@ -133,11 +135,11 @@ class Clients:
         TokenFileError: it cannot be read, is malformed or holds no token.
     """
 
-    def __init__(self, path: Path | None, limits: ClientLimits, metrics: Metrics) -> None:
+    def __init__(self, path: Path | None, limits: CallerLimits, metrics: Metrics) -> None:
         self._path = path
         self._limits = limits
         self._metrics = metrics
-        self._clients: dict[str, Client] = {}
+        self._callers: dict[str, Caller] = {}
         self._names: dict[bytes, str] = {}
         if path is not None:
             self._watched = WatchedFiles([path])
@@ -145,15 +147,15 @@ class Clients:
             if not self._names:
                 raise TokenFileError(f"{path} holds no token: add a line `name: sha256`")
 
-    def enter(self, peer: str, metadata: Iterable[tuple[str, Any]] | None) -> Caller:
-        """Return who calls, and remember it as this call's `CALLER`. Raises Unauthenticated."""
-        caller = self._identify(peer, metadata or ())
-        CALLER.set(caller)
-        return caller
+    def enter(self, peer: str, metadata: Iterable[tuple[str, Any]] | None) -> Entered:
+        """Let a caller in and remember it as this call's `CALLER`. Raises Unauthenticated."""
+        entered = self._identify(peer, metadata or ())
+        CALLER.set(entered.caller)
+        return entered
 
-    def check(self, caller: Caller) -> None:
+    def check(self, entered: Entered) -> None:
         """Raise Unauthenticated if the token with which a caller came is not valid any more."""
-        if caller.digest is not None and caller.digest not in self._names:
+        if entered.digest is not None and entered.digest not in self._names:
             raise Unauthenticated(WHO_ARE_YOU)
 
     def refresh(self) -> bool:
@@ -168,16 +170,16 @@ class Clients:
         gone = set(self._names.values()) - set(names.values())
         self._names = names
         for name in gone:
-            if self._clients.pop(name, None) is not None:
-                self._metrics.forget_client(name)
+            if self._callers.pop(name, None) is not None:
+                self._metrics.forget_caller(name)
         log.info("%d tokens of %d clients are valid", len(names), len(set(names.values())))
         return True
 
-    def _identify(self, peer: str, metadata: Iterable[tuple[str, Any]]) -> Caller:
+    def _identify(self, peer: str, metadata: Iterable[tuple[str, Any]]) -> Entered:
         if peer.startswith("unix:"):
-            return Caller(self._client(UNIX), None)
+            return Entered(self._caller(UNIX), None)
         if self._path is None:
-            return Caller(self._client(ANYONE), None)
+            return Entered(self._caller(ANYONE), None)
         shown = [value for key, value in metadata if key == "authorization"]
         if len(shown) != 1 or not isinstance(shown[0], str) or shown[0][: len(_BEARER)].lower() != _BEARER:
             raise Unauthenticated(WHO_ARE_YOU)
@@ -189,13 +191,13 @@ class Clients:
                 found = known, name
         if found is None:
             raise Unauthenticated(WHO_ARE_YOU)
-        return Caller(self._client(found[1]), found[0])
+        return Entered(self._caller(found[1]), found[0])
 
-    def _client(self, name: str) -> Client:
-        client = self._clients.get(name)
-        if client is None:
-            client = self._clients[name] = Client(name, self._limits, self._metrics)
-        return client
+    def _caller(self, name: str) -> Caller:
+        caller = self._callers.get(name)
+        if caller is None:
+            caller = self._callers[name] = Caller(name, self._limits, self._metrics)
+        return caller
 
 
 def read_tokens(path: Path) -> dict[bytes, str]:

@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError, Message
 from lpc.errors import InvalidRequest
 from predictor_service.errors import Overloaded
 from predictor_service.metrics import Metrics
-from predictor_service.rpc.callers import Caller, Clients
-from predictor_service.rpc.statuses import told
+from predictor_service.rpc.callers import Callers, Entered
+from predictor_service.rpc.statuses import refusal
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,9 @@ class OurMethods(grpc.aio.ServerInterceptor):
 class ServiceInterceptor(OurMethods):
     """Wraps them in authentication, decoding, error statuses and metrics."""
 
-    def __init__(self, metrics: Metrics, clients: Clients) -> None:
+    def __init__(self, metrics: Metrics, callers: Callers) -> None:
         self._metrics = metrics
-        self._clients = clients
+        self._callers = callers
 
     def _decoder(self, deserialize: Any) -> Any:
         return _tolerant(deserialize)
@@ -80,7 +80,7 @@ class ServiceInterceptor(OurMethods):
         async def call(request: Message | Undecodable, context: Context) -> Message:
             start = time.perf_counter()
             try:
-                self._clients.enter(context.peer(), context.invocation_metadata())
+                self._callers.enter(context.peer(), context.invocation_metadata())
                 if isinstance(request, Undecodable):
                     raise InvalidRequest(UNDECODABLE)
                 response: Message = await behaviour(request, context)
@@ -97,18 +97,18 @@ class ServiceInterceptor(OurMethods):
         method = method.rpartition("/")[2]
 
         async def call(requests: AsyncIterator[Message | Undecodable], context: Context) -> AsyncIterator[Message]:
-            async def decoded(caller: Caller) -> AsyncIterator[Message]:
+            async def decoded(entered: Entered) -> AsyncIterator[Message]:
                 async for request in requests:
                     # A stream is open for days: its token may be revoked meanwhile.
-                    self._clients.check(caller)
+                    self._callers.check(entered)
                     if isinstance(request, Undecodable):
                         raise InvalidRequest(UNDECODABLE)
                     yield request
 
             try:
-                caller = self._clients.enter(context.peer(), context.invocation_metadata())
-                with caller.client.stream():
-                    async for response in behaviour(decoded(caller), context):
+                entered = self._callers.enter(context.peer(), context.invocation_metadata())
+                with entered.caller.stream():
+                    async for response in behaviour(decoded(entered), context):
                         yield response
             except Exception as error:
                 await self._refuse(method, error, context)
@@ -118,7 +118,7 @@ class ServiceInterceptor(OurMethods):
         return call
 
     async def _refuse(self, method: str, error: Exception, context: Context) -> None:
-        status, message = told(error, method)
+        status, message = refusal(error, method)
         self._metrics.requests.labels(method, status.name).inc()
         trailer: tuple[tuple[str, str], ...] = ()
         if isinstance(error, Overloaded) and error.retry_after_s is not None:

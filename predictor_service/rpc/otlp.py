@@ -125,7 +125,7 @@ class TracingInterceptor(OurMethods):
                     _end(span, grpc.StatusCode.CANCELLED)
                     raise
                 except BaseException:
-                    _end(span, _told(context))
+                    _end(span, _status_of(context))
                     raise
                 _end(span, grpc.StatusCode.OK)
                 return response
@@ -159,7 +159,7 @@ def _caller(metadata: Iterable[tuple[str, Any]] | None) -> TraceContext:
     return _W3C.extract({"traceparent": shown[0]} if len(shown) == 1 else {}, TraceContext())
 
 
-def _told(context: Context) -> grpc.StatusCode:
+def _status_of(context: Context) -> grpc.StatusCode:
     """Return the status that a call was ended with."""
     found = context.code()
     return next((code for code in grpc.StatusCode if found in (code, code.value[0])), grpc.StatusCode.UNKNOWN)

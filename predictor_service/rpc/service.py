@@ -20,7 +20,7 @@ from predictor_service.labels.memory import WINDOW, Asked, Labels, Prediction
 from predictor_service.metrics import Metrics
 from predictor_service.rpc.callers import CALLER
 from predictor_service.rpc.requests import RequestParser
-from predictor_service.rpc.statuses import told
+from predictor_service.rpc.statuses import refusal
 from predictor_service.rpc.tracing import Tracing
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -57,7 +57,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
 
     async def Predict(self, request: pb.PredictRequest, context: Context) -> pb.PredictResponse:  # noqa: N802
         """Answer one conversation within the call's deadline."""
-        CALLER.get().client.admit(1)
+        CALLER.get().admit(1)
         answer = await self._predict(request.conversation, self._deadline(context))
         return pb.PredictResponse(prediction=_message(answer))
 
@@ -69,7 +69,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         count = len(request.conversations)
         if not 1 <= count <= self._limits.max_batch_items:
             raise InvalidRequest(f"a batch has 1 to {self._limits.max_batch_items} conversations, this one {count}: split it")
-        CALLER.get().client.admit(count)
+        CALLER.get().admit(count)
         deadline = self._deadline(context)
         self._batcher.queue.admit(count, deadline - self._loop.time())
         tasks = [
@@ -118,7 +118,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
                         raise InvalidRequest("this request_id is still in flight on this stream: choose another")
                     if len(in_flight) >= self._limits.max_stream_in_flight:
                         raise Overloaded(f"{len(in_flight)} requests are in flight on this stream: wait for answers")
-                    CALLER.get().client.admit(1)
+                    CALLER.get().admit(1)
                 except (InvalidRequest, Overloaded) as error:
                     answers.put_nowait(pb.PredictStreamResponse(request_id=name, error=self._stream_error(error)))
                     continue
@@ -203,7 +203,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         return math.inf if remaining is None else self._loop.time() + remaining
 
     def _stream_error(self, error: BaseException) -> pb.PredictionError:
-        status, message = told(error, "PredictStream")
+        status, message = refusal(error, "PredictStream")
         self._metrics.stream_answers.labels(status.name).inc()
         return pb.PredictionError(code=status.value[0], message=message)
 
@@ -211,7 +211,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
 def _result(result: Answer | BaseException) -> pb.PredictionResult:
     if isinstance(result, Answer):
         return pb.PredictionResult(prediction=_message(result))
-    status, message = told(result, "PredictBatch")
+    status, message = refusal(result, "PredictBatch")
     return pb.PredictionResult(error=pb.PredictionError(code=status.value[0], message=message))
 
 

@@ -26,8 +26,8 @@ def status_of(error: BaseException) -> grpc.StatusCode | None:
     return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), None)
 
 
-def told(error: BaseException, where: str) -> tuple[grpc.StatusCode, str]:
-    """Return what a caller is told of an error.
+def refusal(error: BaseException, where: str) -> tuple[grpc.StatusCode, str]:
+    """Return the status and the message with which an error is answered. ``where``: the method.
 
     Of errors that are not ours, type and place are logged, never their message: a library's message may quote the input.
     """

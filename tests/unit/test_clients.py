@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from predictor_service.errors import Overloaded, Unauthenticated
 from predictor_service.metrics import Metrics
-from predictor_service.rpc.callers import CALLER, Bucket, Client, ClientLimits, Clients, TokenFileError, read_tokens
+from predictor_service.rpc.callers import CALLER, Bucket, Caller, CallerLimits, Callers, TokenFileError, read_tokens
 
 TCP = "ipv4:10.0.0.7:4711"
 
@@ -70,30 +70,30 @@ def test_no_client_gets_more_than_its_rate_but_for_one_bucket_and_one_batch(
 
 
 def test_a_client_over_its_rate_is_told_when_to_try_again() -> None:
-    client = Client("engine-a", ClientLimits(rate=1), Metrics())
-    client.admit(1)
+    caller = Caller("engine-a", CallerLimits(rate=1), Metrics())
+    caller.admit(1)
     with pytest.raises(Overloaded, match="client engine-a may send 1 conversations per second: try again in") as caught:
-        client.admit(1)
+        caller.admit(1)
     assert caught.value.retry_after_s is not None
     assert 0 < caught.value.retry_after_s <= 1
 
 
 def test_streams_are_counted_until_they_end() -> None:
-    client = Client("engine-a", ClientLimits(streams=1), Metrics())
-    with client.stream(), pytest.raises(Overloaded, match="engine-a has 1 streams open"), client.stream():
+    caller = Caller("engine-a", CallerLimits(streams=1), Metrics())
+    with caller.stream(), pytest.raises(Overloaded, match="engine-a has 1 streams open"), caller.stream():
         pass
-    with client.stream():
+    with caller.stream():
         pass
 
 
 def test_a_token_names_its_client_and_a_name_may_have_two(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("# engines\n" + line("engine-a", "one") + line("engine-a", "two") + "\n" + line("b", "three") + "# end")
-    clients = Clients(path, ClientLimits(), Metrics())
-    callers = [clients.enter(TCP, bearer(token)) for token in ("one", "two", "three")]
-    assert [caller.client.name for caller in callers] == ["engine-a", "engine-a", "b"]
-    assert callers[0].client is callers[1].client
-    assert CALLER.get() is callers[2]
+    callers = Callers(path, CallerLimits(), Metrics())
+    one, two, three = (callers.enter(TCP, bearer(token)).caller for token in ("one", "two", "three"))
+    assert [caller.name for caller in (one, two, three)] == ["engine-a", "engine-a", "b"]
+    assert one is two
+    assert CALLER.get() is three
 
 
 @pytest.mark.parametrize(
@@ -117,15 +117,15 @@ def test_a_token_names_its_client_and_a_name_may_have_two(tmp_path: Path) -> Non
 def test_anything_but_one_known_token_is_refused_with_one_message(tmp_path: Path, metadata: object) -> None:
     path = tmp_path / "tokens"
     path.write_text(line("engine-a", "one"))
-    clients = Clients(path, ClientLimits(), Metrics())
+    callers = Callers(path, CallerLimits(), Metrics())
     with pytest.raises(Unauthenticated, match=r"^no valid token: send the metadata `authorization: Bearer TOKEN`"):
-        clients.enter(TCP, metadata)  # type: ignore[arg-type]
+        callers.enter(TCP, metadata)  # type: ignore[arg-type]
 
 
 def test_the_scheme_is_read_in_any_case(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(line("engine-a", "one"))
-    assert Clients(path, ClientLimits(), Metrics()).enter(TCP, [("authorization", "bEARER one")]).client.name == "engine-a"
+    assert Callers(path, CallerLimits(), Metrics()).enter(TCP, [("authorization", "bEARER one")]).caller.name == "engine-a"
 
 
 def test_every_known_token_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_every_known_token_is_compared_in_constant_time(tmp_path: Path, monkeypa
 
     path = tmp_path / "tokens"
     path.write_text("".join(line(f"c{n}", f"token-{n}") for n in range(20)))
-    clients = Clients(path, ClientLimits(), Metrics())
+    callers = Callers(path, CallerLimits(), Metrics())
     compared: list[bool] = []
     honest = module.hmac.compare_digest
 
@@ -146,24 +146,24 @@ def test_every_known_token_is_compared_in_constant_time(tmp_path: Path, monkeypa
     for token in ("token-0", "token-19", "wrong"):
         compared.clear()
         try:
-            clients.enter(TCP, bearer(token))
+            callers.enter(TCP, bearer(token))
         except Unauthenticated:
             assert token == "wrong"
         assert len(compared) == 20
     monkeypatch.setattr(module.hmac, "compare_digest", lambda a, b: False)
     with pytest.raises(Unauthenticated):
-        clients.enter(TCP, bearer("token-0"))
+        callers.enter(TCP, bearer("token-0"))
 
 
 def test_who_may_open_the_unix_socket_needs_no_token(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(line("engine-a", "one"))
-    assert Clients(path, ClientLimits(), Metrics()).enter("unix:", []).client.name == "unix"
+    assert Callers(path, CallerLimits(), Metrics()).enter("unix:", []).caller.name == "unix"
 
 
 def test_without_a_token_file_everyone_is_one_client() -> None:
-    clients = Clients(None, ClientLimits(), Metrics())
-    assert clients.enter(TCP, []).client is clients.enter("ipv6:[::1]:5", bearer("x")).client
+    callers = Callers(None, CallerLimits(), Metrics())
+    assert callers.enter(TCP, []).caller is callers.enter("ipv6:[::1]:5", bearer("x")).caller
 
 
 @pytest.mark.parametrize(
@@ -187,25 +187,25 @@ def test_a_token_file_that_cannot_be_used_is_named_and_not_quoted(tmp_path: Path
     if text is not None:
         path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(TokenFileError, match=why) as caught:
-        Clients(path, ClientLimits(), Metrics())
+        Callers(path, CallerLimits(), Metrics())
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_revoked_client_loses_its_series_and_a_known_one_keeps_its_limits(tmp_path: Path) -> None:
     path, metrics = tmp_path / "tokens", Metrics()
     path.write_text(line("a", "one") + line("b", "two"))
-    clients = Clients(path, ClientLimits(rate=1), metrics)
-    a, b = (clients.enter(TCP, bearer(token)) for token in ("one", "two"))
-    a.client.admit(1)
+    callers = Callers(path, CallerLimits(rate=1), metrics)
+    a, b = (callers.enter(TCP, bearer(token)) for token in ("one", "two"))
+    a.caller.admit(1)
     path.write_text(line("b", "two") + line("b", "three"))
-    assert clients.refresh()
-    assert not clients.refresh()
+    assert callers.refresh()
+    assert not callers.refresh()
     with pytest.raises(Unauthenticated):
-        clients.check(a)
-    clients.check(b)
-    assert clients.enter(TCP, bearer("three")).client is b.client
+        callers.check(a)
+    callers.check(b)
+    assert callers.enter(TCP, bearer("three")).caller is b.caller
     with pytest.raises(Overloaded):
-        a.client.admit(1)
+        a.caller.admit(1)
     named = {
         sample.labels["client"]
         for family in metrics.registry.collect()
@@ -220,18 +220,18 @@ def test_a_file_emptied_revokes_all_and_one_broken_or_gone_changes_nothing(
 ) -> None:
     path = tmp_path / "tokens"
     path.write_text(line("a", "one"))
-    clients = Clients(path, ClientLimits(), Metrics())
+    callers = Callers(path, CallerLimits(), Metrics())
     path.write_text("a: hunter2")
-    assert not clients.refresh()
+    assert not callers.refresh()
     path.unlink()
-    assert not clients.refresh()
-    assert clients.enter(TCP, bearer("one")).client.name == "a"
+    assert not callers.refresh()
+    assert callers.enter(TCP, bearer("one")).caller.name == "a"
     assert caplog.text.count("the new token file is not used") == 2
     assert "hunter2" not in caplog.text
     path.write_text("")
-    assert clients.refresh()
+    assert callers.refresh()
     with pytest.raises(Unauthenticated):
-        clients.enter(TCP, bearer("one"))
+        callers.enter(TCP, bearer("one"))
 
 
 def test_digests_are_read_in_either_case(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
-from predictor_service.labels.log import LabelLog
+from predictor_service.labels.log import LabelWriter
 from predictor_service.labels.memory import Label, Prediction, Turn
 
 WIDTH = 384
@@ -41,9 +41,9 @@ def label(number: int = 0, version: str = "v1", continues: bool = True) -> Label
 @contextlib.contextmanager
 def opened(
     folder: Path, rows: int = 10, interval_s: float = NEVER, max_bytes: int = 100 * MIB
-) -> Iterator[tuple[LabelLog, Counter[str]]]:
+) -> Iterator[tuple[LabelWriter, Counter[str]]]:
     fates: Counter[str] = Counter()
-    log = LabelLog(folder, rows, interval_s, max_bytes, lambda fate, count: fates.update({fate: count}))
+    log = LabelWriter(folder, rows, interval_s, max_bytes, lambda fate, count: fates.update({fate: count}))
     try:
         yield log, fates
     finally:
