@@ -8,7 +8,7 @@
     ├── TraceError              lpc.logs.traces.request: a log cannot be read
     ├── DatasetError            lpc.logs.records: a dataset cannot be read
     ├── ServiceError            predictor_service.errors, where its own tree is drawn: what a call to the sidecar meets
-    ├── StartError              predictor_service.server: the sidecar cannot start
+    ├── StartError              predictor_service.errors: the sidecar cannot start
     ├── TracingError            predictor_service.rpc.tracing: traces are asked for and cannot be made
     ├── TokenFileError          predictor_service.rpc.callers: the token file cannot be used
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores

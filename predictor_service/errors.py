@@ -1,9 +1,10 @@
-"""Errors of calls to the sidecar. What status each becomes: `predictor_service.rpc.statuses`.
+"""Errors of the sidecar. What status those of calls become: `predictor_service.rpc.statuses`.
 
     LpcError
     ├── InvalidRequest            lpc.errors: the caller must change the request
     ├── ArtifactError             lpc.errors: the model artefact is missing, corrupted or unfit
-    └── ServiceError
+    ├── StartError                the sidecar cannot start
+    └── ServiceError              what a call can meet
         ├── UnknownServedModel    token ids of a model whose tokenizer is not configured
         ├── Unauthenticated       no token, or none of those in the sidecar's token file
         ├── Overloaded            the queue is full, or the caller over its limit; try later or elsewhere
@@ -13,7 +14,15 @@
 Messages say what was wrong and what to do. They never contain text of a conversation.
 """
 
+from typing import Final
+
 from lpc.errors import LpcError
+
+CLOSING: Final = "the service is shutting down: connect to another sidecar"
+
+
+class StartError(LpcError):
+    """The sidecar cannot start. The message says why and what to do."""
 
 
 class ServiceError(LpcError):

@@ -1,12 +1,13 @@
 """Prometheus metrics of the sidecar. Names carry units; labels have few values; no text of a conversation is in either."""
 
+import contextlib
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from predictor_service.labels.memory import Reason
+from predictor_service.labels.memory import Label, Reason, TurnObserver
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -102,6 +103,17 @@ class Metrics:
         self.queue_depth = Gauge("lpc_queue_depth", "Conversations admitted and not answered.", registry=registry)
         self.queue_limit = Gauge("lpc_queue_limit", "Conversations that may be admitted at a time.", registry=registry)
 
+    @contextlib.contextmanager
+    def served(self, host: str, port: int) -> Iterator[int]:
+        """Answer scrapes over HTTP while the block runs; yield the port (0 chooses a free one). Raises OSError."""
+        server, thread = start_http_server(port, host, self.registry)
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
     def watch_queue(self, depth: Callable[[], float], limit: int) -> None:
         """Report a queue's depth at every scrape."""
         self.queue_depth.set_function(depth)
@@ -114,16 +126,6 @@ class Metrics:
     def watch_labels(self, turns: Callable[[], float]) -> None:
         """Report how many turns are remembered for their labels, at every scrape."""
         self.label_memory.set_function(turns)
-
-    def observe_label(self, probability: float, continues: bool) -> None:
-        """Count a prediction whose outcome is known."""
-        bound = DECILES[bisect_left(DECILES, probability)]
-        self.labelled.labels(bound, str(continues).lower()).inc()
-        self.labelled_probability_sum.labels(bound).inc(probability)
-
-    def observe_unlabelled(self, reason: Reason, count: int) -> None:
-        """Count predictions whose outcome is never known."""
-        self.unlabelled.labels(reason).inc(count)
 
     def observe_label_rows(self, fate: str, count: int) -> None:
         """Count rows of the label log: written or dropped."""
@@ -151,3 +153,21 @@ class Metrics:
         self.model_info.clear()
         self.model_info.labels(model, version, precision, provider).set(1)
         self.think_times_served.set(think_times)
+
+
+class LabelMetrics(TurnObserver):
+    """Counts what became of predictions."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def labelled(self, label: Label) -> None:
+        """Count a prediction whose outcome is known."""
+        probability = label.foretold.probability
+        bound = DECILES[bisect_left(DECILES, probability)]
+        self._metrics.labelled.labels(bound, str(label.continues).lower()).inc()
+        self._metrics.labelled_probability_sum.labels(bound).inc(probability)
+
+    def unlabelled(self, reason: Reason, count: int) -> None:
+        """Count predictions whose outcome is never known."""
+        self._metrics.unlabelled.labels(reason).inc(count)

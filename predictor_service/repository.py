@@ -1,10 +1,9 @@
-"""The model repository on disk: the version to serve, and the loading of another when one is published or promoted."""
+"""The model repository on disk: which version to serve, and whether another was published or promoted."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TypeAlias
 
 from lpc.errors import ArtifactError
 from lpc.model.artifact import MANIFEST, Manifest, read_manifest
@@ -14,13 +13,17 @@ from lpc.model.versions import candidates, newest_first
 
 log = logging.getLogger(__name__)
 
+LoadModel: TypeAlias = Callable[[Path, InferenceSettings], Model]
+"""Makes a model of a version's folder. Raises ArtifactError."""
+
 
 class ModelRepository:
     """Versions of one model: folders ``<root>/<name>/<version>/``."""
 
-    def __init__(self, root: Path, name: str, settings: InferenceSettings) -> None:
+    def __init__(self, root: Path, name: str, settings: InferenceSettings, load: LoadModel = Model) -> None:
         self.folder = root / name
         self._settings = settings
+        self._load = load
         # Versions and promotions that could not be followed, with their time stamp: tried again only when it changes.
         self._broken: dict[str, int] = {}
 
@@ -37,7 +40,7 @@ class ModelRepository:
             self._note_broken(self.folder / PROMOTED, error)
         for folder in candidates(self.folder):
             try:
-                return Model(folder, self._settings)
+                return self._load(folder, self._settings)
             except ArtifactError as error:
                 self._note_broken(folder, error)
                 first_error = first_error or error
@@ -68,33 +71,11 @@ class ModelRepository:
             try:
                 if read_manifest(folder).created <= current.created:
                     return None
-                return Model(folder, self._settings)
+                return self._load(folder, self._settings)
             except ArtifactError as error:
                 self._note_broken(folder, error)
                 raise
         return None
-
-    async def watch(
-        self, interval_s: float, current: Callable[[], Model], swap: Callable[[Model], None], count: Callable[[str], None]
-    ) -> None:
-        """Look for another version every ``interval_s`` seconds, load it in a thread and hand it over. Runs until cancelled.
-
-        Whatever goes wrong, the version in service stays. ``count`` is told "loaded" or "failed".
-        """
-        while True:
-            await asyncio.sleep(interval_s)
-            result: Literal["loaded", "failed"] = "loaded"
-            try:
-                model = await asyncio.to_thread(self.load_newer, current().manifest)
-                if model is None:
-                    continue
-                swap(model)
-            except ArtifactError:
-                result = "failed"
-            except OSError as error:
-                log.error("model repository %s cannot be read: %s", self.folder, error.strerror)
-                result = "failed"
-            count(result)
 
     def _load_promoted(self, promotion: Promotion, current: Manifest) -> Model | None:
         folder = self.folder / promotion.version
@@ -103,7 +84,7 @@ class ModelRepository:
         try:
             if read_manifest(folder) == current:
                 return None
-            return Model(folder, self._settings)
+            return self._load(folder, self._settings)
         except ArtifactError as error:
             self._note_broken(folder, error)
             raise

@@ -32,7 +32,7 @@ from lpc.model.versions import served as served_version
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
-from predictor_service.server import BATCH_TOKENS
+from predictor_service.batching.queue import BATCH_TOKENS
 
 IN_FLIGHT: Final = 64
 CHANNEL: Final = [("grpc.max_send_message_length", -1)]

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
-from unittest.mock import patch
 
 import grpc.aio
 from rich.progress import track
@@ -118,8 +117,7 @@ class InstantModel(Model):
 def serve_instant() -> None:
     """Serve with the instant model: the other process of this benchmark."""
     logging.basicConfig(level="INFO", stream=sys.stderr)
-    with patch("predictor_service.repository.Model", InstantModel):
-        asyncio.run(server.serve(ServiceSettings()))
+    asyncio.run(server.serve(ServiceSettings(), server.Parts(load=InstantModel)))
 
 
 if __name__ == "__main__":

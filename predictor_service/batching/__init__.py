@@ -1,1 +1,1 @@
-"""From user turns to predictions: prepare, queue, batch, infer."""
+"""From a conversation to what the model says of it: prepare, queue, batch, infer."""

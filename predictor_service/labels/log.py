@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from lpc.model.artifact import Manifest
 from lpc.model.label_rows import COLUMNS, EMBEDDING, FILES, metadata_of
-from predictor_service.labels.memory import Label
+from predictor_service.labels.memory import Label, TurnObserver
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class _Rows:
     labels: list[Label] = field(default_factory=list)
 
 
-class LabelWriter:
-    """Writes labels into a folder. Any thread may add; one of its own writes."""
+class LabelWriter(TurnObserver):
+    """Writes labels into a folder. Any thread may hand them over; one of its own writes."""
 
     def __init__(self, folder: Path, rows: int, interval_s: float, max_bytes: int, count: Callable[[Fate, int], None]) -> None:
         """Start the thread. The folder is made if need be.
@@ -72,7 +72,7 @@ class LabelWriter:
         self._thread = threading.Thread(target=self._run, name="label-log", daemon=True)
         self._thread.start()
 
-    def add(self, label: Label) -> None:
+    def labelled(self, label: Label) -> None:
         """Take a label, at once; where the thread cannot follow, it is dropped."""
         try:
             self._queue.put_nowait(label)
@@ -101,7 +101,7 @@ class LabelWriter:
                 if label is None:
                     closing = True
                 else:
-                    manifest = label.prediction.manifest
+                    manifest = label.foretold.manifest
                     version = manifest.version, manifest.created
                     waiting = files.setdefault(version, _Rows(manifest, time.monotonic() + self._interval_s))
                     waiting.labels.append(label)
@@ -185,15 +185,15 @@ class LabelWriter:
 def table_of(manifest: Manifest, labels: Sequence[Label]) -> pa.Table:
     """Return labels of one model version as a table, with its metadata."""
     turns = [label.turn for label in labels]
-    predictions = [label.prediction for label in labels]
-    vectors = np.frombuffer(b"".join(p.embedding or b"" for p in predictions), "<f2")
+    foretold = [label.foretold for label in labels]
+    vectors = np.frombuffer(b"".join(p.embedding or b"" for p in foretold), "<f2")
     values: dict[str, list[Any]] = {
         "turn_count": [turn.turn_count for turn in turns],
         "prompt_chars": [turn.prompt_chars for turn in turns],
         "history_chars": [turn.history_chars for turn in turns],
         "last_reply_chars": [turn.last_reply_chars for turn in turns],
-        "tokens": [p.tokens for p in predictions],
-        "probability": [p.probability for p in predictions],
+        "tokens": [p.tokens for p in foretold],
+        "probability": [p.probability for p in foretold],
         "continues": [label.continues for label in labels],
         "gap_s": [label.gap_s for label in labels],
         "asked_at": [round(turn.asked_at * 1000) for turn in turns],

@@ -57,8 +57,8 @@ Reason: TypeAlias = Literal["unidentified", "memory", "repeated", "shutdown"]
 again, or the sidecar stopped before its horizon."""
 
 
-class Prediction(NamedTuple):
-    """What was answered.
+class Foretold(NamedTuple):
+    """What was answered of a turn.
 
     Attributes:
         probability: calibrated, as the engine got it.
@@ -95,17 +95,36 @@ class Turn:
     prompt_chars: int
     history_chars: int
     last_reply_chars: int
-    prediction: Prediction | None = None
+    foretold: Foretold | None = None
     next_at: float | None = None
 
 
 class Label(NamedTuple):
-    """What became of a prediction. ``gap_s``: seconds from the turn's arrival to the next one's; NaN where none came."""
+    """What became of a turn that was answered. ``gap_s``: seconds between its arrival and the next one's; NaN: none came."""
 
     turn: Turn
-    prediction: Prediction
+    foretold: Foretold
     continues: bool
     gap_s: float
+
+
+class TurnObserver:
+    """Hears what happens to turns; subclasses override what they want to hear. Called from any thread: return at once."""
+
+    def arrived(self, turn: Turn) -> None:
+        """A turn arrived that was not there before."""
+
+    def answered(self, turn: Turn) -> None:
+        """A turn was answered, as it now says; for one that is asked again, again."""
+
+    def returned(self, turn: Turn) -> None:
+        """The next turn of a turn's conversation arrived, when it now says."""
+
+    def labelled(self, label: Label) -> None:
+        """The horizon of a turn that was answered has passed."""
+
+    def unlabelled(self, reason: Reason, count: int) -> None:
+        """So many predictions get no label."""
 
 
 class _Names(NamedTuple):
@@ -123,18 +142,10 @@ class Labels:
     process.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        horizon_s: float,
-        labelled: Callable[[Label], None],
-        unlabelled: Callable[[Reason, int], None],
-    ) -> None:
-        """``labelled`` is told each label, ``unlabelled`` how many predictions get none and why; both from any thread."""
+    def __init__(self, capacity: int, horizon_s: float, observers: Sequence[TurnObserver]) -> None:
         self.capacity = capacity
         self.horizon_s = horizon_s
-        self._labelled = labelled
-        self._unlabelled = unlabelled
+        self._observers = observers
         self._key = os.urandom(32)
         self._lock = threading.Lock()
         self._turns: deque[Turn] = deque()
@@ -165,6 +176,7 @@ class Labels:
             if before is not None:
                 before.next_at = at
                 self._stop_waiting(before)
+            turn = None
             if len(self._turns) < self.capacity:
                 turn = Turn(
                     name=names.own,
@@ -178,15 +190,24 @@ class Labels:
                 )
                 self._turns.append(turn)
                 self._waiting.setdefault(names.own, []).append(turn)
-                return turn
-        self._unlabelled("memory", 1)
-        return None
+        # Outside the lock, as are all calls of observers: they may take a lock of their own.
+        if before is not None:
+            for observer in self._observers:
+                observer.returned(before)
+        if turn is None:
+            self._unlabelled("memory", 1)
+            return None
+        for observer in self._observers:
+            observer.arrived(turn)
+        return turn
 
-    def answered(self, turn: Turn, prediction: Prediction) -> None:
-        """Note a turn's prediction; of several the last counts."""
-        if turn.prediction is not None:
+    def answered(self, turn: Turn, foretold: Foretold) -> None:
+        """Note what a turn was answered; of several answers the last counts. A turn without one gets no label."""
+        if turn.foretold is not None:
             self._unlabelled("repeated", 1)
-        turn.prediction = prediction
+        turn.foretold = foretold
+        for observer in self._observers:
+            observer.answered(turn)
 
     def expire(self, now: float) -> None:
         """Label the turns whose horizon has passed at ``now``, seconds since the Unix epoch."""
@@ -201,19 +222,25 @@ class Labels:
             if not due:
                 return
             for turn in due:
-                if turn.prediction is not None:
+                if turn.foretold is not None:
                     gap = math.nan if turn.next_at is None else max(turn.next_at - turn.asked_at, 0.0)
                     continues = gap <= self.horizon_s
-                    self._labelled(Label(turn, turn.prediction, continues, gap if continues else math.nan))
+                    label = Label(turn, turn.foretold, continues, gap if continues else math.nan)
+                    for observer in self._observers:
+                        observer.labelled(label)
             due.clear()
 
     def close(self) -> None:
         """Forget all turns: what becomes of them nobody here will see."""
         with self._lock:
-            known = sum(turn.prediction is not None for turn in self._turns)
+            known = sum(turn.foretold is not None for turn in self._turns)
             self._turns.clear()
             self._waiting.clear()
         self._unlabelled("shutdown", known)
+
+    def _unlabelled(self, reason: Reason, count: int) -> None:
+        for observer in self._observers:
+            observer.unlabelled(reason, count)
 
     def _names(self, turns: UserTurns, conversation_id: str) -> _Names | None:
         """Return a turn's names; None where its conversation could not be recognised again."""
@@ -256,25 +283,6 @@ class Labels:
         waiting.remove(turn)
         if not waiting:
             del self._waiting[turn.name]
-
-
-class Asked:
-    """One request of a turn, from its arrival to its answer."""
-
-    def __init__(self, labels: Labels, conversation_id: str, at: float) -> None:
-        self._labels = labels
-        self._conversation_id = conversation_id
-        self._at = at
-        self._turn: Turn | None = None
-
-    def arrived(self, turns: UserTurns) -> None:
-        """Note the turn, in a tokeniser thread."""
-        self._turn = self._labels.arrive(turns, self._conversation_id, self._at)
-
-    def answered(self, prediction: Prediction) -> None:
-        """Note its prediction. A request that fails is never answered, and its turn never labelled."""
-        if self._turn is not None:
-            self._labels.answered(self._turn, prediction)
 
 
 async def expire_forever(labels: Labels, clock: Callable[[], float]) -> None:

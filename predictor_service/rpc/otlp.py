@@ -27,7 +27,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from predictor_service.batching.batcher import Answer
+from predictor_service.rpc.answers import Answer
 from predictor_service.rpc.interceptors import Context, OurMethods
 from predictor_service.rpc.statuses import status_of
 from predictor_service.rpc.tracing import Answered, Tracing, TracingError
@@ -88,7 +88,7 @@ class OtlpTracing(Tracing):
                         "lpc.queue_us": answer.queue_us,
                         "lpc.tokenize_us": answer.tokenize_us,
                         "lpc.infer_us": answer.infer_us,
-                        "lpc.model_version": answer.model_version,
+                        "lpc.model_version": answer.manifest.version,
                     }
                 )
 

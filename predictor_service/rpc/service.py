@@ -1,52 +1,53 @@
-"""The methods of `lpc.v1.ContinuationPredictor`: thin, between the wire and the batcher."""
+"""The methods of `lpc.v1.ContinuationPredictor`. The way of every conversation, whichever method it came by, is `_predict`."""
 
 import asyncio
+import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
 from lpc.errors import InvalidRequest
-from lpc.model.arrivals import Arrival, GapMemory
-from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.batching.batcher import Answer, Batcher
-from predictor_service.errors import Overloaded
-from predictor_service.labels.memory import WINDOW, Asked, Labels, Prediction
+from predictor_service.batching.batcher import Batcher
+from predictor_service.batching.prepare import Preparation
+from predictor_service.labels.memory import Foretold, Labels
 from predictor_service.metrics import Metrics
+from predictor_service.requests.parser import RequestParser
+from predictor_service.rpc.answers import Answer, answer_of, message_of
 from predictor_service.rpc.callers import CALLER
-from predictor_service.rpc.requests import RequestParser
 from predictor_service.rpc.statuses import refusal
+from predictor_service.rpc.stream import PredictionStream
 from predictor_service.rpc.tracing import Tracing
+from predictor_service.serving import Serving
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class PredictorService(rpc.ContinuationPredictorServicer):
-    """Answers from the batcher's current model. ``clock``: seconds since the Unix epoch."""
+    """Answers with the model in service."""
 
     def __init__(
         self,
-        batcher: Batcher,
+        serving: Serving,
         parser: RequestParser,
+        preparation: Preparation,
+        batcher: Batcher,
+        labels: Labels,
         limits: pb.Limits,
         metrics: Metrics,
-        gaps: GapMemory,
-        labels: Labels,
-        clock: Callable[[], float],
         tracing: Tracing,
     ) -> None:
-        self._batcher = batcher
+        self._serving = serving
         self._parser = parser
+        self._preparation = preparation
+        self._batcher = batcher
+        self._labels = labels
         self._limits = limits
         self._metrics = metrics
-        self._gaps = gaps
-        self._labels = labels
-        self._clock = clock
         self._tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._draining = asyncio.Event()
@@ -59,7 +60,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         """Answer one conversation within the call's deadline."""
         CALLER.get().admit(1)
         answer = await self._predict(request.conversation, self._deadline(context))
-        return pb.PredictResponse(prediction=_message(answer))
+        return pb.PredictResponse(prediction=message_of(answer))
 
     async def PredictBatch(self, request: pb.PredictBatchRequest, context: Context) -> pb.PredictBatchResponse:  # noqa: N802
         """Answer each conversation, with a prediction or an error of its own.
@@ -71,88 +72,32 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             raise InvalidRequest(f"a batch has 1 to {self._limits.max_batch_items} conversations, this one {count}: split it")
         CALLER.get().admit(count)
         deadline = self._deadline(context)
-        self._batcher.queue.admit(count, deadline - self._loop.time())
+        queue = self._batcher.queue
+        queue.admit(count, deadline - self._loop.time())
         tasks = [
             self._loop.create_task(self._predict(conversation, deadline, admitted=True))
             for conversation in request.conversations
         ]
         for task in tasks:
-            task.add_done_callback(lambda _: self._batcher.queue.release())
+            # Not in the task: one that is cancelled before it begins would keep its permit.
+            task.add_done_callback(lambda _: queue.release())
         results = await asyncio.gather(*tasks, return_exceptions=True)
         return pb.PredictBatchResponse(results=[_result(result) for result in results])
 
     async def PredictStream(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.PredictStreamRequest], context: Context
     ) -> AsyncIterator[pb.PredictStreamResponse]:
-        """Answer requests as their predictions come, in any order; a bad request gets an error, the stream goes on.
-
-        A caller that does not take its answers is not read from any more, so that they do not pile up here.
-        """
+        """Answer requests as their predictions come, in any order."""
         del context
-        answers: asyncio.Queue[pb.PredictStreamResponse | None] = asyncio.Queue()
-        taken = asyncio.Event()
-        in_flight: dict[str, asyncio.Task[None]] = {}
-
-        async def answer(request: pb.PredictStreamRequest) -> None:
-            deadline = self._loop.time() + request.timeout_ms / 1000 if request.timeout_ms else math.inf
-            try:
-                prediction = await self._predict(request.conversation, deadline)
-                response = pb.PredictStreamResponse(request_id=request.request_id, prediction=_message(prediction))
-                self._metrics.stream_answers.labels("OK").inc()
-            except Exception as error:
-                response = pb.PredictStreamResponse(request_id=request.request_id, error=self._stream_error(error))
-            answers.put_nowait(response)
-
-        async def read() -> None:
-            async for request in request_iterator:
-                while answers.qsize() >= self._limits.max_stream_in_flight:
-                    taken.clear()
-                    await taken.wait()
-                name = request.request_id
-                if request.WhichOneof("action") == "cancel":
-                    if name in in_flight:
-                        in_flight[name].cancel()
-                    continue
-                try:
-                    if name in in_flight:
-                        raise InvalidRequest("this request_id is still in flight on this stream: choose another")
-                    if len(in_flight) >= self._limits.max_stream_in_flight:
-                        raise Overloaded(f"{len(in_flight)} requests are in flight on this stream: wait for answers")
-                    CALLER.get().admit(1)
-                except (InvalidRequest, Overloaded) as error:
-                    answers.put_nowait(pb.PredictStreamResponse(request_id=name, error=self._stream_error(error)))
-                    continue
-                task = in_flight[name] = self._loop.create_task(answer(request))
-                task.add_done_callback(lambda _, name=name: in_flight.pop(name))  # type: ignore[misc]
-
-        async def read_until_drain() -> None:
-            reading = self._loop.create_task(read())
-            draining = self._loop.create_task(self._draining.wait())
-            try:
-                await asyncio.wait((reading, draining), return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.gather(*in_flight.values(), return_exceptions=True)
-                if reading.done():
-                    reading.result()
-            finally:
-                reading.cancel()
-                draining.cancel()
-
-        reader = self._loop.create_task(read_until_drain())
-        reader.add_done_callback(lambda _: answers.put_nowait(None))
-        try:
-            while (response := await answers.get()) is not None:
-                taken.set()
+        stream = PredictionStream(CALLER.get(), self._predict, self._limits.max_stream_in_flight, self._metrics)
+        async with contextlib.aclosing(stream.answers(request_iterator, self._draining)) as answers:
+            async for response in answers:
                 yield response
-            await reader
-        finally:
-            reader.cancel()
-            for task in list(in_flight.values()):
-                task.cancel()
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
         """Name the model in service and every limit."""
         del request, context
-        model = self._batcher.model
+        model = self._serving.model
         manifest, think_time = model.manifest, model.think_time
         return pb.GetModelInfoResponse(
             model_name=manifest.name,
@@ -170,57 +115,39 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         )
 
     async def _predict(self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False) -> Answer:
+        """Answer a conversation: check, permit, prepare, queue and run, answer.
+
+        Args:
+            conversation: as it came.
+            deadline: on the event loop's clock, seconds; infinite for none.
+            admitted: the caller holds this conversation's permit of the queue.
+
+        Raises:
+            InvalidRequest, UnknownServedModel: it can't be answered as it is.
+            Overloaded: the queue is full, or too long for the deadline. Expired: the deadline passed first.
+            Unavailable: the service is closing.
+        """
         with self._tracing.prediction(conversation.WhichOneof("input")) as answered:
             self._parser.check(conversation)
-            at = self._clock()
-            asked = Asked(self._labels, conversation.conversation_id, at)
-            parse = partial(self._parse, conversation, self._batcher.model.manifest.features.prompt_window, asked)
-            arrive = partial(self._arrive, conversation, at)
-            answer = await self._batcher.predict(parse, arrive, deadline, admitted=admitted)
+            patience = deadline - self._loop.time()
+            # Before any work is done for it: what is being tokenised waits for the model as well.
+            with contextlib.nullcontext() if admitted else self._batcher.queue.permit(patience):
+                prepared = await self._preparation.prepare(conversation, self._serving.model)
+                outcome = await self._batcher.predict(prepared, deadline)
+            answer = answer_of(prepared, outcome)
             answered(answer)
-        asked.answered(Prediction(answer.probability, answer.embedding, answer.tokens, answer.manifest))
+        if prepared.turn is not None:
+            embedding = outcome.inferred.embedding
+            self._labels.answered(prepared.turn, Foretold(answer.probability, embedding, answer.tokens, answer.manifest))
         return answer
-
-    def _parse(self, conversation: pb.Conversation, window: int, asked: Asked) -> UserTurns:
-        """Read a conversation and note its turn. In a tokeniser thread."""
-        turns = self._parser.parse(conversation, max(window, WINDOW))
-        asked.arrived(turns)
-        return turns
-
-    def _arrive(self, conversation: pb.Conversation, at: float, turns: UserTurns) -> Arrival:
-        """Note the arrival of a turn. In a tokeniser thread."""
-        by_tokens = conversation.WhichOneof("input") == "tokens"
-        return Arrival(
-            turns.turn_count,
-            len(conversation.tokens.ids) if by_tokens else math.nan,
-            conversation.category,
-            at,
-            self._gaps.arrive(conversation.conversation_id, at),
-        )
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()
         return math.inf if remaining is None else self._loop.time() + remaining
 
-    def _stream_error(self, error: BaseException) -> pb.PredictionError:
-        status, message = refusal(error, "PredictStream")
-        self._metrics.stream_answers.labels(status.name).inc()
-        return pb.PredictionError(code=status.value[0], message=message)
-
 
 def _result(result: Answer | BaseException) -> pb.PredictionResult:
     if isinstance(result, Answer):
-        return pb.PredictionResult(prediction=_message(result))
+        return pb.PredictionResult(prediction=message_of(result))
     status, message = refusal(result, "PredictBatch")
     return pb.PredictionResult(error=pb.PredictionError(code=status.value[0], message=message))
-
-
-def _message(answer: Answer) -> pb.Prediction:
-    expected = answer.think_time
-    return pb.Prediction(
-        probability=answer.probability,
-        model_version=answer.model_version,
-        think_time=pb.ThinkTime(log_mean=expected.log_mean, log_sigma=expected.log_sigma) if expected is not None else None,
-        turn_count=answer.turn_count,
-        timing=pb.Timing(queue_us=answer.queue_us, tokenize_us=answer.tokenize_us, infer_us=answer.infer_us),
-    )

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from unittest.mock import patch
 from urllib.request import urlopen
 
 import grpc
@@ -27,15 +26,17 @@ import grpc.aio
 import pyarrow.parquet as pq
 import pytest
 
-import predictor_service.server
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
 from eviction_client.stores.namespace import Namespace
 from lpc.bench.processes import RedisServer, free_port
 from lpc.model.arrivals import GapMemory
+from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.requests.parser import RequestParser
+from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import one, sidecar
 from tests.otlp_collector import Collector, attributes
@@ -225,21 +226,19 @@ async def test_an_error_of_ours_that_quotes_its_input_is_not_passed_on(
     """A library's message may hold what it choked on: neither the caller nor the log nor a trace gets it."""
     caplog.set_level(logging.DEBUG)
 
-    def choke(*_: object) -> None:
-        raise ValueError(f"cannot make sense of {CANARY!r}")
+    class Choking(RequestParser):
+        def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
+            raise ValueError(f"cannot make sense of {CANARY!r}")
 
     with Collector() as collector:
-        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
-            with patch("predictor_service.rpc.requests.from_messages", choke):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await stub.Predict(one(chat(message("user", CANARY))))
-                results = (
-                    await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat(message("user", CANARY))]))
-                ).results
-                stream = stub.PredictStream()
-                await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat(message("user", CANARY))))
-                await stream.done_writing()
-                answers = [answer async for answer in stream]
+        async with sidecar(tiny_models, Parts(parser=Choking), traces_endpoint=collector.endpoint) as (stub, _):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Predict(one(chat(message("user", CANARY))))
+            results = (await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat(message("user", CANARY))]))).results
+            stream = stub.PredictStream()
+            await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat(message("user", CANARY))))
+            await stream.done_writing()
+            answers = [answer async for answer in stream]
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "internal error in Predict: ValueError" in caplog.text
     assert CANARY not in caplog.text
@@ -256,12 +255,11 @@ async def test_the_memory_of_gaps_holds_neither_text_nor_ids(timed_models: Path,
         memories.append(GapMemory(capacity))
         return memories[-1]
 
-    with patch.object(predictor_service.server, "GapMemory", remember):
-        async with sidecar(timed_models, served_models=served_models) as (stub, _):
-            for conversation in answered().values():
-                conversation.conversation_id = f"id-{CANARY}"
-                conversation.category = CANARY
-                await stub.Predict(one(conversation))
+    async with sidecar(timed_models, Parts(gaps=remember), served_models=served_models) as (stub, _):
+        for conversation in answered().values():
+            conversation.conversation_id = f"id-{CANARY}"
+            conversation.category = CANARY
+            await stub.Predict(one(conversation))
     assert len(memories[0]) == 1
     assert CANARY.encode() not in pickle.dumps({k: v for k, v in vars(memories[0]).items() if k != "_lock"})
 

@@ -15,7 +15,7 @@ from eviction_client.settings import ClientSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
-from predictor_service.server import StartError
+from predictor_service.errors import StartError
 from tests.integration.test_server import _scrape, chat, one, sidecar
 
 A, B = "token-of-a-canarytoken", "token-of-b-canarytoken"

@@ -15,6 +15,8 @@ from lpc.bench.reloads import reloads
 from lpc.bench.rude_clients import PREFACE, SETTINGS, frame, rude_clients
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.rpc.listening import Keepalive
+from predictor_service.server import Parts
 from tests.integration.test_server import chat, one, sidecar
 
 
@@ -56,19 +58,18 @@ def test_silent_dripping_half_deaf_and_cut_off_clients_disturb_nobody(tiny_model
 
 
 async def test_a_peer_that_answers_no_ping_is_let_go_and_an_idle_engine_is_not(tiny_models: Path) -> None:
-    with patch("predictor_service.server.KEEPALIVE_MS", 200), patch("predictor_service.server.KEEPALIVE_TIMEOUT_MS", 200):
-        async with sidecar(tiny_models) as (stub, addresses):
-            stream = stub.PredictStream()
-            await stream.write(pb.PredictStreamRequest(request_id="0", conversation=chat("hello")))
-            assert (await stream.read()).prediction.probability > 0
-            reader, writer = await asyncio.open_connection("127.0.0.1", addresses.port)
-            writer.write(PREFACE + frame(SETTINGS, 0, 0, b""))
-            # Read to the end: the sidecar has hung up.
-            await reader.read()
-            writer.close()
-            await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
-            assert (await stream.read()).request_id == "1"
-            await stream.done_writing()
+    async with sidecar(tiny_models, Parts(keepalive=Keepalive(idle_ms=200, timeout_ms=200))) as (stub, addresses):
+        stream = stub.PredictStream()
+        await stream.write(pb.PredictStreamRequest(request_id="0", conversation=chat("hello")))
+        assert (await stream.read()).prediction.probability > 0
+        reader, writer = await asyncio.open_connection("127.0.0.1", addresses.port)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0, b""))
+        # Read to the end: the sidecar has hung up.
+        await reader.read()
+        writer.close()
+        await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
+        assert (await stream.read()).request_id == "1"
+        await stream.done_writing()
 
 
 async def test_a_stream_whose_answers_are_not_taken_is_not_read_on(tiny_models: Path) -> None:

@@ -23,7 +23,7 @@ from lpc.model.conversation import Message, UserTurns, from_messages
 from lpc.model.inference import InferenceSettings, Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.server import Addresses, running
+from predictor_service.server import Addresses, Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
@@ -61,7 +61,7 @@ async def sidecar(models: Path, **changes: object) -> AsyncIterator[Sidecar]:
     made: list[Sidecar] = []
     settings = ServiceSettings(**{**values, "label_horizon_s": HORIZON, **changes})  # type: ignore[arg-type]
     async with (
-        running(settings, lambda: made[0].now if made else START) as addresses,
+        running(settings, Parts(clock=lambda: made[0].now if made else START)) as addresses,
         grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
     ):
         made.append(Sidecar(rpc.ContinuationPredictorStub(channel), addresses))

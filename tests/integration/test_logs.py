@@ -59,14 +59,16 @@ def test_every_line_is_a_json_object_with_the_same_fields(tiny_models: Path, ser
     lines = [json.loads(line) for line in said(tiny_models, served, LPC_LOG_LEVEL="DEBUG")]
     assert {tuple(line) for line in lines} == {("time", "level", "logger", "message")}
     assert abs(datetime.fromisoformat(lines[0]["time"]).timestamp() - time.time()) < 300
-    messages = [line["message"] for line in lines if line["logger"] == "predictor_service.server"]
+    messages = [
+        line["message"] for line in lines if line["logger"] in ("predictor_service.serving", "predictor_service.server")
+    ]
     assert messages[0] == "serving tiny v1 (fp32) on cpu"
     assert messages[-1] == "stopped"
 
 
 def test_text_where_it_is_asked_for(tiny_models: Path, served: Path) -> None:
     lines = said(tiny_models, served, LPC_LOG_FORMAT="text")
-    assert re.fullmatch(r"\S+ \S+ INFO predictor_service\.server serving tiny v1 \(fp32\) on cpu\n", lines[0])
+    assert re.fullmatch(r"\S+ \S+ INFO predictor_service\.serving serving tiny v1 \(fp32\) on cpu\n", lines[0])
 
 
 @pytest.fixture

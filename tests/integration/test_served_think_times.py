@@ -17,7 +17,7 @@ from lpc.model.arrivals import NO_GAPS, Arrival, Gaps
 from lpc.model.inference import InferenceSettings, Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.server import Addresses, running
+from predictor_service.server import Addresses, Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.tiny_model import tiny_log_mean, tiny_think_time
@@ -42,7 +42,7 @@ async def sidecar(
 ) -> AsyncIterator[tuple[rpc.ContinuationPredictorStub, Addresses]]:
     values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
     async with (
-        running(ServiceSettings(**values), clock or Clock()) as addresses,  # type: ignore[arg-type]
+        running(ServiceSettings(**values), Parts(clock=clock or Clock())) as addresses,  # type: ignore[arg-type]
         grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
     ):
         yield rpc.ContinuationPredictorStub(channel), addresses

@@ -17,16 +17,21 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from lpc.errors import ArtifactError
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.server import Addresses, StartError, running
+from predictor_service.errors import StartError
+from predictor_service.server import Addresses, Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.tiny_model import build_tiny_artifact
 
+SHIPPED = Parts()
+
 
 @asynccontextmanager
-async def sidecar(models: Path, **changes: object) -> AsyncIterator[tuple[rpc.ContinuationPredictorStub, Addresses]]:
+async def sidecar(
+    models: Path, parts: Parts = SHIPPED, **changes: object
+) -> AsyncIterator[tuple[rpc.ContinuationPredictorStub, Addresses]]:
     values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
-    async with running(ServiceSettings(**values)) as addresses:  # type: ignore[arg-type]
+    async with running(ServiceSettings(**values), parts) as addresses:  # type: ignore[arg-type]
         options = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}", options) as channel:
             yield rpc.ContinuationPredictorStub(channel), addresses

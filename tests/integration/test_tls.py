@@ -23,7 +23,8 @@ from lpc.bench.processes import RedisServer
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from lpc.wire.certificates import CertificateFiles
-from predictor_service.server import Addresses, StartError, running
+from predictor_service.errors import StartError
+from predictor_service.server import Addresses, running
 from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.integration.test_server import _scrape, chat, one

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import grpc
@@ -22,11 +21,13 @@ import pytest
 from pydantic import ValidationError
 
 from lpc.bench.processes import free_port
-from lpc.model.conversation import UserTurns, from_messages
+from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.errors import StartError
 from predictor_service.logs import JsonFormatter
-from predictor_service.server import StartError
+from predictor_service.requests.parser import RequestParser
+from predictor_service.server import Parts
 from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.integration.test_server import chat, one, sidecar
@@ -113,15 +114,16 @@ async def test_predictions_on_a_stream_continue_the_callers_trace_or_begin_one_e
 
 
 async def test_errors_and_deadlines_are_the_status_of_the_call(tiny_models: Path) -> None:
-    def slow(*arguments: Any) -> UserTurns:
-        time.sleep(1)
-        return from_messages(*arguments)
+    class Slow(RequestParser):
+        def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
+            time.sleep(1)
+            return super().parse(conversation, window)
 
     with Collector() as collector:
-        async with sidecar(tiny_models, traces_endpoint=collector.endpoint, max_queue_items=1) as (stub, _):
+        async with sidecar(tiny_models, Parts(parser=Slow), traces_endpoint=collector.endpoint, max_queue_items=1) as (stub, _):
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.Predict(one(pb.Conversation()))
-            with patch("predictor_service.rpc.requests.from_messages", slow), pytest.raises(grpc.aio.AioRpcError):
+            with pytest.raises(grpc.aio.AioRpcError):
                 await stub.Predict(one(chat("hello")), timeout=0.1)
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello")] * 2))
@@ -280,13 +282,14 @@ async def test_log_lines_of_a_call_name_its_trace(tiny_models: Path, capsys: pyt
     logger = logging.getLogger("predictor_service.rpc.statuses")
     logger.addHandler(handler)
 
-    def choke(*_: object) -> None:
-        raise ValueError
+    class Choking(RequestParser):
+        def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
+            raise ValueError
 
     try:
         with Collector() as collector:
-            async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
-                with patch("predictor_service.rpc.requests.from_messages", choke), pytest.raises(grpc.aio.AioRpcError):
+            async with sidecar(tiny_models, Parts(parser=Choking), traces_endpoint=collector.endpoint) as (stub, _):
+                with pytest.raises(grpc.aio.AioRpcError):
                     await stub.Predict(one(chat("hello")), metadata=SAMPLED)
             (call,) = [span for span in collector.spans if span.name != "predict"]
     finally:

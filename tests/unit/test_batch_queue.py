@@ -2,21 +2,21 @@
 
 import asyncio
 import math
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.model.features import Features
+from lpc.model.inference import Model
 from predictor_service.batching.queue import BatchQueue, Entry
 from predictor_service.errors import Overloaded
 
-Queue = BatchQueue[str, float]
 
-
-def entry(tokens: int, *, model: str = "m", deadline: float = math.inf) -> Entry[str, float]:
-    answer: asyncio.Future[float] = asyncio.Future(loop=LOOP)
-    return Entry(Features([0] * tokens, (1.0,)), model, answer, deadline)
+def entry(tokens: int, *, model: str = "m", deadline: float = math.inf) -> Entry:
+    # Of the model the queue asks only whether two entries have the same one.
+    return Entry(Features([0] * tokens, (1.0,)), cast("Model", model), asyncio.Future(loop=LOOP), deadline)
 
 
 LOOP = asyncio.new_event_loop()
@@ -28,8 +28,8 @@ def _close_loop() -> object:
     LOOP.close()
 
 
-def filled(lengths: list[int], *, items: int = 256, tokens: int = 512) -> tuple[Queue, list[Entry[str, float]]]:
-    queue: Queue = BatchQueue(10_000, items, tokens)
+def filled(lengths: list[int], *, items: int = 256, tokens: int = 512) -> tuple[BatchQueue, list[Entry]]:
+    queue = BatchQueue(10_000, items, tokens)
     entries = [entry(length) for length in lengths]
     for waiting in entries:
         queue.put(waiting, 0.0)
@@ -75,7 +75,7 @@ def test_an_entry_longer_than_the_budget_runs_alone() -> None:
 
 
 def test_entries_of_another_model_wait_for_their_own_batch() -> None:
-    queue: Queue = BatchQueue(10, 8, 512)
+    queue = BatchQueue(10, 8, 512)
     old, new = entry(5, model="old"), entry(5, model="new")
     queue.put(old, 0.0)
     queue.put(new, 0.0)
@@ -84,18 +84,18 @@ def test_entries_of_another_model_wait_for_their_own_batch() -> None:
 
 
 def test_entries_whose_caller_has_gone_or_whose_deadline_passed_are_not_run() -> None:
-    queue: Queue = BatchQueue(10, 8, 512)
+    queue = BatchQueue(10, 8, 512)
     gone, late, alive = entry(5), entry(5, deadline=1.0), entry(5, deadline=3.0)
     for waiting in (gone, late, alive):
         queue.put(waiting, 0.0)
-    gone.answer.cancel()
+    gone.outcome.cancel()
     batch = queue.next_batch(2.0)
     assert (batch.entries, batch.dropped) == ([alive], {"cancelled": [gone], "expired": [late]})
     assert not len(queue)
 
 
 def test_permits_are_taken_all_or_none_and_come_back() -> None:
-    queue: Queue = BatchQueue(3, 8, 512)
+    queue = BatchQueue(3, 8, 512)
     queue.admit(2)
     with pytest.raises(Overloaded, match="2 conversations wait for the model, and at most 3 may"):
         queue.admit(2)
@@ -105,7 +105,7 @@ def test_permits_are_taken_all_or_none_and_come_back() -> None:
 
 
 def test_a_request_that_would_wait_in_vain_is_refused_at_once() -> None:
-    queue: Queue = BatchQueue(1000, 8, 512)
+    queue = BatchQueue(1000, 8, 512)
     queue.admit(100, 10.0)
     # 100 at a tenth of a second each are ten seconds of work.
     queue.served(10, 1.0)
@@ -117,7 +117,7 @@ def test_a_request_that_would_wait_in_vain_is_refused_at_once() -> None:
 
 
 def test_the_pace_that_counts_is_the_present_one() -> None:
-    queue: Queue = BatchQueue(1000, 8, 512)
+    queue = BatchQueue(1000, 8, 512)
     queue.admit(100)
     queue.served(10, 1000.0)
     for _ in range(1000):
@@ -126,7 +126,7 @@ def test_the_pace_that_counts_is_the_present_one() -> None:
 
 
 def test_nobody_is_refused_for_a_short_wait_or_before_the_pace_is_known() -> None:
-    queue: Queue = BatchQueue(1000, 8, 512)
+    queue = BatchQueue(1000, 8, 512)
     queue.admit(100, 0.01)
     queue.served(1000, 9.0)
     queue.admit(1, 0.01)

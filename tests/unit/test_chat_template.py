@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lpc.errors import ArtifactError, InvalidRequest
 from predictor_service.errors import UnknownServedModel
-from predictor_service.rpc.chat_template import ServedModel, ServedModels
+from predictor_service.requests.chat_template import ServedModel
+from predictor_service.requests.served_models import ServedModels
 from tests.chat_templates import STYLES, tokenizer_of
 
 styles = pytest.mark.parametrize("style", STYLES)

@@ -20,7 +20,7 @@ import pytest
 from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
 from predictor_service.labels.log import LabelWriter
-from predictor_service.labels.memory import Label, Prediction, Turn
+from predictor_service.labels.memory import Foretold, Label, Turn
 
 WIDTH = 384
 NEVER = 3600.0
@@ -33,9 +33,9 @@ def manifest(version: str = "v1") -> Manifest:
 
 def label(number: int = 0, version: str = "v1", continues: bool = True) -> Label:
     random = np.random.default_rng(number)
-    prediction = Prediction(0.25, random.normal(size=WIDTH).astype("<f2").tobytes(), 17, manifest(version))
-    turn = Turn(b"n" * 16, b"t" * 16, bytes([number % 256]) * 16, 1_700_000_000.1234, 3, 5, 11, 7, prediction)
-    return Label(turn, prediction, continues, 12.5 if continues else math.nan)
+    foretold = Foretold(0.25, random.normal(size=WIDTH).astype("<f2").tobytes(), 17, manifest(version))
+    turn = Turn(b"n" * 16, b"t" * 16, bytes([number % 256]) * 16, 1_700_000_000.1234, 3, 5, 11, 7, foretold)
+    return Label(turn, foretold, continues, 12.5 if continues else math.nan)
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
     labels = [label(1), label(2, continues=False)]
     with opened(tmp_path) as (log, _):
         for one in labels:
-            log.add(one)
+            log.labelled(one)
     (path,) = files(tmp_path)
     table = pq.read_table(path)
     assert table.schema.names == [
@@ -82,7 +82,7 @@ def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
     gaps = [row.pop("gap_s") for row in rows]
     assert gaps[0] == 12.5 and math.isnan(gaps[1])
     for row, one in zip(rows, labels, strict=True):
-        assert np.array(row.pop("embedding"), np.float16).tobytes() == one.prediction.embedding
+        assert np.array(row.pop("embedding"), np.float16).tobytes() == one.foretold.embedding
         assert row == {
             "turn_count": 3,
             "prompt_chars": 5,
@@ -110,7 +110,7 @@ def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
 def test_a_file_is_written_when_it_has_its_rows_and_the_rest_at_the_end(tmp_path: Path) -> None:
     with opened(tmp_path, rows=10) as (log, fates):
         for number in range(25):
-            log.add(label(number))
+            log.labelled(label(number))
         until(fates, written=20)
         assert len(files(tmp_path)) == 2
     assert [pq.read_metadata(path).num_rows for path in files(tmp_path)] == [10, 10, 5]
@@ -119,7 +119,7 @@ def test_a_file_is_written_when_it_has_its_rows_and_the_rest_at_the_end(tmp_path
 
 def test_a_file_is_written_when_its_first_row_is_old_enough(tmp_path: Path) -> None:
     with opened(tmp_path, interval_s=0.3) as (log, fates):
-        log.add(label())
+        log.labelled(label())
         until(fates, written=1)
         assert len(files(tmp_path)) == 1
 
@@ -133,7 +133,7 @@ def test_no_rows_no_file(tmp_path: Path) -> None:
 def test_a_file_holds_one_model_version_though_labels_of_two_come_mixed(tmp_path: Path) -> None:
     with opened(tmp_path, rows=100) as (log, _):
         for number in range(20):
-            log.add(label(number, version=f"v{number % 2}"))
+            log.labelled(label(number, version=f"v{number % 2}"))
     found = {pq.read_schema(path).metadata[b"model_version"]: pq.read_metadata(path).num_rows for path in files(tmp_path)}
     assert found == {b"v0": 10, b"v1": 10}
 
@@ -145,7 +145,7 @@ def test_the_folder_is_bounded_and_the_oldest_files_go_first(tmp_path: Path) -> 
         seen: list[Path] = []
         for number in range(12):
             for _ in range(10):
-                log.add(label(number))
+                log.labelled(label(number))
             until(fates, written=10 * (number + 1))
             seen += [path for path in files(tmp_path) if path not in seen]
             assert sum(path.stat().st_size for path in files(tmp_path)) <= 60_000
@@ -157,7 +157,7 @@ def test_the_folder_is_bounded_and_the_oldest_files_go_first(tmp_path: Path) -> 
 def test_a_file_over_the_bound_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path, rows=10, max_bytes=5_000) as (log, fates):
         for number in range(10):
-            log.add(label(number))
+            log.labelled(label(number))
         until(fates, dropped=10)
     assert list(tmp_path.iterdir()) == []
     assert "label_log_mib" in caplog.text
@@ -169,7 +169,7 @@ def test_what_killed_processes_left_half_written_is_removed_after_a_while(tmp_pa
         path.write_bytes(b"PAR1")
         os.utime(path, (time.time() - age,) * 2)
     with opened(tmp_path) as (log, _):
-        log.add(label())
+        log.labelled(label())
     assert [path.name for path in tmp_path.glob("*.partial")] == ["labels-young.parquet.partial"]
 
 
@@ -181,12 +181,12 @@ def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
     folder.write_text("a file is in the way")
     with opened(folder, rows=2) as (log, fates):
         for _ in range(4):
-            log.add(label())
+            log.labelled(label())
         until(fates, dropped=4)
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         folder.unlink()
         for _ in range(2):
-            log.add(label())
+            log.labelled(label())
         until(fates, dropped=4, written=2)
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "rows are dropped until it can" in caplog.messages[0]
@@ -198,7 +198,7 @@ def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: P
     ballast.write_bytes(bytes(52 * 1024))
     with opened(small_disk, rows=20) as (log, fates):
         for number in range(60):
-            log.add(label(number))
+            log.labelled(label(number))
         until(fates, dropped=60)
         assert [path.name for path in small_disk.iterdir()] == ["ballast"]
         assert caplog.messages == [
@@ -206,7 +206,7 @@ def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: P
         ]
         ballast.unlink()
         for number in range(20):
-            log.add(label(number))
+            log.labelled(label(number))
         until(fates, dropped=60, written=20)
     assert caplog.messages[-1] == f"the label log {small_disk} is written again"
     (path,) = files(small_disk)
@@ -224,11 +224,11 @@ def test_adding_never_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", hang)
     with opened(tmp_path, rows=1) as (log, fates):
-        log.add(label())
+        log.labelled(label())
         assert hung.wait(30)
         start = time.monotonic()
         for _ in range(10):
-            log.add(label())
+            log.labelled(label())
         assert time.monotonic() - start < 1
         assert fates == {"dropped": 6}
         release.set()

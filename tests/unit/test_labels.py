@@ -13,38 +13,40 @@ from hypothesis import strategies as st
 from lpc.model.artifact import Manifest
 from lpc.model.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
 from lpc.model.features import FeatureSettings
-from predictor_service.labels.memory import CHUNK, WINDOW, Asked, Label, Labels, Prediction
+from predictor_service.labels.memory import CHUNK, WINDOW, Foretold, Label, Labels, Reason, Turn, TurnObserver
 
 HORIZON = 100.0
 MANIFEST = Manifest("m", "v1", "fp32", {}, FeatureSettings(), 4, "", "", {}, {}, "")
 
 
-class Sidecar:
-    """Labels, with what they told. The nth request's probability is n / 1000, so that its label is found again."""
+class Sidecar(TurnObserver):
+    """Labels, with what became known. The nth request's probability is n / 1000, so that its label is found again."""
 
     def __init__(self, capacity: int = 1000) -> None:
-        self.told: dict[int, Label] = {}
+        self.known: dict[int, Label] = {}
         self.rows = 0
-        self.unlabelled: Counter[str] = Counter()
+        self.without: Counter[str] = Counter()
         self.asked = 0
-        self.labels = Labels(capacity, HORIZON, self._labelled, lambda reason, count: self.unlabelled.update({reason: count}))
+        self.labels = Labels(capacity, HORIZON, [self])
 
-    def _labelled(self, label: Label) -> None:
+    def labelled(self, label: Label) -> None:
         self.rows += 1
-        self.told[round(label.prediction.probability * 1000)] = label
+        self.known[round(label.foretold.probability * 1000)] = label
+
+    def unlabelled(self, reason: Reason, count: int) -> None:
+        self.without[reason] += count
 
     def ask(self, turns: UserTurns, at: float, name: str = "", answered: bool = True) -> int:
-        asked = Asked(self.labels, name, at)
-        asked.arrived(turns)
+        turn = self.labels.arrive(turns, name, at)
         number, self.asked = self.asked, self.asked + 1
-        if answered:
-            asked.answered(Prediction(number / 1000, None, 3, MANIFEST))
+        if answered and turn is not None:
+            self.labels.answered(turn, Foretold(number / 1000, None, 3, MANIFEST))
         return number
 
     def outcomes(self) -> dict[int, bool]:
         """Let the horizon of all pass; what became of each request."""
         self.labels.expire(math.inf)
-        return {number: label.continues for number, label in sorted(self.told.items())}
+        return {number: label.continues for number, label in sorted(self.known.items())}
 
 
 def chat(*prompts: str) -> UserTurns:
@@ -60,7 +62,7 @@ def test_each_turn_of_a_conversation_but_the_last_continues() -> None:
     for n in range(10):
         sidecar.ask(chat(*TEN[: n + 1]), at=float(n))
     assert sidecar.outcomes() == {n: n < 9 for n in range(10)}
-    assert len({label.turn.conversation for label in sidecar.told.values()}) == 1
+    assert len({label.turn.conversation for label in sidecar.known.values()}) == 1
 
 
 def test_the_gap_is_from_arrival_to_arrival_and_none_without_a_next_turn() -> None:
@@ -68,8 +70,8 @@ def test_the_gap_is_from_arrival_to_arrival_and_none_without_a_next_turn() -> No
     sidecar.ask(chat("a"), at=10)
     sidecar.ask(chat("a", "b"), at=32.5)
     sidecar.outcomes()
-    assert sidecar.told[0].gap_s == 22.5
-    assert math.isnan(sidecar.told[1].gap_s)
+    assert sidecar.known[0].gap_s == 22.5
+    assert math.isnan(sidecar.known[1].gap_s)
 
 
 def test_a_turn_is_labelled_when_its_horizon_has_passed_and_not_before() -> None:
@@ -77,9 +79,9 @@ def test_a_turn_is_labelled_when_its_horizon_has_passed_and_not_before() -> None
     sidecar.ask(chat("a"), at=0)
     sidecar.ask(chat("a", "b"), at=1)
     sidecar.labels.expire(HORIZON - 0.5)
-    assert sidecar.told == {} and len(sidecar.labels) == 2
+    assert sidecar.known == {} and len(sidecar.labels) == 2
     sidecar.labels.expire(HORIZON)
-    assert list(sidecar.told) == [0] and len(sidecar.labels) == 1
+    assert list(sidecar.known) == [0] and len(sidecar.labels) == 1
 
 
 def test_a_next_turn_after_the_horizon_is_none() -> None:
@@ -87,7 +89,7 @@ def test_a_next_turn_after_the_horizon_is_none() -> None:
     sidecar.ask(chat("a"), at=0)
     sidecar.ask(chat("a", "b"), at=HORIZON + 0.5)
     assert sidecar.outcomes() == {0: False, 1: False}
-    assert math.isnan(sidecar.told[0].gap_s)
+    assert math.isnan(sidecar.known[0].gap_s)
 
 
 def test_of_two_conversations_that_begin_alike_the_first_is_taken_for_the_one_that_continued() -> None:
@@ -104,8 +106,8 @@ def test_a_turn_asked_again_is_one_row_with_the_last_prediction() -> None:
     sidecar.ask(chat("hi", "thanks"), at=1)
     sidecar.ask(chat("hi", "thanks"), at=2)
     assert sidecar.outcomes() == {0: True, 2: False}
-    assert sidecar.told[2].turn.asked_at == 1
-    assert sidecar.unlabelled == {"repeated": 1}
+    assert sidecar.known[2].turn.asked_at == 1
+    assert sidecar.without == {"repeated": 1}
 
 
 def test_a_long_first_prompt_asked_again_is_one_row_and_a_short_one_another_conversation() -> None:
@@ -123,7 +125,7 @@ def test_an_id_joins_what_no_text_could() -> None:
     sidecar.ask(from_prompt("whole prompt 2"), at=3, name="conversation")
     sidecar.ask(from_prompt("whole prompt 2"), at=4, name="another")
     assert sidecar.outcomes() == {0: True, 1: True, 3: False, 4: False}
-    assert sidecar.told[1].turn.conversation == sidecar.told[0].turn.conversation != sidecar.told[4].turn.conversation
+    assert sidecar.known[1].turn.conversation == sidecar.known[0].turn.conversation != sidecar.known[4].turn.conversation
 
 
 def test_plain_prompts_and_cut_histories_without_an_id_get_no_label() -> None:
@@ -131,7 +133,7 @@ def test_plain_prompts_and_cut_histories_without_an_id_get_no_label() -> None:
     sidecar.ask(from_prompt("hello"), at=0)
     sidecar.ask(with_turn_count(chat("hello", "again"), 7, 100), at=0)
     assert sidecar.outcomes() == {}
-    assert sidecar.unlabelled == {"unidentified": 2} and len(sidecar.labels) == 0
+    assert sidecar.without == {"unidentified": 2} and len(sidecar.labels) == 0
 
 
 def test_a_caller_that_shows_its_last_prompts_only_is_recognised_with_and_without_its_own_count() -> None:
@@ -157,8 +159,8 @@ def test_a_request_that_was_never_answered_has_no_row_but_its_conversation_goes_
     sidecar.ask(chat("a", "b"), at=1, answered=False)
     sidecar.ask(chat("a", "b", "c"), at=2)
     assert sidecar.outcomes() == {0: True, 2: False}
-    assert sidecar.told[0].turn.conversation == sidecar.told[2].turn.conversation
-    assert sidecar.unlabelled == {}
+    assert sidecar.known[0].turn.conversation == sidecar.known[2].turn.conversation
+    assert sidecar.without == {}
 
 
 def test_a_full_memory_takes_no_new_turn_and_labels_the_old_ones_rightly() -> None:
@@ -169,7 +171,7 @@ def test_a_full_memory_takes_no_new_turn_and_labels_the_old_ones_rightly() -> No
     sidecar.ask(chat("a", "b"), at=3)
     assert len(sidecar.labels) == 2
     assert sidecar.outcomes() == {0: True, 1: False}
-    assert sidecar.unlabelled == {"memory": 2}
+    assert sidecar.without == {"memory": 2}
     sidecar.ask(chat("d"), at=4)
     assert sidecar.outcomes()[4] is False
 
@@ -177,7 +179,7 @@ def test_a_full_memory_takes_no_new_turn_and_labels_the_old_ones_rightly() -> No
 def test_no_memory_no_labels() -> None:
     sidecar = Sidecar(capacity=0)
     sidecar.ask(chat("a"), at=0)
-    assert sidecar.outcomes() == {} and sidecar.unlabelled == {}
+    assert sidecar.outcomes() == {} and sidecar.without == {}
 
 
 def test_what_waits_at_shutdown_is_counted_and_gets_no_label() -> None:
@@ -187,15 +189,15 @@ def test_what_waits_at_shutdown_is_counted_and_gets_no_label() -> None:
     sidecar.ask(chat("c"), at=1, answered=False)
     sidecar.labels.close()
     assert sidecar.outcomes() == {}
-    assert sidecar.unlabelled == {"shutdown": 2}
+    assert sidecar.without == {"shutdown": 2}
 
 
 def test_an_answer_after_the_horizon_is_lost_quietly() -> None:
     sidecar = Sidecar()
-    asked = Asked(sidecar.labels, "", 0)
-    asked.arrived(chat("a"))
+    turn = sidecar.labels.arrive(chat("a"), "", 0)
+    assert turn is not None
     sidecar.outcomes()
-    asked.answered(Prediction(0.5, None, 3, MANIFEST))
+    sidecar.labels.answered(turn, Foretold(0.5, None, 3, MANIFEST))
     assert sidecar.outcomes() == {}
 
 
@@ -203,7 +205,7 @@ def test_the_row_is_what_is_known_when_the_turn_arrives() -> None:
     sidecar = Sidecar()
     sidecar.ask(chat("abc", "de"), at=0)
     sidecar.outcomes()
-    turn = sidecar.told[0].turn
+    turn = sidecar.known[0].turn
     assert (turn.turn_count, turn.prompt_chars, turn.history_chars, turn.last_reply_chars) == (2, 2, 4, 1)
 
 
@@ -222,7 +224,7 @@ def test_a_text_has_another_name_in_another_process() -> None:
         sidecar = Sidecar()
         sidecar.ask(chat("a"), at=0)
         sidecar.outcomes()
-        names.add(sidecar.told[0].turn.conversation)
+        names.add(sidecar.known[0].turn.conversation)
     assert len(names) == 2
 
 
@@ -245,7 +247,7 @@ def test_interleaved_conversations_of_different_texts_are_labelled_exactly(order
         owner[latest[speaker]] = speaker
     assert sidecar.outcomes() == truth
     assert sidecar.rows == len(truth) == len(order)
-    pairs = {(owner[number], label.turn.conversation) for number, label in sidecar.told.items()}
+    pairs = {(owner[number], label.turn.conversation) for number, label in sidecar.known.items()}
     assert len(pairs) == len({speaker for speaker, _ in pairs}) == len({name for _, name in pairs})
 
 
@@ -269,22 +271,22 @@ def test_of_conversations_that_begin_alike_as_many_are_labelled_as_did_continue(
             if n == 1:
                 break
     outcomes = sidecar.outcomes()
-    firsts = [continues for number, continues in outcomes.items() if sidecar.told[number].turn.turn_count == 1]
+    firsts = [continues for number, continues in outcomes.items() if sidecar.known[number].turn.turn_count == 1]
     assert sum(firsts) == sum(length > 1 for length in lengths)
     assert len(firsts) == len(lengths)
 
 
 def test_threads_lose_no_turn() -> None:
-    rows: list[Label] = []
-    labels = Labels(100_000, HORIZON, rows.append, lambda reason, count: None)
+    sidecar = Sidecar(100_000)
+    labels = sidecar.labels
 
     def converse(user: int) -> None:
         said: list[str] = []
         for n in range(200):
             said.append(f"user {user}, turn {n}: " + "x" * 64)
-            asked = Asked(labels, "", 0.0)
-            asked.arrived(replace(chat(*said[-WINDOW:]), turn_count=n + 1))
-            asked.answered(Prediction(0.5, None, 3, MANIFEST))
+            turn = labels.arrive(replace(chat(*said[-WINDOW:]), turn_count=n + 1), "", 0.0)
+            assert turn is not None
+            labels.answered(turn, Foretold((200 * user + n) / 1000, None, 3, MANIFEST))
 
     threads = [threading.Thread(target=converse, args=(user,)) for user in range(8)]
     for thread in threads:
@@ -293,4 +295,54 @@ def test_threads_lose_no_turn() -> None:
         thread.join()
     assert len(labels) == 1600 > CHUNK
     labels.expire(HORIZON)
-    assert sum(row.continues for row in rows) == 8 * 199 and len(rows) == 1600
+    assert sum(label.continues for label in sidecar.known.values()) == 8 * 199 and len(sidecar.known) == sidecar.rows == 1600
+
+
+class Diary(TurnObserver):
+    """Notes what it hears, and whether the labels can be used meanwhile."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, object]] = []
+
+    def arrived(self, turn: Turn) -> None:
+        self.heard.append(("arrived", turn.turn_count, turn.asked_at))
+
+    def answered(self, turn: Turn) -> None:
+        assert turn.foretold is not None
+        self.heard.append(("answered", turn.turn_count, turn.foretold.probability))
+
+    def returned(self, turn: Turn) -> None:
+        self.heard.append(("returned", turn.turn_count, turn.next_at))
+
+    def labelled(self, label: Label) -> None:
+        self.heard.append(("labelled", label.turn.turn_count, label.continues))
+
+
+def test_observers_hear_of_a_turn_in_the_order_of_its_life() -> None:
+    diaries = [Diary(), Diary()]
+    labels = Labels(8, HORIZON, diaries)
+    said = "x" * 64
+    for turns, at, probability in ((chat(said), 1.0, 0.25), (chat(said), 2.0, 0.75), (chat(said, "b"), 5.0, 0.5)):
+        turn = labels.arrive(turns, "", at)
+        assert turn is not None
+        labels.answered(turn, Foretold(probability, None, 3, MANIFEST))
+    labels.expire(5.0 + HORIZON)
+    assert diaries[0].heard == [
+        ("arrived", 1, 1.0),
+        ("answered", 1, 0.25),
+        ("answered", 1, 0.75),  # the same turn again
+        ("returned", 1, 5.0),
+        ("arrived", 2, 5.0),
+        ("answered", 2, 0.5),
+        ("labelled", 1, True),
+        ("labelled", 2, False),
+    ]
+    assert diaries[1].heard == diaries[0].heard
+
+
+def test_a_full_memory_hears_of_returns_and_takes_no_turn() -> None:
+    diary = Diary()
+    labels = Labels(1, HORIZON, [diary])
+    assert labels.arrive(chat("x" * 64), "", 1.0) is not None
+    assert labels.arrive(chat("x" * 64, "b"), "", 3.0) is None
+    assert diary.heard == [("arrived", 1, 1.0), ("returned", 1, 3.0)]

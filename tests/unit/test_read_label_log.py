@@ -14,7 +14,7 @@ from lpc.model.label_rows import SCALARS
 from lpc.training.embedding import SCALAR_COLUMNS
 from lpc.training.label_log import LabelLogError, newest_side, read_label_log
 from predictor_service.labels.log import table_of
-from predictor_service.labels.memory import Label, Prediction, Turn
+from predictor_service.labels.memory import Foretold, Label, Turn
 from tests.label_log import DAY_MS, END_MS, made_up_rows, write_file, write_made_up
 
 WIDTH = 8
@@ -136,7 +136,7 @@ def test_the_files_that_a_sidecar_writes_are_read(tmp_path: Path) -> None:
     rows = made_up_rows(WIDTH, 1500)
     labels = []
     for i, conversation in enumerate(rows["conversation"]):
-        said = Prediction(0.25, rows["embedding"][i].astype("<f2").tobytes(), 17, LIVE)
+        said = Foretold(0.25, rows["embedding"][i].astype("<f2").tobytes(), 17, LIVE)
         key, at = bytes.fromhex(conversation), rows["asked_at"][i] / 1000
         turn = Turn(b"n" * 16, b"t" * 16, key, at, rows["turn_count"][i], rows["prompt_chars"][i], 11, 7, said)
         labels.append(Label(turn, said, rows["continues"][i], rows["gap_s"][i]))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from lpc.errors import InvalidRequest
 from lpc.model.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
 from lpc.v1 import predictor_pb2 as pb
-from predictor_service.rpc.chat_template import ServedModels
+from predictor_service.requests.served_models import ServedModels
 
 
 @dataclass(frozen=True)

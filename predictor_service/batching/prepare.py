@@ -1,0 +1,105 @@
+"""From a conversation on the wire to the model's input, in a small pool of threads: the event loop stays free, and the
+preparation of the next batch overlaps inference of this one.
+
+Beside the input it notes that a turn arrived: for the gaps between a conversation's turns, and for the label of its prediction.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from lpc.model.arrivals import Arrival, GapMemory
+from lpc.model.features import Features
+from lpc.model.inference import Model
+from lpc.v1 import predictor_pb2 as pb
+from predictor_service.errors import CLOSING, Unavailable
+from predictor_service.labels.memory import WINDOW, Labels, Turn
+from predictor_service.metrics import Metrics
+from predictor_service.requests.parser import RequestParser
+
+TOKENIZER_THREADS: Final = {"cpu": 1, "cuda": 8}
+"""One tokenises far faster than a CPU infers, and a second one only takes cores from it; a GPU wants more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversation that the model can run, and what was noted of it.
+
+    Attributes:
+        model: the one whose tokenizer made the features: only it can run them.
+        features: its input.
+        arrival: input of its think-time model; None where it has none.
+        turn: remembered for its label; None where it gets none.
+        turn_count: user turns so far.
+        microseconds: that reading and tokenisation took.
+    """
+
+    model: Model
+    features: Features
+    arrival: Arrival | None
+    turn: Turn | None
+    turn_count: int
+    microseconds: int
+
+
+class Preparation:
+    """Prepares conversations in its threads. Lives on one event loop. ``clock``: seconds since the Unix epoch."""
+
+    def __init__(
+        self,
+        parser: RequestParser,
+        gaps: GapMemory,
+        labels: Labels,
+        metrics: Metrics,
+        *,
+        threads: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._parser = parser
+        self._gaps = gaps
+        self._labels = labels
+        self._metrics = metrics
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(threads, "tokenize")
+        self._closed = False
+
+    async def prepare(self, conversation: pb.Conversation, model: Model) -> Prepared:
+        """Prepare a conversation, which arrives now, for a model.
+
+        Raises:
+            InvalidRequest, UnknownServedModel: it can't be answered as it is. Unavailable: the service is closing.
+        """
+        if self._closed:
+            raise Unavailable(CLOSING)
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._threads, self._prepare, conversation, model, self._clock())
+        self._metrics.tokenize_seconds.observe(prepared.microseconds / 1e6)
+        return prepared
+
+    def close(self) -> None:
+        """Refuse new work, and forget what has not begun."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare(self, conversation: pb.Conversation, model: Model, at: float) -> Prepared:
+        """In one of the threads."""
+        start = time.perf_counter_ns()
+        turns = self._parser.parse(conversation, max(model.manifest.features.prompt_window, WINDOW))
+        turn = self._labels.arrive(turns, conversation.conversation_id, at)
+        arrival = self._arrive(conversation, turns.turn_count, at) if model.think_time is not None else None
+        features = model.encode(turns)
+        return Prepared(model, features, arrival, turn, turns.turn_count, (time.perf_counter_ns() - start) // 1000)
+
+    def _arrive(self, conversation: pb.Conversation, turn_count: int, at: float) -> Arrival:
+        by_tokens = conversation.WhichOneof("input") == "tokens"
+        return Arrival(
+            turn_count,
+            len(conversation.tokens.ids) if by_tokens else math.nan,
+            conversation.category,
+            at,
+            self._gaps.arrive(conversation.conversation_id, at),
+        )

@@ -1,0 +1,52 @@
+"""The answer to one conversation, from what the model said of it to the message on the wire."""
+
+from dataclasses import dataclass
+
+from lpc.model.artifact import Manifest
+from lpc.model.inference import LogNormal
+from lpc.v1 import predictor_pb2 as pb
+from predictor_service.batching.prepare import Prepared
+from predictor_service.batching.queue import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a caller gets of one conversation, and where its time went (microseconds).
+
+    ``think_time``: until the next turn; None where not known. ``manifest``: of the model. ``tokens``: that it was given.
+    """
+
+    probability: float
+    think_time: LogNormal | None
+    manifest: Manifest
+    turn_count: int
+    tokens: int
+    queue_us: int
+    tokenize_us: int
+    infer_us: int
+
+
+def answer_of(prepared: Prepared, outcome: Outcome) -> Answer:
+    """Return the answer to a conversation of which the model said ``outcome``."""
+    return Answer(
+        probability=outcome.inferred.probability,
+        think_time=outcome.inferred.think_time,
+        manifest=prepared.model.manifest,
+        turn_count=prepared.turn_count,
+        tokens=len(prepared.features.input_ids),
+        queue_us=outcome.queue_us,
+        tokenize_us=prepared.microseconds,
+        infer_us=outcome.infer_us,
+    )
+
+
+def message_of(answer: Answer) -> pb.Prediction:
+    """Return an answer as it goes over the wire."""
+    expected = answer.think_time
+    return pb.Prediction(
+        probability=answer.probability,
+        model_version=answer.manifest.version,
+        think_time=pb.ThinkTime(log_mean=expected.log_mean, log_sigma=expected.log_sigma) if expected is not None else None,
+        turn_count=answer.turn_count,
+        timing=pb.Timing(queue_us=answer.queue_us, tokenize_us=answer.tokenize_us, infer_us=answer.infer_us),
+    )

@@ -1,0 +1,127 @@
+"""Where the sidecar listens: gRPC on a TCP port, and on a Unix socket where one is set."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.errors import StartError
+from predictor_service.rpc.service import PredictorService
+from predictor_service.rpc.tls import ServerTls
+from predictor_service.settings import ServiceSettings
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
+
+
+@dataclass(frozen=True)
+class Keepalive:
+    """When a silent peer is given up, milliseconds.
+
+    Attributes:
+        idle_ms: silence on a connection after which its peer is pinged. Whatever answers HTTP/2 pings is alive, an idle engine
+            too. gRPC's default is two hours: so long would an engine whose host is gone hold its connection and stream.
+        timeout_ms: how long a ping may go unanswered before the connection is closed.
+    """
+
+    idle_ms: int = 60_000
+    timeout_ms: int = 20_000
+
+
+class Listener:
+    """The gRPC server of one sidecar: binds its addresses when it is made, answers when it is started.
+
+    Attributes:
+        port: of TCP.
+
+    Raises:
+        StartError: an address is taken or is not this machine's.
+    """
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        tls: ServerTls | None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor],
+        keepalive: Keepalive,
+    ) -> None:
+        self._settings = settings
+        self._server = grpc.aio.server(
+            interceptors=list(interceptors),
+            options=[
+                # An occupied port must be an error, not a second server that gets half of the calls.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", settings.max_request_bytes),
+                ("grpc.keepalive_time_ms", keepalive.idle_ms),
+                ("grpc.keepalive_timeout_ms", keepalive.timeout_ms),
+                # What gRPC 1.85 goes by instead (default 60 s), measured.
+                ("grpc.http2.ping_timeout_ms", keepalive.timeout_ms),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ],
+        )
+        self._health = health.aio.HealthServicer()
+        self.port = self._listen_on_tcp(tls)
+        if settings.unix_socket is not None:
+            self._listen_on_unix(settings.unix_socket)
+
+    async def start(self, service: PredictorService) -> None:
+        """Answer calls with a service, and say on gRPC's health service that it serves."""
+        rpc.add_ContinuationPredictorServicer_to_server(service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        await self._server.start()
+        if self._settings.unix_socket is not None:
+            self._settings.unix_socket.chmod(0o600)
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def drain(self, service: PredictorService) -> None:
+        """Take no new calls, and give those in flight the time that the settings say."""
+        # Not serving first, so that load balancers stop sending while requests in flight get their answers.
+        await self._health.enter_graceful_shutdown()
+        service.drain()
+        await self._server.stop(self._settings.drain_timeout_s)
+        if self._settings.unix_socket is not None:
+            self._settings.unix_socket.unlink(missing_ok=True)
+
+    def _listen_on_tcp(self, tls: ServerTls | None) -> int:
+        address = f"{self._settings.host}:{self._settings.port}"
+        try:
+            if tls is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, tls.credentials())
+        except RuntimeError as error:
+            raise StartError(
+                f"cannot listen on {address}: the port is taken or the address is not this machine's; "
+                "choose another with --port or LPC_PORT"
+            ) from error
+
+    def _listen_on_unix(self, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # gRPC would replace the socket of a server that is alive.
+        if _alive(path):
+            raise StartError(f"another server listens on {path}: stop it, or choose another with LPC_UNIX_SOCKET")
+        previous = os.umask(0o077)
+        try:
+            self._server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise StartError(f"cannot listen on {path}: choose another path with LPC_UNIX_SOCKET") from error
+        finally:
+            os.umask(previous)
+
+
+def _alive(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

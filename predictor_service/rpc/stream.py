@@ -1,0 +1,105 @@
+"""One PredictStream: requests are read as long as their answers are taken, and answered in any order."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TypeAlias
+
+from lpc.errors import InvalidRequest
+from lpc.v1 import predictor_pb2 as pb
+from predictor_service.errors import Overloaded
+from predictor_service.metrics import Metrics
+from predictor_service.rpc.answers import Answer, message_of
+from predictor_service.rpc.callers import Caller
+from predictor_service.rpc.statuses import refusal
+
+Predict: TypeAlias = Callable[[pb.Conversation, float], Awaitable[Answer]]
+"""Answers a conversation until a deadline, on the event loop's clock."""
+
+
+class PredictionStream:
+    """Answers the requests of one stream. A bad request gets an error, and the stream goes on.
+
+    A caller that does not take its answers is not read from any more, so that they do not pile up here.
+    """
+
+    def __init__(self, caller: Caller, predict: Predict, max_in_flight: int, metrics: Metrics) -> None:
+        self._caller = caller
+        self._predict = predict
+        self._max_in_flight = max_in_flight
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._answers: asyncio.Queue[pb.PredictStreamResponse | None] = asyncio.Queue()
+        """None: the last one was taken."""
+        self._taken = asyncio.Event()
+        self._in_flight: dict[str, asyncio.Task[None]] = {}
+
+    async def answers(
+        self, requests: AsyncIterator[pb.PredictStreamRequest], draining: asyncio.Event
+    ) -> AsyncGenerator[pb.PredictStreamResponse, None]:
+        """Yield the answers as they come, until the caller has sent all its requests or the sidecar drains."""
+        reader = self._loop.create_task(self._read_until(draining, requests))
+        reader.add_done_callback(lambda _: self._answers.put_nowait(None))
+        try:
+            while (response := await self._answers.get()) is not None:
+                self._taken.set()
+                yield response
+            await reader
+        finally:
+            reader.cancel()
+            for task in list(self._in_flight.values()):
+                task.cancel()
+
+    async def _read_until(self, draining: asyncio.Event, requests: AsyncIterator[pb.PredictStreamRequest]) -> None:
+        """Read until the last request, or until the sidecar drains; then wait for what is in flight."""
+        reading = self._loop.create_task(self._read(requests))
+        drained = self._loop.create_task(draining.wait())
+        try:
+            await asyncio.wait((reading, drained), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.gather(*self._in_flight.values(), return_exceptions=True)
+            if reading.done():
+                reading.result()
+        finally:
+            reading.cancel()
+            drained.cancel()
+
+    async def _read(self, requests: AsyncIterator[pb.PredictStreamRequest]) -> None:
+        async for request in requests:
+            while self._answers.qsize() >= self._max_in_flight:
+                self._taken.clear()
+                await self._taken.wait()
+            name = request.request_id
+            if request.WhichOneof("action") == "cancel":
+                if name in self._in_flight:
+                    self._in_flight[name].cancel()
+                continue
+            try:
+                self._admit(name)
+            except (InvalidRequest, Overloaded) as error:
+                self._refuse(name, error)
+                continue
+            task = self._in_flight[name] = self._loop.create_task(self._answer(request))
+            task.add_done_callback(lambda _, name=name: self._in_flight.pop(name))  # type: ignore[misc]
+
+    def _admit(self, name: str) -> None:
+        if name in self._in_flight:
+            raise InvalidRequest("this request_id is still in flight on this stream: choose another")
+        if len(self._in_flight) >= self._max_in_flight:
+            raise Overloaded(f"{len(self._in_flight)} requests are in flight on this stream: wait for answers")
+        self._caller.admit(1)
+
+    async def _answer(self, request: pb.PredictStreamRequest) -> None:
+        deadline = self._loop.time() + request.timeout_ms / 1000 if request.timeout_ms else math.inf
+        try:
+            prediction = message_of(await self._predict(request.conversation, deadline))
+        except Exception as error:
+            self._refuse(request.request_id, error)
+            return
+        self._metrics.stream_answers.labels("OK").inc()
+        self._answers.put_nowait(pb.PredictStreamResponse(request_id=request.request_id, prediction=prediction))
+
+    def _refuse(self, name: str, error: Exception) -> None:
+        status, message = refusal(error, "PredictStream")
+        self._metrics.stream_answers.labels(status.name).inc()
+        code = pb.PredictionError(code=status.value[0], message=message)
+        self._answers.put_nowait(pb.PredictStreamResponse(request_id=name, error=code))

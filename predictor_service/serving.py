@@ -1,0 +1,46 @@
+"""The model version in service, and the change to another one while requests go on."""
+
+import asyncio
+import logging
+
+from lpc.errors import ArtifactError
+from lpc.model.inference import Model
+from predictor_service.metrics import Metrics
+from predictor_service.repository import ModelRepository
+
+log = logging.getLogger(__name__)
+
+
+class Serving:
+    """Holds the model in service. Requests that were prepared for an earlier one are run by that one."""
+
+    def __init__(self, model: Model, repository: ModelRepository, metrics: Metrics) -> None:
+        self._repository = repository
+        self._metrics = metrics
+        self._take(model)
+
+    async def watch(self, interval_s: float) -> None:
+        """Look for another version every ``interval_s`` seconds, load it in a thread and serve it. Runs until cancelled.
+
+        Whatever goes wrong, the version in service stays.
+        """
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                model = await asyncio.to_thread(self._repository.load_newer, self.model.manifest)
+            except ArtifactError:  # the repository has said why
+                self._metrics.reloads.labels("failed").inc()
+            except OSError as error:
+                log.error("model repository %s cannot be read: %s", self._repository.folder, error.strerror)
+                self._metrics.reloads.labels("failed").inc()
+            else:
+                if model is not None:
+                    self._take(model)
+                    self._metrics.reloads.labels("loaded").inc()
+
+    def _take(self, model: Model) -> None:
+        self.model = model
+        manifest = model.manifest
+        times = model.think_time is not None
+        self._metrics.serving(manifest.name, manifest.version, manifest.precision, model.provider, think_times=times)
+        log.info("serving %s %s (%s) on %s", manifest.name, manifest.version, manifest.precision, model.provider)
