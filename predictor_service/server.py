@@ -31,7 +31,7 @@ from predictor_service.rpc.interceptors import ServiceInterceptor
 from predictor_service.rpc.listening import Keepalive, Listener
 from predictor_service.rpc.service import PredictorService
 from predictor_service.rpc.tls import ServerTls
-from predictor_service.rpc.tracing import Tracing, TracingError, open_tracing
+from predictor_service.rpc.tracing import Tracing, TracingError
 from predictor_service.serving import Serving
 from predictor_service.settings import ServiceSettings
 
@@ -151,8 +151,18 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
 
 
 def _tracing(settings: ServiceSettings) -> Tracing:
+    if settings.traces_endpoint is None:
+        return Tracing()
     try:
-        return open_tracing(settings.traces_endpoint)
+        # OpenTelemetry is an extra of its own, which sidecars without traces need not have.
+        from predictor_service.rpc.otlp import OtlpTracing
+
+        return OtlpTracing(settings.traces_endpoint)
+    except ModuleNotFoundError as error:
+        raise StartError(
+            f"traces are asked for (LPC_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT), but the package {error.name} is "
+            "missing: pip install 'learned-prefix-cache[otel]', or set LPC_TRACES_ENDPOINT to nothing"
+        ) from error
     except TracingError as error:
         raise StartError(str(error)) from error
 

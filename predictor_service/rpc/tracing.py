@@ -40,20 +40,5 @@ class Tracing:
         """Send what is left, for a bounded time."""
 
 
-def open_tracing(endpoint: str | None) -> Tracing:
-    """Return what sends traces to an OTLP endpoint; None: what makes none. Raises TracingError."""
-    if endpoint is None:
-        return Tracing()
-    try:
-        # OpenTelemetry is an extra of its own, which sidecars without traces need not have.
-        from predictor_service.rpc.otlp import OtlpTracing
-    except ModuleNotFoundError as error:
-        raise TracingError(
-            f"traces are asked for (LPC_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT), but the package {error.name} is "
-            "missing: pip install 'learned-prefix-cache[otel]', or set LPC_TRACES_ENDPOINT to nothing"
-        ) from error
-    return OtlpTracing(endpoint)
-
-
 def _ignore(answer: Answer) -> None:
     del answer

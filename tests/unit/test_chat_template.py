@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from lpc.errors import ArtifactError, InvalidRequest
 from predictor_service.errors import UnknownServedModel
-from predictor_service.requests.chat_template import ServedModel
-from predictor_service.requests.served_models import ServedModels
+from predictor_service.requests.served_models import ServedModel, ServedModels
 from tests.chat_templates import STYLES, tokenizer_of
 
 styles = pytest.mark.parametrize("style", STYLES)

@@ -1,0 +1,69 @@
+"""Text in which a tokenizer's added tokens are marks: what tells markup from what someone typed."""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+MARK: Final = 0xF0000
+"""Start of a private plane of Unicode: in marked text the character MARK + k stands for the k-th added token."""
+
+
+def is_mark(character: str) -> bool:
+    """Say whether a character of marked text stands for an added token."""
+    return ord(character) >= MARK
+
+
+def unmarked(text: str) -> str:
+    """Return marked text without its marks."""
+    return "".join(c for c in text if not is_mark(c))
+
+
+class MarkingTokenizer:
+    """Decodes token ids to plain or marked text. Thread-safe.
+
+    Attributes:
+        vocabulary: ids are below it.
+        is_marker: [vocabulary] which ids are added tokens.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        added = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
+        self.vocabulary = max(len(tokenizer), max(added, default=0) + 1)
+        self._marker_ids = sorted(added)
+        self._mark_of = {i: chr(MARK + k) for k, i in enumerate(self._marker_ids)}
+        self.is_marker = np.zeros(self.vocabulary, np.bool_)
+        self.is_marker[self._marker_ids] = True
+
+    def token_of(self, mark: str) -> int:
+        """Return the id of the added token that a mark stands for."""
+        return self._marker_ids[ord(mark) - MARK]
+
+    def decode(self, ids: NDArray[np.int64]) -> str:
+        """Return the text of ids, without special tokens."""
+        return self._backend.decode(ids.tolist(), skip_special_tokens=True)  # type: ignore[no-any-return]
+
+    def marked(self, ids: NDArray[np.int64]) -> str:
+        """Return the text of ids, with every added token as one private character."""
+        parts = []
+        start = 0
+        for at in [*np.flatnonzero(self.is_marker[ids]).tolist(), len(ids)]:
+            parts.append(self.decode(ids[start:at]))
+            if at < len(ids):
+                parts.append(self._mark_of[int(ids[at])])
+            start = at + 1
+        return "".join(parts)
+
+    def render(self, messages: list[dict[str, Any]]) -> str | None:
+        """Render and tokenise a conversation as an engine does; return marked text. None: the template refuses it."""
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=messages[-1]["role"] != "assistant"
+            )
+        except Exception:  # templates raise what they like
+            return None
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return self.marked(np.asarray(ids, np.int64))
