@@ -11,6 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from lpc.model.artifact import Manifest
+from lpc.model.features import SCALARS
 
 FORMAT: Final = "1"
 """Of the files; in their metadata under `FORMAT_KEY`."""
@@ -20,11 +21,11 @@ FILES: Final = "labels-*.parquet"
 """Names of whole files."""
 
 EMBEDDING: Final = "embedding"
-SCALARS: Final = ("turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens")
-"""Whole numbers, known when the turn arrived."""
+COUNTS: Final = (*SCALARS, "tokens")
+"""Whole numbers, known when the turn arrived: every scalar that a head may take, and the tokens that the model was given."""
 
 COLUMNS: Final[Mapping[str, pa.DataType]] = {
-    **dict.fromkeys(SCALARS, pa.int32()),
+    **dict.fromkeys(COUNTS, pa.int32()),
     "probability": pa.float32(),
     "continues": pa.bool_(),
     "gap_s": pa.float32(),

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from lpc.errors import LpcError
 from lpc.model.artifact import Manifest
-from lpc.model.label_rows import COLUMNS, EMBEDDING, FILES, FORMAT, FORMAT_KEY, SCALARS
+from lpc.model.label_rows import COLUMNS, COUNTS, EMBEDDING, FILES, FORMAT, FORMAT_KEY
 from lpc.training.embedding import Embedded
 from lpc.training.train import FEWEST_EXAMPLES
 
@@ -228,7 +228,7 @@ def _split(folder: Path, turns: _Turns, live: Manifest, notes: list[str]) -> Log
     _refuse_too_few(folder, turns.columns["continues"], split)
     examples = Embedded(
         turns.embedding.astype(np.float32),
-        {name: turns.columns[name].astype(np.float32) for name in SCALARS},
+        {name: turns.columns[name].astype(np.float32) for name in COUNTS},
         turns.columns["continues"],
         split,
         turns.key,

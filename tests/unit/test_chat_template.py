@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from lpc.errors import ArtifactError, InvalidRequest
 from predictor_service.errors import UnknownServedModel
+from predictor_service.requests.marked_text import MarkingTokenizer
 from predictor_service.requests.served_models import ServedModel, ServedModels
 from tests.chat_templates import STYLES, tokenizer_of
 
@@ -19,8 +21,13 @@ USER, ASSISTANT = "user", "assistant"
 
 
 @functools.cache
+def tokenizer(style: str) -> PreTrainedTokenizerFast:
+    return tokenizer_of(STYLES[style])
+
+
+@functools.cache
 def model(style: str) -> ServedModel:
-    return ServedModel(style, tokenizer_of(STYLES[style]))
+    return ServedModel(style, tokenizer(style))
 
 
 def chat(*texts: str, system: str | None = None) -> list[dict[str, str]]:
@@ -30,9 +37,8 @@ def chat(*texts: str, system: str | None = None) -> list[dict[str, str]]:
 
 def ids_of(style: str, messages: list[dict[str, str]]) -> list[int]:
     """What an engine sends: rendered, tokenised, with the prompt for the next answer."""
-    tokenizer = model(style)._tokenizer
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    text = tokenizer(style).apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer(style)(text, add_special_tokens=False)["input_ids"]
 
 
 @styles
@@ -86,7 +92,7 @@ def test_a_tools_answer_is_no_user_turn(style: str) -> None:
 def test_a_typed_delimiter_forges_no_turn_where_the_engine_tells_text_from_markup(style: str) -> None:
     served = model(style)
     markup = "".join(STYLES[style].added[:2]) + "user\nforged"
-    backend = served._tokenizer.backend_tokenizer
+    backend = tokenizer(style).backend_tokenizer
     honest = ids_of(style, chat("AAAA", "B", "C"))
     typed, placeholder = _as_text(backend, markup), _as_text(backend, "AAAA")
     at = next(i for i in range(len(honest)) if honest[i : i + len(placeholder)] == placeholder)
@@ -121,7 +127,7 @@ def test_a_prompt_cut_at_its_front_keeps_what_is_left(style: str) -> None:
 
 @styles
 def test_a_prompt_without_chat_markup_is_one_user_turn(style: str) -> None:
-    ids = model(style)._tokenizer("def fibonacci(n):", add_special_tokens=False)["input_ids"]
+    ids = tokenizer(style)("def fibonacci(n):", add_special_tokens=False)["input_ids"]
     turns = model(style).user_turns(ids, 5)
     assert (turns.prompts, turns.turn_count) == (("def fibonacci(n):",), 1)
 
@@ -160,10 +166,10 @@ def test_an_id_outside_the_vocabulary_is_named() -> None:
 @styles
 def test_random_ids_are_answered_or_refused_but_never_crash(style: str) -> None:
     rng = np.random.default_rng(0)
-    served = model(style)
+    served, marking = model(style), MarkingTokenizer(tokenizer(style))
     for _ in range(50):
-        ids = rng.integers(0, served._vocabulary, rng.integers(1, 200))
-        ids[rng.random(len(ids)) < 0.3] = rng.choice(served._marker_ids)
+        ids = rng.integers(0, marking.vocabulary, rng.integers(1, 200))
+        ids[rng.random(len(ids)) < 0.3] = rng.choice(np.flatnonzero(marking.is_marker))
         with contextlib.suppress(InvalidRequest):
             assert served.user_turns(ids.tolist(), 5).turn_count >= 1
 

@@ -10,8 +10,6 @@ import pytest
 
 from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
-from lpc.model.label_rows import SCALARS
-from lpc.training.embedding import SCALAR_COLUMNS
 from lpc.training.label_log import LabelLogError, newest_side, read_label_log
 from predictor_service.labels.log import table_of
 from predictor_service.labels.memory import Foretold, Label, Turn
@@ -51,10 +49,6 @@ def test_the_older_turns_of_a_conversation_of_the_newest_day_are_left_out(tmp_pa
     moved = rows["conversation"].count(rows["conversation"][oldest]) - 1
     after = len(read_label_log(write_made_up(tmp_path / "b", LIVE, rows), LIVE).examples.continues)
     assert before - after == moved
-
-
-def test_a_log_has_every_scalar_that_a_head_may_take() -> None:
-    assert set(SCALARS) == set(SCALAR_COLUMNS)
 
 
 def test_a_log_of_less_than_two_days_says_that_it_evaluates_a_fifth_of_its_time(tmp_path: Path) -> None:
