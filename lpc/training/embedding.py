@@ -26,6 +26,7 @@ from lpc.logs.datasets.language import language_of
 from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureSettings
 from lpc.model.inference import graph_inputs
+from lpc.model.label_rows import COUNTS
 from lpc.training.variants import VARIANTS
 
 EXAMPLES_PER_SHARD: Final = 2048
@@ -45,7 +46,7 @@ class Embedded:
 
     Attributes:
         embedding: [n, width] fp32.
-        columns: those of SCALAR_COLUMNS, each [n] fp32.
+        columns: those of `lpc.model.label_rows.COUNTS`, each [n] fp32.
         continues: [n] bool.
         split: [n] of "train", "validation", "evaluation".
         conversation: [n] keys.
@@ -72,10 +73,6 @@ class Embedded:
             self.language[mask],
             self.description,
         )
-
-
-SCALAR_COLUMNS: Final = (*SCALARS, "tokens")
-"""What is known of an example beside its embedding: the features' scalars, and the tokens of the encoder's input."""
 
 
 def embed(
@@ -151,7 +148,7 @@ def load_embedded(folder: Path) -> Embedded:
     embedding = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     return Embedded(
         embedding.astype(np.float32),
-        {name: table[name].to_numpy().astype(np.float32) for name in SCALAR_COLUMNS},
+        {name: table[name].to_numpy().astype(np.float32) for name in COUNTS},
         table["continues"].to_numpy(),
         np.asarray(table["split"].to_pylist()),
         np.asarray(table["conversation"].to_pylist()),

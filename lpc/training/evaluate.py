@@ -13,7 +13,8 @@ from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 
 from lpc.logs.traces import Trace
-from lpc.training.embedding import SCALAR_COLUMNS, Embedded, load_embedded
+from lpc.model.label_rows import COUNTS
+from lpc.training.embedding import Embedded, load_embedded
 from lpc.training.head import Head
 from lpc.training.quality import best_threshold, calibration_curve, figures, intervals
 from lpc.training.think_time import HELD_OUT_S, evaluate_think_time
@@ -52,7 +53,7 @@ def evaluate(embeddings: Path, heads: dict[str, Path], trace: Trace | None, pict
     """
     data = load_embedded(embeddings)
     evaluation = data.take(data.split == "evaluation")
-    judged = {"turns": _regression(data, ("turn_count",)), "scalars": _regression(data, SCALAR_COLUMNS)}
+    judged = {"turns": _regression(data, ("turn_count",)), "scalars": _regression(data, COUNTS)}
     judged |= {name: _head(data, Head.load(path)) for name, path in heads.items()}
     groups = _groups(evaluation)
     result: dict[str, Any] = {}
