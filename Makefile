@@ -32,8 +32,9 @@ lint: setup
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 
+# One thread for each of the two: else their pools wait for each other.
 quick: lint ## lint, types, imports and the unit tests, in two minutes: at each save
-	$(BIN)/pytest tests/unit --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit --numprocesses 2 --dist loadfile
 
 test: lint engine redis-server deploy-tools ## lint, types, wire contract, all tests, the short part of those with real vLLM
 	$(BIN)/pytest

@@ -14,8 +14,8 @@ from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import Run, SimulationError, WorkloadSpec, build, parse_capacity, sweep
 from lpc.simulator.summary import derived
-from tests.unit.simulator.test_learned import trace
-from tests.unit.test_train import WIDTH, write_embeddings
+from tests.integration.test_learned_policies import trace
+from tests.integration.test_train import WIDTH, write_embeddings
 
 RUN = CliRunner()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lpc.bench.processes import free_port
-from tests.unit.test_train import write_embeddings
+from tests.integration.test_train import write_embeddings
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"lpc", "predictor_service", "eviction_client"}

@@ -31,7 +31,7 @@ def test_exponential_think_times_give_the_papers_order_at_every_lifetime(tau: fl
     some = (tau < LIFETIMES) & (3 * tau > LIFETIMES)
     for row, p in zip(table, chances, strict=True):
         assert row[some] == pytest.approx(tau * (logit(p) - logit(0.5)), abs=0.03 * tau)  # ages are a grid
-    assert (np.diff(table[:, LIFETIMES < 5 * tau], axis=0) > 0).all()
+    assert (np.diff(table[:, 5 * tau > LIFETIMES], axis=0) > 0).all()
 
 
 @settings(deadline=None)
