@@ -41,8 +41,8 @@ def _embed(
     """Export the encoder first, under an untrained head, if it is not there."""
     import torch
 
-    from lpc.logs.datasets.registry import load
     from lpc.logs.records import Skipped
+    from lpc.logs.registry import load
     from lpc.model.features import FeatureSettings
     from lpc.training import embedding
     from lpc.training.encoders import load_encoder

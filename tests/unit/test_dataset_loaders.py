@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from lpc.errors import LpcError
 from lpc.logs.datasets.conversation import Conversation, examples_of
-from lpc.logs.datasets.registry import LOADERS, load
 from lpc.logs.records import NAMED, DatasetError, Skipped
+from lpc.logs.registry import LOADERS, load
 from lpc.model.conversation import Message
 
 Row = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The datasets by name."""
+"""The datasets by name: those of `lpc.logs.datasets`, and an operator's own log, which is a trace too."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -12,6 +12,17 @@ from lpc.logs.datasets.openai_chat import load_openai
 from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path
 from lpc.logs.datasets.wildchat import load_wildchat
 from lpc.logs.records import DatasetError, Skipped
+from lpc.logs.traces.chat import chat_conversations
+from lpc.logs.traces.request import TraceError
+
+
+def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
+    """Yield the conversations of an operator's own log, which is a trace, too."""
+    try:
+        yield from chat_conversations(path, skipped=skipped)
+    except TraceError as error:
+        raise DatasetError(str(error)) from error
+
 
 LOADERS: Final[dict[str, Callable[[Path, Skipped], Iterator[Conversation]]]] = {
     "sharegpt": load_sharegpt,
@@ -19,7 +30,7 @@ LOADERS: Final[dict[str, Callable[[Path, Skipped], Iterator[Conversation]]]] = {
     "arena": load_arena,
     "wildchat": load_wildchat,
     "openai": load_openai,
-    "chat": lambda path, skipped: _chat(path, skipped),
+    "chat": _chat,
 }
 
 HOMES: Final = {
@@ -27,17 +38,6 @@ HOMES: Final = {
     "arena": "https://huggingface.co/datasets/lmsys/chatbot_arena_conversations",
     "wildchat": "https://huggingface.co/datasets/allenai/WildChat-1M",
 }
-
-
-def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
-    """Yield the conversations of an operator's own log, which is a trace, too."""
-    from lpc.logs.traces.chat import chat_conversations
-    from lpc.logs.traces.request import TraceError
-
-    try:
-        yield from chat_conversations(path, skipped=skipped)
-    except TraceError as error:
-        raise DatasetError(str(error)) from error
 
 
 def load(name: str, path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
