@@ -12,6 +12,9 @@ from lpc.commands.outcome import fail, report
 def simulate(
     trace: Annotated[Path | None, typer.Option(help="A log with times; default: ShareGPT with drawn think times.")] = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    workload: Annotated[
+        str | None, typer.Option(help="Generated workloads in place of a log: names with commas, or all.")
+    ] = None,
     policies: Annotated[str | None, typer.Option(help="Names with commas, or all.")] = None,
     capacity: Annotated[str | None, typer.Option(help="Tokens or shares of the working set: 160K,2%.")] = None,
     think_time: Annotated[str, typer.Option(help="Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
@@ -21,7 +24,7 @@ def simulate(
     empirical: Annotated[Path | None, typer.Option(help="Mooncake trace whose gaps --law empirical draws.")] = None,
     active: Annotated[int | None, typer.Option(help="Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
     seeds: Annotated[int, typer.Option(help="Repetitions.")] = 1,
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     count_from: Annotated[float | None, typer.Option(help="Seconds of a trace to learn from; default: half an hour.")] = None,
     engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
     sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
@@ -35,12 +38,14 @@ def simulate(
     head: Annotated[Path | None, typer.Option(help="The predictor's head, for ShareGPT; default: the one shipped.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once; -1: one per core.")] = 1,
     skip_limit: Annotated[float, typer.Option(help="Share of a trace's lines that may be wrong.")] = 0.01,
-    describe: Annotated[bool, typer.Option("--describe", help="Say what the trace is like, and simulate nothing.")] = False,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Say what the log or workload is like, and simulate nothing.")
+    ] = False,
     picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
     html: Annotated[Path | None, typer.Option(help="Self-contained page to write.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Replay a log or ShareGPT under eviction policies: what each would hit."""
+    """Replay a log, generated workloads or ShareGPT under eviction policies: what each would hit."""
     try:
         from lpc.commands import simulation
     except ModuleNotFoundError as error:
@@ -52,6 +57,7 @@ def simulate(
     spec = WorkloadSpec(
         trace=trace,
         format=trace_format,
+        workload=workload,
         law=law,
         active=active,
         seed=seed,

@@ -10,6 +10,7 @@ from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import DEFAULT_POLICIES, Run, SimulationError, WorkloadSpec, load_trace, parse_capacity, sweep
 from lpc.simulator.summary import derived
+from lpc.simulator.workloads import WORKLOADS
 from lpc.wire.terminal import console
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
@@ -40,17 +41,21 @@ def simulate(
         SimulationError, TraceError, EmbeddingError, HeadError: what is asked for cannot be run.
     """
     names = _names(policies)
-    sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SHARES if spec.trace else DEFAULT_SIZES))]
+    workloads = _workloads(spec.workload)
+    drawn = spec.trace is None and spec.workload is None
+    sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))]
     second = parse_capacity(tier) if tier else 0
-    times = [_number(part, "think time") for part in _parts(think_times)] if spec.trace is None else [spec.think_time]
+    times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
     memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
     if seeds < 1 or engines < 1 or jobs == 0:
         raise SimulationError("--seeds and --engines must be at least 1, --jobs not 0")
     if spec.trace is not None and spec.format != "agents" and seeds > 1:
-        raise SimulationError("a trace with times is replayed as it is: --seeds is for ShareGPT and agent sessions")
+        raise SimulationError("a trace with times is replayed as it is: --seeds is for what is drawn, and for agent sessions")
+    if len(workloads) > 1 and (picture is not None or html is not None):
+        raise SimulationError("a picture shows one workload: give one --workload with --picture or --html")
     runs = [
         Run(
-            replace(spec, think_time=time, seed=spec.seed + seed),
+            replace(spec, workload=workload, think_time=time, seed=spec.seed + seed),
             name,
             size,
             engines,
@@ -59,6 +64,7 @@ def simulate(
             PolicySettings(tau=tau, invert=invert, cost=cost),
             memory,
         )
+        for workload in workloads
         for time in times
         for seed in range(seeds)
         for memory in memories
@@ -70,7 +76,8 @@ def simulate(
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)
     summary = derived(rows)
-    hit_rates.print_table(summary)
+    for workload in dict.fromkeys(row["workload"] for row in summary):
+        hit_rates.print_table([row for row in summary if row["workload"] == workload])
     if picture is not None:
         hit_rates.draw_png(summary, picture)
         console().print(f"picture: {picture}")
@@ -81,7 +88,7 @@ def simulate(
 
 
 def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
-    """Print what a trace is like; draw it; return the figures. Raises SimulationError, TraceError."""
+    """Print what a trace or a generated workload is like; draw it; return the figures. Raises SimulationError, TraceError."""
     trace = load_trace(spec)
     found = figures_of(trace)
     trace_figures.print_description(found)
@@ -89,6 +96,16 @@ def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
         trace_figures.draw(trace, found, picture)
         console().print(f"picture: {picture}")
     return found
+
+
+def _workloads(names: str | None) -> list[str | None]:
+    if names is None:
+        return [None]
+    found = list(WORKLOADS) if names == "all" else _parts(names)
+    unknown = [name for name in found if name not in WORKLOADS]
+    if unknown:
+        raise SimulationError(f"unknown workload {unknown[0]!r:.40}: choose of {', '.join(WORKLOADS)}, or all")
+    return [*found]
 
 
 def _names(policies: str | None) -> list[str]:

@@ -17,6 +17,7 @@ from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.sharegpt import ThinkTimes, sharegpt
 from lpc.simulator.workload import Workload, from_trace
+from lpc.simulator.workloads import WORKLOADS
 from lpc.training.head import DEFAULT_HEAD
 from lpc.training.think_time import turns_of
 
@@ -37,16 +38,18 @@ class WorkloadSpec:
     """What to replay; a worker builds it by itself, once.
 
     Attributes:
-        trace: file; None: ShareGPT.
+        trace: file; None: a generated workload, or ShareGPT.
         format: of the trace.
-        think_time, law, active, seed: of ShareGPT; active and seed also of agent sessions.
+        workload: one of `WORKLOADS`, drawn with the seed; None: a trace, or ShareGPT.
+        think_time, law, active, seed: of ShareGPT; active and seed also of agent sessions, seed of generated workloads.
         embeddings, head: the predictor, for ShareGPT.
         count_from: seconds of a trace that are learnt from, after which hits are counted; None: the first half hour, of a
-            trace that is shorter than an hour or so its first half.
+            trace that is shorter than an hour or so its first half, of a generated workload its first 500 requests.
     """
 
     trace: Path | None = None
     format: str = "mooncake"
+    workload: str | None = None
     think_time: float = 100.0
     law: ThinkTimes = "exponential"
     active: int | None = None
@@ -79,9 +82,13 @@ class Run:
 
 
 def load_trace(spec: WorkloadSpec) -> Trace:
-    """Return the trace of a spec. Raises TraceError, SimulationError."""
+    """Return the trace of a spec, a generated workload's too. Raises TraceError, SimulationError."""
+    if spec.workload is not None:
+        generated = _generate(spec).trace
+        assert generated is not None
+        return generated
     if spec.trace is None:
-        raise SimulationError("there is no trace: give --trace FILE and --format")
+        raise SimulationError("there is no trace: give --trace FILE and --format, or --workload NAME")
     return open_trace(
         spec.trace, spec.format, skip_limit=spec.skip_limit, active=spec.active or ACTIVE_SESSIONS, seed=spec.seed
     )
@@ -96,7 +103,11 @@ def build(spec: WorkloadSpec) -> tuple[Workload, int]:
 @lru_cache(maxsize=1)
 def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
     del changed  # part of the key
-    if spec.trace is None:
+    if spec.workload is not None:
+        workload = _generate(spec)
+        if spec.count_from is not None:
+            workload.count_from = _within(spec.count_from, workload.arrivals[-1].arrival)
+    elif spec.trace is None:
         sample = None
         if spec.law == "empirical":
             if spec.empirical is None:
@@ -117,10 +128,23 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         start = spec.count_from
         if start is None:
             start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2
-        if not 0 <= start <= trace.duration:
-            raise SimulationError(f"hits are to be counted from second {start:g}, but the trace has {trace.duration:.0f} s")
-        workload = from_trace(trace, count_from=start, decodes=spec.format != "mooncake")
+        workload = from_trace(trace, count_from=_within(start, trace.duration), decodes=spec.format != "mooncake")
     return workload, workload.working_set_tokens()
+
+
+def _generate(spec: WorkloadSpec) -> Workload:
+    if spec.trace is not None:
+        raise SimulationError("replay either a log or a generated workload: give --trace or --workload, not both")
+    generator = WORKLOADS.get(spec.workload or "")
+    if generator is None:
+        raise SimulationError(f"unknown workload {spec.workload!r:.40}: choose of {', '.join(WORKLOADS)}")
+    return generator(spec.seed)
+
+
+def _within(start: float, duration: float) -> float:
+    if not 0 <= start <= duration:
+        raise SimulationError(f"hits are to be counted from second {start:g}, but the trace has {duration:.0f} s")
+    return start
 
 
 def run_one(run: Run) -> dict[str, Any]:

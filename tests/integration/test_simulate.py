@@ -348,3 +348,46 @@ def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
     assert rates["lpc-turns"] > 0.13
     assert rates["best"] > 0.15
     assert rates["best"] < rates["oracle"] < rates["belady"]
+
+
+def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> None:
+    asked = ["simulate", "--workload", "documents,few-shot", "--policies", "lru", "--capacity", "5%", "--seed", "3"]
+    done = RUN.invoke(app, [*asked, "--json", str(tmp_path / "s.json")])
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+
+    assert [(row["workload"], row["seed"]) for row in rows] == [("documents", 3), ("few-shot", 3)]
+    assert all(0 < row["hit_rate"] < 1 and row["requests"] > 4_000 for row in rows)
+    assert "documents" in done.output and "few-shot" in done.output
+
+
+def test_a_generated_workload_is_counted_after_500_requests_or_from_the_second_asked_for() -> None:
+    usual, _ = build(WorkloadSpec(workload="documents"))
+    whole, _ = build(WorkloadSpec(workload="documents", count_from=0.0))
+
+    assert usual.count_from == usual.arrivals[500].arrival > 0
+    assert whole.count_from == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workload", "nonsense"], "unknown workload 'nonsense'"),
+        (["--workload", "documents", "--trace", "some.jsonl"], "give --trace or --workload, not both"),
+        (["--workload", "documents", "--count-from", "1e9"], "hits are to be counted from second 1e+09"),
+        (["--workload", "documents,loop", "--html", "page.html"], "a picture shows one workload"),
+        (["--workload", "documents,loop", "--describe"], "unknown workload 'documents,loop'"),
+    ],
+)
+def test_what_of_generated_workloads_cannot_be_run_is_said(options: list[str], message: str) -> None:
+    done = RUN.invoke(app, ["simulate", "--policies", "lru", "--capacity", "5%", *options])
+
+    assert done.exit_code != 0
+    assert message in " ".join(done.output.split())
+
+
+def test_a_generated_workload_can_be_described(tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["simulate", "--workload", "documents", "--describe", "--json", str(tmp_path / "d.json")])
+    assert done.exit_code == 0, done.output
+
+    assert json.loads((tmp_path / "d.json").read_text())["requests"] == 5_000

@@ -25,7 +25,7 @@ from lpc.simulator.workloads.lengths import lognormal
 from lpc.simulator.workloads.timeline import Timeline
 
 BLOCK_TOKENS: Final = 64
-REQUESTS: Final = 10_000
+REQUESTS: Final = 11_000
 PHASE_S: Final = 1_500.0
 SELDOM: Final = (0.15,)
 """Share of a translation page's users who ask again."""

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.simulator.engine import Cost
+from lpc.simulator.cost import Cost
 from lpc.simulator.workload import Turn, Workload
 
 WARM_UP_REQUESTS: Final = 500

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from functools import cache
 from itertools import pairwise, takewhile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,3 +262,10 @@ def test_too_few_requests_are_refused_by_name() -> None:
 
     with pytest.raises(ValueError, match="sparse: 1 requests were drawn where 2 are needed"):
         timeline.workload("sparse", 2)
+
+
+def test_the_page_names_and_describes_every_workload() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+
+    for name, generator in WORKLOADS.items():
+        assert f"| `{name}` | {generator.description} | {generator.linked} |" in page
