@@ -82,4 +82,5 @@ def _first_age(index: Floats, price: Floats) -> Floats:
     part = (high - price) / np.maximum(high - low, 1e-12)
     age = _AT[later - 1] + (_AT[later] - _AT[later - 1]) * part
     age = np.where(place == 0, _AT[0] + (index[:, :1] - price) * OVERDUE_S, age)
-    return np.where(reached.any(axis=1), age, _AT[-1] * (1.0 + index[:, -1:] - price))
+    result: Floats = np.where(reached.any(axis=1), age, _AT[-1] * (1.0 + index[:, -1:] - price))
+    return result
