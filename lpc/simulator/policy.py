@@ -21,9 +21,9 @@ class PolicySettings:
     """What a run can set for its policies.
 
     Attributes:
-        tau: seconds by which a block's log-odds sink by one (`eviction_client.score`); default: the mean gap between turns
-            learnt before hits are counted.
-        invert: turn every prediction around (p to 1 - p): an adversary against the guard.
+        tau: seconds by which a block's log-odds sink by one (`lpc.simulator.policies.odds`); default: the mean gap between
+            turns learnt before hits are counted.
+        invert: turn every prediction around (p to 1 - p): an adversary.
         cost: what requests cost in this run, for policies that weigh it.
     """
 

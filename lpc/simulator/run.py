@@ -26,7 +26,7 @@ KV_BYTES_PER_TOKEN: Final = 131_072
 GIB: Final = 2**30
 LONG_GAP_S: Final = 3600.0
 LEARN_S: Final = 1800.0
-DEFAULT_POLICIES: Final = ("lru", "lpc", "lpc-turns", "wa", "best", "oracle", "belady")
+DEFAULT_POLICIES: Final = ("lru", "lpc", "lpc-turns", "wa", "learned", "oracle", "belady")
 
 
 class SimulationError(LpcError):

@@ -55,7 +55,7 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
         "--format",
         "qwen",
         "--policies",
-        "lru,lpc,best,oracle,infinite",
+        "lru,lpc,learned,oracle,infinite",
         "--capacity",
         "5%,10K",
         "--json",
@@ -76,13 +76,13 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
     page = (tmp_path / "s.html").read_text()
     assert 'src="http' not in page
     assert "Least" not in page
-    assert "best" in page
+    assert "learned" in page
     assert "oracle (bound)" in done.output
 
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) -> None:
     spec = WorkloadSpec(trace=qwen, format="qwen")
-    runs = [Run(spec, name, size) for name in ("lru", "best", "arc") for size in (0.03, 0.1)]
+    runs = [Run(spec, name, size) for name in ("lru", "learned", "arc") for size in (0.03, 0.1)]
     alone, together, all_cores = sweep(runs, 1), sweep(runs, 2), sweep(runs, -1)
     assert alone == together == all_cores
     run._build.cache_clear()
@@ -340,14 +340,14 @@ def test_a_constant_prior_evicts_on_real_traces_what_lru_evicts(spec: WorkloadSp
 
 @needs_data
 def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
-    names = ("lru", "lpc-turns", "wa", "best", "oracle", "belady")
+    names = ("lru", "lpc-turns", "wa", "learned", "oracle", "belady")
     rows = sweep([Run(WorkloadSpec(trace=MOONCAKE), name, 0.02) for name in names])
     rates = {row["policy"]: row["hit_rate"] for row in rows}
     assert rates["lru"] == pytest.approx(0.076, abs=0.006)
     assert rates["wa"] > 0.13
     assert rates["lpc-turns"] > 0.13
-    assert rates["best"] > 0.15
-    assert rates["best"] < rates["oracle"] < rates["belady"]
+    assert rates["learned"] > 0.15
+    assert rates["learned"] < rates["oracle"] < rates["belady"]
 
 
 def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> None:

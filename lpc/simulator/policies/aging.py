@@ -42,7 +42,6 @@ class AgingClasses(Policy[AgingBlock]):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._queues: dict[ClassKey, FreeBlockQueue[AgingBlock]] = {}
-        self.beta = 1.0
 
     @abstractmethod
     def place(self, turn: Turn, now: float) -> ClassKey:
@@ -87,24 +86,17 @@ class AgingClasses(Policy[AgingBlock]):
             out += chain
         return out
 
-    def _rank(self, key: ClassKey, age: float) -> float:
-        """Return the value, drawn towards that of least recent use as beta falls."""
-        value = self.value(key, age)
-        if self.beta == 1.0:
-            return value
-        return self.beta * math.log(max(value, 1e-12)) - (1 - self.beta) * age / self.tau
-
     def _least(self, now: float) -> tuple[ClassKey, bool]:
         best, least, newest = None, math.inf, False
         for key, queue in self._queues.items():
             oldest, youngest = queue.head.next_free_block, queue.tail.prev_free_block
             assert oldest is not None
             assert youngest is not None
-            value = self._rank(key, now - oldest.arrival)
+            value = self.value(key, now - oldest.arrival)
             if value < least or best is None:
                 best, least, newest = key, value, False
             if youngest.arrival != oldest.arrival:
-                value = self._rank(key, now - youngest.arrival)
+                value = self.value(key, now - youngest.arrival)
                 if value < least:
                     best, least, newest = key, value, True
         assert best is not None

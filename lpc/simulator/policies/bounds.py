@@ -14,8 +14,8 @@ from lpc.simulator.policy import PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
 
 NEVER: Final = math.inf
-CONTINUES: Final = 1e6
-"""Log-odds of a conversation that goes on: above every time term, so that all that end go first."""
+CONTINUES: Final = 1e9
+"""Seconds for which a conversation that goes on is kept: longer than any trace, so that all that end go first."""
 
 
 @register
@@ -43,7 +43,7 @@ class Oracle(ScoredPolicy):
 
     def score(self, turn: Turn, now: float) -> float:
         """Return the time, and much more where a next turn will come."""
-        return now / self.tau + (CONTINUES if turn.next is not None else 0.0)
+        return now + (CONTINUES if turn.next is not None else 0.0)
 
 
 @register

@@ -1,8 +1,8 @@
 """Learned Prefix Caching (NeurIPS 2025): by the probability that the conversation continues."""
 
-from eviction_client.score import score
 from lpc.simulator.knowledge import Knowledge
 from lpc.simulator.policies.keyed import KeyedPolicy
+from lpc.simulator.policies.odds import static_key
 from lpc.simulator.policies.scored import ScoredBlock, ScoredPolicy
 from lpc.simulator.policy import PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
@@ -31,18 +31,17 @@ class Lpc(ScoredPolicy):
     """The paper's policy with a real predictor's probabilities; with those by turn where a log has no text."""
 
     name = "lpc"
-    rule = "the smallest logit(p) + t / tau, p by the predictor; maximum over the conversations that share a block"
+    rule = "the smallest t + tau logit(p), p by the predictor; maximum over the conversations that share a block"
     source = "Learned Prefix Caching, NeurIPS 2025, sections 3.1 and 3.4, at an update interval of zero"
     uses_predictor = True
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._probability = _Probability(self.knowledge, invert=settings.invert)
-        self.beta = 1.0
 
     def score(self, turn: Turn, now: float) -> float:
-        """Return the static score."""
-        return score(self._probability.predicted(turn), now, self.tau, beta=self.beta)
+        """Return the static key."""
+        return static_key(self._probability.predicted(turn), now, self.tau)
 
 
 @register
@@ -50,13 +49,13 @@ class LpcTurns(Lpc):
     """The same from turn counts alone."""
 
     name = "lpc-turns"
-    rule = "the smallest logit(p) + t / tau, p by the number of turns"
+    rule = "the smallest t + tau logit(p), p by the number of turns"
     source = "Learned Prefix Caching, NeurIPS 2025, its turn-count ablation"
     uses_predictor = False
 
     def score(self, turn: Turn, now: float) -> float:
-        """Return the static score."""
-        return score(self._probability.by_turn(turn), now, self.tau, beta=self.beta)
+        """Return the static key."""
+        return static_key(self._probability.by_turn(turn), now, self.tau)
 
 
 @register
@@ -79,14 +78,14 @@ class LpcSweep(KeyedPolicy[ScoredBlock]):
         self._swept = 0.0
 
     def key(self, block: ScoredBlock, turn: Turn, now: float) -> float:
-        """Return the log-odds now. The probability itself has no digits left for what has lain idle for half an hour."""
-        value = score(self._probability.predicted(turn), now, self.tau)
+        """Return the log-odds now, times tau. The probability has no digits left for what has lain idle for half an hour."""
+        value = static_key(self._probability.predicted(turn), now, self.tau)
         block.pool(turn.conversation, value)
-        return block.score - now / self.tau
+        return block.score - now
 
     def evict(self, count: int, now: float) -> list[ScoredBlock]:
         """Sweep when it is time, then pop."""
         if now - self._swept >= self.interval:
             self._swept = now
-            self.rekey(lambda block: block.score - now / self.tau)
+            self.rekey(lambda block: block.score - now)
         return super().evict(count, now)

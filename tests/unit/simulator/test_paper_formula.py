@@ -1,0 +1,40 @@
+"""The paper's decay, and the static key that has its order."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpc.model.probability import P_MIN
+from lpc.simulator.policies.odds import probability_at, static_key
+
+probabilities = st.floats(P_MIN, 1 - P_MIN)
+times = st.floats(0.0, 1e6)
+taus = st.floats(1.0, 10_000.0)
+
+
+def decayed(p: float, idle: float, tau: float) -> float:
+    """The formula as the paper states it."""
+    d = math.exp(-idle / tau)
+    return p * d / (p * d + 1 - p)
+
+
+@given(p=probabilities, t_last=times, idle=st.floats(0, 7200), tau=st.floats(70.0, 10_000.0))
+def test_the_probability_recovered_from_a_key_is_the_papers(p: float, t_last: float, idle: float, tau: float) -> None:
+    now = t_last + idle
+    assert abs(probability_at(static_key(p, t_last, tau), now, tau) - decayed(p, now - t_last, tau)) < 1e-9
+
+
+@given(p=probabilities, q=probabilities, t=times, u=times, wait=st.floats(0, 1e6), tau=taus)
+def test_the_order_of_two_blocks_never_changes(p: float, q: float, t: float, u: float, wait: float, tau: float) -> None:
+    now = max(t, u)
+    a, b = static_key(p, t, tau), static_key(q, u, tau)
+    early = probability_at(a, now, tau) - probability_at(b, now, tau)
+    late = probability_at(a, now + wait, tau) - probability_at(b, now + wait, tau)
+    assert early * late >= 0
+    assert (a - b) * early >= 0
+
+
+@given(p=st.floats(0, 1), t=times, u=times, tau=taus)
+def test_with_a_constant_probability_the_order_is_lru(p: float, t: float, u: float, tau: float) -> None:
+    assert (static_key(p, t, tau) <= static_key(p, u, tau)) or t > u
