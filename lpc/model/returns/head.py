@@ -24,22 +24,32 @@ FIRST_BIAS: Final = -4.0
 """Log-odds of a hazard before anything is learnt: 2% per interval."""
 FIRST_PASSES: Final = 20
 """Over the turns remembered, the first time."""
+PIECE: Final = 64
+"""Rows of a product. OpenBLAS starts threads above 262,144 multiplications, and 64 x 81 x 48 are fewer."""
 _NAMES: Final = ("w0", "b0", "w1", "b1", "w2", "b2")
 
 
 class HazardHead:
-    """The members. Not thread-safe; :meth:`copy` is for those who read while it is taught."""
+    """The members. Not thread-safe; :meth:`copy` is for those who read while it is taught.
+
+    All members are worked on at once: weights are stacked, [MEMBERS, inputs, outputs]. Products are cut into pieces of at most
+    PIECE rows, which BLAS does in the calling thread: its own threads would wait for cores that inference has.
+    """
 
     def __init__(self, seed: int = 0) -> None:
-        self._members = [_Network(np.random.default_rng((seed, member))) for member in range(MEMBERS)]
+        self._draws = [np.random.default_rng((seed, member)) for member in range(MEMBERS)]
+        first = [_first_weights(draw) for draw in self._draws]
+        self._weights: list[Floats32] = [np.stack(layer) for layer in zip(*first, strict=True)]
+        self._mean = [np.zeros_like(w) for w in self._weights]
+        self._square = [np.zeros_like(w) for w in self._weights]
+        self._steps = 0
         self.taught = False
 
     def hazard(self, inputs: Floats32) -> Floats:
         """Return hazards [n, INTERVALS] for inputs [n, WIDTH]."""
-        total = np.zeros((len(inputs), INTERVALS))
-        for network in self._members:
-            total += 1.0 / (1.0 + np.exp(-network.forward(inputs)[2].astype(np.float64)))
-        return total / MEMBERS
+        parts = [inputs[start : start + PIECE] for start in range(0, len(inputs), PIECE)]
+        found = [(1.0 / (1.0 + np.exp(-self._forward(part)[2].astype(np.float64)))).mean(axis=0) for part in parts]
+        return np.concatenate(found) if found else np.zeros((0, INTERVALS))
 
     def teach(self, inputs: Floats32, interval: NDArray[np.int64], came: NDArray[np.bool_], weight: Floats) -> None:
         """Go once over turns (the first time FIRST_PASSES times); arguments as for `counts.Counts`, inputs [n, WIDTH]."""
@@ -49,91 +59,78 @@ class HazardHead:
         watched += target
         importance = weight.astype(np.float32)
         for _ in range(1 if self.taught else FIRST_PASSES):
-            for network in self._members:
-                order = network.draw.permutation(len(inputs))
-                for start in range(0, len(order), BATCH):
-                    some = order[start : start + BATCH]
-                    network.step(inputs[some], target[some], watched[some], importance[some])
+            orders = np.stack([draw.permutation(len(inputs)) for draw in self._draws])
+            for start in range(0, len(inputs), BATCH):
+                some = orders[:, start : start + BATCH]
+                self._step(inputs[some], target[some], watched[some], importance[some])
         self.taught = True
 
     def copy(self) -> "HazardHead":
         """Return a head with the same weights, which no teaching of this one changes. It is for reading only."""
         other = HazardHead.__new__(HazardHead)
-        other._members = [network.frozen() for network in self._members]
+        other._weights = [weights.copy() for weights in self._weights]
         other.taught = self.taught
         return other
 
-    def state(self) -> dict[str, NDArray[np.float32]]:
-        """Return the weights by name, to be kept."""
-        return {
-            f"head{number}.{name}": weights
-            for number, network in enumerate(self._members)
-            for name, weights in zip(_NAMES, network.weights, strict=True)
-        }
+    def state(self) -> dict[str, Floats32]:
+        """Return copies of the weights by name, to be kept."""
+        return {f"head.{name}": weights.copy() for name, weights in zip(_NAMES, self._weights, strict=True)}
 
-    def restore(self, state: dict[str, NDArray[np.float32]]) -> None:
+    def restore(self, state: dict[str, Floats32]) -> None:
         """Take kept weights. Raises KeyError, ValueError: they are not of this head; nothing has changed then."""
-        found = []
-        for number, network in enumerate(self._members):
-            weights = [np.asarray(state[f"head{number}.{name}"], np.float32) for name in _NAMES]
-            if [w.shape for w in weights] != [w.shape for w in network.weights] or not all(
-                np.isfinite(w).all() for w in weights
-            ):
-                raise ValueError("weights of another head")
-            found.append(weights)
-        for network, weights in zip(self._members, found, strict=True):
-            network.weights = weights
+        found = [np.array(state[f"head.{name}"], np.float32) for name in _NAMES]
+        if [w.shape for w in found] != [w.shape for w in self._weights] or not all(np.isfinite(w).all() for w in found):
+            raise ValueError("weights of another head")
+        self._weights = found
         self.taught = True
 
-
-class _Network:
-    def __init__(self, draw: np.random.Generator) -> None:
-        self.draw = draw
-
-        def weights(rows: int, columns: int, scale: float) -> Floats32:
-            return draw.normal(0.0, scale, (rows, columns)).astype(np.float32)
-
-        self.weights: list[Floats32] = [
-            weights(WIDTH, HIDDEN, 12**-0.5),
-            np.zeros(HIDDEN, np.float32),
-            weights(HIDDEN, HIDDEN, HIDDEN**-0.5),
-            np.zeros(HIDDEN, np.float32),
-            weights(HIDDEN, INTERVALS, 0.1 * HIDDEN**-0.5),
-            np.full(INTERVALS, FIRST_BIAS, np.float32),
-        ]
-        self._mean = [np.zeros_like(w) for w in self.weights]
-        self._square = [np.zeros_like(w) for w in self.weights]
-        self._steps = 0
-
-    def forward(self, inputs: Floats32) -> tuple[Floats32, Floats32, Floats32]:
-        w0, b0, w1, b1, w2, b2 = self.weights
+    def _forward(self, inputs: Floats32) -> tuple[Floats32, Floats32, Floats32]:
+        """Return both hidden layers and the log-odds, [MEMBERS, n, …] each, of inputs [n, WIDTH] or [MEMBERS, n, WIDTH]."""
+        w0, b0, w1, b1, w2, b2 = self._weights
         first = np.maximum(inputs @ w0 + b0, 0)
         second = np.maximum(first @ w1 + b1, 0)
         return first, second, second @ w2 + b2
 
-    def step(self, inputs: Floats32, target: Floats32, watched: Floats32, importance: Floats32) -> None:
-        first, second, log_odds = self.forward(inputs)
-        error = (1.0 / (1.0 + np.exp(-log_odds)) - target) * watched * importance[:, None]
-        error /= max(float(importance.sum()), 1e-6)
-        of_second = (error @ self.weights[4].T) * (second > 0)
-        of_first = (of_second @ self.weights[2].T) * (first > 0)
-        gradients = (
-            *(inputs.T @ of_first, of_first.sum(axis=0)),
-            *(first.T @ of_second, of_second.sum(axis=0)),
-            *(second.T @ error, error.sum(axis=0)),
-        )
+    def _step(self, inputs: Floats32, target: Floats32, watched: Floats32, importance: Floats32) -> None:
+        """Descend once. All are [MEMBERS, n, …]."""
+        gradients = [np.zeros_like(w) for w in self._weights]
+        share = importance / np.maximum(importance.sum(axis=1, keepdims=True), 1e-6)
+        for start in range(0, inputs.shape[1], PIECE):
+            piece = (slice(None), slice(start, start + PIECE))
+            first, second, log_odds = self._forward(inputs[piece])
+            error = (1.0 / (1.0 + np.exp(-log_odds)) - target[piece]) * watched[piece] * share[piece][:, :, None]
+            of_second = (error @ _turned(self._weights[4])) * (second > 0)
+            of_first = (of_second @ _turned(self._weights[2])) * (first > 0)
+            layers = ((inputs[piece], of_first), (first, of_second), (second, error))
+            for place, (before, after) in enumerate(layers):
+                gradients[2 * place] += _turned(before) @ after
+                gradients[2 * place + 1] += after.sum(axis=1, keepdims=True)
         self._steps += 1
-        for place, gradient in enumerate(gradients):
-            weights = self.weights[place]
+        for place, (weights, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             mean, square = self._mean[place], self._square[place]
             mean += 0.1 * (gradient - mean)
             square += 0.001 * (gradient * gradient - square)
-            if weights.ndim == 2:
+            if place % 2 == 0:
                 weights *= 1.0 - RATE * DECAY
             corrected = np.sqrt(square / (1.0 - 0.999**self._steps)) + 1e-8
             weights -= RATE / (1.0 - 0.9**self._steps) * mean / corrected
 
-    def frozen(self) -> "_Network":
-        other = _Network.__new__(_Network)
-        other.weights = [weights.copy() for weights in self.weights]
-        return other
+
+def _turned(matrices: Floats32) -> Floats32:
+    return matrices.swapaxes(1, 2)
+
+
+def _first_weights(draw: np.random.Generator) -> list[Floats32]:
+    """Return one member's weights and biases, layer by layer."""
+
+    def weights(rows: int, columns: int, scale: float) -> Floats32:
+        return draw.normal(0.0, scale, (rows, columns)).astype(np.float32)
+
+    return [
+        weights(WIDTH, HIDDEN, 12**-0.5),
+        np.zeros((1, HIDDEN), np.float32),
+        weights(HIDDEN, HIDDEN, HIDDEN**-0.5),
+        np.zeros((1, HIDDEN), np.float32),
+        weights(HIDDEN, INTERVALS, 0.1 * HIDDEN**-0.5),
+        np.full((1, INTERVALS), FIRST_BIAS, np.float32),
+    ]
