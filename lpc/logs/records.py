@@ -71,7 +71,7 @@ def records_of(
         message_fields: the fields wanted of what is nested in the columns (Parquet only).
 
     Raises:
-        DatasetError: there is no such file, it is of no known kind, it is empty or damaged beyond its records.
+        DatasetError: there is no such file, it is not of a known kind, it is empty or damaged beyond its records.
     """
     try:
         files = _files(path)
@@ -114,7 +114,7 @@ def _files(path: Path) -> list[Path]:
     if not files:
         raise DatasetError(f"no {', '.join(SUFFIXES)} file in {path}")
     if len(kinds) > 1:
-        # The same records in two kinds would count twice, and a repository's own .json files are no records.
+        # The same records in two kinds would count twice, and a repository's own .json files are not records.
         raise DatasetError(f"{path} holds {' and '.join(kinds)} files: give a folder with one kind, or one file")
     return files
 
@@ -131,7 +131,7 @@ def _parquet(
                     yield f"row {row}", record
                     row += 1
     except pa.ArrowInvalid as error:
-        raise DatasetError(f"{path} is no Parquet file, or damaged after row {row - 1}: fetch it again") from error
+        raise DatasetError(f"{path} is not a Parquet file, or damaged after row {row - 1}: fetch it again") from error
 
 
 def _leaves(file: Any) -> list[str]:
@@ -147,7 +147,7 @@ def _rows(batch: Any) -> Iterator[Record | WrongRecord]:
     try:
         yield from batch.to_pylist()
     except ValueError:
-        # One string that is no UTF-8 fails its whole batch.
+        # One string that is not UTF-8 fails its whole batch.
         for i in range(batch.num_rows):
             try:
                 row = batch.slice(i, 1).to_pylist()[0]
@@ -167,8 +167,8 @@ def _object(line: bytes) -> Record | WrongRecord:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        return WrongRecord("no JSON" if line.endswith(b"\n") else "last line cut off")
-    return record if isinstance(record, dict) else WrongRecord("no JSON object")
+        return WrongRecord("not JSON" if line.endswith(b"\n") else "last line cut off")
+    return record if isinstance(record, dict) else WrongRecord("not a JSON object")
 
 
 def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
@@ -180,19 +180,19 @@ def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
         if not first:
             return
         if first != b"[":
-            raise DatasetError(f"{path} is no JSON array: rename it to .jsonl if it has one JSON object per line")
+            raise DatasetError(f"{path} is not a JSON array: rename it to .jsonl if it has one JSON object per line")
         try:
             for position, record in enumerate(ijson.items(file, "item")):
-                yield f"record {position}", record if isinstance(record, dict) else WrongRecord("no JSON object")
+                yield f"record {position}", record if isinstance(record, dict) else WrongRecord("not a JSON object")
         except ijson.JSONError:
             # Not `from error`: its message holds the text around the fault.
             if file.tell() < size:
-                raise DatasetError(f"{path} is no JSON after record {position}: repair it or fetch it again") from None
+                raise DatasetError(f"{path} is not JSON after record {position}: repair it or fetch it again") from None
             yield f"after record {position}", WrongRecord("file cut off")
 
 
 def _first_character(file: BinaryIO) -> bytes:
-    """Go to the first character that is no white space or byte order mark, and return it."""
+    """Go to the first character that is not white space or byte order mark, and return it."""
     file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)
     while (byte := file.read(1)).isspace():
         pass

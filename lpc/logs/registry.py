@@ -9,7 +9,7 @@ from lpc.logs.datasets.arena import load_arena
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.datasets.lmsys import load_lmsys
 from lpc.logs.datasets.openai_chat import load_openai
-from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path
+from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path, sharegpt_records
 from lpc.logs.datasets.wildchat import load_wildchat
 from lpc.logs.records import DatasetError, Skipped
 from lpc.logs.traces.chat import chat_conversations
@@ -40,13 +40,16 @@ HOMES: Final = {
 }
 
 
-def load(name: str, path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
+def load(
+    name: str, path: Path | None = None, skipped: Skipped | None = None, *, records: bool = False
+) -> Iterator[Conversation]:
     """Yield the conversations of a dataset.
 
     Args:
         name: one of LOADERS.
         path: a .parquet, .jsonl or .json file, or a folder of one kind of them. ShareGPT's comes with its package.
         skipped: counts and names what is left out; holds the limit on wrong records.
+        records: take each record as a conversation (ShareGPT, whose conversations are cut into records).
 
     Raises:
         DatasetError: at once for an unknown name, a path that is missing, and all that keeps the first conversation from
@@ -54,12 +57,15 @@ def load(name: str, path: Path | None = None, skipped: Skipped | None = None) ->
     """
     if name not in LOADERS:
         raise DatasetError(f"unknown dataset {name}: known are {', '.join(LOADERS)}")
+    if records and name != "sharegpt":
+        raise DatasetError(f"only the conversations of sharegpt are cut into records, not those of {name}: leave out --records")
     if path is None:
         if name != "sharegpt":
             fetch = f"fetch it from {HOMES[name]} and " if name in HOMES else ""
             raise DatasetError(f"the dataset {name} does not come with this package: {fetch}give its file or folder")
         path = sharegpt_path()
-    conversations = LOADERS[name](path, skipped if skipped is not None else Skipped())
+    loader = sharegpt_records if records else LOADERS[name]
+    conversations = loader(path, skipped if skipped is not None else Skipped())
     # The first is read here, since the caller may do minutes of work before it reads.
     first = next(conversations, None)
     if first is None:

@@ -51,7 +51,7 @@ class GapHistory(NamedTuple):
     number: int
 
     def arrive(self, at: float) -> "GapHistory":
-        """Return the history after an arrival; itself where that is no further turn."""
+        """Return the history after an arrival; itself where that is not a further turn."""
         if math.isnan(self.latest):
             return self._replace(latest=at)
         gap = at - self.latest

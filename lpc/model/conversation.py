@@ -4,7 +4,7 @@ Paper (Learned Prefix Caching, NeurIPS 2025, section 3.2): the user prompts of t
 the model's replies, and the number of turns so far.
 
 What counts as a user turn: one message of role `user` whose content is not blank. Messages of one turn that a gateway
-split in two (user, user) count as two, as they do in the logs the head is trained on. Tool and system messages are no
+split in two (user, user) count as two, as they do in the logs the head is trained on. Tool and system messages are not
 user turns.
 """
 
@@ -17,7 +17,7 @@ from lpc.errors import InvalidRequest
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
-"""Roles whose text is no part of the history: the operator's, not the conversation's."""
+"""Roles whose text is not part of the history: the operator's, not the conversation's."""
 
 
 class Message(NamedTuple):
@@ -84,7 +84,7 @@ def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
     """Return the last ``window`` user prompts of a chat.
 
     Raises:
-        InvalidRequest: no message, a role that is none, no user message with text, or text that is no Unicode.
+        InvalidRequest: no message, a role that is none, no user message with text, or text that is not Unicode.
     """
     reader = TurnReader(window)
     position = -1
@@ -99,28 +99,33 @@ def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
     if turns is None:
         raise InvalidRequest(f"none of the {position + 1} messages is a user message with text: send at least one")
     for prompt in turns.prompts:
-        _unicode(prompt)
+        _refuse_surrogates(prompt)
     return turns
 
 
 def from_prompt(text: str) -> UserTurns:
-    """Return plain prompt text as one user turn. Raises InvalidRequest when it is blank or no Unicode."""
+    """Return plain prompt text as one user turn. Raises InvalidRequest when it is blank or not Unicode."""
     if not text or text.isspace():
         raise InvalidRequest("the prompt is empty: send the text of at least one user turn")
-    _unicode(text)
+    _refuse_surrogates(text)
     return UserTurns((text,), 1, told_apart=False)
 
 
-def _unicode(text: str) -> str:
-    """Return the text. Raises InvalidRequest for half a surrogate pair, which JSON can carry and no tokenizer takes."""
+def lone_surrogate(text: str) -> int | None:
+    """Return where half a surrogate pair stands, which JSON can carry and no tokenizer takes; None: nowhere."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        # Not `from error`: it holds the text.
+        return error.start
+    return None
+
+
+def _refuse_surrogates(prompt: str) -> None:
+    place = lone_surrogate(prompt)
+    if place is not None:
         raise InvalidRequest(
-            f"a user prompt is no valid Unicode (a lone surrogate at character {error.start}): repair its JSON escapes"
-        ) from None
-    return text
+            f"a user prompt is not valid Unicode (a lone surrogate at character {place}): repair its JSON escapes"
+        )
 
 
 def with_turn_count(turns: UserTurns, turn_count: int | None, limit: int) -> UserTurns:
@@ -130,7 +135,7 @@ def with_turn_count(turns: UserTurns, turn_count: int | None, limit: int) -> Use
     request, per window), whose numbers would quietly spoil every prediction. A count made from the input stops at the limit.
 
     Raises:
-        InvalidRequest: the count is no whole number in [1, limit], or below the number of prompts seen.
+        InvalidRequest: the count is not a whole number in [1, limit], or below the number of prompts seen.
     """
     if turn_count is None:
         if turns.turn_count > limit:

@@ -96,7 +96,7 @@ class Model:
         """Return the continuation probability of each conversation, in [P_MIN, 1 - P_MIN].
 
         Raises:
-            ArtifactError: the model gave something that is no probability.
+            ArtifactError: the model gave something that is not a probability.
         """
         return self._probabilities(self._outputs(batch, "probability")[0])
 
@@ -107,7 +107,7 @@ class Model:
 
     def _probabilities(self, probability: NDArray[Any]) -> list[float]:
         if not np.isfinite(probability).all():
-            raise ArtifactError(f"model version {self.manifest.version} gave a probability that is no number")
+            raise ArtifactError(f"model version {self.manifest.version} gave a probability that is not a number")
         return [float(p) for p in np.clip(probability, P_MIN, 1.0 - P_MIN)]
 
     def _outputs(self, batch: Sequence[Features], *names: str) -> list[NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Probabilities and their log-odds: between which bounds, and how what is no number is taken.
+"""Probabilities and their log-odds: between which bounds, and how what is not a number is taken.
 
 The standard library alone: an engine's process imports this, too.
 """

@@ -51,7 +51,7 @@ def read_promotion(folder: Path) -> Promotion | None:
         # A name with a slash would lead out of the model's folder.
         if not isinstance(version, str) or not version or version.startswith(".") or Path(version).name != version:
             raise ArtifactError(
-                f"{path} names {version!r}, which is no version: run `lpc models promote` or `lpc models unpin`"
+                f"{path} names {version!r}, which is not a version: run `lpc models promote` or `lpc models unpin`"
             )
     return promotion
 

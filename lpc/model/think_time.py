@@ -173,7 +173,7 @@ class ThinkTime:
         except FileNotFoundError as error:
             raise ThinkTimeError(f"no think-time model at {path}: {advice}") from error
         except (OSError, ValueError, RecursionError) as error:
-            raise ThinkTimeError(f"{path} is no readable think-time model: {error}; {advice}") from error
+            raise ThinkTimeError(f"{path} is not a readable think-time model: {error}; {advice}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ThinkTimeError(f"{path} is not a think-time model of format {FORMAT}: {advice}")
         try:
@@ -226,7 +226,7 @@ def _read(content: dict[str, Any]) -> ThinkTime:
         raise ValueError("other inputs or another law than this version's")
     categories = tuple(content["categories"])
     if not all(isinstance(name, str) for name in categories):
-        raise TypeError("a category is no text")
+        raise TypeError("a category is not text")
     arrays = {name: np.array(value, np.float64) for name, value in content["parameters"].items()}
     mean, scale = np.array(content["mean"], np.float64), np.array(content["scale"], np.float64)
     inputs, outputs, hidden = len(COLUMNS) + len(categories), LAWS["lognormal"], len(arrays["shift"])

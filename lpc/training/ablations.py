@@ -1,22 +1,20 @@
-"""`lpc ablate`: the paper's recipe on variants of its input and on other encoders, all on the same conversations."""
+"""The paper's recipe on variants of its input and on other encoders, all on the same conversations."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from lpc.training.embedding import Embedded, EmbeddingError, load_embedded
 from lpc.training.quality import figures, intervals
 from lpc.training.train import LPC, Recipe, fit, probabilities, side_of, threshold_of
-from lpc.wire.terminal import console
 
 NO_TURNS = Recipe((), minority_up=True, learning_rate=LPC.learning_rate, batch=LPC.batch, epochs=LPC.epochs)
 
 
-def ablate(base: Path, variants: Path, seed: int = 0) -> dict[str, Any]:
-    """Return and print the figures of each variant, beside those of the default input on the same turns.
+def ablate(base: Path, variants: Path, seed: int = 0) -> tuple[str, dict[str, Any]]:
+    """Return the dataset's name, and the figures of each variant, beside those of the default input on the same turns.
 
     Variants hold a sample of the conversations, so these are split anew, by other digits of their hash: 50% training, 10%
     validation, 40% evaluation.
@@ -43,20 +41,7 @@ def ablate(base: Path, variants: Path, seed: int = 0) -> dict[str, Any]:
     english = whole.language == "en"
     result["no turn count"] = _figures(whole, NO_TURNS, seed) | {"default": plain}
     result["english only"] = _figures(whole.take(english), LPC, seed) | {"default": _figures(whole, LPC, seed, judged=english)}
-    table = Table(title=f"The paper's recipe on variants of its input, {whole.description['dataset']} (95% intervals)")
-    for column in ("variant", "turns judged", "MCC", "default's", "AUC", "default's", "Brier", "default's"):
-        table.add_column(column, justify="left" if column == "variant" else "right")
-    for name, row in result.items():
-        other = row["default"]
-        table.add_row(
-            name,
-            f"{row['examples']:,}",
-            *(f"{one['mcc']:.3f}" for one in (row, other)),
-            *(f"{one['auc']:.3f} ({one['intervals']['auc'][0]:.3f}-{one['intervals']['auc'][1]:.3f})" for one in (row, other)),
-            *(f"{one['brier']:.4f}" for one in (row, other)),
-        )
-    console().print(table)
-    return result
+    return str(whole.description["dataset"]), result
 
 
 def _same_turns(variant: Embedded, whole: Embedded, folder: Path) -> tuple[Embedded, Embedded]:

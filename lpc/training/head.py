@@ -78,7 +78,7 @@ class Head(nn.Module):
 
     @classmethod
     def load(cls, path: Path) -> "Head":
-        """Read a head. Raises HeadError when the file is missing or is no head."""
+        """Read a head. Raises HeadError when the file is missing or is not a head."""
         try:
             with safe_open(path, "pt") as file:
                 header = file.metadata() or {}
@@ -86,7 +86,7 @@ class Head(nn.Module):
         except FileNotFoundError as error:
             raise HeadError(f"no head at {path}: train one with `lpc train`") from error
         except (OSError, SafetensorError) as error:
-            raise HeadError(f"{path} is no readable head: {error}; train one with `lpc train`") from error
+            raise HeadError(f"{path} is not a readable head: {error}; train one with `lpc train`") from error
         if FORMAT not in header:
             raise HeadError(f"{path} is not a head of format {FORMAT}: train one with `lpc train`")
         scalars = state["scalar_mean"].numel()

@@ -3,7 +3,7 @@
 A log of several sidecars is a folder with a folder for each. Turns are split by time: the newest day is the evaluation side, as
 a new head has to do better there than the head that answered. A conversation stands on one side only: the older turns of one
 that the newest day holds too are left out. Sidecars label every turn the same time after it arrived, whether it continued or
-not, so the newest turns of a log are no selection of those that did.
+not, so the newest turns of a log are not a selection of those that did.
 """
 
 import hashlib
@@ -137,7 +137,7 @@ def _fitting(paths: list[Path], live: Manifest, damaged: list[str], notes: list[
 
 
 def _problem(schema: pa.Schema) -> str:
-    """Return why a file is no label log; "" if it is one."""
+    """Return why a file is not a label log; "" if it is one."""
     version = (schema.metadata or {}).get(FORMAT_KEY.encode(), b"").decode()
     if version != FORMAT:
         return f"has format {version or 'none'}, this version reads {FORMAT}"
@@ -185,7 +185,7 @@ def _read(files: Mapping[Path, int], share: float, damaged: list[str], notes: li
         if sound.any():
             yield turns.take(sound)
     if unusable:
-        notes.append(f"{unusable:,} turns left out whose embedding or probability is no number")
+        notes.append(f"{unusable:,} turns left out whose embedding or probability is not a number")
 
 
 def _turns(table: pa.Table, version: str, share: float) -> _Turns:

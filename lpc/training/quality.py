@@ -23,7 +23,7 @@ def best_threshold(probability: NDArray[np.float64], continues: NDArray[np.bool_
 
 
 def figures(probability: NDArray[np.float64], continues: NDArray[np.bool_], threshold: float) -> dict[str, Any]:
-    """Return mcc, f1_macro, auc, brier, ece, examples; and the Brier score of the base rate."""
+    """Return mcc, f1_macro, auc, brier, ece, threshold; examples, the share that continues, that base rate's Brier score."""
     decided = probability >= threshold
     rate = continues.mean()
     return {
@@ -34,6 +34,7 @@ def figures(probability: NDArray[np.float64], continues: NDArray[np.bool_], thre
         "brier_base_rate": round(float(rate * (1 - rate)), 5),
         "ece": round(calibration_error(probability, continues), 4),
         "examples": len(continues),
+        "continue_share": round(float(rate), 4),
         "threshold": round(threshold, 4),
     }
 

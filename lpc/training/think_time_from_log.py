@@ -1,18 +1,15 @@
-"""`lpc train-time`: fit the think-time model to a log, save it, and say what it expects and how well it foretells."""
+"""A think-time model from a log: which classes it learns, what is held out, and what it expects."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from rich.table import Table
 
-from lpc.logs.traces import Trace, open_trace
+from lpc.logs.traces import Trace
 from lpc.logs.traces.mooncake import turn_bucket
-from lpc.model.think_time import ThinkTime, ThinkTimeError
+from lpc.model.think_time import ThinkTime
 from lpc.training.think_time import HELD_OUT_S, evaluate_think_time, fit_think_time
-from lpc.wire.terminal import console
 
 HOUR_S: Final = 3600.0
 SHORT_HELD_OUT: Final = 0.25
@@ -22,51 +19,42 @@ TENTH: Final = 1.2816
 """Standard deviations from the mean to the normal law's 10% and 90% points."""
 
 
-def think_time_from_log(
-    path: Path, trace_format: str, out: Path, *, until: float | None = None, seed: int = 0, evaluate: bool = False
-) -> dict[str, Any]:
-    """Fit, save and print; return the figures. What cannot be fitted or evaluated leaves no file.
+@dataclass(frozen=True)
+class LearntTimes:
+    """What a log taught.
+
+    Attributes:
+        trace: the log, without classes that only repeat the turn's number.
+        model: the think-time model.
+        expected: see `expectations`.
+        split_at: seconds of the log after which the model was judged, or would have been.
+        evaluation: see `lpc.training.think_time.evaluate_think_time`; None if it was not asked for.
+    """
+
+    trace: Trace
+    model: ThinkTime
+    expected: list[dict[str, Any]]
+    split_at: float
+    evaluation: dict[str, Any] | None
+
+
+def think_times_of(log: Trace, *, until: float | None = None, seed: int = 0, evaluate: bool = False) -> LearntTimes:
+    """Learn from a log whether and when the next turn comes.
 
     Args:
-        path: the log.
-        trace_format: mooncake, qwen or chat.
-        out: the model's file.
+        log: a trace with times.
         until: seconds of the log after which nothing is fitted; default: its end.
         evaluate: also fit on the log without its last 20 minutes (its last quarter where it is shorter than an hour; what comes
             after ``until`` where that is given), and judge that model on them.
 
-    Returns:
-        file; requests, duration_s of the log; left_out: lines by reason; model: what it was fitted on and how; expected: see
-        `expectations`; evaluation: see `lpc.training.think_time.evaluate_think_time`.
-
     Raises:
-        TraceError: the log cannot be read. ThinkTimeError: it has too few turns, or ``out`` cannot be written.
+        ThinkTimeError: the log has too few turns.
     """
-    if out.is_dir():
-        raise ThinkTimeError(f"{out} is a folder: name the file to write")
-    screen = console()
-    trace = without_turn_classes(open_trace(path, trace_format))
-    for reason, number in trace.skipped.counts.items():
-        screen.print(f"left out: {reason}: {number} (first: {trace.skipped.first[reason]})", highlight=False, markup=False)
+    trace = without_turn_classes(log)
     split_at = until if until is not None else trace.duration - held_out(trace.duration)
     judged = evaluate_think_time(trace, split_at, seed) if evaluate else None
     model = fit_think_time(trace, until, seed)
-    model.save(out)
-    expected = expectations(model)
-    screen.print(_expected_table(trace, model, expected))
-    figures: dict[str, Any] = {
-        "file": str(out),
-        "requests": len(trace.requests),
-        "duration_s": round(trace.duration, 3),
-        "left_out": dict(trace.skipped.counts),
-        "model": model.metadata,
-        "expected": expected,
-    }
-    if judged is not None:
-        screen.print(_likelihood_table(trace, model, split_at, judged), _calibration_table(judged))
-        figures["evaluation"] = judged
-    screen.print(str(out), highlight=False, markup=False)
-    return figures
+    return LearntTimes(trace, model, expectations(model), split_at, judged)
 
 
 def held_out(duration: float) -> float:
@@ -103,34 +91,3 @@ def expectations(model: ThinkTime, turns: Sequence[int] = TURNS_SHOWN) -> list[d
         }
         for (category, turn), p, times in zip(rows, found.p_continue, seconds, strict=True)
     ]
-
-
-def _expected_table(trace: Trace, model: ThinkTime, expected: list[dict[str, Any]]) -> Table:
-    said = model.metadata
-    table = Table(title=f"{trace.name}: {said['turns']:,} turns in {said['until_s']:,.0f} s, {said['returned']:,} went on")
-    for column in ("class", "turn", "goes on", "median s to the next", "10%", "90%"):
-        table.add_column(column, justify="left" if column == "class" else "right")
-    for row in expected:
-        seconds = (f"{row[name]:,.1f}" for name in ("median_s", "p10_s", "p90_s"))
-        table.add_row(row["class"] or "all", str(row["turn"]), f"{row['p_continue']:.0%}", *seconds)
-    return table
-
-
-def _likelihood_table(trace: Trace, model: ThinkTime, split_at: float, judged: dict[str, Any]) -> Table:
-    table = Table(title=f"held out: {judged['turns']:,} turns from second {split_at:,.0f} of {trace.name} on")
-    for column in ("model", "log-likelihood per turn", "think times are better by"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    table.add_row("think times", f"{judged['log_likelihood']:.4f}", "")
-    for name, (gain, error) in judged["gain"].items():
-        if name == "exponential_by_class" and not model.categories:
-            continue  # it is the one for all
-        table.add_row(name.replace("_", " "), f"{judged[f'log_likelihood_{name}']:.4f}", f"{gain:.4f} ± {error:.4f}")
-    return table
-
-
-def _calibration_table(judged: dict[str, Any]) -> Table:
-    table = Table("returns within s", "turns", "predicted", "observed")
-    for row in judged["calibration"]:
-        shares = (f"{row[name]:.1%}" if row[name] is not None else "" for name in ("predicted", "observed"))
-        table.add_row(f"{row['within_s']:.0f}", f"{row['turns']:,}", *shares)
-    return table

@@ -5,7 +5,7 @@ import sys
 from rich.console import Console
 
 WIDTH = 160
-"""Columns where the output is no terminal: a file or a log has no edge at which a table must be cut."""
+"""Columns where the output is not a terminal: a file or a log has no edge at which a table must be cut."""
 
 
 def console() -> Console:

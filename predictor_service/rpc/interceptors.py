@@ -22,7 +22,7 @@ from predictor_service.rpc.statuses import refusal
 log = logging.getLogger(__name__)
 
 OUR_METHODS = "/lpc.v1."
-UNDECODABLE = "the request is no valid protobuf message of this method (strings must be UTF-8)"
+UNDECODABLE = "the request is not a valid protobuf message of this method (strings must be UTF-8)"
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

@@ -79,9 +79,9 @@ def heads(embeddings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_our_recipe_uses_the_lengths_and_beats_the_papers(embeddings: Path, heads: Path, tmp_path: Path) -> None:
+def test_our_recipe_uses_the_lengths_and_beats_the_papers(embeddings: Path, heads: Path) -> None:
     found = {name: heads / name / "head.safetensors" for name in ("lpc", "default")}
-    result = evaluate(embeddings, found, None, tmp_path / "a.png")
+    result = evaluate(embeddings, found).figures
     assert Head.load(found["lpc"]).metadata["features"]["scalars"] == ["turn_count"]
     assert Head.load(found["default"]).metadata["features"]["scalars"] == list(SCALARS)
     assert result["turns"]["auc"] < result["scalars"]["auc"] < result["default"]["auc"]
@@ -91,7 +91,6 @@ def test_our_recipe_uses_the_lengths_and_beats_the_papers(embeddings: Path, head
     low, high = result["default"]["intervals"]["auc"]
     assert low < result["default"]["auc"] < high
     assert {"turn 1", "language en", "language de"} <= set(result["default"]["groups"])
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_training_again_gives_the_same_file_and_a_card_with_its_figures(embeddings: Path, heads: Path, tmp_path: Path) -> None:
@@ -129,7 +128,8 @@ def test_the_interval_of_few_conversations_is_wider_than_that_of_as_many_single_
 
 def test_ablations_are_compared_on_the_same_turns(embeddings: Path, tmp_path: Path) -> None:
     write_embeddings(tmp_path / "v" / "replies", 3000, variant="replies")
-    result = ablate(embeddings, tmp_path / "v")
+    dataset, result = ablate(embeddings, tmp_path / "v")
+    assert dataset == "made up"
     assert {key: value for key, value in result["replies"].items() if key != "default"} == result["replies"]["default"]
     assert result["no turn count"]["auc"] < result["no turn count"]["default"]["auc"]
     assert result["english only"]["examples"] == result["english only"]["default"]["examples"]
@@ -157,9 +157,12 @@ def test_the_command_line_trains_evaluates_and_names_what_is_missing(embeddings:
     )
     assert trained.exit_code == 0, trained.output
     asked = ["evaluate", "--embeddings", str(embeddings), "--heads", str(tmp_path / "h"), "--json", str(tmp_path / "e.json")]
+    asked += ["--picture", str(tmp_path / "e.png")]
     assert run.invoke(app, asked).exit_code == 0
+    assert (tmp_path / "e.png").read_bytes()[:4] == b"\x89PNG"
     found = json.loads((tmp_path / "e.json").read_text())
-    assert set(found) - {"time"} == {"turns", "scalars", "lpc"}
+    assert set(found) - {"time"} == {"turns", "length", "scalars", "lpc"}
+    assert found["length"]["auc"] == pytest.approx(found["turns"]["auc"], abs=0.02)  # the characters follow the turns
     assert {"mcc", "f1_macro", "auc", "brier", "ece", "examples"} <= set(found["lpc"])
     missing = run.invoke(app, ["evaluate", "--embeddings", str(embeddings), "--heads", str(tmp_path / "no")])
     assert (missing.exit_code, "no heads in" in missing.output) == (2, True)

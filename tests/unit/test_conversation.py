@@ -66,7 +66,7 @@ def test_white_space_around_a_prompt_is_kept() -> None:
         ([Message("system", CANARY), Message("assistant", CANARY)], "none of the 2 messages is a user message with text"),
         ([Message("user", " ")], "none of the 1 messages is a user message with text"),
         ([Message("user", CANARY), Message(CANARY, CANARY)], "message 1 has an unknown role; known are assistant, developer"),
-        ([Message("user", f"{CANARY}\ud83d")], r"no valid Unicode \(a lone surrogate at character 11\)"),
+        ([Message("user", f"{CANARY}\ud83d")], r"not valid Unicode \(a lone surrogate at character 11\)"),
     ],
 )
 def test_a_chat_without_a_user_prompt_is_refused_without_repeating_its_text(messages: list[Message], why: str) -> None:
@@ -80,7 +80,7 @@ def test_a_plain_prompt_is_one_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "why"), [("", "the prompt is empty"), ("\n ", "the prompt is empty"), ("a\udc00", "no valid")]
+    ("prompt", "why"), [("", "the prompt is empty"), ("\n ", "the prompt is empty"), ("a\udc00", "not valid")]
 )
 def test_a_blank_or_broken_plain_prompt_is_refused(prompt: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.credit import LEEWAY_S, CreditGrid, Lifetime
+from eviction_client.credit import CreditGrid, Lifetime
 from lpc.model.returns import MAX_CREDIT_S
 
 GRID = CreditGrid([1.0, 10.0, 100.0])
@@ -19,14 +19,9 @@ def test_a_credit_is_linear_in_the_logarithm_of_the_lifetime_and_constant_beyond
     assert table.at(math.sqrt(10.0)) == pytest.approx(10.0)
 
 
-@given(st.lists(st.floats(-60.0, 60.0), min_size=3, max_size=3), st.floats(0.0, 1e6))
+@given(st.lists(st.floats(-MAX_CREDIT_S, MAX_CREDIT_S), min_size=3, max_size=3), st.floats(1e-3, 1e6))
 def test_a_credit_lies_between_its_neighbours(seconds: list[float], lifetime: float) -> None:
     assert min(seconds) - 1e-6 <= GRID.table(seconds).at(lifetime) <= max(seconds) + 1e-6
-
-
-@given(st.lists(st.floats(-MAX_CREDIT_S, MAX_CREDIT_S), min_size=3, max_size=3), st.floats(0.0, 1e6))
-def test_a_credit_never_exceeds_the_lifetime_by_more_than_a_minute(seconds: list[float], lifetime: float) -> None:
-    assert abs(GRID.table(seconds).at(lifetime)) <= lifetime + LEEWAY_S
 
 
 @pytest.mark.parametrize("seconds", [[], [1.0], [1.0] * 4, [0.0, math.nan, 0.0], [0.0, math.inf, 0.0], [0.0, 0.0, 1e5]])

@@ -286,11 +286,11 @@ WRONG_MESSAGES = [
     (None, "no messages"),
     ([], "no messages"),
     (CANARY, "no messages"),
-    ([CANARY], "a message is no object"),
+    ([CANARY], "a message is not an object"),
     ([{"content": CANARY}], "unknown role"),
     ([{"role": CANARY, "content": CANARY}], "unknown role"),
     ([{"role": [CANARY], "content": CANARY}], "unknown role"),
-    ([{"role": "user", "content": CANARY + "\ud83d"}], "text is no valid Unicode"),
+    ([{"role": "user", "content": CANARY + "\ud83d"}], "text is not valid Unicode"),
 ]
 
 
@@ -313,18 +313,18 @@ def test_published_content_that_is_no_string_is_wrong(name: str, content: Any, t
     wrong["conversation_a" if name == "arena" else "conversation"][0]["content"] = content
     skipped = Skipped()
     read(name, write(tmp_path / "x.jsonl", [PUBLISHED[name]("a", "hi"), wrong]), skipped)
-    assert skipped.first == {"content is no text": "x.jsonl:2"}
+    assert skipped.first == {"content is not text": "x.jsonl:2"}
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (None, "content is no text"),
-        (7, "content is no text"),
-        ({"text": CANARY}, "content is no text"),
-        ([CANARY], "a content part is no object"),
-        ([{"type": "text", "text": 7}], "a content part's text is no text"),
-        ([{"type": "text"}], "a content part's text is no text"),
+        (None, "content is not text"),
+        (7, "content is not text"),
+        ({"text": CANARY}, "content is not text"),
+        ([CANARY], "a content part is not an object"),
+        ([{"type": "text", "text": 7}], "a content part's text is not text"),
+        ([{"type": "text"}], "a content part's text is not text"),
     ],
 )
 def test_user_content_of_a_log_that_is_no_text_is_wrong(content: Any, reason: str, tmp_path: Path) -> None:
@@ -338,10 +338,10 @@ def test_user_content_of_a_log_that_is_no_text_is_wrong(content: Any, reason: st
 @pytest.mark.parametrize(
     ("name", "field", "value", "reason"),
     [
-        ("lmsys", "conversation_id", None, "conversation_id is no id"),
-        ("arena", "question_id", "", "question_id is no id"),
-        ("wildchat", "conversation_hash", ["x"], "conversation_hash is no id"),
-        ("openai", "id", True, "id is no id"),
+        ("lmsys", "conversation_id", None, "conversation_id is not an id"),
+        ("arena", "question_id", "", "question_id is not an id"),
+        ("wildchat", "conversation_hash", ["x"], "conversation_hash is not an id"),
+        ("openai", "id", True, "id is not an id"),
     ],
 )
 def test_an_id_that_is_none_is_wrong(name: str, field: str, value: Any, reason: str, tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_an_id_that_is_none_is_wrong(name: str, field: str, value: Any, reason: 
     [
         ({"id": 7, "conversations": []}, "malformed record (AttributeError)"),
         ({"id": "b_0", "conversations": [{"from": CANARY, "value": ""}]}, "malformed record (KeyError)"),
-        ({"id": "b_0", "conversations": [{"from": "human", "value": "\ud83d"}]}, "text is no valid Unicode"),
+        ({"id": "b_0", "conversations": [{"from": "human", "value": "\ud83d"}]}, "text is not valid Unicode"),
     ],
 )
 def test_a_wrong_record_of_sharegpt_is_counted_and_named(record: Row, reason: str, tmp_path: Path) -> None:
@@ -372,8 +372,8 @@ def test_lines_that_are_no_records_are_counted_by_reason_and_blank_ones_are_not(
     skipped = Skipped()
     assert [c.id for c in read("lmsys", path, skipped)] == ["a", "z"]
     assert skipped.places == {
-        "no JSON": ["x.jsonl:3", "x.jsonl:6", "x.jsonl:8"],
-        "no JSON object": ["x.jsonl:4"],
+        "not JSON": ["x.jsonl:3", "x.jsonl:6", "x.jsonl:8"],
+        "not a JSON object": ["x.jsonl:4"],
         "no field conversation": ["x.jsonl:7"],
     }
 
@@ -397,7 +397,7 @@ def test_an_array_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
 def test_an_array_that_is_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.json", [lmsys(str(i), "hi " * 1000) for i in range(200)])
     path.write_text(path.read_text().replace('"conversation_id": "3"', f'"conversation_id" {CANARY}'))
-    assert "is no JSON after record" in refusal("lmsys", path)
+    assert "is not JSON after record" in refusal("lmsys", path)
 
 
 def test_a_byte_order_mark_and_white_space_before_an_array_are_no_fault(tmp_path: Path) -> None:
@@ -435,9 +435,9 @@ def test_columns_of_parquet_that_are_not_needed_do_no_harm(tmp_path: Path) -> No
 def test_all_wrong_records_are_counted_and_the_first_are_named() -> None:
     skipped = Skipped()
     for i in range(NAMED + 5):
-        skipped.note("no JSON", f"x.jsonl:{i}")
-    assert skipped.counts["no JSON"] == NAMED + 5
-    assert skipped.places["no JSON"] == [f"x.jsonl:{i}" for i in range(NAMED)]
+        skipped.note("not JSON", f"x.jsonl:{i}")
+    assert skipped.counts["not JSON"] == NAMED + 5
+    assert skipped.places["not JSON"] == [f"x.jsonl:{i}" for i in range(NAMED)]
 
 
 # How many may be wrong
@@ -451,7 +451,7 @@ def test_more_than_ten_and_one_in_a_hundred_wrong_records_are_refused(
     if refused:
         message = refusal("openai", path)
         assert f"{wrong} of {good + wrong} records are wrong, more than 1% and 10" in message
-        assert f"a message is no object: {wrong} (first: x.jsonl:{good + 1})" in message
+        assert f"a message is not an object: {wrong} (first: x.jsonl:{good + 1})" in message
     else:
         assert len(read("openai", path)) == good
 
@@ -460,9 +460,9 @@ def test_the_limit_is_settable_and_each_run_counts_for_itself(tmp_path: Path) ->
     path = lines(tmp_path / "x.jsonl", openai("a", "hi"), *["no\n"] * 3)
     assert "3 of 4" in refusal("openai", path, Skipped(wrong_share=0.5, wrong_floor=2))
     assert read("openai", path, Skipped(wrong_share=0.75, wrong_floor=2))
-    skipped = Skipped(counts={"no JSON": 50})
+    skipped = Skipped(counts={"not JSON": 50})
     assert read("openai", path, skipped)
-    assert skipped.counts["no JSON"] == 53
+    assert skipped.counts["not JSON"] == 53
 
 
 def test_a_dataset_without_one_good_record_is_refused_however_small(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_a_file_of_another_dataset_is_refused_with_that_ones_name(written: str, 
     if written == chosen:
         return
     path = write(tmp_path / f"x{kind}", [PUBLISHED[written]("a", CANARY, CANARY)])
-    assert f"is no file of the dataset {chosen}, it looks like {written}" in refusal(chosen, path)
+    assert f"is not a file of the dataset {chosen}, it looks like {written}" in refusal(chosen, path)
 
 
 def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_read() -> None:
@@ -534,13 +534,13 @@ def test_files_without_records_are_refused_also_among_others(tmp_path: Path) -> 
 def test_parquet_that_is_none_or_is_cut_off_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_text("version https://git-lfs.github.com/spec/v1\n")
-    assert "is no Parquet file" in refusal("lmsys", path)
+    assert "is not a Parquet file" in refusal("lmsys", path)
     write(path, [lmsys(str(i), "hi") for i in range(50)])
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    assert "is no Parquet file" in refusal("lmsys", path)
+    assert "is not a Parquet file" in refusal("lmsys", path)
     path.write_bytes(b"")
-    assert "is no Parquet file" in refusal("lmsys", path)
+    assert "is not a Parquet file" in refusal("lmsys", path)
     path.write_bytes(whole[:40] + bytes(600) + whole[640:])
     assert "fetch it again" in refusal("lmsys", path)
 
@@ -551,7 +551,7 @@ def test_parquet_with_no_known_column_is_refused(tmp_path: Path) -> None:
 
 def test_a_json_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
     path = lines(tmp_path / "x.json", lmsys("a", CANARY))
-    assert refusal("lmsys", path) == f"{path} is no JSON array: rename it to .jsonl if it has one JSON object per line"
+    assert refusal("lmsys", path) == f"{path} is not a JSON array: rename it to .jsonl if it has one JSON object per line"
 
 
 def test_a_file_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import json
 from itertools import islice
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lpc.logs import registry
 from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of, split_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
-from lpc.logs.records import Skipped
+from lpc.logs.records import DatasetError, Skipped
 from lpc.model.conversation import Message
 
 
@@ -46,6 +48,17 @@ def test_a_missing_segment_leaves_the_end_unknown(tmp_path: Path) -> None:
     assert len(loaded[0].messages) == 4
     assert not loaded[0].ended
     assert skipped.first["segment missing"] == "a from message 4"
+
+
+def test_as_records_every_segment_is_a_conversation_that_ends(tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.json"
+    path.write_text(json.dumps([segment("a", 0, 4), segment("b", 2, 2), segment("a", 4, 6)]))
+    found = list(registry.load("sharegpt", path, records=True))
+    assert [(one.id, len(one.messages), one.ended) for one in found] == [("a_0", 4, True), ("b_2", 2, True), ("a_4", 6, True)]
+    # Counts begin anew with each record.
+    assert [[turn.turns.turn_count for turn in examples_of(one, 5)] for one in found] == [[1, 2], [1], [1, 2, 3]]
+    with pytest.raises(DatasetError, match="only the conversations of sharegpt are cut into records, not those of lmsys"):
+        registry.load("lmsys", path, records=True)
 
 
 def test_a_conversation_without_its_start_is_left_out(tmp_path: Path) -> None:

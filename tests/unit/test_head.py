@@ -1,4 +1,4 @@
-"""Heads are reproducible, calibrated and refused when they are no heads."""
+"""Heads are reproducible, calibrated and refused when they are not heads."""
 
 from dataclasses import replace
 from pathlib import Path

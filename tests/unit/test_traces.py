@@ -252,27 +252,27 @@ GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hell
 @pytest.mark.parametrize(
     ("format", "wrong", "reason"),
     [
-        ("mooncake", "{", "no JSON"),
-        ("mooncake", "[1]", "no JSON object"),
-        ("mooncake", "[" * 100_000, "no JSON"),
-        ("mooncake", GOOD["mooncake"] | {"timestamp": None}, "timestamp is no number from 0 to 1e+14"),
-        ("mooncake", GOOD["mooncake"] | {"timestamp": float("nan")}, "timestamp is no number from 0 to 1e+14"),
-        ("mooncake", GOOD["mooncake"] | {"timestamp": 10**400}, "timestamp is no number from 0 to 1e+14"),
-        ("mooncake", GOOD["mooncake"] | {"input_length": 0}, "input_length is no whole number from 1"),
-        ("mooncake", GOOD["mooncake"] | {"output_length": True}, "output_length is no whole number from 0"),
-        ("mooncake", GOOD["mooncake"] | {"hash_ids": "1, 2"}, "hash_ids is no list of whole numbers"),
-        ("mooncake", GOOD["mooncake"] | {"hash_ids": [1, "2"]}, "hash_ids is no list of whole numbers"),
+        ("mooncake", "{", "not JSON"),
+        ("mooncake", "[1]", "not a JSON object"),
+        ("mooncake", "[" * 100_000, "not JSON"),
+        ("mooncake", GOOD["mooncake"] | {"timestamp": None}, "timestamp is not a number from 0 to 1e+14"),
+        ("mooncake", GOOD["mooncake"] | {"timestamp": float("nan")}, "timestamp is not a number from 0 to 1e+14"),
+        ("mooncake", GOOD["mooncake"] | {"timestamp": 10**400}, "timestamp is not a number from 0 to 1e+14"),
+        ("mooncake", GOOD["mooncake"] | {"input_length": 0}, "input_length is not a whole number from 1"),
+        ("mooncake", GOOD["mooncake"] | {"output_length": True}, "output_length is not a whole number from 0"),
+        ("mooncake", GOOD["mooncake"] | {"hash_ids": "1, 2"}, "hash_ids is not a list of whole numbers"),
+        ("mooncake", GOOD["mooncake"] | {"hash_ids": [1, "2"]}, "hash_ids is not a list of whole numbers"),
         ("mooncake", GOOD["mooncake"] | {"hash_ids": []}, "hash_ids does not cover input_length in blocks of 512"),
         ("qwen", GOOD["qwen"], "chat_id is another line's"),
-        ("qwen", GOOD["qwen"] | {"type": ""}, "type is no text"),
-        ("qwen", GOOD["qwen"] | {"chat_id": -1}, "chat_id is no whole number from 0"),
-        ("qwen", GOOD["qwen"] | {"parent_chat_id": None}, "parent_chat_id is no whole number from -1"),
-        ("qwen", GOOD["qwen"] | {"turn": 0}, "turn is no whole number from 1"),
-        ("chat", chat("yesterday", "a"), "time is no ISO 8601"),
+        ("qwen", GOOD["qwen"] | {"type": ""}, "type is not text"),
+        ("qwen", GOOD["qwen"] | {"chat_id": -1}, "chat_id is not a whole number from 0"),
+        ("qwen", GOOD["qwen"] | {"parent_chat_id": None}, "parent_chat_id is not a whole number from -1"),
+        ("qwen", GOOD["qwen"] | {"turn": 0}, "turn is not a whole number from 1"),
+        ("chat", chat("yesterday", "a"), "time is not ISO 8601"),
         ("chat", chat(1_700_000_000_000, "a"), "time is in milliseconds: give seconds"),
-        ("chat", chat(None, "a"), "time is no number from 0 to 1e+14"),
+        ("chat", chat(None, "a"), "time is not a number from 0 to 1e+14"),
         ("chat", {"time": 0, "messages": "a"}, "no messages"),
-        ("chat", {"time": 0, "messages": ["a"]}, "a message is no object"),
+        ("chat", {"time": 0, "messages": ["a"]}, "a message is not an object"),
         ("chat", {"time": 0, "messages": [{"role": ["user"], "content": "a"}]}, "unknown role"),
         ("chat", chat(0, " "), "no user message with text"),
         (
@@ -281,11 +281,11 @@ GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hell
             "content is neither text nor a list of parts",
         ),
         ("chat", {"time": 0, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a text part has no text"),
-        ("chat", chat(0, "a", response=1), "response is no text"),
-        ("chat", chat(0, "a", usage=1), "usage is no object"),
-        ("chat", chat(0, "a", usage={"prompt_tokens": "3"}), "prompt_tokens is no whole number from 1"),
+        ("chat", chat(0, "a", response=1), "response is not text"),
+        ("chat", chat(0, "a", usage=1), "usage is not an object"),
+        ("chat", chat(0, "a", usage={"prompt_tokens": "3"}), "prompt_tokens is not a whole number from 1"),
         ("chat", chat(0, "a", session_id=[]), "session_id is neither text nor a whole number"),
-        ("chat", chat(0, "\ud800"), "text is no valid Unicode"),
+        ("chat", chat(0, "\ud800"), "text is not valid Unicode"),
     ],
 )
 def test_a_wrong_line_is_counted_and_named(read: Read, format: str, wrong: dict[str, Any] | str, reason: str) -> None:  # noqa: A002
@@ -300,19 +300,19 @@ def test_a_file_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     trace = open_trace(path, "mooncake")
     assert len(trace.requests) == 1
-    assert trace.skipped.first == {"no JSON, cut off at the file's end": "trace.jsonl:2"}
+    assert trace.skipped.first == {"not JSON, cut off at the file's end": "trace.jsonl:2"}
 
 
 def test_a_line_of_no_unicode_is_wrong(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD["mooncake"])
     path.write_bytes(path.read_bytes() + b'{"\xff": 1}\n')
-    assert open_trace(path, "mooncake").skipped.counts == {"no JSON": 1}
+    assert open_trace(path, "mooncake").skipped.counts == {"not JSON": 1}
 
 
 def test_ten_lines_may_always_be_wrong_and_eleven_of_a_small_file_may_not(read: Read) -> None:
-    assert read("mooncake", GOOD["mooncake"], *["{"] * 10).skipped.counts == {"no JSON": 10}
+    assert read("mooncake", GOOD["mooncake"], *["{"] * 10).skipped.counts == {"not JSON": 10}
     with pytest.raises(
-        TraceError, match=r"11 of 12 lines of .*trace\.jsonl are wrong, more than 10: no JSON: 11 \(first: trace"
+        TraceError, match=r"11 of 12 lines of .*trace\.jsonl are wrong, more than 10: not JSON: 11 \(first: trace"
     ):
         read("mooncake", GOOD["mooncake"], *["{"] * 11)
 

@@ -22,7 +22,7 @@ class Conversation:
         id: unique in its dataset.
         messages: oldest first.
         ended: whether the log shows the conversation's end. Where it was cut off, nobody knows whether its last user turn
-            had a successor, and that turn is no example.
+            had a successor, and that turn is not an example.
         language: an ISO 639-1 code or a name, as the publisher has it; "" where nobody says.
     """
 

@@ -39,16 +39,16 @@ def _text(message: Record) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise WrongRecord("content is no text")
+        raise WrongRecord("content is not text")
     return "".join(_part(part) for part in content)
 
 
 def _part(part: object) -> str:
     if not isinstance(part, dict):
-        raise WrongRecord("a content part is no object")
+        raise WrongRecord("a content part is not an object")
     text = part.get("text")
     if text is None and part.get("type") != "text":
         return ""  # an image, sound or file
     if not isinstance(text, str):
-        raise WrongRecord("a content part's text is no text")
+        raise WrongRecord("a content part's text is not text")
     return text

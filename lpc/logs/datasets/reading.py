@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lpc.logs.records import DatasetError, Record, Skipped, WrongRecord, records_of
-from lpc.model.conversation import ROLES, Message
+from lpc.model.conversation import ROLES, Message, lone_surrogate
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def read(dataset: str, path: Path, parse: Callable[[Record, str], T], skipped: S
 def _refuse_other(dataset: str, path: Path, record: Record) -> None:
     for other, fields in FIELDS.items():
         if fields <= record.keys():
-            raise DatasetError(f"{path} is no file of the dataset {dataset}, it looks like {other}: choose that dataset")
+            raise DatasetError(f"{path} is not a file of the dataset {dataset}, it looks like {other}: choose that dataset")
 
 
 def _refuse_wrong(dataset: str, path: Path, good: int, wrong: Skipped, limits: Skipped) -> None:
@@ -77,7 +77,7 @@ def messages_of(turns: object, text_of: Callable[[Record], str] | None = None) -
         text_of: the text of one message; default: its content, which must be a string.
 
     Raises:
-        WrongRecord: no list of messages, an unknown role, content that is no text or no Unicode.
+        WrongRecord: not a list of messages, an unknown role, content that is not text or not Unicode.
     """
     if not isinstance(turns, list) or not turns:
         raise WrongRecord("no messages")
@@ -86,7 +86,7 @@ def messages_of(turns: object, text_of: Callable[[Record], str] | None = None) -
 
 def _message(turn: object, text_of: Callable[[Record], str]) -> Message:
     if not isinstance(turn, dict):
-        raise WrongRecord("a message is no object")
+        raise WrongRecord("a message is not an object")
     role = turn.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise WrongRecord("unknown role")
@@ -96,17 +96,14 @@ def _message(turn: object, text_of: Callable[[Record], str]) -> Message:
 def _content(turn: Record) -> str:
     content = turn.get("content")
     if not isinstance(content, str):
-        raise WrongRecord("content is no text")
+        raise WrongRecord("content is not text")
     return content
 
 
 def unicode_of(text: str) -> str:
-    """Return the text. Raises WrongRecord for half a surrogate pair, which JSON can carry and no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # Not `from error`: it holds the text.
-        raise WrongRecord("text is no valid Unicode") from None
+    """Return the text. Raises WrongRecord where it is not valid Unicode."""
+    if lone_surrogate(text) is not None:
+        raise WrongRecord("text is not valid Unicode")
     return text
 
 
@@ -114,7 +111,7 @@ def id_of(record: Record, name: str) -> str:
     """Return a record's own id. Raises WrongRecord when it has none."""
     value: Any = record.get(name)
     if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-        raise WrongRecord(f"{name} is no id")
+        raise WrongRecord(f"{name} is not an id")
     return unicode_of(str(value))
 
 

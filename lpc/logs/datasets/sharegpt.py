@@ -4,6 +4,10 @@ The package's JSON is cut off after 125 MB, so it is parsed object by object. Ea
 its id is `<conversation>_<index of the segment's first message>`. Segments whose indices follow on are stitched together;
 an overlap of one message occurs. Where a segment is missing, the conversation counts as not ended from there on, as does
 the last conversation of the file.
+
+The segments were cut for training language models of 2,048 tokens (FastChat's `split_long_conversation`): a segment ends where
+its next pair of messages would have been too long. Papers that take the file as it is count such a segment as a conversation,
+and its cut as the conversation's end; `sharegpt_records` yields that.
 """
 
 from collections.abc import Iterator
@@ -57,6 +61,16 @@ def load_sharegpt(path: Path | None = None, skipped: Skipped | None = None) -> I
         conversation = _stitch(name, sorted(parts, key=lambda part: part[0]), skipped)
         if conversation is not None:
             yield Conversation(name, conversation.messages, conversation.ended and name != last)
+
+
+def sharegpt_records(path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
+    """Yield every segment of a ShareGPT file as a conversation of its own that ends where the segment ends.
+
+    Takes and raises what `load_sharegpt` does.
+    """
+    segments = read("sharegpt", path or sharegpt_path(), _segment, skipped if skipped is not None else Skipped())
+    for name, start, messages in segments:
+        yield Conversation(f"{name}_{start}", tuple(messages))
 
 
 def _segment(record: Record, _place: str) -> tuple[str, int, list[Message]]:

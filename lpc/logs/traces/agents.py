@@ -60,7 +60,7 @@ def _sessions(path: Path) -> list[dict[str, Any]]:
     except (OSError, tarfile.TarError) as error:
         raise TraceError(f"cannot read {path}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path} holds a file that is no agent session ({type(error).__name__}: {error})") from error
+        raise TraceError(f"{path} holds a file that is not an agent session ({type(error).__name__}: {error})") from error
     if not sessions:
         raise TraceError(f"{path} holds no agent sessions")
     return sessions

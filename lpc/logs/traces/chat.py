@@ -143,10 +143,10 @@ def _parse(record: Record) -> ChatRequest:
     if usage is None:
         usage = {}
     if not isinstance(usage, dict):
-        raise WrongRecord("usage is no object")
+        raise WrongRecord("usage is not an object")
     response = record.get("response")
     if response is not None and not isinstance(response, str):
-        raise WrongRecord("response is no text")
+        raise WrongRecord("response is not text")
     return ChatRequest(
         _time(record),
         _messages(record.get("messages")),
@@ -165,7 +165,7 @@ def _time(record: Record) -> float:
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            raise WrongRecord("time is no ISO 8601") from None
+            raise WrongRecord("time is not ISO 8601") from None
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if seconds(record, "time") >= LATEST_S:
         raise WrongRecord("time is in milliseconds: give seconds")

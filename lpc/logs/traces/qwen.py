@@ -69,7 +69,7 @@ def read_qwen(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
 def _parse(record: dict[str, Any], ids: BlockIds) -> _Line:
     category = record.get("type")
     if not isinstance(category, str) or not category:
-        raise WrongRecord("type is no text")
+        raise WrongRecord("type is not text")
     input_tokens = whole(record, "input_length", 1)
     return _Line(
         whole(record, "chat_id", 0),

@@ -42,7 +42,7 @@ class TracedRequest:
         turn: the request's place in its conversation, from 1; a lower bound where the log or the format hides earlier ones.
         category: the request's class in the trace's own terms.
         linkable: whether a later turn could be recognised as this conversation's. Where not, nobody knows whether the
-            conversation went on, and the turn is no example of it.
+            conversation went on, and the turn is not an example of it.
     """
 
     arrival: float
@@ -136,7 +136,7 @@ def whole(record: dict[str, Any], name: str, at_least: int) -> int:
     """Return a field that is a whole number. Raises WrongRecord."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise WrongRecord(f"{name} is no whole number from {at_least}")
+        raise WrongRecord(f"{name} is not a whole number from {at_least}")
     return value
 
 
@@ -144,7 +144,7 @@ def seconds(record: dict[str, Any], name: str) -> float:
     """Return a field that is a number from 0 to LATEST. Raises WrongRecord."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LATEST:
-        raise WrongRecord(f"{name} is no number from 0 to {LATEST:.0e}")
+        raise WrongRecord(f"{name} is not a number from 0 to {LATEST:.0e}")
     return float(value)
 
 
@@ -152,7 +152,7 @@ def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) 
     """Return the field hash_ids: one id per full block, and perhaps one for a partial last block. Raises WrongRecord."""
     ids = record.get("hash_ids")
     if not isinstance(ids, list) or not all(isinstance(block, int) and not isinstance(block, bool) for block in ids):
-        raise WrongRecord("hash_ids is no list of whole numbers")
+        raise WrongRecord("hash_ids is not a list of whole numbers")
     if len(ids) not in (input_tokens // block_tokens, -(-input_tokens // block_tokens)):
         raise WrongRecord(f"hash_ids does not cover input_length in blocks of {block_tokens}")
     return ids
@@ -168,8 +168,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # both no JSON and no UTF-8 are ValueErrors
-        raise WrongRecord("no JSON" if line.endswith(b"\n") else "no JSON, cut off at the file's end") from None
+    except (ValueError, RecursionError):  # both what is not JSON and what is not UTF-8 are ValueErrors
+        raise WrongRecord("not JSON" if line.endswith(b"\n") else "not JSON, cut off at the file's end") from None
     if not isinstance(record, dict):
-        raise WrongRecord("no JSON object")
+        raise WrongRecord("not a JSON object")
     return record

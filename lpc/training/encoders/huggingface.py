@@ -15,7 +15,7 @@ def load_huggingface(source: str) -> Encoder:
     """Return the encoder of a folder (config.json, weights, tokenizer.json) or hub name.
 
     Raises:
-        EncoderError: nothing there can be loaded, it is no BERT-like encoder, or it has no fast tokenizer.
+        EncoderError: nothing there can be loaded, it is not a BERT-like encoder, or it has no fast tokenizer.
     """
     try:
         model = AutoModel.from_pretrained(source, attn_implementation="eager", add_pooling_layer=False).float().eval()

@@ -1,0 +1,98 @@
+"""How well predictors foretell, as tables and a picture: `lpc evaluate`, `lpc ablate`."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from lpc.training.evaluate import Evaluation
+from lpc.training.quality import calibration_curve
+from lpc.wire.terminal import console
+
+
+def print_evaluation(found: Evaluation) -> None:
+    """Print the figures of all predictors, and those by turn and language, as tables."""
+    out, result = console(), found.figures
+    examples = next(iter(result.values()))["examples"]
+    table = Table(title=f"{found.dataset}: evaluation half, {examples:,} turns (95% intervals)")
+    for column in ("predictor", "MCC", "F1-macro", "AUC", "Brier", "below base rate", "ECE"):
+        table.add_column(column, justify="left" if column == "predictor" else "right")
+    for name, row in result.items():
+        low = row["intervals"]
+        table.add_row(
+            name,
+            f"{row['mcc']:.3f} ({low['mcc'][0]:.3f}-{low['mcc'][1]:.3f})",
+            f"{row['f1_macro']:.3f}",
+            f"{row['auc']:.3f} ({low['auc'][0]:.3f}-{low['auc'][1]:.3f})",
+            f"{row['brier']:.4f}",
+            f"{1 - row['brier'] / row['brier_base_rate']:.1%}",
+            f"{row['ece']:.3f}",
+        )
+    out.print(table)
+    table = Table(title="AUC / MCC by group")
+    for column in ("group", "turns", "continue", *result):
+        table.add_column(column, justify="left" if column == "group" else "right")
+    for name in next(iter(result.values()))["groups"]:
+        rows = [result[predictor]["groups"][name] for predictor in result]
+        known = (f"{rows[0]['examples']:,}", f"{rows[0]['continue_share']:.0%}")
+        table.add_row(name, *known, *(f"{row['auc']:.3f} / {row['mcc']:.3f}" for row in rows))
+    out.print(table)
+
+
+def print_ablations(dataset: str, result: dict[str, Any]) -> None:
+    """Print the variants of the paper's recipe beside the default input on the same turns, as a table."""
+    table = Table(title=f"The paper's recipe on variants of its input, {dataset} (95% intervals)")
+    for column in ("variant", "turns judged", "MCC", "default's", "AUC", "default's", "Brier", "default's"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for name, row in result.items():
+        other = row["default"]
+        table.add_row(
+            name,
+            f"{row['examples']:,}",
+            *(f"{one['mcc']:.3f}" for one in (row, other)),
+            *(f"{one['auc']:.3f} ({one['intervals']['auc'][0]:.3f}-{one['intervals']['auc'][1]:.3f})" for one in (row, other)),
+            *(f"{one['brier']:.4f}" for one in (row, other)),
+        )
+    console().print(table)
+
+
+def draw(found: Evaluation, path: Path) -> None:
+    """Write reliability, AUC by turn, and MCC of all predictors as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    judged, result = found.judged, found.figures
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
+    left.plot([0.5, 1], [0.5, 1], color="0.7", linewidth=1)
+    for name, one in judged.items():
+        said, seen = calibration_curve(one.probability, found.continues)
+        left.plot(said, seen, marker="o", markersize=3, label=f"{name} (ECE {result[name]['ece']:.3f})")
+    left.set(xlabel="predicted probability of a next turn", ylabel="observed share", title="Reliability, bins of equal size")
+    left.legend()
+    names = [name for name in result["turns"]["groups"] if name.startswith("turn")]
+    width = 0.8 / len(judged)
+    for k, name in enumerate(judged):
+        at = np.arange(len(names)) + k * width - 0.4 + width / 2
+        middle.bar(at, [result[name]["groups"][group]["auc"] for group in names], width, label=name)
+    middle.axhline(0.5, color="0.7", linewidth=1)
+    middle.set(ylim=(0.4, None), ylabel="AUC", title="By turn")
+    middle.set_xticks(range(len(names)), [name.removeprefix("turns ").removeprefix("turn ") for name in names])
+    middle.legend()
+    for k, name in enumerate(judged):
+        low, high = result[name]["intervals"]["mcc"]
+        right.errorbar(
+            result[name]["mcc"], k, xerr=[[result[name]["mcc"] - low], [high - result[name]["mcc"]]], fmt="o", capsize=4
+        )
+    right.set(
+        yticks=range(len(judged)),
+        yticklabels=list(judged),
+        xlabel="MCC, 95% interval",
+        title="At the threshold of the validation data",
+    )
+    right.invert_yaxis()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
