@@ -7,6 +7,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from lpc.model.returns.model import Quality
 from predictor_service.labels.memory import Label, Reason, TurnObserver
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -76,6 +77,26 @@ class Metrics:
             "lpc_label_memory_turns", "Turns remembered until their horizon has passed.", registry=registry
         )
         self.label_rows = Counter("lpc_label_rows", "Rows of the label log.", ["result"], registry=registry)
+        self.returns_learnt = Gauge(
+            "lpc_returns_learnt",
+            "What the return model has learnt from: turns that it remembered, and returns to them; those before a restart too.",
+            ["of"],
+            registry=registry,
+        )
+        self.return_model_head_share = Gauge(
+            "lpc_return_model_head_share",
+            "The hazard head's share of the return model's mixture; the rest is the counts'.",
+            registry=registry,
+        )
+        self.return_model_nats = Gauge(
+            "lpc_return_model_nats",
+            "By how much what happened of late was likelier under the return model than under the average curve, nats per "
+            "turn; NaN before anything was foretold.",
+            registry=registry,
+        )
+        self.return_refit_seconds = Histogram(
+            "lpc_return_refit_seconds", "One refit of the return model, beside serving.", buckets=SECONDS, registry=registry
+        )
         # From the start, so that the first event of each kind is an increase.
         for bound in DECILES:
             self.labelled_probability_sum.labels(bound)
@@ -126,6 +147,13 @@ class Metrics:
     def watch_labels(self, turns: Callable[[], float]) -> None:
         """Report how many turns are remembered for their labels, at every scrape."""
         self.label_memory.set_function(turns)
+
+    def watch_returns(self, quality: Callable[[], Quality]) -> None:
+        """Report what the return model has learnt, at every scrape."""
+        self.returns_learnt.labels("turns").set_function(lambda: quality().turns)
+        self.returns_learnt.labels("returns").set_function(lambda: quality().returns)
+        self.return_model_head_share.set_function(lambda: quality().head_share)
+        self.return_model_nats.set_function(lambda: quality().nats)
 
     def observe_label_rows(self, fate: str, count: int) -> None:
         """Count rows of the label log: written or dropped."""

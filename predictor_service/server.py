@@ -12,6 +12,7 @@ from typing import Any
 
 from lpc.model.arrivals import GapMemory
 from lpc.model.inference import InferenceSettings, Model
+from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateError, CertificateFiles
@@ -26,6 +27,7 @@ from predictor_service.metrics import LabelMetrics, Metrics
 from predictor_service.repository import LoadModel, ModelRepository
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import ServedModels
+from predictor_service.returns.learning import ReturnLearning
 from predictor_service.rpc.callers import CallerLimits, Callers, TokenFileError
 from predictor_service.rpc.interceptors import ServiceInterceptor
 from predictor_service.rpc.listening import Keepalive, Listener
@@ -58,6 +60,7 @@ class Parts:
         load: makes a model of a version's folder. Raises ArtifactError.
         parser: reads conversations.
         gaps: remembers the gaps between a conversation's turns, of so many conversations.
+        returns: learns when conversations return, from so many turns.
         keepalive: when silent peers are given up.
     """
 
@@ -65,6 +68,7 @@ class Parts:
     load: LoadModel = Model
     parser: Callable[[RequestLimits, ServedModels], RequestParser] = RequestParser
     gaps: Callable[[int], GapMemory] = GapMemory
+    returns: Callable[[int], ReturnModel] = ReturnModel
     keepalive: Keepalive = field(default_factory=Keepalive)
 
 
@@ -91,7 +95,8 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         metrics_port = _serve_metrics(settings, metrics, stack)
         serving = await _serving(settings, parts, metrics)
         labels = _labels(settings, metrics, stack)
-        service = _service(settings, parts, serving, labels, metrics, tracing, stack)
+        returns = await _returns(settings, parts, metrics, stack)
+        service = _service(settings, parts, serving, labels, returns, metrics, tracing, stack)
         await listener.start(service)
         stack.push_async_callback(listener.drain, service)
         refreshes = [part.refresh for part in (tls, callers) if part is not None]
@@ -99,6 +104,7 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
             serving.watch(settings.reload_interval_s),
             refresh_forever(settings.reload_interval_s, refreshes),
             expire_forever(labels, parts.clock),
+            *([] if returns is None else [returns.learn_forever()]),
         ):
             yield Addresses(settings.host, listener.port, settings.unix_socket, settings.metrics_host, metrics_port)
 
@@ -203,11 +209,25 @@ def _labels(settings: ServiceSettings, metrics: Metrics, stack: contextlib.Async
     return labels
 
 
+async def _returns(
+    settings: ServiceSettings, parts: Parts, metrics: Metrics, stack: contextlib.AsyncExitStack
+) -> ReturnLearning | None:
+    if not settings.returns_refit_s:
+        return None
+    model = parts.returns(settings.returns_turns)
+    kept, refit_s = settings.returns_state, settings.returns_refit_s
+    returns = ReturnLearning(model, metrics, refit_s=refit_s, kept=kept, clock=parts.clock)
+    await asyncio.to_thread(returns.restore)
+    stack.push_async_callback(asyncio.to_thread, returns.keep)
+    return returns
+
+
 def _service(
     settings: ServiceSettings,
     parts: Parts,
     serving: Serving,
     labels: Labels,
+    returns: ReturnLearning | None,
     metrics: Metrics,
     tracing: Tracing,
     stack: contextlib.AsyncExitStack,
@@ -222,11 +242,11 @@ def _service(
     batch_tokens = settings.max_batch_tokens or BATCH_TOKENS[provider]
     queue = BatchQueue(settings.max_queue_items, settings.max_batch_items, batch_tokens)
     metrics.watch_queue(lambda: queue.depth, queue.max_items)
-    batcher = Batcher(queue, Inference(embeddings=settings.label_log is not None), metrics)
+    batcher = Batcher(queue, Inference(embeddings=settings.label_log is not None, returns=returns), metrics)
     stack.push_async_callback(batcher.close)
     stack.callback(preparation.close)
     published = _limits(settings, batch_tokens)
-    return PredictorService(serving, parser, preparation, batcher, labels, published, metrics, tracing)
+    return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics, tracing)
 
 
 def _limits(settings: ServiceSettings, batch_tokens: int) -> pb.Limits:

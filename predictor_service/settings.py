@@ -93,6 +93,20 @@ class ServiceSettings(BaseSettings):
         1024, ge=1, description="Bound of all files in the label log's folder, MiB; the oldest are deleted."
     )
 
+    returns_refit_s: float = Field(
+        60.0,
+        ge=0,
+        le=86_400,
+        description="Seconds between two refits of the return model, which learns from the traffic when conversations return "
+        "(docs/learning.md); 0: nothing is learnt, and answers carry no credit.",
+    )
+    returns_turns: int = Field(
+        20_000, ge=200, le=1_000_000, description="Turns that the return model remembers. About 1.5 KB each."
+    )
+    returns_state: Path | None = Field(
+        None, description="File in which what was learnt of returns outlives a restart; empty: none."
+    )
+
     served_models: dict[str, str] = Field(
         default_factory=dict,
         description="Served model name to the folder (or hub name) of its tokenizer, for requests with token ids.",
@@ -115,6 +129,7 @@ class ServiceSettings(BaseSettings):
             "tls_client_ca",
             "tokens",
             "label_log",
+            "returns_state",
             "traces_endpoint",
         ),
         mode="before",

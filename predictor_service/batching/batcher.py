@@ -33,7 +33,8 @@ class Batcher:
         """
         if self._closed:
             raise Unavailable(CLOSING)
-        entry = Entry(prepared.features, prepared.model, self._loop.create_future(), deadline, prepared.arrival)
+        outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        entry = Entry(prepared.features, prepared.model, prepared.asked, outcome, deadline, prepared.arrival)
         self.queue.put(entry, self._loop.time())
         self._work.set()
         # A caller that goes cancels this wait and with it the entry's outcome: the queue then drops the entry.
@@ -67,10 +68,10 @@ class Batcher:
     async def _infer(self, batch: Batch) -> None:
         started = self._loop.time()
         features = [entry.features for entry in batch.entries]
+        arrivals = [entry.arrival for entry in batch.entries]
+        asked = [entry.asked for entry in batch.entries]
         try:
-            inferred, infer_us = await self._inference.run(
-                batch.entries[0].model, features, [entry.arrival for entry in batch.entries]
-            )
+            inferred, infer_us = await self._inference.run(batch.entries[0].model, features, arrivals, asked)
         except Exception as error:
             for entry in batch.entries:
                 if not entry.outcome.done():

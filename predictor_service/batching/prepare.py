@@ -1,7 +1,8 @@
 """From a conversation on the wire to the model's input, in a small pool of threads: the event loop stays free, and the
 preparation of the next batch overlaps inference of this one.
 
-Beside the input it notes that a turn arrived: for the gaps between a conversation's turns, and for the label of its prediction.
+Beside the input it notes that a turn arrived: for the gaps between a conversation's turns, for the label of its prediction, and
+for the return model.
 """
 
 import asyncio
@@ -15,11 +16,13 @@ from typing import Final
 from lpc.model.arrivals import Arrival, GapMemory
 from lpc.model.features import Features
 from lpc.model.inference import Model
+from lpc.model.returns.memory import Arrived
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.errors import CLOSING, Unavailable
 from predictor_service.labels.memory import WINDOW, Labels, Turn
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser
+from predictor_service.returns.turns import arrived
 
 TOKENIZER_THREADS: Final = {"cpu": 1, "cuda": 8}
 """One tokenises far faster than a CPU infers, and a second one only takes cores from it; a GPU wants more."""
@@ -33,7 +36,8 @@ class Prepared:
         model: the one whose tokenizer made the features: only it can run them.
         features: its input.
         arrival: input of its think-time model; None where it has none.
-        turn: remembered for its label; None where it gets none.
+        turn: remembered for its label; None where its conversation cannot be recognised.
+        asked: what the return model is told of it, but the log-odds.
         turn_count: user turns so far.
         microseconds: that reading and tokenisation took.
     """
@@ -42,6 +46,7 @@ class Prepared:
     features: Features
     arrival: Arrival | None
     turn: Turn | None
+    asked: Arrived
     turn_count: int
     microseconds: int
 
@@ -92,7 +97,8 @@ class Preparation:
         turn = self._labels.arrive(turns, conversation.conversation_id, at)
         arrival = self._arrive(conversation, turns.turn_count, at) if model.think_time is not None else None
         features = model.encode(turns)
-        return Prepared(model, features, arrival, turn, turns.turn_count, (time.perf_counter_ns() - start) // 1000)
+        asked = arrived(conversation, turns, turn, at)
+        return Prepared(model, features, arrival, turn, asked, turns.turn_count, (time.perf_counter_ns() - start) // 1000)
 
     def _arrive(self, conversation: pb.Conversation, turn_count: int, at: float) -> Arrival:
         by_tokens = conversation.WhichOneof("input") == "tokens"

@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple
 from lpc.model.arrivals import Arrival
 from lpc.model.features import Features
 from lpc.model.inference import Model
+from lpc.model.returns.memory import Arrived
 from predictor_service.batching.inference import Inferred
 from predictor_service.errors import Overloaded
 
@@ -46,6 +47,7 @@ class Entry:
     Attributes:
         features: input of the model; its length is what counts against the budget.
         model: the model whose tokenizer made the features: only it can run them.
+        asked: input of the return model, but the log-odds.
         outcome: resolved when the model has run. Cancelled by a caller that has gone.
         deadline: on the event loop's clock, seconds; infinite when there is none.
         arrival: input of the think-time model; None where the model has none.
@@ -54,6 +56,7 @@ class Entry:
 
     features: Features
     model: Model
+    asked: Arrived
     outcome: "asyncio.Future[Outcome]"
     deadline: float
     arrival: Arrival | None = None

@@ -85,6 +85,7 @@ class Turn:
         turn_count, prompt_chars, history_chars, last_reply_chars: as `UserTurns` has them.
         prediction: None until it is answered, and for ever if it is not.
         next_at: the next turn's arrival; None until there is one.
+        remembered: whether there was room for it; else it gets no label, and no later turn is recognised as its next one.
     """
 
     name: bytes
@@ -97,6 +98,7 @@ class Turn:
     last_reply_chars: int
     foretold: Foretold | None = None
     next_at: float | None = None
+    remembered: bool = True
 
 
 class Label(NamedTuple):
@@ -132,6 +134,7 @@ class _Names(NamedTuple):
     before: bytes | None
     text: bytes
     certain: bool
+    by_id: bool
 
 
 class Labels:
@@ -155,7 +158,7 @@ class Labels:
         return len(self._turns)
 
     def arrive(self, turns: UserTurns, conversation_id: str, at: float) -> Turn | None:
-        """Note that a turn arrived; it claims the turn before it. None: this one gets no label.
+        """Note that a turn arrived; it claims the turn before it. None: its conversation cannot be recognised.
 
         Args:
             turns: with WINDOW prompts, if the conversation has as many.
@@ -176,33 +179,38 @@ class Labels:
             if before is not None:
                 before.next_at = at
                 self._stop_waiting(before)
-            turn = None
-            if len(self._turns) < self.capacity:
-                turn = Turn(
-                    name=names.own,
-                    text=names.text,
-                    conversation=names.own if before is None else before.conversation,
-                    asked_at=at,
-                    turn_count=turns.turn_count,
-                    prompt_chars=len(turns.prompts[-1]),
-                    history_chars=turns.history_chars,
-                    last_reply_chars=turns.last_reply_chars,
-                )
+            conversation = names.own
+            if not names.by_id:  # others may begin with the same prompts
+                conversation = os.urandom(len(names.own)) if before is None else before.conversation
+            turn = Turn(
+                name=names.own,
+                text=names.text,
+                conversation=conversation,
+                asked_at=at,
+                turn_count=turns.turn_count,
+                prompt_chars=len(turns.prompts[-1]),
+                history_chars=turns.history_chars,
+                last_reply_chars=turns.last_reply_chars,
+                remembered=len(self._turns) < self.capacity,
+            )
+            if turn.remembered:
                 self._turns.append(turn)
                 self._waiting.setdefault(names.own, []).append(turn)
         # Outside the lock, as are all calls of observers: they may take a lock of their own.
         if before is not None:
             for observer in self._observers:
                 observer.returned(before)
-        if turn is None:
+        if not turn.remembered:
             self._unlabelled("memory", 1)
-            return None
+            return turn
         for observer in self._observers:
             observer.arrived(turn)
         return turn
 
     def answered(self, turn: Turn, foretold: Foretold) -> None:
         """Note what a turn was answered; of several answers the last counts. A turn without one gets no label."""
+        if not turn.remembered:
+            return
         if turn.foretold is not None:
             self._unlabelled("repeated", 1)
         turn.foretold = foretold
@@ -248,12 +256,12 @@ class Labels:
         text = self._hash(b"prompts", prompts[-IDENTITY_PROMPTS:])
         if conversation_id:
             own = self._hash(b"id", (conversation_id,))
-            return _Names(own, own, text, certain=True)
+            return _Names(own, own, text, certain=True, by_id=True)
         whole = len(prompts) == turns.turn_count
         if not turns.told_apart or not (whole or len(prompts) >= WINDOW):
             return None
         before = self._hash(b"prompts", prompts[-WINDOW:-1]) if len(prompts) > 1 else None
-        return _Names(text, before, text, certain=len(prompts) > 1 or len(prompts[0]) >= CERTAIN_CHARS)
+        return _Names(text, before, text, certain=len(prompts) > 1 or len(prompts[0]) >= CERTAIN_CHARS, by_id=False)
 
     def _hash(self, kind: bytes, texts: Sequence[str]) -> bytes:
         digest = blake2b(digest_size=16, key=self._key, person=kind)

@@ -1,5 +1,6 @@
 """The answer to one conversation, from what the model said of it to the message on the wire."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lpc.model.artifact import Manifest
@@ -13,11 +14,13 @@ from predictor_service.batching.queue import Outcome
 class Answer:
     """What a caller gets of one conversation, and where its time went (microseconds).
 
-    ``think_time``: until the next turn; None where not known. ``manifest``: of the model. ``tokens``: that it was given.
+    ``think_time``: until the next turn; None where not known. ``credit_s``: seconds at `credit.LIFETIMES`; empty where returns
+    are not learnt. ``manifest``: of the model. ``tokens``: that it was given.
     """
 
     probability: float
     think_time: LogNormal | None
+    credit_s: Sequence[float]
     manifest: Manifest
     turn_count: int
     tokens: int
@@ -31,6 +34,7 @@ def answer_of(prepared: Prepared, outcome: Outcome) -> Answer:
     return Answer(
         probability=outcome.inferred.probability,
         think_time=outcome.inferred.think_time,
+        credit_s=outcome.inferred.credit_s,
         manifest=prepared.model.manifest,
         turn_count=prepared.turn_count,
         tokens=len(prepared.features.input_ids),
@@ -47,6 +51,7 @@ def message_of(answer: Answer) -> pb.Prediction:
         probability=answer.probability,
         model_version=answer.manifest.version,
         think_time=pb.ThinkTime(log_mean=expected.log_mean, log_sigma=expected.log_sigma) if expected is not None else None,
+        credit_s=answer.credit_s,
         turn_count=answer.turn_count,
         timing=pb.Timing(queue_us=answer.queue_us, tokenize_us=answer.tokenize_us, infer_us=answer.infer_us),
     )

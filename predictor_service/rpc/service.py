@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from lpc.errors import InvalidRequest
+from lpc.model.returns.credit import LIFETIMES
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batching.batcher import Batcher
@@ -17,6 +18,7 @@ from predictor_service.batching.prepare import Preparation
 from predictor_service.labels.memory import Foretold, Labels
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser
+from predictor_service.returns.learning import ReturnLearning
 from predictor_service.rpc.answers import Answer, answer_of, message_of
 from predictor_service.rpc.callers import CALLER
 from predictor_service.rpc.statuses import refusal
@@ -37,6 +39,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         preparation: Preparation,
         batcher: Batcher,
         labels: Labels,
+        returns: ReturnLearning | None,
         limits: pb.Limits,
         metrics: Metrics,
         tracing: Tracing,
@@ -46,6 +49,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._preparation = preparation
         self._batcher = batcher
         self._labels = labels
+        self._returns = returns
         self._limits = limits
         self._metrics = metrics
         self._tracing = tracing
@@ -112,6 +116,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             limits=self._limits,
             serves_think_times=think_time is not None,
             think_time_categories=think_time.categories if think_time is not None else (),
+            credit_lifetimes_s=LIFETIMES.tolist() if self._returns is not None else (),
+            credit_returns=self._returns.returns if self._returns is not None else 0,
         )
 
     async def _predict(self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False) -> Answer:

@@ -344,5 +344,7 @@ def test_a_full_memory_hears_of_returns_and_takes_no_turn() -> None:
     diary = Diary()
     labels = Labels(1, HORIZON, [diary])
     assert labels.arrive(chat("x" * 64), "", 1.0) is not None
-    assert labels.arrive(chat("x" * 64, "b"), "", 3.0) is None
+    turn = labels.arrive(chat("x" * 64, "b"), "", 3.0)
+    assert turn is not None and not turn.remembered
+    labels.answered(turn, Foretold(0.5, None, 3, MANIFEST))
     assert diary.heard == [("arrived", 1, 1.0), ("returned", 1, 3.0)]

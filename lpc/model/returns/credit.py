@@ -34,10 +34,15 @@ TILT: Final = 1e-3
 _WIDTHS: Final[Floats] = np.diff(AGES)
 _AT: Final[Floats] = np.append((AGES[1:] + AGES[:-1]) / 2, AGES[-1])
 """[ages] to which indices belong: the best time to keep on is often as short as the grid allows, one step."""
-_LATER: Final = np.triu(np.ones((len(AGES), len(AGES)), np.bool_), 1)
+_FROM, _TO = np.triu_indices(len(AGES), 1)
+"""[pairs] of ages, the second one later, in order of the first."""
+_FIRST: Final = np.searchsorted(_FROM, np.arange(len(AGES) - 1))
+"""[ages - 1] where the pairs of each age begin."""
 _TILT: Final[Floats] = TILT * np.log1p(_AT)
 _CHUNK: Final = 64
-"""Curves worked on at once: 64 x 64 x 64 doubles are 2 MiB."""
+"""Curves worked on at once: all their pairs are 1 MiB."""
+_LEAST: Final = 1e-12
+"""Of room: everyone has returned, and nobody is gained any more."""
 
 
 def log_index(returned: Floats) -> Floats:
@@ -61,12 +66,16 @@ class CreditLaw:
 
 def _log_index(returned: Floats) -> Floats:
     waiting = 1.0 - returned
-    room = np.concatenate(
-        [np.zeros((len(returned), 1)), np.cumsum((waiting[:, 1:] + waiting[:, :-1]) / 2 * _WIDTHS, axis=1)], axis=1
-    )
-    gained = returned[:, None, :] - returned[:, :, None]
-    spent = room[:, None, :] - room[:, :, None]
-    rate = np.where(_LATER, gained / np.where(_LATER & (spent > 1e-12), spent, 1.0), 0.0).max(axis=2)
+    room = np.zeros_like(returned)
+    np.cumsum((waiting[:, 1:] + waiting[:, :-1]) / 2 * _WIDTHS, axis=1, out=room[:, 1:])
+    gained = returned[:, _TO]
+    gained -= returned[:, _FROM]
+    spent = room[:, _TO]
+    spent -= room[:, _FROM]
+    spent[spent <= _LEAST] = 1.0
+    gained /= spent
+    rate = np.empty_like(returned)
+    rate[:, :-1] = np.maximum.reduceat(gained, _FIRST, axis=1)
     rate[:, -1] = rate[:, -2] * AGES[-2] / AGES[-1]
     index: Floats = np.minimum.accumulate(np.log(np.maximum(rate, 1e-12)), axis=1) - _TILT
     return index

@@ -23,7 +23,9 @@ DECAY: Final = 1.0
 FIRST_BIAS: Final = -4.0
 """Log-odds of a hazard before anything is learnt: 2% per interval."""
 FIRST_PASSES: Final = 20
-"""Over the turns remembered, the first time."""
+"""Over the turns remembered, the first time,"""
+FIRST_TURNS: Final = 100_000
+"""unless these are more in all: half a second of one core."""
 PIECE: Final = 64
 """Rows of a product. OpenBLAS starts threads above 262,144 multiplications, and 64 x 81 x 48 are fewer."""
 _NAMES: Final = ("w0", "b0", "w1", "b1", "w2", "b2")
@@ -58,7 +60,8 @@ class HazardHead:
         target[np.flatnonzero(came), interval[came]] = 1.0
         watched += target
         importance = weight.astype(np.float32)
-        for _ in range(1 if self.taught else FIRST_PASSES):
+        passes = 1 if self.taught else max(1, min(FIRST_PASSES, FIRST_TURNS // max(len(inputs), 1)))
+        for _ in range(passes):
             orders = np.stack([draw.permutation(len(inputs)) for draw in self._draws])
             for start in range(0, len(inputs), BATCH):
                 some = orders[:, start : start + BATCH]

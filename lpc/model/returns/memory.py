@@ -34,6 +34,7 @@ class Arrived(NamedTuple):
         at: its arrival, seconds since the epoch.
         turn_count, input_tokens, reply_tokens, log_odds, category: as `Facts` has them.
         opening: a digest of how its conversation begins; empty where not known.
+        last: no later turn could be recognised as following this one, which itself may follow another.
     """
 
     conversation: bytes
@@ -44,13 +45,15 @@ class Arrived(NamedTuple):
     log_odds: float
     category: str = ""
     opening: bytes = b""
+    last: bool = False
 
 
 @dataclass(slots=True)
 class _Conversation:
+    """Its latest turn. ``number``: -1 where that is not remembered."""
+
     history: GapHistory
-    input_tokens: float
-    growth: float
+    facts: Facts
     number: int
 
 
@@ -59,17 +62,21 @@ class Outcomes:
     """What became of the remembered turns so far.
 
     Attributes:
+        number: turns taken in until then; the nth is in row ``n % capacity``.
         inputs: [n, WIDTH] of the network.
         strata: of each turn.
         interval, came, age: [n] where each was left: the next turn came, or it was watched no longer; seconds.
+        waiting: [n] whether the next turn may still come.
         weight: [n] by how long ago it was, in time with traffic.
     """
 
+    number: int
     inputs: NDArray[np.float32]
     strata: Sequence[list[Stratum]]
     interval: NDArray[np.int64]
     came: NDArray[np.bool_]
     age: Floats
+    waiting: NDArray[np.bool_]
     weight: Floats
 
 
@@ -77,7 +84,8 @@ class TurnMemory:
     """Remembers turns in a ring. Not thread-safe.
 
     Invariants: a turn has a number that counts up; turn ``n`` is remembered while ``n`` is among the last ``capacity``, in
-    place ``n % capacity``. A conversation knows the number of its latest turn only.
+    place ``n % capacity``. A conversation knows the number of its latest turn only. Conversations in the sample are known as
+    long as their turns are remembered; of others the ones that came last, for their gaps.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -98,7 +106,8 @@ class TurnMemory:
         self._facts: list[Facts] = [Facts(1)] * capacity
         self._strata: list[list[Stratum]] = [[()]] * capacity
         self._names: dict[Stratum, Stratum] = {}
-        self._conversations: OrderedDict[bytes, _Conversation] = OrderedDict()
+        self._sampled: OrderedDict[bytes, _Conversation] = OrderedDict()
+        self._others: OrderedDict[bytes, _Conversation] = OrderedDict()
         self._openings: OrderedDict[bytes, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -106,10 +115,12 @@ class TurnMemory:
 
     def facts(self, turn: Arrived) -> Facts:
         """Return what is known of a turn, before it is taken in."""
-        before = self._conversations.get(turn.conversation) if turn.conversation else None
+        before = self._before(turn)
+        if before is not None and turn.at == before.history.latest:  # the same turn asked again
+            return before.facts
         history = UNSEEN if before is None else before.history.arrive(turn.at)
         gaps = history.gaps
-        growth = np.nan if before is None else max(turn.input_tokens - before.input_tokens, 0.0)
+        growth = np.nan if before is None else max(turn.input_tokens - before.facts.input_tokens, 0.0)
         return Facts(
             turn.turn_count,
             turn.input_tokens,
@@ -117,7 +128,7 @@ class TurnMemory:
             gaps.last,
             float(np.exp(gaps.mean_log)),
             turn.reply_tokens,
-            np.nan if before is None else before.growth,
+            np.nan if before is None else before.facts.growth_tokens,
             self._openings.get(turn.opening, 0) if turn.opening else np.nan,
             turn.log_odds,
             turn.category,
@@ -130,10 +141,10 @@ class TurnMemory:
             row: [WIDTH] its inputs.
             told: [FORECASTERS, INTERVALS] hazards that were foretold; None where nothing was.
         """
-        now = max(turn.at, self._latest_at)
-        if self._latest_at > -np.inf:
-            self.active_s += min(now - self._latest_at, IDLE_S)
-        self._latest_at = now
+        before = self._before(turn)
+        if before is not None and turn.at <= before.history.latest:  # the same turn asked again, or one overtaken
+            return None
+        self._elapse(turn.at)
         if turn.opening:
             self._openings[turn.opening] = self._openings.get(turn.opening, 0) + 1
             self._openings.move_to_end(turn.opening)
@@ -141,16 +152,21 @@ class TurnMemory:
                 self._openings.popitem(last=False)
         if not turn.conversation:
             return None
-        before = self._conversations.pop(turn.conversation, None)
-        followed = None if before is None else self._follow(before, turn.at)
-        if before is not None and turn.at <= before.history.latest:  # the same turn asked again, or one overtaken
-            self._conversations[turn.conversation] = before
-            return None
+        left = self._sampled.pop(turn.conversation, None) or self._others.pop(turn.conversation, None)
+        followed = None
+        if before is not None:
+            followed = self._follow(before, turn.at)
+        elif left is not None:
+            self._leave(left)
+        if turn.last:
+            return followed
+        sampled = zlib.crc32(turn.conversation) % self._every == 0
+        number = self._remember(turn, facts, row, told) if sampled else -1
+        known = self._sampled if sampled else self._others
         history = (UNSEEN if before is None else before.history).arrive(turn.at)
-        number = self._remember(turn, now, facts, row, told)
-        self._conversations[turn.conversation] = _Conversation(history, turn.input_tokens, facts.growth_tokens, number)
-        if len(self._conversations) > 2 * self.capacity:
-            self._conversations.popitem(last=False)
+        known[turn.conversation] = _Conversation(history, facts, number)
+        if len(known) > self.capacity:
+            known.popitem(last=False)
         return followed
 
     def told(self, numbers: NDArray[np.int64]) -> Floats:
@@ -165,11 +181,13 @@ class TurnMemory:
         age = np.where(waiting, np.maximum(now - self._at[kept], 0.0), self._age[kept])
         came = self._came[kept] & (age < EDGES[-1])
         return Outcomes(
+            self.number,
             self._inputs[kept].copy(),
             self._strata[kept],
             interval_of(age),
             came,
             age,
+            waiting,
             0.5 ** ((self.active_s - self._active[kept]) / HALF_LIFE_S),
         )
 
@@ -197,40 +215,65 @@ class TurnMemory:
             or not (len(values) == len(age) == len(past) == len(came) == len(categories))
         ):
             raise ValueError("columns of a return model's memory do not fit each other")
-        if not (np.isfinite(age).all() and np.isfinite(past).all()):
-            raise ValueError("ages of a return model's memory are not numbers")
+        if not (np.isfinite(age).all() and np.isfinite(past).all() and (age >= 0).all() and (past >= 0).all()):
+            raise ValueError("ages of a return model's memory are not ages")
         order = np.argsort(-past)[-self.capacity :]
         rows = [Facts._make([*values[i].tolist(), categories[i]]) for i in order]
         count = len(rows)
         self._inputs[:count] = inputs(rows)
         self._facts[:count] = rows
         self._strata[:count] = [self._chain(fact) for fact in rows]
-        self._age[:count], self._came[:count] = np.maximum(age[order], 0.0), came[order]
+        self._age[:count], self._came[:count] = age[order], came[order]
         self._active[:count] = -past[order]
         self.number, self.returns = count, int(came[order].sum())
 
+    def _before(self, turn: Arrived) -> _Conversation | None:
+        """Return what is known of a turn's conversation; None as well where the clock was set back since."""
+        known = self._sampled.get(turn.conversation) or self._others.get(turn.conversation)
+        return None if known is None or turn.at < known.history.latest - IDLE_S else known
+
+    def _elapse(self, at: float) -> None:
+        passed = at - self._latest_at
+        if 0 < passed < np.inf:
+            self.active_s += min(passed, IDLE_S)
+        if passed > 0 or passed < -IDLE_S:  # arrivals overtake each other by a little; by more, the clock was set back
+            self._latest_at = at
+
+    def _waits(self, number: int) -> bool:
+        return number >= max(self.number - self.capacity, 0) and bool(np.isnan(self._age[number % self.capacity]))
+
+    def _leave(self, before: _Conversation) -> None:
+        """Watch a turn no longer: nobody knows for how long it has been watched."""
+        if self._waits(before.number):
+            self._age[before.number % self.capacity] = 0.0
+
     def _follow(self, before: _Conversation, at: float) -> "tuple[int, float] | None":
-        place = before.number % self.capacity
         gap = at - before.history.latest
-        if before.number <= self.number - self.capacity or gap <= 0 or not np.isnan(self._age[place]) or before.number < 0:
+        if not self._waits(before.number):
             return None
+        place = before.number % self.capacity
         self._age[place], self._came[place] = gap, gap < EDGES[-1]
         self.returns += 1
         return before.number, gap
 
-    def _remember(self, turn: Arrived, now: float, facts: Facts, row: NDArray[np.float32], told: Floats | None) -> int:
-        """Return the turn's number; -1 where its conversation is not in the sample."""
-        if zlib.crc32(turn.conversation) % self._every:
-            return -1
+    def _remember(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], told: Floats | None) -> int:
+        """Return the turn's number."""
         place = self.number % self.capacity
-        if self.number >= self.capacity and place == 0 and now - self._at[0] < SPAN_S:
-            self._every *= 2  # once around in too short a time
+        if self.number >= self.capacity and place == 0:
+            self._sample_for(turn.at - self._at[0])
         self._inputs[place], self._at[place], self._active[place] = row, turn.at, self.active_s
         self._age[place], self._came[place] = np.nan, False
         self._told[place] = np.nan if told is None else told
         self._facts[place], self._strata[place] = facts, self._chain(facts)
         self.number += 1
         return self.number - 1
+
+    def _sample_for(self, span_s: float) -> None:
+        """Remember fewer conversations, or more again, by how long it took to go once around. Negative: a clock was set."""
+        if 0 <= span_s < SPAN_S:
+            self._every *= 2
+        elif span_s > 4 * SPAN_S:
+            self._every = max(self._every // 2, 1)
 
     def _chain(self, facts: Facts) -> list[Stratum]:
         if len(self._names) > 8 * self.capacity:

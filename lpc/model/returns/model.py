@@ -20,7 +20,7 @@ from lpc.model.returns.credit import LIFETIMES, CreditLaw
 from lpc.model.returns.facts import Facts, inputs, strata
 from lpc.model.returns.hazards import Floats, log_likelihood, returned, with_tail
 from lpc.model.returns.head import HazardHead
-from lpc.model.returns.memory import CAPACITY, Arrived, TurnMemory
+from lpc.model.returns.memory import CAPACITY, Arrived, Outcomes, TurnMemory
 
 FEWEST_TURNS: Final = 200
 KEEP: Final = 0.995
@@ -29,6 +29,8 @@ EVENLY: Final = 6.0
 """Bound of the log-odds between the forecasters: neither is ever quite given up."""
 GIVEN_UP_S: Final = 1800.0
 """Age at which a turn that nobody followed counts as foretold or not."""
+NEWS: Final = 100
+"""The head is taught again when one in so many of the turns is new: in a quiet night it would learn them by heart."""
 FORMAT: Final = 1
 
 
@@ -65,6 +67,8 @@ class ReturnModel:
     """Thread-safe: :meth:`answer` for the thread that infers, :meth:`refit` for one in the background."""
 
     def __init__(self, capacity: int = CAPACITY, seed: int = 0) -> None:
+        self._learning = threading.Lock()
+        """Held while what was learnt changes. Taken before `_lock`, which is held for moments only."""
         self._lock = threading.Lock()
         self._memory = TurnMemory(capacity)
         self._head = HazardHead(seed)
@@ -72,6 +76,7 @@ class ReturnModel:
         self._balance = 0.0
         self._nats = math.nan
         self._judged = -1
+        self._taught = 0
 
     def answer(self, turns: Sequence[Arrived]) -> Floats:
         """Take turns in; return their credits in seconds at `credit.LIFETIMES`, [n, lifetimes]."""
@@ -92,18 +97,24 @@ class ReturnModel:
 
     def refit(self, now: float) -> None:
         """Learn from what has happened until ``now``, seconds since the epoch. Tenths of a second; serving goes on."""
+        with self._learning:
+            self._refit(now)
+
+    def _refit(self, now: float) -> None:
         with self._lock:
             if self._memory.number < FEWEST_TURNS:
                 return
             outcomes = self._memory.outcomes(now)
         counts = Counts(outcomes.strata, outcomes.interval, outcomes.came, outcomes.weight)
-        self._head.teach(outcomes.inputs, outcomes.interval, outcomes.came, outcomes.weight)
+        if outcomes.number - self._taught >= len(outcomes.age) / NEWS:
+            self._head.teach(outcomes.inputs, outcomes.interval, outcomes.came, outcomes.weight)
+            self._taught = outcomes.number
         made = None
         if counts.believable:
             made = _Forecasters(counts, self._head.copy(), CreditLaw(returned(counts.average[None, :])[0]))
         with self._lock:
             self._forecasters = made
-            self._judge_given_up(outcomes.age, outcomes.came)
+            self._judge_given_up(outcomes)
 
     @property
     def head_share(self) -> float:
@@ -117,13 +128,11 @@ class ReturnModel:
 
     def state(self, now: float) -> "dict[str, NDArray[np.generic]]":
         """Return all that was learnt as arrays, without names and text."""
-        with self._lock:
-            return {
-                "format": np.array(FORMAT),
-                "balance": np.array(self._balance),
-                **self._memory.state(now),
-                **(self._head.state() if self._head.taught else {}),
-            }
+        with self._learning:
+            with self._lock:
+                memory, balance = self._memory.state(now), self._balance
+            head = self._head.state() if self._head.taught else {}
+        return {"format": np.array(FORMAT), "balance": np.array(balance), **memory, **head}
 
     def restore(self, state: "dict[str, NDArray[np.generic]]", now: float) -> None:
         """Take what was kept, and learn from it at once. Raises KeyError, ValueError: it is of another form, or damaged."""
@@ -131,14 +140,16 @@ class ReturnModel:
             raise ValueError("another format")
         memory, head = TurnMemory(self._memory.capacity), HazardHead()
         memory.restore(state)
-        if "head0.w0" in state:
-            head.restore({name: np.asarray(values, np.float32) for name, values in state.items() if name.startswith("head")})
+        if any(name.startswith("head.") for name in state):
+            head.restore({name: np.asarray(values, np.float32) for name, values in state.items() if name.startswith("head.")})
         balance = float(np.asarray(state["balance"], np.float64))
-        with self._lock:
-            self._memory, self._head = memory, head
-            self._balance = min(max(balance, -EVENLY), EVENLY) if math.isfinite(balance) else 0.0
-            self._judged = memory.number - 1
-        self.refit(now)
+        with self._learning:
+            with self._lock:
+                self._memory, self._head = memory, head
+                self._balance = min(max(balance, -EVENLY), EVENLY) if math.isfinite(balance) else 0.0
+                self._judged = memory.number - 1
+            self._taught = 0
+            self._refit(now)
 
     def _take(self, turns: Sequence[Arrived]) -> Floats:
         """As `answer`, of different conversations. With the lock held."""
@@ -146,10 +157,14 @@ class ReturnModel:
         facts = [memory.facts(turn) for turn in turns]
         rows = inputs(facts)
         told = None if forecasters is None else forecasters.hazards(facts, rows)
+        followed: list[tuple[int, float]] = []
         for place, (turn, fact) in enumerate(zip(turns, facts, strict=True)):
-            followed = memory.take(turn, fact, rows[place], None if told is None else told[:, place])
-            if followed is not None:
-                self._judge(np.array([followed[0]]), np.array([followed[1]]), np.array([True]))
+            found = memory.take(turn, fact, rows[place], None if told is None else told[:, place])
+            if found is not None and not (found[0] <= self._judged and found[1] >= GIVEN_UP_S):
+                followed.append(found)
+        if followed:
+            numbers, ages = zip(*followed, strict=True)
+            self._judge(np.array(numbers), np.array(ages), np.ones(len(followed), np.bool_))
         if forecasters is None or told is None:
             return np.zeros((len(turns), len(LIFETIMES)))
         share = self.head_share
@@ -158,7 +173,7 @@ class ReturnModel:
     def _judge(self, numbers: NDArray[np.int64], age: Floats, came: NDArray[np.bool_]) -> None:
         """Weigh the forecasters by what they had foretold of turns. With the lock held."""
         told = self._memory.told(numbers)
-        known = ~np.isnan(told[:, 0, 0])
+        known = ~np.isnan(told[:, 0, 0]) & (numbers >= self._memory.number - self._memory.capacity)
         if not known.any() or self._forecasters is None:
             return
         told, age, came = told[known], age[known], came[known]
@@ -170,20 +185,16 @@ class ReturnModel:
             mixed = float(np.logaddexp(math.log(1 - share) + by_counts, math.log(share) + by_head) - by_average)
             self._nats = mixed if math.isnan(self._nats) else KEEP * self._nats + (1 - KEEP) * mixed
 
-    def _judge_given_up(self, age: Floats, came: NDArray[np.bool_]) -> None:
-        memory = self._memory
-        first = max(self._judged + 1, memory.number - len(memory))
-        last = first
+    def _judge_given_up(self, outcomes: Outcomes) -> None:
+        """Judge what nobody followed in time. With the lock held."""
+        capacity = self._memory.capacity
         # In order of arrival, so those whose time is up come first; what has been overwritten since is passed over.
-        due: list[int] = []
-        while last < memory.number and len(due) < memory.capacity:
-            place = last % memory.capacity
-            if place >= len(age) or (age[place] < GIVEN_UP_S and not came[place]):
-                break
-            if not came[place]:
-                due.append(last)
-            last += 1
-        self._judged = last - 1
-        if due:
-            numbers = np.array(due)
-            self._judge(numbers, np.full(len(due), GIVEN_UP_S), np.zeros(len(due), np.bool_))
+        numbers = np.arange(max(self._judged + 1, self._memory.number - capacity, 0), outcomes.number)
+        places = numbers % capacity
+        late = outcomes.age[places] >= GIVEN_UP_S
+        undecided = np.flatnonzero(outcomes.waiting[places] & ~late)
+        decided = int(undecided[0]) if len(undecided) else len(numbers)
+        self._judged = max(self._judged, int(numbers[0]) + decided - 1 if len(numbers) else -1)
+        due = numbers[:decided][(late & ~outcomes.came[places])[:decided]]
+        if len(due):
+            self._judge(due, np.full(len(due), GIVEN_UP_S), np.zeros(len(due), np.bool_))

@@ -1,0 +1,110 @@
+"""The return model in service: it answers in the thread that infers, and learns in another one beside it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from lpc.model.returns.credit import LIFETIMES
+from lpc.model.returns.memory import Arrived
+from lpc.model.returns.model import ReturnModel
+from predictor_service.metrics import Metrics
+from predictor_service.returns import state
+
+log = logging.getLogger(__name__)
+
+KEEP_INTERVAL_S: Final = 300.0
+"""Seconds between two writings of the state: what a process that is killed forgets."""
+
+
+class ReturnLearning:
+    """What is learnt of returns. Whatever goes wrong here, predictions are answered, with credits of 0."""
+
+    def __init__(
+        self, model: ReturnModel, metrics: Metrics, *, refit_s: float, kept: Path | None, clock: Callable[[], float]
+    ) -> None:
+        """Start with nothing learnt.
+
+        Args:
+            refit_s: seconds between two refits.
+            kept: the file of the state; None for none.
+            clock: seconds since the Unix epoch, by which turns arrive.
+        """
+        self._model = model
+        self._metrics = metrics
+        self._refit_s = refit_s
+        self._kept = kept
+        self._clock = clock
+        self._failing: set[str] = set()
+        metrics.watch_returns(lambda: model.quality)
+
+    @property
+    def returns(self) -> int:
+        """Returns that the credits rest on."""
+        return self._model.quality.returns
+
+    def credits_of(self, turns: Sequence[Arrived]) -> list[list[float]]:
+        """Take turns in that are about to be answered; return the credit table of each, seconds at `credit.LIFETIMES`."""
+        try:
+            tables: list[list[float]] = self._model.answer(turns).tolist()
+        except Exception as error:  # a fault of ours must not cost the prediction
+            self._failed("return model could not answer", error)
+            return [[0.0] * len(LIFETIMES) for _ in turns]
+        return tables
+
+    def restore(self) -> None:
+        """Take what was kept, if it can be."""
+        if self._kept is None:
+            return
+        try:
+            found = state.read(self._kept)
+            if found is not None:
+                self._model.restore(found, self._clock())
+        except Exception as error:  # a damaged archive raises whatever its reader does
+            # The type alone: nothing that stands in the file gets into the log.
+            log.warning(
+                "what was learnt of returns, %s, cannot be used (%s): starting with nothing learnt",
+                self._kept,
+                type(error).__name__,
+            )
+            return
+        if found is not None:
+            log.info("%d returns learnt before are known again", self.returns)
+
+    async def learn_forever(self) -> None:
+        """Refit and keep, in a thread, until cancelled."""
+        due = time.monotonic() + KEEP_INTERVAL_S
+        while True:
+            await asyncio.sleep(self._refit_s)
+            await asyncio.to_thread(self._refit)
+            if time.monotonic() >= due:
+                await asyncio.to_thread(self.keep)
+                due = time.monotonic() + KEEP_INTERVAL_S
+
+    def keep(self) -> None:
+        """Write what was learnt into its file, if there is one."""
+        if self._kept is None:
+            return
+        try:
+            state.write(self._kept, self._model.state(self._clock()))
+        except Exception as error:  # a disk that is full, and what nobody thought of
+            self._failed("what was learnt of returns could not be written", error)
+        else:
+            self._failing.discard("what was learnt of returns could not be written")
+
+    def _refit(self) -> None:
+        start = time.perf_counter()
+        try:
+            self._model.refit(self._clock())
+        except Exception as error:  # the next one may do better; until then the curves stay
+            self._failed("return model could not be refitted", error)
+        else:
+            self._metrics.return_refit_seconds.observe(time.perf_counter() - start)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Say it once."""
+        if what not in self._failing:
+            self._failing.add(what)
+            log.error("%s (%s)", what, type(error).__name__)
