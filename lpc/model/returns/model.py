@@ -31,6 +31,10 @@ GIVEN_UP_S: Final = 1800.0
 """Age at which a turn that nobody followed counts as foretold or not."""
 NEWS: Final = 100
 """The head is taught again when one in so many of the turns is new: in a quiet night it would learn them by heart."""
+AVERAGE_TURNS: Final = 200.0
+"""Turns after which a curve counts half in the average."""
+AVERAGE_EVERY: Final = 16
+"""Turns after which the average in use is renewed."""
 FORMAT: Final = 1
 
 
@@ -54,13 +58,38 @@ class Quality(NamedTuple):
 class _Forecasters:
     counts: Counts
     head: HazardHead
-    law: CreditLaw
 
     def hazards(self, facts: Sequence[Facts], rows: NDArray[np.float32]) -> Floats:
         """Return [2, n, INTERVALS]: counts, head."""
         returns = self.counts.returns
         counted = np.array([self.counts.hazard(strata(fact)) for fact in facts])
         return np.stack([with_tail(counted, returns), with_tail(self.head.hazard(rows), returns)])
+
+
+class Average:
+    """The average conversation: the mean of the curves told of late, beside which credits are given.
+
+    Fast, unlike the counts: when the traffic's mix changes, everything there is now would else look worth more, or less, than
+    average for as long as what was before is remembered, and blocks of one kind would outlive those of the same kind that came
+    minutes later. Measured where the mix changes every 20 minutes (LRU 57.4 and 66.8% at 2 and 5%, no guard): beside the
+    average of the counts 53.5 and 61.7, beside this one 57.2 and 65.9; Mooncake 14.3 and 22.1, 14.0 and 22.4.
+    """
+
+    def __init__(self, curve: Floats) -> None:
+        """``curve``: [ages] to begin with."""
+        self._curve = curve
+        self._law = CreditLaw(curve)
+        self._since = 0
+
+    def credits(self, curves: Floats) -> Floats:
+        """Return the credits of curves [n, ages], [n, lifetimes], and take them into the average."""
+        keep = 0.5 ** (np.arange(len(curves), -1, -1) / AVERAGE_TURNS)
+        self._curve = keep[0] * self._curve + (1.0 - 0.5 ** (1.0 / AVERAGE_TURNS)) * (keep[1:] @ curves)
+        self._since += len(curves)
+        if self._since >= AVERAGE_EVERY:
+            self._since = 0
+            self._law = CreditLaw(self._curve)
+        return self._law.table(curves)
 
 
 class ReturnModel:
@@ -73,6 +102,7 @@ class ReturnModel:
         self._memory = TurnMemory(capacity)
         self._head = HazardHead(seed)
         self._forecasters: _Forecasters | None = None
+        self._average: Average | None = None
         self._balance = 0.0
         self._nats = math.nan
         self._judged = -1
@@ -111,7 +141,7 @@ class ReturnModel:
             self._taught = outcomes.number
         made = None
         if counts.believable:
-            made = _Forecasters(counts, self._head.copy(), CreditLaw(returned(counts.average[None, :])[0]))
+            made = _Forecasters(counts, self._head.copy())
         with self._lock:
             self._forecasters = made
             self._judge_given_up(outcomes)
@@ -168,7 +198,10 @@ class ReturnModel:
         if forecasters is None or told is None:
             return np.zeros((len(turns), len(LIFETIMES)))
         share = self.head_share
-        return forecasters.law.table((1.0 - share) * returned(told[0]) + share * returned(told[1]))
+        curves = (1.0 - share) * returned(told[0]) + share * returned(told[1])
+        if self._average is None:
+            self._average = Average(returned(forecasters.counts.average[None, :])[0])
+        return self._average.credits(curves)
 
     def _judge(self, numbers: NDArray[np.int64], age: Floats, came: NDArray[np.bool_]) -> None:
         """Weigh the forecasters by what they had foretold of turns. With the lock held."""
