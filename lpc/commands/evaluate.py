@@ -28,6 +28,7 @@ def _evaluate(
     from lpc.logs.traces import open_trace
     from lpc.training.evaluate import evaluate as compare
     from lpc.training.head import SHIPPED_HEADS, HeadError
+    from lpc.training.online_returns import evaluate_online_returns
     from lpc.training.think_time import HELD_OUT_S, evaluate_think_time
     from lpc.wire.terminal import console
 
@@ -41,8 +42,10 @@ def _evaluate(
     predictor_quality.print_evaluation(found)
     figures = dict(found.figures)
     if log is not None:
-        figures["time"] = evaluate_think_time(log, log.requests[-1].arrival - HELD_OUT_S)
-        screen.print(think_times.held_out_table(log, figures["time"]))
+        since = log.duration - HELD_OUT_S
+        returns, by_returns = evaluate_online_returns(log, since)
+        figures["time"] = evaluate_think_time(log, since, rivals=by_returns) | {"return_model": returns}
+        screen.print(think_times.held_out_table(log, figures["time"]), think_times.horizons_table(figures["time"]))
     if picture is not None:
         predictor_quality.draw(found, picture)
         screen.print(f"picture: {picture}")

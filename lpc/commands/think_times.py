@@ -50,8 +50,21 @@ def held_out_table(trace: Trace, time: dict[str, Any]) -> Table:
     table = Table(title=f"{trace.name}: time to the next turn, last {HELD_OUT_S / 60:.0f} minutes, {time['turns']:,} turns")
     table.add_column("model")
     table.add_column("log-likelihood per turn", justify="right")
+    table.add_column("above the think-time head", justify="right")
     for key, value in time.items():
         if key.startswith("log_likelihood") and isinstance(value, float):
             label = key.removeprefix("log_likelihood").replace("_", " ").strip()
-            table.add_row(label or "think-time head", f"{value:.4f}")
+            gain, error = time["gain"].get(label.replace(" ", "_"), (None, None))
+            better = "" if gain is None else f"{-gain:+.4f} ± {error:.4f}"
+            table.add_row(label or "think-time head", f"{value:.4f}", better)
+    return table
+
+
+def horizons_table(time: dict[str, Any]) -> Table:
+    """Return the shares that return within a time: by the think-time head, by the return model, observed."""
+    table = Table("returns within s", "turns", "think-time head", "return model", "observed")
+    for head, model in zip(time["calibration"], time["return_model"]["calibration"], strict=True):
+        said = (head["predicted"], model["predicted"], head["observed"])
+        shares = (f"{share:.1%}" if share is not None else "" for share in said)
+        table.add_row(f"{head['within_s']:.0f}", f"{head['turns']:,}", *shares)
     return table

@@ -18,7 +18,7 @@ no more than a turn's number and class foretells worse than one fitted on just t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -83,6 +83,7 @@ class Turns:
         conversation: whose turn it is.
         gap: seconds until the next turn's arrival; infinite where none came within the window.
         window: seconds for which the turn was watched.
+        place: of its request in the trace.
     """
 
     features: Floats
@@ -90,6 +91,7 @@ class Turns:
     conversation: NDArray[np.str_]
     gap: Floats
     window: Floats
+    place: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.gap)
@@ -120,7 +122,7 @@ def turns_of(trace: Trace, until: float | None = None, since: float = 0.0) -> Tu
     )
     arrival, following = turns.arrival[rows], turns.next_arrival[rows]
     gap = np.where(following < end, following - arrival, np.inf)
-    return Turns(columns, category, conversation, gap, min(end, trace.duration) - arrival)
+    return Turns(columns, category, conversation, gap, min(end, trace.duration) - arrival, rows)
 
 
 def fit_think_time(trace: Trace, until: float | None = None, seed: int = 0) -> ThinkTime:
@@ -168,16 +170,24 @@ def log_likelihood(model: ThinkTime, turns: Turns) -> Floats:
     return values
 
 
-def evaluate_think_time(trace: Trace, split_at: float, seed: int = 0) -> dict[str, Any]:
+def evaluate_think_time(
+    trace: Trace, split_at: float, seed: int = 0, rivals: Mapping[str, Floats] | None = None
+) -> dict[str, Any]:
     """Fit on what was known at ``split_at`` and report how well it foretells the turns that arrive afterwards.
 
     The models that it is compared with (one exponential for all, one per class, one lognormal for all) have the same cure
     fraction, fitted along with them, and the same data.
 
+    Args:
+        rivals: further models: by name, the log-likelihood of each request of the trace; NaN where a model says nothing, and
+            such a model is left out.
+
     Returns:
         log_likelihood, log_likelihood_exponential, log_likelihood_exponential_by_class, log_likelihood_lognormal: means per
         held-out turn, nats (see `log_likelihood`).
         log_likelihood_turn_and_class: the model's, told no more than each turn's number and class.
+        log_likelihood_reply_unknown: the model's, told nothing of the turn's own reply, as when the turn arrives.
+        log_likelihood_ and a rival's name.
         gain: how far the model is above each of the others, with the standard error over conversations.
         turns, returned: held out; turns_fitted; turns_not_linkable: left out, of all.
         calibration: the share that returns within a time, predicted (also by one exponential) and observed, of the turns that
@@ -200,9 +210,12 @@ def evaluate_think_time(trace: Trace, split_at: float, seed: int = 0) -> dict[st
     }
     likelihood = log_likelihood(model, held_out)
     by_other = {name: log_likelihood(other, held_out) for name, other in others.items()}
+    by_rival = {name: values[held_out.place] for name, values in (rivals or {}).items()}
+    by_other |= {name: values for name, values in by_rival.items() if not np.isnan(values).any()}
     return {
         "log_likelihood": round(float(likelihood.mean()), 4),
         "log_likelihood_turn_and_class": round(float(log_likelihood(model, hide(held_out, tuple(INPUTS))).mean()), 4),
+        "log_likelihood_reply_unknown": round(float(log_likelihood(model, hide(held_out, ("output",))).mean()), 4),
         **{f"log_likelihood_{name}": round(float(values.mean()), 4) for name, values in by_other.items()},
         "gain": {name: _gain(likelihood - values, held_out.conversation) for name, values in by_other.items()},
         "turns": len(held_out),

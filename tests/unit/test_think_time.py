@@ -58,7 +58,7 @@ def constant(p: float, mu: float, sigma: float) -> ThinkTime:
 
 def watched(gap: list[float], window: list[float]) -> Turns:
     names = np.full(len(gap), "a")
-    return Turns(np.full((len(gap), len(COLUMNS)), np.nan), names, names, np.array(gap), np.array(window))
+    return Turns(np.full((len(gap), len(COLUMNS)), np.nan), names, names, np.array(gap), np.array(window), np.arange(len(gap)))
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,17 @@ class ReturnModel:
                 start = stop
         return np.concatenate(parts)
 
+    def foretell(self, turn: Arrived) -> tuple[Floats, float] | None:
+        """Return hazards [2, INTERVALS], by counts and by head, and the head's share; the turn is not taken in.
+
+        None before there is enough to learn from.
+        """
+        with self._lock:
+            if self._forecasters is None:
+                return None
+            facts = [self._memory.facts(turn)]
+            return self._forecasters.hazards(facts, inputs(facts))[:, 0], self.head_share
+
     def refit(self, now: float) -> None:
         """Learn from what has happened until ``now``, seconds since the epoch. Tenths of a second; serving goes on."""
         with self._learning:
