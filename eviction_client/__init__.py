@@ -1,14 +1,16 @@
-"""The thin client inside a serving engine: score, queue, predictor client, stores of scores.
+"""The thin client inside a serving engine: keys, queue, predictor client, stores of keys.
 
-The names below are the public ones; what else lies in this package may move. All but the score and the queue are loaded when
+The names below are the public ones; what else lies in this package may move. All but keys, credit and queues are loaded when
 they are first asked for: every process of an engine imports this package, and few of them need gRPC, Redis or settings.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from eviction_client.credit import CreditGrid, CreditTable, Lifetime
+from eviction_client.credit_queue import CreditQueue
 from eviction_client.queue import Block, FreeBlockQueue
-from eviction_client.score import score
+from eviction_client.score import Keys
 
 if TYPE_CHECKING:
     from eviction_client.errors import ClientError, EngineUnsupported, StoreError
@@ -26,9 +28,14 @@ __all__ = [
     "ClientError",
     "ClientSettings",
     "ConversationId",
+    "CreditGrid",
+    "CreditQueue",
+    "CreditTable",
     "EngineUnsupported",
     "FreeBlockQueue",
     "Hints",
+    "Keys",
+    "Lifetime",
     "MetadataStore",
     "Namespace",
     "Prediction",
@@ -36,7 +43,6 @@ __all__ = [
     "Scorer",
     "StoreError",
     "open_store",
-    "score",
 ]
 
 _HOMES: Final = {

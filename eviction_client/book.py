@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from eviction_client.messages import Prediction, Question
+from eviction_client.messages import Prediction, Question, Refusal
 
 TICK_S: Final = 0.25
 """How exactly deadlines are kept while anything waits."""
@@ -43,11 +43,31 @@ class PredictorCounters:
     reconnects: int = 0
     """Connections after the first."""
     connection_failures: int = 0
+    after_the_end: int = 0
+    """Answers that came when their request had ended. Not a fate of its own: counted as answered."""
+    no_credit: int = 0
+    """Answers under the older contract, or without a credit table. Counted as answered, as the next three."""
+    bad_grid: int = 0
+    bad_length: int = 0
+    bad_value: int = 0
+
+
+_REFUSED: Final[dict[Refusal, str]] = {
+    "absent": "no_credit",
+    "grid": "bad_grid",
+    "length": "bad_length",
+    "value": "bad_value",
+}
+"""Counters of answers whose credit table could not be used."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One line of the book. Times are seconds of the client's monotonic clock."""
+    """One line of the book. Times are seconds of the client's monotonic clock.
+
+    Attributes:
+        over: the engine is done with the request; its answer is wanted all the same.
+    """
 
     key: Hashable
     question: Question
@@ -56,6 +76,7 @@ class Request:
     number: int = 0
     sends: int = 0
     answer: Prediction | None = None
+    over: bool = False
 
 
 class Book:
@@ -84,6 +105,7 @@ class Book:
         self._unsent: OrderedDict[int, Request] = OrderedDict()
         self._in_flight: dict[int, Request] = {}
         self._cancels: deque[int] = deque(maxlen=capacity)
+        self._late: deque[tuple[Hashable, Prediction | None]] = deque(maxlen=capacity)
         self._numbers = 0
         self._idle = False
 
@@ -131,6 +153,25 @@ class Book:
         del self._requests[key]
         return request.answer
 
+    def leave(self, key: Hashable) -> bool:
+        """Note that a request is over; return whether its answer may still come."""
+        request = self._requests.get(key)
+        if request is None or request.answer is not None:
+            return False
+        request.over = True
+        return True
+
+    def take_late(self) -> list[tuple[Hashable, Prediction | None]]:
+        """Return what has become since the last call of requests that were left: answered, or not."""
+        late = list(self._late)
+        self._late.clear()
+        return late
+
+    @property
+    def anything_late(self) -> bool:
+        """Whether :meth:`take_late` has something; may be read without the lock."""
+        return bool(self._late)
+
     def drop(self, key: Hashable, fate: Fate) -> bool:
         """Strike a request out, if it is in; return whether it was taken from the sidecar, which is to be told.
 
@@ -143,6 +184,8 @@ class Book:
             if fate != "forgotten":
                 self.count(untaken=1)
             return False
+        if request.over:
+            self._late.append((key, None))
         unsent = self._unsent.pop(request.number, None) is not None
         in_flight = self._in_flight.pop(request.number, None) is not None
         if in_flight:
@@ -158,6 +201,8 @@ class Book:
         self._in_flight.pop(request.number, None)
         if self._requests.get(request.key) is request:
             del self._requests[request.key]
+        if request.over:
+            self._late.append((request.key, None))
         self.count(**{fate: 1})
 
     def expire(self, now: float) -> None:
@@ -207,7 +252,12 @@ class Book:
         else:
             request.answer = answer
             request.question = NO_QUESTION  # its token ids are not kept for the answer's sake
-            self.count(answered=1)
+            refused = {} if answer.refused is None else {_REFUSED[answer.refused]: 1}
+            self.count(answered=1, after_the_end=int(request.over), **refused)
+            if request.over:
+                self._late.append((request.key, answer))
+                if self._requests.get(request.key) is request:
+                    del self._requests[request.key]
 
     def stream_broke(self) -> None:
         """What was with the sidecar is to be sent again, first of all; what was sent often enough has failed."""
@@ -234,5 +284,6 @@ class Book:
         self._requests.clear()
         self._unsent.clear()
         self._in_flight.clear()
+        self._late.clear()
         self.changed.notify_all()
         self.sendable.notify_all()

@@ -17,7 +17,8 @@ from typing import Any, Final
 import grpc
 
 from eviction_client.book import TICK_S, Book
-from eviction_client.messages import cancel, decode, encode
+from eviction_client.credit import CreditGrid
+from eviction_client.messages import Refusal, cancel, decode, encode, grid_of
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 from lpc.wire.access import Access
 from lpc.wire.certificates import CertificateError
@@ -57,6 +58,9 @@ class Connection:
         self._ready = False
         self._error: Exception | None = None
         self._heard_at = 0.0
+        self._grid: CreditGrid | Refusal = "absent"
+        self._refused: set[Refusal] = {"absent", "grid"}
+        """What has been said in the log of credit tables; of the grid it is said at the greeting."""
         self._waiting_since: float | None = None
 
     def open(self, address: str, access: Callable[[], Access], connect_timeout_s: float) -> bool:
@@ -133,6 +137,13 @@ class Connection:
             greeting.cancel()
             return None
         error: Exception | None = greeting.exception()
+        if error is None:
+            self._grid = grid_of(greeting.result())
+            if not isinstance(self._grid, CreditGrid):
+                logger.warning(
+                    "the predictor gives no credit (%s): blocks are evicted least recently used",
+                    "it is older than this client" if self._grid == "absent" else "the lifetimes that it names cannot be used",
+                )
         return error
 
     # gRPC's sending thread.
@@ -183,8 +194,11 @@ class Connection:
             book.changed.notify_all()
 
     def _receive(self, message: predictor_pb2.PredictStreamResponse) -> None:
-        answer = decode(message)
+        answer = decode(message, self._grid)
         number = int(message.request_id) if message.request_id.isdecimal() else 0
+        if answer is not None and answer.refused is not None and answer.refused not in self._refused:
+            self._refused.add(answer.refused)
+            logger.warning("a credit table of the predictor cannot be used (%s): no credit for such requests", answer.refused)
         book = self._book
         with book.changed:
             now = self._clock()

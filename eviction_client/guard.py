@@ -1,52 +1,63 @@
-"""How far predictions may be trusted: beta in [0, 1] of `eviction_client.score`, from what two shadow caches would have hit.
+"""Which rule orders: credit or least recent use, from what two shadow caches of this very traffic would have hit under each.
 
-Both hold a fixed sample of the blocks at the same share of the capacity, so they see what the whole cache would: one evicts
-least recently used, the other by full trust in the predictions. That they are compared with each other, and not with what
-the real cache hit, is what keeps beta from swinging: at beta 0 the real cache is LRU, and shows nothing of how good the
-predictions have become since.
+They are compared by a cumulative sum (Page 1954, Continuous inspection schemes: of all rules with so few false alarms the
+quickest to notice a change). The sum counts sampled blocks that the rule not in force would have hit more than the one that
+is, never below 0 and slowly forgotten; when it passes a threshold, the other rule comes into force and the sum starts anew.
+The threshold knows its noise: it grows with the size of the differences seen, as the sum of chance does.
+
+That the shadows are compared with each other, and not with what the real cache hit, is what keeps it from blindness: while
+least recent use is in force the real cache shows nothing of how good predictions have become.
 """
 
 import math
 from typing import Final
 
-HALF_LIFE: Final = 1000
-"""Requests after which an observation counts half."""
-FIRM: Final = 0.05
-"""Below it beta is 0, that is, plain LRU; above 1 minus it, 1."""
-DOUBT: Final = 0.5
-"""Standard deviations by which full trust must have been worse for beta to be a half."""
-SHARPNESS: Final = 2.0
-FEWEST: Final = 30
-"""Requests before beta moves."""
+KEEP: Final = 0.998
+"""Share of the sum that is left after a request: half of it after 350."""
+H_MIN: Final = 30.0
+"""Least threshold, sampled blocks."""
+KAPPA: Final = 2.0
+"""Threshold, in standard deviations of a sum of NOISE_REQUESTS differences by chance."""
+NOISE_REQUESTS: Final = 500
+REGRET_KEEP: Final = 0.5 ** (1 / 1000)
+"""Share of a request in the regret that is left after the next: half of it after 1,000."""
 
 
 class Guard:
-    """Moves beta. Not thread-safe.
+    """Decides between the rules. Least recent use is in force at the start: trust is earned. Not thread-safe.
 
     Attributes:
-        beta: trust in the predictions: 1 at the start.
-        regret: blocks per request that LRU would have hit more than full trust, a discounted mean; negative: predictions pay.
+        trusting: credit is in force.
+        switches: changes of the rule in force.
+        regret: blocks per request that LRU would have hit more than credit, a discounted mean; negative: predictions pay.
     """
 
-    def __init__(self, half_life: float = HALF_LIFE) -> None:
-        self.beta = 1.0
-        self.regret = 0.0
-        self._keep = 0.5 ** (1.0 / half_life)
-        self._sum = self._squares = self._weight = 0.0
-        self._seen = 0
+    def __init__(self) -> None:
+        self.trusting = False
+        self.switches = 0
+        self._sum = 0.0
+        self._gain = self._squares = self._weight = 0.0
 
-    def observe(self, trusting_hits: int, lru_hits: int) -> float:
-        """Take in what the two shadows hit of a request's sampled blocks; return beta."""
-        gain = trusting_hits - lru_hits
-        keep = self._keep
-        self._sum = keep * self._sum + gain
-        self._squares = keep * self._squares + gain * gain
-        self._weight = keep * self._weight + 1.0
-        self._seen += 1
-        self.regret = -self._sum / self._weight
-        if self._seen >= FEWEST:
-            deviation = self._sum / math.sqrt(self._squares) if self._squares else 0.0
-            beta = 1.0 / (1.0 + math.exp(-SHARPNESS * max(min(deviation + DOUBT, 50.0), -50.0)))
-            # No evidence either way counts for the predictions: they were installed to be used.
-            self.beta = 0.0 if beta < FIRM else 1.0 if beta > 1.0 - FIRM or deviation >= 0 else beta
-        return self.beta
+    @property
+    def regret(self) -> float:
+        """See the class."""
+        return -self._gain / self._weight if self._weight else 0.0
+
+    @property
+    def threshold(self) -> float:
+        """What the sum must pass for the rule to change, sampled blocks."""
+        mean_square = self._squares / self._weight if self._weight else 0.0
+        return max(H_MIN, KAPPA * math.sqrt(mean_square * NOISE_REQUESTS))
+
+    def observe(self, credit_hits: int, lru_hits: int) -> bool:
+        """Take in what the two shadows hit of a request's sampled blocks; return whether credit is in force."""
+        gain = credit_hits - lru_hits
+        self._gain = REGRET_KEEP * self._gain + gain
+        self._squares = REGRET_KEEP * self._squares + gain * gain
+        self._weight = REGRET_KEEP * self._weight + 1.0
+        self._sum = max(0.0, KEEP * self._sum + (-gain if self.trusting else gain))
+        if self._sum > self.threshold:
+            self.trusting = not self.trusting
+            self.switches += 1
+            self._sum = 0.0
+        return self.trusting

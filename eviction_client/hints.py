@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+PRIORITY_S: Final = 100.0
+"""Seconds that one level of priority is worth: about a turn's think time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hints:
@@ -13,12 +16,16 @@ class Hints:
     Attributes:
         retain_s: rank the blocks as if they had been used this many seconds later (negative: earlier).
         done: the conversation or branch is over.
-        priority: added to the score as it is, log-odds.
+        priority: levels, each worth PRIORITY_S.
     """
 
     retain_s: float = 0.0
     done: bool = False
     priority: float = 0.0
+
+    def seconds(self, longest: float) -> float:
+        """Return by how many seconds the blocks are to be ranked as if used later, within ``longest``."""
+        return min(max(self.retain_s + self.priority * PRIORITY_S, -longest), longest)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any] | None) -> "Hints":

@@ -1,43 +1,27 @@
-"""What is learnt from finished requests, off the scheduler's thread: how far predictions may be trusted, and what the store
-is told and asked.
+"""What is learnt from finished requests, off the scheduler's thread: whether credit is trusted, and what the store is told and
+asked.
 """
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from eviction_client.clock import MonotoneClock
 from eviction_client.conversations import Conversations
+from eviction_client.credit import CreditTable
+from eviction_client.finished import Finished
 from eviction_client.settings import ClientSettings
 from eviction_client.shadow import ShadowCounters, Shadows
-from eviction_client.stores.base import BlockHash, MetadataStore
+from eviction_client.stores.base import BlockHash, ConversationId, MetadataStore
 
 MAX_WAITING: Final = 10_000
 """Finished requests that may wait to be learnt from; over it the oldest are not."""
 ROUNDS_FOR_AN_ANSWER: Final = 50
 """Rounds in which an answer of the store is looked for: one that is away may never give it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A request that has ended.
-
-    Attributes:
-        session: names its conversation in all engines; None where nobody said.
-        blocks: hashes of its chain from the start, as far as computed.
-        prompt_blocks: how many of these its prompt filled.
-        trusting, lru: its scores under full trust in the predictions, and under none.
-        score: the one that its blocks got.
-    """
-
-    session: str | None
-    blocks: Sequence[BlockHash]
-    prompt_blocks: int
-    trusting: float
-    lru: float
-    score: float
+TRIM_EVERY_S: Final = 100.0
+MAX_UNANSWERED: Final = 10_000
+"""Conversations whose latest turn may still get an answer; over it the oldest's is not told to the store."""
 
 
 class Learner:
@@ -48,26 +32,29 @@ class Learner:
         store: where shared blocks keep the scores of others; None where scores are not pooled.
 
     Attributes:
-        beta: how far predictions are trusted at present.
+        trusting: credit is in force.
     """
 
     def __init__(self, settings: ClientSettings, *, capacity: int, store: MetadataStore | None) -> None:
-        self.beta = 1.0
+        self.trusting = not settings.guard
         self._guards = settings.guard
+        self._pools = settings.pools != "off"
         self._store = store
-        self._trim_every_s = settings.tau_s
         self._trimmed_at = time.monotonic()
         self._shadows = Shadows(capacity)
         self._conversations = Conversations()
-        self._waiting: deque[Finished] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[tuple[Finished, tuple[CreditTable, float] | None]] = deque(maxlen=MAX_WAITING)
+        """Requests, and what came late: their credit and the key that it gave."""
+        self._unanswered: OrderedDict[ConversationId, Finished] = OrderedDict()
+        self._name_of: OrderedDict[Finished, ConversationId] = OrderedDict()
         self._taken_in = self._learnt = 0
         self._question: Sequence[BlockHash] | None = None
         self._rounds_left = 0
         self._answers: dict[BlockHash, float] = {}
 
-    def take_in(self, finished: Finished) -> None:
-        """Leave a request to be learnt from."""
-        self._waiting.append(finished)
+    def take_in(self, finished: Finished, late: tuple[CreditTable, float] | None = None) -> None:
+        """Leave a request to be learnt from; once more with its credit and the key that this gave, if it came after its end."""
+        self._waiting.append((finished, late))
         self._taken_in += 1
 
     def ask(self, blocks: Sequence[BlockHash]) -> None:
@@ -85,12 +72,11 @@ class Learner:
         """Learn from all that was left; return whether an answer of the store is expected soon."""
         store = self._store
         while self._waiting:
-            finished = self._waiting.popleft()
-            beta = self._shadows.observe(finished.blocks, finished.prompt_blocks, finished.trusting, finished.lru)
-            if self._guards:
-                self.beta = beta
-            if store is not None and finished.blocks:
-                store.record(self._conversations.name(finished.session, finished.blocks), finished.blocks, finished.score)
+            finished, late = self._waiting.popleft()
+            if late is None:
+                self._learn_from(finished)
+            else:
+                self._lay(finished, *late)
             self._learnt += 1
             # Offer the GIL to the scheduler's thread, which would else wait for the interpreter's switch interval, 5 ms.
             time.sleep(0)
@@ -106,10 +92,32 @@ class Learner:
                     self._answers, self._rounds_left = answers, 0
         return self._rounds_left > 0
 
+    def _learn_from(self, finished: Finished) -> None:
+        name = self._conversations.name(finished.session, finished.blocks) if self._pools and finished.blocks else None
+        trusting = self._shadows.observe(finished, name)
+        if self._guards:
+            self.trusting = trusting
+        if self._store is not None and name is not None:
+            self._store.record(name, finished.blocks, finished.keys.key)
+            self._unanswered.pop(name, None)
+            if finished.awaited:
+                self._unanswered[name] = finished
+                self._name_of[finished] = name
+                for memory in (self._unanswered, self._name_of):
+                    if len(memory) > MAX_UNANSWERED:
+                        memory.popitem(last=False)
+
+    def _lay(self, finished: Finished, table: CreditTable, key: float) -> None:
+        self._shadows.lay(finished, table)
+        name = self._name_of.pop(finished, None)
+        # Where a later turn of the conversation has ended since, its key counts.
+        if self._store is not None and name is not None and self._unanswered.pop(name, None) is finished:
+            self._store.record(name, finished.blocks, key)
+
     def trim(self, clock: MonotoneClock) -> None:
-        """Once per tau, let the store forget what has sunk out of sight."""
+        """Now and then, let the store forget what has sunk out of sight."""
         at = time.monotonic()
-        if self._store is not None and at - self._trimmed_at >= self._trim_every_s:
+        if self._store is not None and at - self._trimmed_at >= TRIM_EVERY_S:
             self._trimmed_at = at
             self._store.trim(clock.now())
 
@@ -125,5 +133,15 @@ class Learner:
 
     @property
     def regret(self) -> float:
-        """Blocks per request that LRU would have hit more than full trust, of the sampled ones; negative: predictions pay."""
+        """Blocks per request that LRU would have hit more than credit, of the sampled ones; negative: predictions pay."""
         return self._shadows.guard.regret
+
+    @property
+    def switches(self) -> int:
+        """Changes of the rule in force, as the guard sees it."""
+        return self._shadows.guard.switches
+
+    @property
+    def shadow_lifetime(self) -> float:
+        """Seconds that blocks live in the shadow cache with credit."""
+        return self._shadows.lifetime

@@ -5,12 +5,18 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
+from eviction_client.credit import CreditGrid, CreditTable
 from lpc.v1 import predictor_pb2
 
 MAX_TOKEN_IDS: Final = 2**20
 """A longer prompt (4 MiB) is not sent: a message over the sidecar's limit would end the stream for all."""
+
+
+Refusal = Literal["absent", "grid", "length", "value"]
+"""Why a prediction has no credit: the sidecar speaks the older contract or gave none, its grid cannot be used, its table does
+not fit the grid, or holds what is not a number within bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class Prediction:
         think_log_mean, think_log_sigma: mean and standard deviation of ln(seconds until that turn); None while the
             model does not know.
         turn_count: user turns that the model was given.
+        credit: seconds by the lifetime of the cache; None where there is no table that could be used.
+        refused: why there is none.
     """
 
     probability: float
@@ -47,6 +55,8 @@ class Prediction:
     think_log_mean: float | None
     think_log_sigma: float | None
     turn_count: int
+    credit: CreditTable | None = None
+    refused: Refusal | None = None
 
 
 def encode(number: int, question: Question, timeout_s: float) -> predictor_pb2.PredictStreamRequest:
@@ -77,8 +87,22 @@ def cancel(number: int) -> predictor_pb2.PredictStreamRequest:
     return predictor_pb2.PredictStreamRequest(request_id=str(number), cancel=predictor_pb2.Cancel())
 
 
-def decode(message: predictor_pb2.PredictStreamResponse) -> Prediction | None:
-    """Return the prediction; None for an error item and for what is not a probability."""
+def grid_of(info: predictor_pb2.GetModelInfoResponse) -> CreditGrid | Refusal:
+    """Return the grid of a sidecar's credit tables, or why it has none."""
+    if not info.credit_lifetimes_s:
+        return "absent"
+    try:
+        return CreditGrid(info.credit_lifetimes_s)
+    except ValueError:
+        return "grid"
+
+
+def decode(message: predictor_pb2.PredictStreamResponse, grid: CreditGrid | Refusal = "absent") -> Prediction | None:
+    """Return the prediction; None for an error item and for what is not a probability.
+
+    Args:
+        grid: of the sidecar's credit tables, or why it has none.
+    """
     if message.WhichOneof("result") != "prediction":
         return None
     prediction = message.prediction
@@ -90,7 +114,24 @@ def decode(message: predictor_pb2.PredictStreamResponse) -> Prediction | None:
         think = prediction.think_time
         if math.isfinite(think.log_mean) and math.isfinite(think.log_sigma) and think.log_sigma >= 0:
             mean, sigma = think.log_mean, think.log_sigma
-    return Prediction(prediction.probability, prediction.model_version, mean, sigma, prediction.turn_count)
+    credit = _table_of(prediction.credit_s, grid)
+    return Prediction(
+        *(prediction.probability, prediction.model_version, mean, sigma, prediction.turn_count),
+        *((credit, None) if isinstance(credit, CreditTable) else (None, credit)),
+    )
+
+
+def _table_of(seconds: Sequence[float], grid: CreditGrid | Refusal) -> CreditTable | Refusal:
+    if not isinstance(grid, CreditGrid):
+        return grid
+    if not seconds:
+        return "absent"
+    if len(seconds) != len(grid.lifetimes):
+        return "length"
+    try:
+        return grid.table(seconds)
+    except ValueError:
+        return "value"
 
 
 def _varint(n: int) -> bytes:

@@ -2,7 +2,8 @@
 
 The scheduler calls :meth:`PredictorClient.ask` when it admits a request and :meth:`PredictorClient.take` when it frees the
 request's blocks. Both only touch dictionaries under a lock that is never held during I/O or encoding: microseconds.
-No answer, for whatever reason, is ``None``: the caller uses its prior.
+No answer, for whatever reason, is ``None``: the blocks get no credit. An answer that comes after the request has ended
+(:meth:`PredictorClient.leave`) is handed out by :meth:`PredictorClient.late_answers`.
 
 A *supervisor* thread connects, watches deadlines and reconnects; what happens on one connection, and in which threads, is
 :mod:`eviction_client.connection`'s. It is gRPC's synchronous API because grpc.aio has one poller per process, shared by all
@@ -120,6 +121,21 @@ class PredictorClient:
         except TypeError:
             return None
 
+    def leave(self, request_id: Hashable) -> bool:
+        """Say that a request has ended whose answer is not there; return whether it may still come, until its deadline."""
+        try:
+            with self._book.changed:
+                return self._book.leave(request_id)
+        except TypeError:
+            return False
+
+    def late_answers(self) -> list[tuple[Hashable, Prediction | None]]:
+        """Return what has become of requests that were left: their answers; None for each that gets none."""
+        if not self._book.anything_late:
+            return []
+        with self._book.changed:
+            return self._book.take_late()
+
     def forget(self, request_id: Hashable) -> None:
         """Forget a request; tell the sidecar if it still works on it. Unknown ids are ignored."""
         try:
@@ -205,7 +221,7 @@ class PredictorClient:
         if not book.closed and (was_connected or self._logged is None):
             if self._logged is not False:
                 logger.warning(
-                    "no connection to the predictor at %s (%s); requests get the prior until it is back",
+                    "no connection to the predictor at %s (%s); requests get no credit until it is back",
                     self._address,
                     connection.reason,
                 )

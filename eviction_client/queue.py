@@ -27,10 +27,10 @@ from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from eviction_client.score import FIRST_OUT
 
-RUN_WIDTH: Final = 1 / 8
-"""Log-odds over which scores count as equal: p = 0.80 and p = 0.82, or 12.5 s of idle time at tau = 100 s. No predictor
-tells these apart, and the paper's own order, swept every 10 s, is as coarse. It keeps the index small and nearly every
-insertion O(1): sorting by the exact score cost five to seven times an LRU list's insertion for chains of one block.
+RUN_WIDTH: Final = 1.0
+"""Seconds over which keys count as equal. No predictor tells a second of think time apart, and the paper's own order, swept
+every 10 s, is coarser. It keeps the index small and nearly every insertion O(1): sorting by the exact key cost five to seven
+times an LRU list's insertion for chains of one block.
 """
 
 
@@ -119,6 +119,25 @@ class FreeBlockQueue(Generic[B]):
             last = block
         last.next_free_block = following
         following.prev_free_block = last
+        self.num_free_blocks += len(blocks)
+
+    def insert_ahead(self, blocks: Sequence[B], score: float) -> None:
+        """As :meth:`insert`, but before all blocks of equal score instead of behind them."""
+        run = self._runs.get(score + _TO_KEY) if blocks else None
+        if run is None:
+            self.insert(blocks, score)
+            return
+        following = run[_HEAD]
+        last: Any = following.prev_free_block
+        for block in blocks:
+            block.prev_free_block = last
+            last.next_free_block = block
+            last = block
+        last.next_free_block = following
+        following.prev_free_block = last
+        del self._run_starting_at[following.block_id]
+        run[_HEAD] = blocks[0]
+        self._run_starting_at[blocks[0].block_id] = run
         self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: Sequence[B]) -> None:

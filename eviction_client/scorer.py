@@ -1,34 +1,37 @@
-"""From a request's admission to the score of its blocks: the part of a plug-in that is the same in every engine.
+"""From a request's admission to the keys of its blocks: the part of a plug-in that is the same in every engine.
 
-The engine's scheduler calls :meth:`Scorer.admitted` and :meth:`Scorer.finished`, which touch dictionaries and append to a
-bounded queue: microseconds. What costs more (shadow caches, stores, metrics) is done in the background
+The engine's scheduler calls :meth:`Scorer.admitted`, :meth:`Scorer.finished` and :meth:`Scorer.late`, which touch dictionaries
+and append to a bounded queue: microseconds. What costs more (shadow caches, stores, metrics) is done in the background
 (:mod:`eviction_client.background`) by :mod:`eviction_client.learner`.
 """
 
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
 from eviction_client.book import PredictorCounters
 from eviction_client.clock import MonotoneClock
+from eviction_client.credit import Lifetime
+from eviction_client.finished import Finished
 from eviction_client.hints import NO_HINTS, Hints
-from eviction_client.learner import Finished, Learner
+from eviction_client.learner import Learner
 from eviction_client.messages import Prediction
-from eviction_client.score import score
+from eviction_client.score import OLDEST_S, Keys
 from eviction_client.settings import ClientSettings
 from eviction_client.shadow import ShadowCounters
 from eviction_client.stores.base import BlockHash, MetadataStore
-from lpc.model.probability import P_MIN
+from lpc.model.returns import MAX_CREDIT_S
 
 logger = logging.getLogger(__name__)
 
 LOOK_AHEAD_S: Final = 0.05
 """Shortest time between two questions to the store."""
-MAX_PRIORITY: Final = 20.0
-"""Log-odds: more than lies between the highest and the lowest probability."""
+CREDITS_REMEMBERED: Final = 1024
+"""Latest credits given, of which metrics show the quantiles."""
 
 
 class Predictor(Protocol):
@@ -43,6 +46,12 @@ class Predictor(Protocol):
     def forget(self, request_id: Hashable) -> None:
         """Forget a request."""
 
+    def leave(self, request_id: Hashable) -> bool:
+        """Say that a request has ended without its answer; return whether that may still come."""
+
+    def late_answers(self) -> Sequence[tuple[Hashable, Prediction | None]]:
+        """Return what has become of requests that were left: their answers; None for each that gets none."""
+
     def close(self) -> None:
         """Hang up."""
 
@@ -56,17 +65,20 @@ class Predictor(Protocol):
 
 
 class Scorer:
-    """Scores the requests of one engine. Its methods belong to the scheduler's thread, but for ``on_tick``'s callbacks.
+    """Gives the requests of one engine their keys. Methods are for the scheduler's thread, but for ``on_tick``'s callbacks.
 
     Args:
         capacity: blocks of the engine's cache.
         predictor: asked at admission; closed with the scorer.
-        store: where shared blocks keep the scores of others; None where scores are not pooled. Closed with the scorer.
+        store: where shared blocks keep the keys of others; None where keys are not pooled. Closed with the scorer.
         clock: seconds since the epoch, the same in all engines of a fleet. Where it steps back, time stands still.
         background: starts what runs the rounds of learning.
 
     Attributes:
-        scored: finished requests by what their score came from.
+        scored: finished requests by what their keys came from; ``late`` ones are among the ``unanswered``, too.
+        lifetime: of the engine's cache. The queue that evicts from it is given this one to learn.
+        credits: the latest credits given, seconds.
+        implausible: keys that the store has answered with and that cannot be any.
         failures: exceptions kept from the engine.
         seconds: time spent in the scheduler's thread.
         on_tick: called about every second, in the background.
@@ -85,12 +97,16 @@ class Scorer:
         self.settings = settings
         self.predictor = predictor
         self.store = store
-        self.scored = {"prediction": 0, "prior": 0, "aborted": 0, "done": 0}
+        self.scored = {"prediction": 0, "unanswered": 0, "late": 0, "aborted": 0, "done": 0}
+        self.lifetime = Lifetime(capacity)
+        self.credits: deque[float] = deque(maxlen=CREDITS_REMEMBERED)
+        self.implausible = 0
         self.failures = 0
         self.seconds = 0.0
         self.on_tick: list[Callable[[], None]] = []
         self._clock = MonotoneClock(clock)
         self._learner = Learner(settings, capacity=capacity, store=store)
+        self._awaited: dict[Hashable, Finished] = {}
         self._asked_at = -math.inf
         self._ticked_at = time.monotonic()
         self._background = background(self._round)
@@ -99,9 +115,9 @@ class Scorer:
         """Ask the predictor about a request. ``token_ids`` must not change afterwards."""
         self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "")
 
-    def prior_score(self) -> float:
-        """Return the score of blocks of which nothing is known, used now."""
-        return score(self.settings.prior, self._clock.now(), self.settings.tau_s, beta=self.beta)
+    def now(self) -> float:
+        """Return the time, seconds since the epoch. It never goes back."""
+        return self._clock.now()
 
     def finished(
         self,
@@ -112,8 +128,8 @@ class Scorer:
         prompt_blocks: int,
         session: str | None = None,
         hints: Hints = NO_HINTS,
-    ) -> float:
-        """Return the score of a request that has ended.
+    ) -> Keys:
+        """Return the keys of the blocks of a request that has ended.
 
         Args:
             completed: it came to its end; else (aborted, failed) its prediction counts for nothing.
@@ -121,52 +137,86 @@ class Scorer:
             prompt_blocks: how many of these its prompt filled.
             session: names the conversation in all engines, where the caller knows.
         """
-        settings = self.settings
-        tau = settings.tau_s
         now = self._clock.now()
-        beta = self.beta
         prediction = self.predictor.take(request_id)
+        awaited = False
         if prediction is None:
-            self.predictor.forget(request_id)
-        if prediction is not None and completed:
-            p = prediction.probability
-            source = "prediction"
-        else:
-            p = settings.prior
-            source = "prior" if completed else "aborted"
-        trusting = score(p, now, tau)
+            awaited = completed and not hints.done and self.predictor.leave(request_id)
+            if not awaited:
+                self.predictor.forget(request_id)
+        table = None
         if hints.done:
-            # The application's word is not a prediction: beta has no say in it.
-            value, source = score(P_MIN, now, tau), "done"
-        elif hints is NO_HINTS and beta == 1.0:
-            value = trusting
+            # The application's word is not a prediction: the guard has no say in it.
+            keys, source = Keys.done(now), "done"
         else:
-            retain = hints.retain_s + min(max(hints.priority, -MAX_PRIORITY), MAX_PRIORITY) * tau
-            longest = settings.max_retain_s
-            value = score(p, now, tau, beta=beta, retain_s=min(max(retain, -longest), longest))
+            t_last = now if hints is NO_HINTS else now + hints.seconds(self.settings.max_retain_s)
+            keys = Keys(t_last, t_last)
+            source = "aborted" if not completed else "unanswered" if prediction is None else "prediction"
+            if completed and prediction is not None and prediction.credit is not None:
+                table = prediction.credit
+                credit = table.at(self.lifetime.seconds)
+                keys = Keys(t_last, t_last + credit)
+                self.credits.append(credit)
         self.scored[source] += 1
-        self._learner.take_in(Finished(session, blocks, prompt_blocks, trusting, now / tau, value))
+        finished = Finished(session, blocks, prompt_blocks, now, keys, table, awaited)
+        if awaited:
+            self._awaited[request_id] = finished
+        self._learner.take_in(finished)
         self._background.wake()
-        return value
+        return keys
+
+    def awaits(self, request_id: Hashable) -> bool:
+        """Return whether a request has ended whose answer may still come."""
+        return request_id in self._awaited
+
+    def late(self) -> list[tuple[Hashable, Keys | None]]:
+        """Return the keys of requests whose answer has come after their end; None for each whose answer never will."""
+        answers = self.predictor.late_answers()
+        if not answers:
+            return []
+        keys_of: list[tuple[Hashable, Keys | None]] = []
+        for request_id, prediction in answers:
+            finished = self._awaited.pop(request_id, None)
+            if finished is None:
+                continue
+            keys = None
+            if prediction is not None:
+                self.scored["late"] += 1
+                table = prediction.credit
+                if table is not None:
+                    keys = finished.keys_at(self.lifetime.seconds, table)
+                    self.credits.append(keys.key - keys.t_last)
+                    self._learner.take_in(finished, (table, keys.key))
+            keys_of.append((request_id, keys))
+        self._background.wake()
+        return keys_of
 
     def look_ahead(self, candidates: Callable[[], Sequence[BlockHash]]) -> dict[BlockHash, float]:
-        """Ask the store for the scores of the blocks to be evicted next; return the answers that have come meanwhile.
+        """Ask the store for the keys of the blocks to be evicted next; return the answers that have come meanwhile.
+
+        While least recent use is in force nothing is asked: what other conversations are predicted to do has no say then.
 
         Args:
             candidates: called only where it is time to ask.
         """
-        if self.store is None:
+        if self.store is None or not self.trusting:
             return {}
         now = time.monotonic()
         if now - self._asked_at >= LOOK_AHEAD_S:
             self._asked_at = now
             self._learner.ask(candidates())
             self._background.wake()
-        return self._learner.take_answers()
+        answers = self._learner.take_answers()
+        if not answers:
+            return {}
+        oldest, ceiling = self._clock.now() - OLDEST_S, self.ceiling()
+        plausible = {block: key for block, key in answers.items() if oldest <= key <= ceiling}  # NaN is not, either
+        self.implausible += len(answers) - len(plausible)
+        return plausible
 
     def ceiling(self) -> float:
-        """Return the highest score that this engine could give now: what others say beyond it has another clock or tau."""
-        return score(1.0, self._clock.now(), self.settings.tau_s, retain_s=self.settings.max_retain_s)
+        """Return the highest key that this engine could give now: what others say beyond it has another clock."""
+        return self._clock.now() + MAX_CREDIT_S + self.settings.max_retain_s
 
     def failed(self, error: Exception) -> None:
         """Count an exception that was kept from the engine; log the first."""
@@ -180,14 +230,19 @@ class Scorer:
             logger.error("learned prefix cache: %s at %s; serving goes on without it", type(error).__name__, where)
 
     @property
-    def beta(self) -> float:
-        """How far predictions are trusted at present: 1 in full, at 0 the order is LRU."""
-        return self._learner.beta
+    def trusting(self) -> bool:
+        """Whether credit is in force; else the order is least recent use."""
+        return self._learner.trusting
 
     @property
-    def even(self) -> float:
-        """The score of log-odds 0 at the latest time seen."""
-        return self._clock.latest / self.settings.tau_s
+    def switches(self) -> int:
+        """How often the guard has changed the rule, or, where it has no say, would have."""
+        return self._learner.switches
+
+    @property
+    def shadow_lifetime(self) -> float:
+        """Seconds that blocks of average conversations live in the shadow cache with credit."""
+        return self._learner.shadow_lifetime
 
     @property
     def shadow_counters(self) -> ShadowCounters:
@@ -196,7 +251,7 @@ class Scorer:
 
     @property
     def regret(self) -> float:
-        """Blocks per request that LRU would have hit more than full trust, of the sampled ones; negative: predictions pay."""
+        """Blocks per request that LRU would have hit more than credit, of the sampled ones; negative: predictions pay."""
         return self._learner.regret
 
     def settle(self, timeout: float = 5.0) -> bool:

@@ -1,15 +1,17 @@
 """Settings of the client: one typed object, built at the engine's edge from flags and environment, passed down."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from eviction_client.score import MEAN_THINK_TIME_S
-from lpc.model.probability import P_MIN
 from lpc.wire.access import stays_on_this_machine
 from lpc.wire.certificates import CertificateFiles
+
+RETIRED: Final = ("LPC_TAU_S", "LPC_PRIOR")
+"""Variables of earlier releases that have no meaning any more."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -35,12 +37,9 @@ class ClientSettings(BaseSettings):
     predictor_timeout_s: Seconds = Field(default=10.0, description="age at which an answer is worthless")
     predictor_capacity: int = Field(default=8192, ge=1, description="requests remembered; over it the oldest is dropped")
 
-    tau_s: Seconds = Field(default=MEAN_THINK_TIME_S, description="mean think time; the paper's scale is 1/tau")
-    prior: float = Field(
-        default=0.5, ge=P_MIN, le=1 - P_MIN, description="probability of requests for which no prediction came"
+    guard: bool = Field(
+        default=True, description="order by credit only while two shadow caches show that it pays; before and else it is LRU"
     )
-
-    guard: bool = Field(default=True, description="trust predictions only as far as two shadow caches find that they pay")
     shadow: bool = Field(default=False, description="keep the engine's own order and only report what ours would have hit")
     max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application's hint may ask for")
     on_unknown_engine: Literal["refuse", "stock"] = Field(
@@ -117,6 +116,14 @@ class ClientSettings(BaseSettings):
         if self.token and self.predictor_ca is None and not stays_on_this_machine(self.predictor_address):
             raise ValueError("predictor_token would travel in clear: set predictor_ca, or reach the sidecar on this machine")
         return self
+
+    @staticmethod
+    def retired(environment: Mapping[str, str]) -> str | None:
+        """Return one sentence on the variables that are set and have no meaning any more; None where there are none."""
+        found = [name for name in RETIRED if name in environment]
+        if not found:
+            return None
+        return f"{' and '.join(found)} {'has' if len(found) == 1 else 'have'} no meaning any more: credit is learnt, remove it"
 
     @property
     def predictor_files(self) -> CertificateFiles:

@@ -1,37 +1,63 @@
-"""Two shadow caches beside the real one, which show what predictions gain over least recently used in this very traffic.
+"""Two shadow caches beside the real one, which show what credit gains over least recent use in this very traffic.
 
 Both follow a fixed sample of the blocks, chosen by hash, at the same share of the capacity, so that each hits what a whole
-cache of its kind would. They hold hashes, no content. What they hit moves beta (:mod:`eviction_client.guard`) and is the
-gain that an operator sees. O(1) per sampled block.
+cache of its kind would. They hold hashes, no content. The one with credit measures its own lifetime, so that it is what the
+real cache would be under that rule, whichever is in force. What they hit is the guard's evidence (:mod:`eviction_client.guard`)
+and the gain that an operator sees. O(1) per sampled block.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
+from eviction_client.credit import CreditTable, Lifetime
+from eviction_client.finished import Finished
 from eviction_client.guard import Guard
 from eviction_client.queue import Block, FreeBlockQueue
+from eviction_client.stores.base import SHARED, ConversationId, pooled
 
-SAMPLED: Final = 8
+SAMPLED: Final = 4
 """One block in so many is followed. A power of two: a sample is chosen by the lowest bits of a hash."""
 FEWEST_BLOCKS: Final = 64
 """Blocks of a shadow cache; where one in SAMPLED gives fewer, more are sampled."""
 
 
 class GhostBlock(Block):
-    """A block of which only the hash is known."""
+    """A block of which only the hash is known.
 
-    __slots__ = ("content",)
+    Attributes:
+        owner, key: by the law of pooling, `eviction_client.stores.base.pooled`.
+        use: the request that used it last.
+    """
+
+    __slots__ = ("content", "key", "owner", "use")
 
     def __init__(self, number: int, content: bytes) -> None:
         super().__init__(number)
         self.content = content
+        self.owner: str | None = None
+        self.key = 0.0
+        self.use: Finished | None = None
+
+    def pool(self, conversation: ConversationId | None, key: float, use: Finished) -> None:
+        """Take the key of a request that has used the block; without a name of its conversation, in place of any other."""
+        self.use = use
+        if conversation is None:
+            self.key = key
+        else:
+            self.owner, self.key = pooled(self.owner, self.key, conversation, key)
 
 
 class GhostCache:
-    """A cache of ``room`` block hashes in order of score. Every request is over at once, so all its blocks are free."""
+    """A cache of ``room`` block hashes in order of their keys. Every request is over at once, so all its blocks are free.
+
+    Attributes:
+        lifetime: how long blocks live in it.
+    """
 
     def __init__(self, room: int) -> None:
+        self.lifetime = Lifetime(room)
         self._room = room
         self._order: FreeBlockQueue[GhostBlock] = FreeBlockQueue(GhostBlock(-1, b""), GhostBlock(-1, b""))
         self._blocks: dict[bytes, GhostBlock] = {}
@@ -46,8 +72,12 @@ class GhostCache:
             count += 1
         return count
 
-    def use(self, chain: Sequence[bytes], score: float) -> None:
-        """Hold a finished request's blocks with this score, in place of those with the lowest."""
+    def use(self, chain: Sequence[bytes], key: float, use: Finished, conversation: ConversationId | None = None) -> None:
+        """Hold a finished request's blocks with this key, in place of those with the lowest.
+
+        Args:
+            conversation: pooled with the keys of others that hold the blocks; None: in place of them.
+        """
         blocks, order = self._blocks, self._order
         used: dict[bytes, GhostBlock] = {}
         for content in chain[: self._room]:
@@ -62,13 +92,32 @@ class GhostCache:
             used[content] = block
         excess = len(blocks) + len(used) - self._room
         if excess > 0:
-            for block in order.popleft_n(excess):
+            gone = order.popleft_n(excess)
+            first = gone[0]
+            if first.use is not None and first.use.keys.tells_the_price_of_room:
+                self.lifetime.evicted(excess, first.key, use.ended)
+            for block in gone:
                 del blocks[block.content]
         blocks.update(used)
-        order.insert(list(reversed(used.values())), score)
+        for block in used.values():
+            block.pool(conversation, key, use)
+        for value, run in groupby(reversed(used.values()), key=_key):
+            order.insert(list(run), value)
+
+    def lay(self, chain: Sequence[bytes], key: float, use: Finished) -> None:
+        """Give a request's blocks another key, those that were not used again since."""
+        for content in chain:
+            block = self._blocks.get(content)
+            if block is not None and block.use is use:
+                block.key = max(block.key, key) if block.owner == SHARED else key
+                self._order.rescore(block, block.key)
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+
+def _key(block: GhostBlock) -> float:
+    return block.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +125,7 @@ class ShadowCounters:
     """Sampled blocks of prompts: all, and those that each of the two shadows had. A snapshot."""
 
     asked: int = 0
-    trusting_hits: int = 0
+    credit_hits: int = 0
     lru_hits: int = 0
 
 
@@ -94,24 +143,35 @@ class Shadows:
         self.guard = Guard()
         self.counters = ShadowCounters()
         self._mask = every - 1
-        self._trusting = GhostCache(max(capacity // every, 1))
+        self._credit = GhostCache(max(capacity // every, 1))
         self._lru = GhostCache(max(capacity // every, 1))
 
-    def observe(self, blocks: Sequence[bytes], prompt_blocks: int, trusting: float, lru: float) -> float:
-        """Show a finished request to both shadows; return beta.
+    @property
+    def lifetime(self) -> float:
+        """Seconds that blocks of average conversations live under credit."""
+        return self._credit.lifetime.seconds
+
+    def observe(self, finished: Finished, conversation: ConversationId | None = None) -> bool:
+        """Show a finished request to both shadows; return whether credit is to be in force.
 
         Args:
-            blocks: hashes of its chain, from the start; uniformly distributed (digests).
-            prompt_blocks: how many of them its prompt filled.
-            trusting, lru: its scores under full trust in the predictions, and under none.
+            finished: its block hashes are uniformly distributed (digests).
+            conversation: where keys are pooled, its conversation.
         """
         mask = self._mask
-        sample = [block for block in blocks if not block[-1] & mask]
-        prompt = [block for block in blocks[:prompt_blocks] if not block[-1] & mask]
-        had, lru_had = self._trusting.hits(prompt), self._lru.hits(prompt)
-        self._trusting.use(sample, trusting)
-        self._lru.use(sample, lru)
+        sample = [block for block in finished.blocks if not block[-1] & mask]
+        prompt = [block for block in finished.blocks[: finished.prompt_blocks] if not block[-1] & mask]
+        had, lru_had = self._credit.hits(prompt), self._lru.hits(prompt)
+        keys = finished.keys_at(self.lifetime, finished.table)
+        self._credit.use(sample, keys.key, finished, conversation)
+        self._lru.use(sample, keys.t_last, finished)
         seen = self.counters
-        self.counters = ShadowCounters(seen.asked + len(prompt), seen.trusting_hits + had, seen.lru_hits + lru_had)
+        self.counters = ShadowCounters(seen.asked + len(prompt), seen.credit_hits + had, seen.lru_hits + lru_had)
         # A request without a sampled block says nothing; counted, it would only shorten the guard's memory.
-        return self.guard.observe(had, lru_had) if prompt else self.guard.beta
+        return self.guard.observe(had, lru_had) if prompt else self.guard.trusting
+
+    def lay(self, finished: Finished, table: CreditTable) -> None:
+        """Show credit to the shadow that has it, of a request whose answer has come after its end."""
+        mask = self._mask
+        sample = [block for block in finished.blocks if not block[-1] & mask]
+        self._credit.lay(sample, finished.keys_at(self.lifetime, table).key, finished)

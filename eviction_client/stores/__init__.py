@@ -14,7 +14,7 @@ def open_store(settings: ClientSettings, namespace: Namespace) -> MetadataStore:
     Never waits for Redis. Raises ValueError when the URL is malformed.
     """
     if settings.redis_url is None:
-        return MemoryStore(tau=namespace.tau, max_blocks=settings.store_blocks)
+        return MemoryStore(max_blocks=settings.store_blocks)
     # Engines without a fleet need not load redis-py.
     from eviction_client.stores.redis import RedisStore
 

@@ -7,8 +7,7 @@ the block is shared and its score only rises: it is the maximum of the score it 
 Hence, for records of different conversations, pooling is commutative, associative and idempotent; the order matters
 only between the turns of one conversation.
 
-Scores are log-odds with time in units of tau (:mod:`eviction_client.score`). At the present day and tau = 100 s they
-are near 1.8e7, where doubles lie 3.7e-9 apart.
+A score here is the key with credit of :mod:`eviction_client.score`, seconds since the epoch.
 """
 
 from collections.abc import Sequence
@@ -68,7 +67,7 @@ class MetadataStore(Protocol):
     """
 
     def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
-        """Note that a turn of ``conversation`` holding ``blocks`` has ended with this score (log-odds, finite).
+        """Note that a turn of ``conversation`` holding ``blocks`` has ended with this score (seconds since the epoch, finite).
 
         ``blocks`` must not change afterwards.
         """

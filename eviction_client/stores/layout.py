@@ -7,7 +7,7 @@ Members are 14 bytes of the block hash: with its header a member then fills a 16
 
 The owner of a private block, which decides between replacing and raising a score, is kept *in the score*: the
 lowest 16 bits of the 53 that a double has are a tag of the owning conversation, a keyed digest in [1, 65535]; 0 is a shared
-block. What remains for the score is worth at most 62 ms of age (:class:`Packing`). Two conversations have one tag
+block. What remains is the score in units of 1/32 s (:data:`UNIT`). Two conversations have one tag
 with a probability of 1/65535; a block that both hold then counts as private. One set instead of two means that trimming is
 one command and can leave nothing behind, and it takes the least memory. Redis 7.0, 200,000 blocks, requests of
 300 blocks, 4 shards, one request per round trip (``lpc bench store``; the first three take about the same time):
@@ -35,12 +35,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from eviction_client.stores.base import BlockHash, ConversationId
-from lpc.model.probability import P_MIN, logit
 
 MEMBER_BYTES: Final = 14
 OWNER_TAGS: Final = 2**16
-_LAST_SECOND: Final = 2**32
-"""The packing is exact for times before the year 2106 (seconds since the epoch)."""
+LIMIT: Final = 2.0**32
+"""Scores lie within it: seconds since the epoch until the year 2106."""
+UNIT: Final = LIMIT * OWNER_TAGS / 2.0**53
+"""Resolution of a score in Redis, seconds: what 53 bits leave beside the tag, 1/32."""
 
 RECORD_SCRIPT: Final = """
 -- KEYS: 1 scores, 2 number of the last batch of this client
@@ -91,34 +92,17 @@ def sha1(script: str) -> str:
     return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How a score and an owner tag share one double, for one tau.
+def floor(score: float) -> float:
+    """Return the stored value of a finite score: the multiple of the unit at or below it, within the limit.
 
-    ``unit`` is the resolution of a score, a power of two: the largest score of the next eighty years, 2^32 s / tau, takes
-    all 53 bits together with the tag. In seconds of age (``unit · tau``) that is between 31 ms and 62 ms for any tau.
+    Rounding down means that what comes back is never higher than what went in, so that no block is raised by its own score.
     """
+    return math.floor(min(max(score, -LIMIT), LIMIT - UNIT) / UNIT) * UNIT
 
-    unit: float
-    limit: float
 
-    @classmethod
-    def of(cls, tau: float) -> "Packing":
-        """Return the packing that all engines with this tau (seconds) use."""
-        largest = _LAST_SECOND / tau + logit(1 - P_MIN)
-        bits = math.ceil(math.log2(largest))
-        return cls(unit=math.ldexp(OWNER_TAGS, bits - 53), limit=math.ldexp(1.0, bits))
-
-    def floor(self, score: float) -> float:
-        """Return the stored value of a finite score: the multiple of the unit at or below it, within the limit.
-
-        Rounding down means that what comes back is never higher than what went in, so that no block is raised by its own score.
-        """
-        return math.floor(min(max(score, -self.limit), self.limit - self.unit) / self.unit) * self.unit
-
-    def tag(self, owner: int) -> float:
-        """Return an owner tag in [0, OWNER_TAGS) as the fraction of the unit that it is stored as."""
-        return owner * (self.unit / OWNER_TAGS)
+def tag(owner: int) -> float:
+    """Return an owner tag in [0, OWNER_TAGS) as the fraction of the unit that it is stored as."""
+    return owner * (UNIT / OWNER_TAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +114,6 @@ class Layout:
     shards: int
     client: str
     """Names the writer among all of the fleet."""
-    packing: Packing
 
     def scores_key(self, shard: int) -> str:
         """Key of a shard's sorted set."""
@@ -150,7 +133,7 @@ class Layout:
     def owner(self, conversation: ConversationId) -> float:
         """Return the tag of a conversation, as it is stored: a digest keyed by the namespace."""
         digest = hashlib.blake2b(conversation.encode(errors="replace"), key=self.namespace.encode(), digest_size=8)
-        return self.packing.tag(1 + int.from_bytes(digest.digest(), "big") % (OWNER_TAGS - 1))
+        return tag(1 + int.from_bytes(digest.digest(), "big") % (OWNER_TAGS - 1))
 
 
 def member(block: BlockHash) -> bytes:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eviction_client.score import MEAN_THINK_TIME_S, expired_below
+from eviction_client.score import forgotten_below
 from eviction_client.stores.base import SHARED, BlockHash, ConversationId, StoreCounters, pooled
 
 _UNHELD: tuple[str | None, float] = (None, 0.0)
@@ -25,12 +25,10 @@ class MemoryStore:
     """Scores of one process. Thread-safe.
 
     Args:
-        tau: mean think time, seconds.
         max_blocks: blocks remembered.
     """
 
-    def __init__(self, *, tau: float = MEAN_THINK_TIME_S, max_blocks: int = 1_000_000) -> None:
-        self._tau = tau
+    def __init__(self, *, max_blocks: int = 1_000_000) -> None:
         self._max_blocks = max_blocks
         self._lock = threading.Lock()
         self._blocks: dict[BlockHash, tuple[str, float]] = {}  # owner and score
@@ -98,7 +96,7 @@ class MemoryStore:
 
     def trim(self, now: float) -> None:
         """See :meth:`MetadataStore.trim`."""
-        threshold = expired_below(now, self._tau)
+        threshold = forgotten_below(now)
         with self._lock:
             trimmed = 0
             while self._records and self._records[0][0] < threshold:

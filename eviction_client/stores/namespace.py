@@ -1,22 +1,19 @@
-"""Which engines may pool scores: those whose block hashes mean the same content and whose scores have the same unit."""
+"""Which engines may pool scores: those whose block hashes mean the same content and whose scores mean the same."""
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass
 
-from eviction_client.score import MEAN_THINK_TIME_S
-
-_ENCODING = 1
-"""Raised whenever the canonical encoding changes, so that old and new clients never pool."""
+_ENCODING = 2
+"""Raised whenever the encoding or the meaning of a score changes, so that old and new clients never pool: 1 was log-odds, 2 is
+seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """Everything that must agree between two engines before a score of the one means anything to the other.
 
-    A block hash is comparable only where algorithm, seed, block size, model, LoRA and salt agree. Scores are in log-odds
-    with time in units of tau, so tau must agree too.
+    A block hash is comparable only where algorithm, seed, block size, model, LoRA and salt agree.
 
     Attributes:
         hash_algorithm: as the engine names it, for example "sha256_cbor".
@@ -25,7 +22,6 @@ class Namespace:
         model: name and revision of the served model.
         lora: name of a LoRA adapter that all requests of the engine use; None when there is none or hashes carry it.
         salt: cache salt of the deployment; None when there is none or hashes carry it.
-        tau: mean think time, seconds (> 0).
 
     Raises:
         ValueError: a field lies outside its range.
@@ -37,13 +33,10 @@ class Namespace:
     model: str
     lora: str | None = None
     salt: str | None = None
-    tau: float = MEAN_THINK_TIME_S
 
     def __post_init__(self) -> None:
         if self.block_size <= 0:
             raise ValueError(f"block_size must be positive, not {self.block_size}")
-        if not (self.tau > 0 and math.isfinite(self.tau)):
-            raise ValueError(f"tau must be a positive number of seconds, not {self.tau}")
 
     @property
     def digest(self) -> str:
@@ -52,6 +45,6 @@ class Namespace:
         The encoding is JSON with sorted keys and without spaces: strings are quoted and escaped, so that no two different
         namespaces have one encoding.
         """
-        fields = {**asdict(self), "tau": float(self.tau), "encoding": _ENCODING}
+        fields = {**asdict(self), "encoding": _ENCODING}
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]

@@ -22,12 +22,13 @@ import redis
 from redis.backoff import AbstractBackoff, EqualJitterBackoff
 
 from eviction_client.errors import StoreError
-from eviction_client.score import expired_below
+from eviction_client.score import REMEMBERED_S, forgotten_below
 from eviction_client.stores.base import SHARED, BlockHash, ConversationId, StoreCounters
 from eviction_client.stores.connection import ERRORS, NO_FILES, PASSING, address, connect, evaluate, pipeline
 from eviction_client.stores.diagnosis import explain
-from eviction_client.stores.layout import MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, Layout, Packing, members
+from eviction_client.stores.layout import MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, UNIT, Layout, floor, members
 from eviction_client.stores.namespace import Namespace
+from lpc.model.returns import MAX_CREDIT_S
 from lpc.wire.certificates import CertificateFiles
 
 logger = logging.getLogger(__name__)
@@ -42,9 +43,9 @@ GATHER_S: Final = 0.02
 """Pause between two batches, in which records gather: fewer and larger commands under load."""
 BACKOFF_CAP_S: Final = 5.0
 BACKOFF_BASE_S: Final = 0.05
-LIVES_TAUS: Final = 60.0
-"""Keys expire when nobody wrote to them for so many mean think times: the highest score has long been trimmed by then
-(20 log-odds of margin and at most 18 between the highest and the lowest probability)."""
+LIVES_S: Final = 2 * MAX_CREDIT_S + REMEMBERED_S
+"""Keys of Redis expire when nobody wrote to them for so long: the highest score has been trimmed by then, hints of up to
+MAX_CREDIT_S included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +100,9 @@ class RedisStore:
         self._cluster = cluster
         self._timeout_s = timeout_s
         self._files = files
-        self._tau = namespace.tau
         self._max_pending = max_pending_blocks
         self._gather_s = gather_s
-        self._layout = Layout(namespace.digest, shards, secrets.token_hex(8), Packing.of(namespace.tau))
-        self._lives_ms = int(LIVES_TAUS * namespace.tau * 1000)
+        self._layout = Layout(namespace.digest, shards, secrets.token_hex(8))
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
         self._wake = threading.Event()
@@ -167,11 +166,11 @@ class RedisStore:
     def trim(self, now: float) -> None:
         """See :meth:`MetadataStore.trim`. Chunk by chunk, so that no other client of Redis waits for long."""
         if not self._closing:
-            self._threshold = expired_below(now, self._tau)
+            self._threshold = forgotten_below(now)
             self._notify()
 
     def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
-        """See :meth:`MetadataStore.scores`. Scores are rounded down to 1/16 s of age or finer."""
+        """See :meth:`MetadataStore.scores`. Scores are rounded down to 1/32 s."""
         try:
             client = self._connect()
             try:
@@ -188,7 +187,7 @@ class RedisStore:
             StoreError: one sentence on what is wrong and what to do. No password is in it.
         """
         probe = replace(self._layout, namespace=f"{self._layout.namespace}:check", shards=1)
-        arguments = (1, 1000, 1000, probe.packing.unit, MEMBER_BYTES, 0.0, 0.0, b"\0" * MEMBER_BYTES)
+        arguments = (1, 1000, 1000, UNIT, MEMBER_BYTES, 0.0, 0.0, b"\0" * MEMBER_BYTES)
         key = probe.scores_key(0)
         try:
             client = self._connect()
@@ -313,7 +312,7 @@ class RedisStore:
             return found
         for (_, indices), stored in zip(asked, commands.execute(), strict=True):
             for i, value in zip(indices, stored, strict=True):
-                found[i] = None if value is None else self._layout.packing.floor(float(value))
+                found[i] = None if value is None else floor(float(value))
         return found
 
     def _next_batch(self) -> _Batch | None:
@@ -330,7 +329,7 @@ class RedisStore:
             try:
                 names = members(record.blocks)
                 shards = layout.by_shard(record.blocks)
-                owner, score = layout.owner(record.conversation), layout.packing.floor(record.score)
+                owner, score = layout.owner(record.conversation), floor(record.score)
                 blobs = [b"".join([names[i] for i in indices]) for indices in shards]
             except (TypeError, AttributeError, ValueError):
                 rejected += 1
@@ -344,7 +343,7 @@ class RedisStore:
         if not blocks:
             return None
         self._batch_number += 1
-        head = (self._batch_number, int(2 * RETRY_FOR_S * 1000), self._lives_ms, layout.packing.unit, MEMBER_BYTES)
+        head = (self._batch_number, int(2 * RETRY_FOR_S * 1000), int(LIVES_S * 1000), UNIT, MEMBER_BYTES)
         commands = [
             (2, layout.scores_key(shard), layout.batch_key(shard), *head, *rest) for shard, rest in enumerate(arguments) if rest
         ]

@@ -35,10 +35,10 @@ from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.messages import Prediction
 from eviction_client.predictor_client import PredictorClient
-from eviction_client.score import score
+from eviction_client.score import Keys
 from eviction_client.scorer import Predictor
 from eviction_client.settings import ClientSettings
-from lpc.bench.bare_scheduler import Engine, Told, conversations
+from lpc.bench.bare_scheduler import ENDED_S, Engine, Told, conversations
 from lpc.bench.tiny_llama import SPECIAL
 
 STEP_S: Final = 0.05
@@ -52,6 +52,8 @@ ACTIVE: Final = 48
 """Conversations that are under way at a time."""
 STEP_BLOCKS: Final = 1500
 """Blocks of 16 tokens where the scheduler's steps are timed: hardly more than what is running needs."""
+CREDIT_SPREAD_S: Final = 90.0
+"""Standard deviation of credits where frees are timed, seconds: of the shipped head's log-odds at a think time of 100 s."""
 ANSWER_WITHIN_S: Final = 30.0
 """Real time that a virtual request waits for the sidecar at its end: in virtual time requests take milliseconds."""
 
@@ -64,6 +66,8 @@ class Patient:
         self.told: dict[Hashable, float] = {}
         self.ask = client.ask
         self.forget = client.forget
+        self.leave = client.leave
+        self.late_answers = client.late_answers
         self.close = client.close
 
     def take(self, request_id: Hashable) -> Prediction | None:
@@ -213,14 +217,16 @@ def serve(
     return served
 
 
+def goes_on(texts: dict[str, list[list[int]]], request: str) -> bool:
+    """Return whether the conversation of a request has a further turn."""
+    # vLLM may append a random part to the id; ours has a slash before the turn.
+    name, _, i = request.partition("-")[0].rpartition("/")
+    return int(i) + 1 < len(texts[name])
+
+
 def oracle(texts: dict[str, list[list[int]]]) -> Callable[[str], float]:
-    """What a predictor would say that knows whether a request's conversation goes on."""
-
-    def tell(request: str) -> float:
-        name, _, i = request.partition("-")[0].rpartition("/")
-        return 0.99 if int(i) + 1 < len(texts[name]) else 0.01
-
-    return tell
+    """The credit that a predictor would give that knows whether a request's conversation goes on, seconds."""
+    return lambda request: 0.0 if goes_on(texts, request) else ENDED_S
 
 
 def hit_runs(model: Path, texts: dict[str, list[list[int]]], capacities: Sequence[int], address: str | None) -> dict[str, Any]:
@@ -243,7 +249,7 @@ def hit_runs(model: Path, texts: dict[str, list[list[int]]], capacities: Sequenc
             while not client.healthy:
                 time.sleep(0.1)
             sides["predictor"] = serve(model, texts, blocks, predictor=patient, think_s=think_s)
-            row["predictor_auc"] = _auc(patient.told, oracle(texts))
+            row["predictor_auc"] = _auc(patient.told, lambda request: goes_on(texts, request))
             row["counters"] = sides["predictor"].counters
         identical = identical and all(side.outputs == stock.outputs for side in sides.values())
         same_order = same_order and constant.evicted == stock.evicted
@@ -254,10 +260,10 @@ def hit_runs(model: Path, texts: dict[str, list[list[int]]], capacities: Sequenc
     return {"tokens_identical": identical, "eviction_order_identical": same_order, "rows": rows}
 
 
-def _auc(told: dict[Hashable, float], truth: Callable[[str], float]) -> float:
+def _auc(told: dict[Hashable, float], truth: Callable[[str], bool]) -> float:
     """Return how often a turn that has a successor was given a higher probability than one that has none; ties half."""
-    goes_on, ends = (np.array([p for name, p in told.items() if (truth(str(name)) > 0.5) == kind]) for kind in (True, False))
-    above = (goes_on[:, None] > ends[None, :]).mean() + (goes_on[:, None] == ends[None, :]).mean() / 2
+    on, over = (np.array([p for name, p in told.items() if truth(str(name)) == kind]) for kind in (True, False))
+    above = (on[:, None] > over[None, :]).mean() + (on[:, None] == over[None, :]).mean() / 2
     return round(float(above), 3)
 
 
@@ -272,7 +278,7 @@ def step_ratio(rounds: int) -> dict[str, Any]:
     ratios, means, stock_us = [], [], []
     for _ in range(rounds):
         engines = {
-            learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: 0.5, max_seqs=32, guard=True, pooling="shared")
+            learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: 0.0, max_seqs=32, guard=True, pooling="shared")
             for learned in (False, True)
         }
         spent: dict[bool, list[float]] = {False: [], True: []}
@@ -330,7 +336,7 @@ def pool_ratios(rounds: int) -> list[dict[str, Any]]:
             gc.disable()
             times: list[list[tuple[int, int]]] = [[], []]
             for step in range(max(60, 20_000 // chain)):
-                value = rng.gauss(1.8, 0.9)
+                value = rng.gauss(0.0, CREDIT_SPREAD_S)
                 for place in (0, 1) if step % 2 else (1, 0):
                     times[place].append(sides[place].turn(step, value))
             gc.enable()
@@ -360,14 +366,15 @@ class _Side:
         self.chain = chain
         self.queue: LearnedFreeQueue | None = None
         if learned:
-            self.queue = LearnedFreeQueue(self.pool.free_block_queue.get_all_free_blocks())
+            self.queue = LearnedFreeQueue(self.pool.free_block_queue.get_all_free_blocks(), clock=lambda: self.now)
+            self.queue.trusting = True
             self.pool.free_block_queue = self.queue
         self._contents = itertools.count()
         rng = random.Random(size)
+        self.now = 1.8e9
         chains = [self._fill(self.pool.get_new_blocks(chain)) for _ in range(size // chain)]
-        self.now = 1e9
         for blocks in chains:
-            self._free(blocks, rng.gauss(1.8, 0.9))
+            self._free(blocks, rng.gauss(0.0, CREDIT_SPREAD_S))
 
     def _fill(self, blocks: list[Any]) -> list[Any]:
         for block in blocks:
@@ -376,21 +383,21 @@ class _Side:
             self.pool.cached_block_hash_to_block.insert(key, block)
         return blocks
 
-    def _free(self, blocks: list[Any], log_odds: float) -> None:
+    def _free(self, blocks: list[Any], credit: float) -> None:
         self.now += 0.5
         if self.queue is None:
             self.pool.free_blocks(reversed(blocks))
         else:
-            self.queue.scoring(log_odds + self.now / 100, self.pool.free_blocks, reversed(blocks))
+            self.queue.keying(Keys(self.now, self.now + credit), self.pool.free_blocks, reversed(blocks))
 
-    def turn(self, step: int, log_odds: float) -> tuple[int, int]:  # noqa: ARG002
+    def turn(self, step: int, credit: float) -> tuple[int, int]:  # noqa: ARG002
         """Return the nanoseconds to free and to allocate a chain."""
         started = time.perf_counter_ns()
         blocks = self.pool.get_new_blocks(self.chain)
         allocated = time.perf_counter_ns()
         self._fill(blocks)
         before = time.perf_counter_ns()
-        self._free(blocks, log_odds)
+        self._free(blocks, credit)
         return time.perf_counter_ns() - before, allocated - started
 
 
@@ -405,7 +412,6 @@ def admission_us(address: str | None) -> dict[str, float]:
     for i in range(count):
         started = time.perf_counter()
         client.ask(i, token_ids=tokens)
-        score(0.5, 1e9 + i)
         client.forget(i)
         taken.append(time.perf_counter() - started)
         time.sleep(0.002)

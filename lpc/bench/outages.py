@@ -69,7 +69,7 @@ class Engine:
     """
 
     def __init__(self, address: str, redis_url: str, *, cluster: bool = False) -> None:
-        settings = ClientSettings(tau_s=NAMESPACE.tau)
+        settings = ClientSettings()
         self.predictor = PredictorClient(address, served_model=SERVED_MODEL)
         self.store = RedisStore(redis_url, NAMESPACE, cluster=cluster, shards=12 if cluster else 4)
         self.scorer = Scorer(settings, capacity=2000, predictor=self.predictor, store=self.store)
@@ -110,7 +110,7 @@ class Engine:
         return {
             "requests": self.finished,
             "by_prediction": self.predicted,
-            "by_fallback": self.scorer.scored["prior"],
+            "by_fallback": self.scorer.scored["unanswered"],
             "errors": sum(self.errors.values()) + self.scorer.failures,
             "requests_unaccounted": predictor.asked - fates - predictor.forgotten - self.predictor.waiting,
             "blocks_unaccounted": store.recorded - store.written - store.dropped - self.store.pending_blocks,
@@ -133,8 +133,8 @@ class Engine:
             while running and (running[0][1] <= now or self._stop.is_set()):
                 name, _, blocks = running.popleft()
                 with self._kept("finished"):
-                    score = self.scorer.finished(name, completed=True, blocks=blocks, prompt_blocks=len(blocks))
-                    self.finished += math.isfinite(score)
+                    keys = self.scorer.finished(name, completed=True, blocks=blocks, prompt_blocks=len(blocks))
+                    self.finished += math.isfinite(keys.key)
             if len(running) < RUNNING:
                 ids = self._prompts[number % len(self._prompts)]
                 with self._kept("admitted"):
@@ -284,7 +284,7 @@ def failover(folder: Path, models: Path, model: str, *, rounds: int) -> dict[str
 def readable(store: RedisStore) -> int:
     """Record a thousand blocks and return how many have the score that was recorded."""
     blocks: Sequence[BlockHash] = [BlockHash(hashlib.sha256(f"mark/{i}".encode()).digest()) for i in range(1000)]
-    score = 1.79e7
+    score = 1.79e9
     store.record(ConversationId("mark"), blocks, score)
     store.flush(20)
-    return sum(found is not None and abs(found - score) < 0.01 for found in store.scores(blocks))
+    return sum(found is not None and abs(found - score) < 0.1 for found in store.scores(blocks))

@@ -2,8 +2,8 @@
 
 One operation is what an engine does for one request: a returning conversation *touches* its chain (takes it out of the
 queue, root first), its end *frees* the chain (tail first), and a new request *allocates* as many blocks from the front.
-Both sides get the same sequence in alternating order. Scores are what a running engine would give: time goes on by
-half a second per freed chain (two requests a second), and log-odds of continuation spread as in ShareGPT.
+Both sides get the same sequence in alternating order. Keys are what a running engine would give: time goes on by half a second
+per freed chain (two requests a second), and credits spread as the shipped head's log-odds do at a mean think time of 100 s.
 """
 
 import gc
@@ -17,16 +17,17 @@ from typing import Any, Final, Protocol
 from rich.progress import track
 from rich.table import Table
 
-from eviction_client.queue import Block, FreeBlockQueue
-from eviction_client.score import MEAN_THINK_TIME_S
+from eviction_client.credit import Lifetime
+from eviction_client.credit_queue import CreditQueue
+from eviction_client.queue import Block
+from eviction_client.score import Keys
 from lpc.wire.terminal import console
 
 BLOCKS: Final = (1_000, 20_000, 200_000)
 CHAINS: Final = (1, 64, 512)
 SECONDS_PER_CHAIN: Final = 0.5
-LOGIT_MEAN: Final = 1.8
-LOGIT_SPREAD: Final = 0.9
-"""Mean and standard deviation of the log-odds that the shipped head gives to ShareGPT turns."""
+CREDIT_SPREAD_S: Final = 90.0
+"""Standard deviation of credits, seconds: 0.9 log-odds, as the shipped head gives them to ShareGPT turns, times 100 s."""
 
 
 class LruList:
@@ -39,8 +40,8 @@ class LruList:
         head.next_free_block = tail
         tail.prev_free_block = head
 
-    def insert(self, blocks: Sequence[Block], _score: float) -> None:
-        """Append blocks in order, whatever their score."""
+    def insert(self, blocks: Sequence[Block], _keys: Keys) -> None:
+        """Append blocks in order, whatever their keys."""
         if not blocks:
             return
         last: Any = self.tail.prev_free_block
@@ -99,7 +100,7 @@ class Side:
 
     queue: Queue
     chains: list[list[Block]]
-    free: Callable[[list[Block], float], None]
+    free: Callable[[list[Block], Keys], object]
 
 
 @dataclass(frozen=True)
@@ -153,17 +154,17 @@ def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> 
     num_chains = num_blocks // chain
     now = 1.8e9
 
-    def next_score() -> float:
+    def next_keys() -> Keys:
         nonlocal now
         now += SECONDS_PER_CHAIN
-        return rng.gauss(LOGIT_MEAN, LOGIT_SPREAD) + now / MEAN_THINK_TIME_S
+        return Keys(now, now + rng.gauss(0.0, CREDIT_SPREAD_S))
 
     # Both lists start in the same order, so that neither walks memory more kindly than the other.
-    initial = sorted((next_score(), index) for index in range(num_chains))
-    lru, ours = _lru_side(num_blocks, chain), _our_side(num_blocks, chain)
-    for score, index in initial:
+    initial = sorted(((next_keys(), index) for index in range(num_chains)), key=lambda entry: entry[0].key)
+    lru, ours = _lru_side(num_blocks, chain), _our_side(num_blocks, chain, lambda: now)
+    for keys, index in initial:
         for side in (lru, ours):
-            side.free(side.chains[index], score)
+            side.free(side.chains[index], keys)
     spent = {id(lru): [0, 0, 0, 0, 0], id(ours): [0, 0, 0, 0, 0]}
     deadline = perf_counter_ns() + int(budget_s * 1e9)
     gc.disable()
@@ -171,7 +172,7 @@ def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> 
         step = 0
         while perf_counter_ns() < deadline:
             step += 1
-            wanted, after_touch, after_allocate = rng.randrange(num_chains), next_score(), next_score()
+            wanted, after_touch, after_allocate = rng.randrange(num_chains), next_keys(), next_keys()
             for side in (lru, ours) if step % 2 else (ours, lru):
                 _serve(side, wanted, chain, after_touch, after_allocate, spent[id(side)])
     finally:
@@ -183,7 +184,7 @@ def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> 
     return means[0], means[1]
 
 
-def _serve(side: Side, wanted: int, chain: int, after_touch: float, after_allocate: float, spent: list[int]) -> None:
+def _serve(side: Side, wanted: int, chain: int, after_touch: Keys, after_allocate: Keys, spent: list[int]) -> None:
     queue, free = side.queue, side.free
     blocks = side.chains[wanted]
     root_first = blocks[::-1]
@@ -211,10 +212,11 @@ def _lru_side(num_blocks: int, chain: int) -> Side:
     return Side(lru, _chains(blocks, chain), lru.insert)
 
 
-def _our_side(num_blocks: int, chain: int) -> Side:
+def _our_side(num_blocks: int, chain: int, clock: Callable[[], float]) -> Side:
     blocks = [Block(i) for i in range(num_blocks)]
-    queue = FreeBlockQueue(Block(-1), Block(-1))
-    return Side(queue, _chains(blocks, chain), queue.insert)
+    queue = CreditQueue(Block(-1), Block(-1), lifetime=Lifetime(num_blocks), clock=clock)
+    queue.trusting = True
+    return Side(queue, _chains(blocks, chain), queue.insert_keyed)
 
 
 def _chains(blocks: list[Block], chain: int) -> list[list[Block]]:

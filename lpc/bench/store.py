@@ -22,9 +22,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from eviction_client.score import score
 from eviction_client.stores import BlockHash, ConversationId
-from eviction_client.stores.layout import Layout, Packing, members
+from eviction_client.stores.layout import Layout, members
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.bench import BenchmarkError
@@ -35,7 +34,7 @@ REQUEST_BLOCKS: Final = 300
 SHARED_BLOCKS: Final = 100
 SHARDS: Final = 4
 NAMESPACE: Final = Namespace("sha256_cbor", "0", 16, "benchmark")
-_LAYOUT: Final = Layout(NAMESPACE.digest, SHARDS, "benchmark", Packing.of(NAMESPACE.tau))
+_LAYOUT: Final = Layout(NAMESPACE.digest, SHARDS, "benchmark")
 
 Write = Callable[[redis.Redis, ConversationId, Sequence[BlockHash], float], None]
 
@@ -192,13 +191,13 @@ def _measure(client: redis.Redis, write: Write, mix: str, requests: int, *, seed
     now = 1.79e9 + seed
     for conversation, blocks in work[:2]:
         # Connections and scripts are there before the clock runs.
-        write(client, conversation, blocks, score(0.5, now))
+        write(client, conversation, blocks, now)
     client.config_resetstat()
     before = client.info("stats")
     started = time.perf_counter()
     for turn in range(2):
         for n, (conversation, blocks) in enumerate(work):
-            write(client, conversation, blocks, score(0.1 + 0.8 * (n % 7) / 7, now + 60 * turn))
+            write(client, conversation, blocks, now + 60 * turn + 50 * (n % 7 - 3))
     elapsed = time.perf_counter() - started
     after, commands = client.info("stats"), _commands(client)
     sent = sum(after[key] - before[key] for key in ("total_net_input_bytes", "total_net_output_bytes"))
@@ -218,7 +217,7 @@ def _memory(client: redis.Redis, write: Write, blocks: int) -> float:
     before = int(client.info("memory")["used_memory"])
     requests = blocks // REQUEST_BLOCKS
     for n in range(requests):
-        write(client, ConversationId(f"m{n}"), _request(n, "private"), score(0.5, 1.79e9 + n))
+        write(client, ConversationId(f"m{n}"), _request(n, "private"), 1.79e9 + n)
     return (int(client.info("memory")["used_memory"]) - before) / (requests * REQUEST_BLOCKS)
 
 
@@ -228,7 +227,7 @@ def _loaded(client: redis.Redis, store: RedisStore, requests: int) -> float:
     client.config_resetstat()
     work = [(ConversationId(f"c{n}"), _request(n, "private")) for n in range(10 * requests)]
     for conversation, blocks in work:
-        store.record(conversation, blocks, score(0.5, 1.79e9))
+        store.record(conversation, blocks, 1.79e9)
     store.flush(60)
     return _commands(client) / len(work)
 

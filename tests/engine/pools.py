@@ -17,8 +17,9 @@ def pool_of(blocks: int) -> BlockPool:
     return BlockPool(num_gpu_blocks=blocks, enable_caching=True, hash_block_size=16)
 
 
-def adopt(pool: BlockPool, untagged: Callable[[], float]) -> LearnedFreeQueue:
-    queue = LearnedFreeQueue(pool.free_block_queue.get_all_free_blocks(), untagged)
+def adopt(pool: BlockPool, clock: Callable[[], float]) -> LearnedFreeQueue:
+    queue = LearnedFreeQueue(pool.free_block_queue.get_all_free_blocks(), clock=clock)
+    queue.trusting = True
     pool.free_block_queue = queue
     return queue
 

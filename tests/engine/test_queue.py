@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.engines.vllm.queue import LearnedFreeQueue, ScoredBlocks
+from eviction_client.engines.vllm.queue import KeyedBlocks, LearnedFreeQueue
 from eviction_client.queue import RUN_WIDTH, rounded
+from eviction_client.score import Keys
 from tests.engine.pools import SHORT, adopt, give_hash, ids, order, pool_of
 
 BLOCKS = 60
-SCORES = st.none() | st.floats(-20, 20) | st.integers(-3, 3).map(lambda n: n * RUN_WIDTH) | st.sampled_from([1e7, -1e7])
+KEYS = st.none() | st.floats(-20, 20) | st.integers(-3, 3).map(lambda n: n * RUN_WIDTH) | st.sampled_from([1e7, -1e7])
 
 
 class Model:
@@ -82,16 +83,16 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         self.used.append(block)
 
     @precondition(lambda self: self.used)
-    @rule(data=st.data(), score=SCORES)
+    @rule(data=st.data(), score=KEYS)
     def free(self, data: st.DataObject, score: float | None) -> None:
         places = data.draw(st.lists(st.sampled_from(range(len(self.used))), min_size=1, max_size=8, unique=True))
         freed = [self.used[place] for place in places]
         self.used = [block for place, block in enumerate(self.used) if place not in places]
-        self.now += 1e-3
+        self.now += 0.1
         self.model.front[:0] = [block.block_id for block in freed if block.block_hash is None]
         hashed = [block.block_id for block in freed if block.block_hash is not None]
         self.model.insert(hashed, self.now if score is None else score)
-        self.queue.scoring(score, self.pool.free_blocks, freed)
+        self.queue.keying(None if score is None else Keys(0.0, score), self.pool.free_blocks, freed)
 
     @precondition(lambda self: self.model.places)
     @rule(data=st.data(), score=st.floats(-20, 20))
@@ -122,7 +123,7 @@ def check_links(queue: LearnedFreeQueue) -> None:
     assert count == queue.num_free_blocks
 
 
-def test_without_scores_the_eviction_sequence_is_the_stock_queues_block_by_block() -> None:
+def test_without_credit_the_eviction_sequence_is_the_stock_queues_block_by_block() -> None:
     def evictions(learned: bool) -> Iterator[int]:
         rng = random.Random(7)
         pool = pool_of(200)
@@ -175,21 +176,21 @@ def test_who_walks_the_blocks_after_a_cursor_sees_those_freed_before_it() -> Non
     give_hash(pool, first, 1)
     give_hash(pool, second, 2)
     for block, score in ((first, 5.0), (second, -5.0)):
-        queue.scoring(score, pool.free_blocks, [block])
+        queue.keying(Keys(0.0, score), pool.free_blocks, [block])
     cursor = queue.get_all_free_blocks()[-1]
     assert cursor is first
     assert second in list(queue.iter_blocks_after(cursor))
 
 
-def test_a_batch_that_is_freed_later_keeps_its_order_and_its_score_however_often_it_is_turned_round() -> None:
+def test_a_batch_that_is_freed_later_keeps_its_order_and_its_keys_however_often_it_is_turned_round() -> None:
     blocks = [KVCacheBlock(block_id=i) for i in range(3)]
-    batch = ScoredBlocks(blocks, 4.0)
+    batch = KeyedBlocks(blocks, Keys(4.0, 5.0), "a")
     once = reversed(batch)
-    assert isinstance(once, ScoredBlocks) and once.score == 4.0 and ids(once) == [2, 1, 0]
+    assert isinstance(once, KeyedBlocks) and once.keys == Keys(4.0, 5.0) and once.request_id == "a" and ids(once) == [2, 1, 0]
     assert ids(reversed(once)) == [0, 1, 2] == ids(batch)
 
 
-def test_a_score_is_in_force_for_one_free_even_when_that_fails() -> None:
+def test_keys_are_in_force_for_one_free_even_when_that_fails() -> None:
     pool = pool_of(10)
     queue = adopt(pool, lambda: 0.0)
     blocks = pool.get_new_blocks(2)
@@ -201,7 +202,7 @@ def test_a_score_is_in_force_for_one_free_even_when_that_fails() -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        queue.scoring(5.0, fail, blocks[:1])
+        queue.keying(Keys(0.0, 5.0), fail, blocks[:1])
     pool.free_blocks(blocks[1:])
     assert {block.block_id: score for block, score in queue.iter_scored() if block in blocks} == {
         blocks[0].block_id: 5.0,

@@ -18,10 +18,10 @@ from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.errors import EngineUnsupported
-from eviction_client.score import score
 from eviction_client.settings import ClientSettings
-from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
+from lpc.bench.bare_scheduler import BLOCK, ENDED_S, Engine, Turn, conversations, oracle
 from lpc.bench.processes import RedisServer
+from lpc.model.returns import MAX_CREDIT_S
 from tests.engine.pools import give_hash
 
 
@@ -35,8 +35,13 @@ def window(request: pytest.FixtureRequest) -> int | None:
     return request.param
 
 
-def scores_of(engine: Engine) -> dict[int, float]:
+def keys_of(engine: Engine) -> dict[int, float]:
+    """The keys that order, to the second, by block."""
     return {block.block_id: value for block, value in engine.pool.free_block_queue.iter_scored() if value > -math.inf}
+
+
+SECOND = 0.51
+"""How exactly a queue keeps keys."""
 
 
 def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), arguments: dict[str, Any] | None = None) -> Any:
@@ -46,7 +51,7 @@ def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), argu
     return request
 
 
-def test_a_constant_prior_evicts_as_stock_block_by_block(asynchronous: bool, window: int | None) -> None:
+def test_without_predictions_blocks_are_evicted_as_in_stock_block_by_block(asynchronous: bool, window: int | None) -> None:
     made = conversations(1, 120)
     stock, ours = (
         Engine(100 if window else 60, learned=learned, asynchronous=asynchronous, window=window).run(made)
@@ -57,11 +62,20 @@ def test_a_constant_prior_evicts_as_stock_block_by_block(asynchronous: bool, win
     assert ours.outputs == stock.outputs
 
 
-def test_any_constant_answer_evicts_as_stock_too(asynchronous: bool) -> None:
+def test_any_constant_credit_evicts_as_stock_too(asynchronous: bool) -> None:
     made = conversations(2, 60)
     stock = Engine(70, learned=False, asynchronous=asynchronous).run(made)
-    ours = Engine(70, tell=lambda _: 0.8, prior=0.8, asynchronous=asynchronous).run(made)
+    ours = Engine(70, tell=lambda _: 300.0, asynchronous=asynchronous).run(made)
     assert ours.evicted == stock.evicted
+
+
+def test_while_nothing_is_trusted_the_order_is_stocks_whatever_is_predicted(asynchronous: bool, window: int | None) -> None:
+    made = conversations(2, 60)
+    blocks = 100 if window else 70
+    stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
+    engine = Engine(blocks, tell=oracle(made), guard=True, asynchronous=asynchronous, window=window)
+    engine.scheduler.lpc.scorer._learner._guards = False  # nothing is earned
+    assert engine.run(made).evicted == stock.evicted
 
 
 def test_an_oracle_hits_more_than_stock(asynchronous: bool, window: int | None) -> None:
@@ -77,15 +91,25 @@ def test_inverted_predictions_under_the_guard_cost_less_than_a_point(asynchronou
     made = conversations(4, 1200, spread_s=4000.0)
     right = oracle(made)
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
-    trusting = Engine(260, tell=lambda name: 1 - right(name), asynchronous=asynchronous).run(made)
-    engine = Engine(260, tell=lambda name: 1 - right(name), guard=True, asynchronous=asynchronous, background=AtOnce)
+    trusting = Engine(260, tell=lambda name: ENDED_S - right(name), asynchronous=asynchronous).run(made)
+    engine = Engine(260, tell=lambda name: ENDED_S - right(name), guard=True, asynchronous=asynchronous, background=AtOnce)
     guarded = engine.run(made)
-    # The guard has to see it first: that takes some hundred requests.
     rates = [outcome.hit_rate(since=0.25) for outcome in (stock, trusting, guarded)]
     print(f"hit rate: stock {rates[0]:.2f}, inverted {rates[1]:.2f}, inverted under the guard {rates[2]:.2f}")
-    assert engine.scheduler.lpc.scorer.beta == 0.0
+    assert not engine.scheduler.lpc.scorer.trusting
     assert rates[1] < rates[0] - 2, rates
     assert rates[2] > rates[0] - 1, rates
+
+
+def test_right_predictions_earn_trust(asynchronous: bool) -> None:
+    made = conversations(4, 1200, spread_s=4000.0)
+    stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
+    engine = Engine(260, tell=oracle(made), guard=True, asynchronous=asynchronous, background=AtOnce)
+    guarded = engine.run(made)
+    assert engine.scheduler.lpc.scorer.trusting and engine.pool.free_block_queue.trusting
+    assert engine.pool.free_block_queue.unsettled == 0
+    assert guarded.outputs == stock.outputs
+    assert guarded.cached > 1.03 * stock.cached
 
 
 class AtOnce:
@@ -98,46 +122,44 @@ class AtOnce:
         pass
 
 
-def test_a_finished_request_gives_its_blocks_the_score_of_its_prediction() -> None:
-    engine = Engine(100, tell=lambda _: 0.9)
+def test_a_finished_request_gives_its_blocks_the_credit_of_its_prediction() -> None:
+    engine = Engine(100, tell=lambda _: 90.0)
     finish(engine, "a")
-    expected = score(0.9, engine.now, 100.0)
-    assert list(scores_of(engine).values()) == pytest.approx([expected] * 2, abs=0.07)
+    assert list(keys_of(engine).values()) == pytest.approx([engine.now + 90.0] * 2, abs=SECOND)
 
 
 @pytest.mark.parametrize(
     ("arguments", "difference"),
     [
-        ({"lpc_retain_seconds": 200}, 2.0),
-        ({"lpc_retain_seconds": "200"}, 2.0),
-        ({"lpc_retain_seconds": 1e9}, 36.0),
+        ({"lpc_retain_seconds": 200}, 200.0),
+        ({"lpc_retain_seconds": "200"}, 200.0),
+        ({"lpc_retain_seconds": 1e9}, 3600.0),
         ({"lpc_retain_seconds": "soon"}, 0.0),
-        ({"lpc_priority": -3}, -3.0),
-        ({"lpc_done": True}, -9.21),
-        ({"lpc_done": "true"}, -9.21),
+        ({"lpc_priority": -3}, -300.0),
+        ({"lpc_done": True}, -2 * MAX_CREDIT_S),
+        ({"lpc_done": "true"}, -2 * MAX_CREDIT_S),
         ({"lpc_done": 0}, 0.0),
         ({"lpc_priority": float("nan")}, 0.0),
     ],
 )
-def test_a_hint_moves_the_score(arguments: dict[str, Any], difference: float) -> None:
+def test_a_hint_moves_the_key(arguments: dict[str, Any], difference: float) -> None:
     engine = Engine(100)
     finish(engine, "a", arguments=arguments)
-    expected = score(0.5, engine.now, 100.0) + difference
-    assert list(scores_of(engine).values()) == pytest.approx([expected] * 2, abs=0.07)
+    assert list(keys_of(engine).values()) == pytest.approx([engine.now + difference] * 2, abs=SECOND)
 
 
-def test_an_aborted_request_counts_for_the_prior() -> None:
-    engine = Engine(100, tell=lambda _: 0.99)
+def test_an_aborted_request_gets_no_credit() -> None:
+    engine = Engine(100, tell=lambda _: 600.0)
     engine.add("a", list(range(6, 86)), 50)
     for _ in range(4):
         engine.step()
     engine.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    assert list(scores_of(engine).values()) == pytest.approx([score(0.5, engine.now, 100.0)] * 5, abs=0.07)
+    assert list(keys_of(engine).values()) == pytest.approx([engine.now] * 5, abs=SECOND)
     assert engine.scheduler.lpc.scorer.scored["aborted"] == 1
 
 
 def test_a_preempted_requests_blocks_go_last_and_are_not_pinned() -> None:
-    engine = Engine(100, tell=lambda name: 0.99 if name == "kept" else 0.5)
+    engine = Engine(100, tell=lambda name: 600.0 if name == "kept" else 0.0)
     finish(engine, "kept")
     request = engine.add("b", list(range(100, 200)), 50)
     engine.step()
@@ -145,14 +167,14 @@ def test_a_preempted_requests_blocks_go_last_and_are_not_pinned() -> None:
     engine.scheduler._preempt_request(request, engine.now)
     order = [block.block_id for block in engine.pool.free_block_queue]
     preempted = order[-6:]
-    scores = scores_of(engine)
-    assert {scores[block] for block in preempted} == {max(scores.values())}
-    assert max(scores.values()) <= score(0.99, engine.now, 100.0) + 0.07
+    keys = keys_of(engine)
+    assert {keys[block] for block in preempted} == {max(keys.values())}
+    assert max(keys.values()) <= engine.now + 600.0 + SECOND
 
 
 @pytest.mark.skipif(not hasattr(BlockPool, "unpin_blocks"), reason="came with vLLM 0.30")
 def test_unpinned_blocks_go_last() -> None:
-    engine = Engine(100, tell=lambda _: 0.99)
+    engine = Engine(100, tell=lambda _: 600.0)
     finish(engine, "a")
     blocks = engine.pool.get_new_blocks(2)
     engine.pool.unpin_blocks(blocks, lambda _: None)
@@ -160,8 +182,8 @@ def test_unpinned_blocks_go_last() -> None:
     assert order[-2:] == blocks
 
 
-def test_a_score_does_not_outlive_the_free_it_was_meant_for() -> None:
-    engine = Engine(100, tell=lambda _: 0.99)
+def test_keys_do_not_outlive_the_free_they_were_meant_for() -> None:
+    engine = Engine(100, tell=lambda _: 600.0)
     first = engine.add("a", list(range(6, 86)), 2)
     second = engine.add("b", list(range(6, 86)), 40)
     for _ in range(6):
@@ -169,47 +191,104 @@ def test_a_score_does_not_outlive_the_free_it_was_meant_for() -> None:
     assert first.is_finished() and not second.is_finished()
     shared = engine.scheduler.kv_cache_manager.get_blocks("b").blocks[0][:4]
     assert all(block.ref_cnt == 1 for block in shared)
-    # Freed by nobody's request: the score of a's free has gone with it.
+    # Freed by nobody's request: the keys of a's free have gone with it.
     engine.pool.free_blocks(list(reversed(shared)))
-    freed = [scores_of(engine)[block.block_id] for block in shared]
-    assert freed == pytest.approx([score(0.5, engine.now, 100.0)] * 4, abs=0.07)
+    freed = [keys_of(engine)[block.block_id] for block in shared]
+    assert freed == pytest.approx([engine.now] * 4, abs=SECOND)
 
 
-def test_a_deferred_free_keeps_its_score_and_only_that() -> None:
-    engine = Engine(100, tell=lambda _: 0.9, asynchronous=True)
+def test_a_deferred_free_keeps_its_keys_and_only_those() -> None:
+    engine = Engine(100, tell=lambda _: 90.0, asynchronous=True)
     scheduler = engine.scheduler
     scheduler.defer_block_free = True
     engine.add("a", list(range(6, 86)), 4)
     engine.step()
     scheduler.finish_requests("a", RequestStatus.FINISHED_STOPPED)
-    assert scheduler.deferred_frees and not scores_of(engine)
-    decided = score(0.9, engine.now, 100.0)
+    assert scheduler.deferred_frees and not keys_of(engine)
+    decided = engine.now + 90.0
     engine.now += 30
     while engine._flying:
         engine.step()
     assert not scheduler.deferred_frees
-    assert list(scores_of(engine).values()) == pytest.approx([decided] * 5, abs=0.07)
+    assert list(keys_of(engine).values()) == pytest.approx([decided] * 5, abs=SECOND)
     blocks = engine.pool.get_new_blocks(99)[-5:]
     assert "append_n" not in vars(engine.pool.free_block_queue)
-    # The score has gone with the batch: what is freed next, by nobody's request, gets the prior.
+    # The keys have gone with the batch: what is freed next, by nobody's request, gets no credit.
     for number, block in enumerate(blocks):
         give_hash(engine.pool, block, number)
     engine.pool.free_blocks(blocks)
-    assert list(scores_of(engine).values()) == pytest.approx([score(0.5, engine.now, 100.0)] * 5, abs=0.07)
+    assert list(keys_of(engine).values()) == pytest.approx([engine.now] * 5, abs=SECOND)
 
 
-def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(100, tell=lambda _: 0.9)
+def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(100, tell=lambda _: 90.0)
     scheduler = engine.scheduler
     monkeypatch.setattr(scheduler, "_connector_finished", lambda _: (True, None))
     engine.add("a", list(range(6, 86)), 2)
     for _ in range(2):
         engine.step()
-    assert scheduler.requests["a"].is_finished() and not scores_of(engine)
+    assert scheduler.requests["a"].is_finished() and not keys_of(engine)
+    ended = engine.now
     engine.now += 30
     scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_sending={"a"}))
     assert "a" not in scheduler.requests
-    assert list(scores_of(engine).values()) == pytest.approx([score(0.9, engine.now, 100.0)] * 5, abs=0.07)
+    assert list(keys_of(engine).values()) == pytest.approx([ended + 30 + 90.0] * 5, abs=SECOND)
+
+
+def test_a_late_answer_is_laid_on_what_is_still_free_of_its_request() -> None:
+    engine = Engine(100, tell=lambda _: None)
+    finish(engine, "a", range(6, 86))
+    ended = engine.now
+    assert engine.told.left == ["a"]
+    # Another conversation uses the first three blocks again, and ends.
+    finish(engine, "b", [*range(6, 54), *range(150, 182)])
+    engine.told.answer("a", 400.0)
+    engine.told.answer("b", None)
+    assert max(keys_of(engine).values()) < ended + 10
+    engine.step()
+    keys = sorted(keys_of(engine).values())
+    assert keys[-2:] == pytest.approx([ended + 400.0] * 2, abs=SECOND)
+    assert keys[-3] < ended + 10
+    assert not engine.scheduler.lpc._unanswered
+    assert engine.scheduler.lpc.scorer.scored["late"] == 1
+
+
+def test_an_answer_that_comes_while_a_free_is_put_off_harms_nothing() -> None:
+    engine = Engine(100, tell=lambda _: None, asynchronous=True)
+    engine.scheduler.defer_block_free = True
+    engine.add("a", list(range(6, 86)), 4)
+    engine.step()
+    engine.scheduler.finish_requests("a", RequestStatus.FINISHED_STOPPED)
+    engine.told.answer("a", 400.0)
+    while engine._flying:
+        engine.step()
+    assert len(keys_of(engine)) == 5 and not engine.scheduler.lpc._unanswered
+    assert engine.scheduler.lpc.scorer.failures == 0
+
+
+def test_most_answers_late_still_hit_more_than_stock(asynchronous: bool) -> None:
+    made = conversations(3, 200)
+    right = oracle(made)
+    stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
+    engine = Engine(260, tell=lambda _: None, asynchronous=asynchronous)
+    leave = engine.told.leave
+
+    def answered_later(request_id: Any) -> bool:
+        engine.told.answer(str(request_id), right(str(request_id)))
+        return leave(request_id)
+
+    engine.told.leave = answered_later  # type: ignore[method-assign]
+    ours = engine.run(made)
+    assert ours.outputs == stock.outputs
+    assert ours.cached > 1.05 * stock.cached
+
+
+def test_a_retired_setting_is_named_once_and_harms_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LPC_TAU_S", "nonsense")
+    finish(Engine(50), "a")
+    assert sum("LPC_TAU_S has no meaning any more" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_sessions_of_two_tenants_are_two_and_no_salt_is_told() -> None:
@@ -248,7 +327,7 @@ def test_shadow_mode_leaves_the_stock_queue_and_reports() -> None:
     assert type(engine.pool.free_block_queue) is not LearnedFreeQueue
     assert engine.scheduler.lpc.scorer.settle()
     values = values_of(engine.scheduler.lpc)
-    assert values["lpc_shadow_blocks", "trusting"] > values["lpc_shadow_blocks", "lru"] > 0
+    assert values["lpc_shadow_blocks", "credit"] > values["lpc_shadow_blocks", "lru"] > 0
 
 
 def look_ahead_until_raised(hooks: Hooks) -> None:
@@ -261,15 +340,15 @@ def look_ahead_until_raised(hooks: Hooks) -> None:
 
 
 def test_a_prefix_shared_with_a_conversation_that_goes_on_is_raised_again() -> None:
-    engine = Engine(60, tell=lambda name: 0.99 if name == "goes on" else 0.01, pooling="shared")
+    engine = Engine(60, tell=lambda name: 600.0 if name == "goes on" else -600.0, pooling="shared")
     finish(engine, "goes on", range(6, 86))
     finish(engine, "ends", [*range(6, 54), *range(150, 182)])
     hooks = engine.scheduler.lpc
     assert hooks.scorer.settle()
-    low = min(scores_of(engine).values())
+    low = min(keys_of(engine).values())
     look_ahead_until_raised(hooks)
     assert hooks.raised >= 1
-    assert max(scores_of(engine).values()) > low + 8
+    assert max(keys_of(engine).values()) > low + 1000
 
 
 def test_an_engine_keeps_a_prefix_whose_conversation_goes_on_in_another(
@@ -277,18 +356,18 @@ def test_an_engine_keeps_a_prefix_whose_conversation_goes_on_in_another(
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     with RedisServer(tmp_path) as redis:
-        there = Engine(60, tell=lambda _: 0.99, pooling="fleet", redis_url=redis.url)
-        here = Engine(60, tell=lambda _: 0.01, pooling="fleet", redis_url=redis.url)
+        there = Engine(60, tell=lambda _: 600.0, pooling="fleet", redis_url=redis.url)
+        here = Engine(60, tell=lambda _: -600.0, pooling="fleet", redis_url=redis.url)
         finish(there, "goes on", range(6, 86))
         assert there.scheduler.lpc.scorer.settle() and there.scheduler.lpc.scorer.store.flush(5.0)
         finish(here, "ends", [*range(6, 54), *range(150, 182)])
         hooks = here.scheduler.lpc
         assert hooks.scorer.settle()
-        low = min(scores_of(here).values())
+        low = min(keys_of(here).values())
         look_ahead_until_raised(hooks)
         # The three blocks of the common prefix, and none of the tail that is this engine's own.
         assert hooks.raised == 3
-        assert sorted(scores_of(here).values())[1] < low + 1 < low + 8 < sorted(scores_of(here).values())[2]
+        assert sorted(keys_of(here).values())[1] < low + 2 < low + 1000 < sorted(keys_of(here).values())[2]
         for engine in (there, here):
             engine.scheduler.shutdown()
 

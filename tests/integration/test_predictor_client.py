@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 
@@ -33,14 +33,15 @@ def prediction(request: pb.PredictStreamRequest) -> pb.PredictStreamResponse:
 class Sidecar(predictor_pb2_grpc.ContinuationPredictorServicer):
     """Answers each request of a stream with what ``answer`` makes of it, and remembers what it got."""
 
-    def __init__(self, answer: Answer | None = None) -> None:
+    def __init__(self, answer: Answer | None = None, lifetimes: Sequence[float] = ()) -> None:
+        self.lifetimes = lifetimes
         self.answer = answer or (lambda request: [prediction(request)])
         self.requests: list[pb.PredictStreamRequest] = []
         self.cancelled: list[str] = []
         self.streams = 0
 
     def GetModelInfo(self, request, context):  # noqa: N802 - gRPC's name
-        return pb.GetModelInfoResponse(model_version="v1")
+        return pb.GetModelInfoResponse(model_version="v1", credit_lifetimes_s=self.lifetimes)
 
     def PredictStream(self, request_iterator, context):  # noqa: N802 - gRPC's name
         self.streams += 1
@@ -376,7 +377,7 @@ def test_losing_and_finding_the_sidecar_is_one_line_each(caplog: pytest.LogCaptu
     address = f"127.0.0.1:{free_port()}"
     with asking(address) as client:
         assert until(lambda: client.counters.connection_failures >= 3)
-        with serving(Sidecar(), address):
+        with serving(Sidecar(lifetimes=[1.0, 10.0]), address):
             assert until(lambda: client.healthy)
         failures = client.counters.connection_failures
         assert until(lambda: client.counters.connection_failures >= failures + 3)
@@ -443,3 +444,90 @@ def test_closing_ends_the_threads_and_later_calls_do_nothing() -> None:
         client.forget("s")
         assert client.take("s") is None
         assert until(lambda: not any(thread.name.startswith("lpc-predictor") for thread in threading.enumerate()))
+
+
+def with_credit(*seconds: float) -> Answer:
+    def answer(request: pb.PredictStreamRequest) -> list[pb.PredictStreamResponse]:
+        response = prediction(request)
+        response.prediction.credit_s[:] = seconds
+        return [response]
+
+    return answer
+
+
+def test_an_answer_carries_the_credit_on_the_grid_of_its_sidecar() -> None:
+    with serving(Sidecar(with_credit(5.0, 15.0, -15.0), lifetimes=[1.0, 10.0, 100.0])) as address, asking(address) as client:
+        client.ask("r", token_ids=[500])
+        answer = answer_of(client, "r")
+        assert answer is not None and answer.credit is not None and answer.refused is None
+        assert [answer.credit.at(lifetime) for lifetime in (0.1, 10.0, 1000.0)] == [5.0, 15.0, -15.0]
+
+
+@pytest.mark.parametrize(
+    ("lifetimes", "seconds", "counter", "said"),
+    [
+        ([], [], "no_credit", "older than this client"),
+        ([], [1.0, 2.0], "no_credit", "older than this client"),
+        ([1.0, 10.0], [], "no_credit", None),
+        ([10.0, 1.0], [1.0, 2.0], "bad_grid", "cannot be used"),
+        ([1.0, 10.0], [1.0], "bad_length", "(length)"),
+        ([1.0, 10.0], [1.0, float("nan")], "bad_value", "(value)"),
+        ([1.0, 10.0], [1.0, 1e9], "bad_value", "(value)"),
+    ],
+)
+def test_what_is_no_credit_is_counted_by_its_reason_and_said_once(
+    lifetimes: list[float], seconds: list[float], counter: str, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(Sidecar(with_credit(*seconds), lifetimes)) as address, asking(address) as client:
+        for name in ("a", "b", "c"):
+            client.ask(name, token_ids=[500])
+            answer = answer_of(client, name)
+            assert answer is not None and answer.probability == 0.5 and answer.credit is None
+        assert getattr(client.counters, counter) == 3
+        assert client.counters.answered == fates(client) == 3
+    lines = [record.getMessage() for record in caplog.records if "credit" in record.getMessage()]
+    assert [said in line for line in lines] == [True] if said else not lines  # type: ignore[operator]
+
+
+def test_an_answer_that_comes_after_the_end_of_its_request_is_handed_out_late() -> None:
+    gate = threading.Event()
+
+    def slow(request: pb.PredictStreamRequest) -> list[pb.PredictStreamResponse]:
+        assert gate.wait(10)
+        return [prediction(request)]
+
+    sidecar = Sidecar(slow)
+    with serving(sidecar) as address, asking(address) as client:
+        for name in ("left", "aborted"):
+            client.ask(name, token_ids=[700])
+        assert until(lambda: sidecar.requests)
+        assert client.take("left") is None and client.leave("left")
+        client.forget("aborted")
+        assert client.late_answers() == []
+        gate.set()
+        late: list = []
+        assert until(lambda: late.extend(client.late_answers()) or late)
+        ((name, answer),) = late
+        assert name == "left" and answer is not None and answer.probability == 0.7
+        assert client.take("left") is None and not client.leave("left")
+        assert (client.counters.after_the_end, client.counters.forgotten) == (1, 1)
+
+
+def test_a_request_that_was_left_and_gets_no_answer_is_handed_out_without_one() -> None:
+    with serving(Sidecar(lambda request: [])) as address, asking(address) as client:
+        client.ask("r", token_ids=[700], timeout_s=0.3)
+        assert client.leave("r") and not client.leave("unknown")
+        late: list = []
+        assert until(lambda: late.extend(client.late_answers()) or late)
+        assert late == [("r", None)]
+        assert client.counters.late == fates(client) == 1
+
+
+def test_requests_that_were_left_stay_within_the_capacity() -> None:
+    with asking(f"127.0.0.1:{free_port()}", capacity=10) as client:
+        for n in range(100):
+            client.ask(n, token_ids=[7])
+            assert client.leave(n)
+        late = client.late_answers()
+        assert len(late) <= 10 and {answer for _, answer in late} == {None}
+        assert client.waiting == 10

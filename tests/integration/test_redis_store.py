@@ -14,7 +14,7 @@ from redis.backoff import ConstantBackoff
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable, StoreUnsuitable
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
-from eviction_client.stores.layout import MEMBER_BYTES, Packing
+from eviction_client.stores.layout import LIMIT, MEMBER_BYTES, UNIT, floor
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.bench.processes import RedisServer, free_port
@@ -71,7 +71,6 @@ def test_a_conversation_that_moves_to_another_engine_still_replaces_its_score(re
         Namespace("sha256_cbor", "0", 16, "b-model"),
         Namespace("sha256_cbor", "0", 16, "a-model", lora="l"),
         Namespace("sha256_cbor", "0", 16, "a-model", salt="s"),
-        Namespace("sha256_cbor", "0", 16, "a-model", tau=50.0),
         Namespace("sha256_cbor", "016", 16, "a-model"),
     ],
 )
@@ -313,21 +312,28 @@ def test_a_server_that_lost_the_script_gets_it_again(redis_server: RedisServer) 
         assert store.counters.failures == 0
 
 
-@pytest.mark.parametrize("tau", [0.5, 7.0, 100.0, 86_400.0])
-def test_tag_and_score_share_a_double_exactly_until_2106(redis_server: RedisServer, tau: float) -> None:
-    packing = Packing.of(tau)
-    assert 1 / 64 <= packing.unit * tau <= 1 / 16 or tau < 1
-    namespace = Namespace("sha256_cbor", "0", 16, "a-model", tau=tau)
-    latest = packing.floor(2.0**32 / tau - 1)
-    with storing(redis_server.url, namespace) as store:
+def test_tag_and_score_share_a_double_exactly_until_2106(redis_server: RedisServer) -> None:
+    assert UNIT == 1 / 32
+    latest = floor(LIMIT - 1)
+    with storing(redis_server.url) as store:
         store.record(A, BLOCKS, latest)
-        store.record(A, BLOCKS, latest - packing.unit)
+        store.record(A, BLOCKS, latest - UNIT)
         assert store.flush(5)
-        assert store.scores(BLOCKS) == [latest - packing.unit] * len(BLOCKS)
-        store.record(B, BLOCKS, latest - 2 * packing.unit)
-        store.record(A, BLOCKS, latest - 3 * packing.unit)
+        assert store.scores(BLOCKS) == [latest - UNIT] * len(BLOCKS)
+        store.record(B, BLOCKS, latest - 2 * UNIT)
+        store.record(A, BLOCKS, latest - 3 * UNIT)
         assert store.flush(5)
-        assert store.scores(BLOCKS) == [latest - packing.unit] * len(BLOCKS)
+        assert store.scores(BLOCKS) == [latest - UNIT] * len(BLOCKS)
+
+
+def test_what_an_old_release_has_left_is_never_read(redis_server: RedisServer) -> None:
+    """Log-odds, in the sorted sets of the namespace that this engine had under the old encoding."""
+    old = "40f0c24769f9e252dc114be415856f78"  # of NAMESPACE, at tau = 100 s
+    with contextlib.closing(redis_server.client()) as client, storing(redis_server.url) as store:
+        for shard in range(4):
+            members = {block[:10] + block[-4:]: 1.8e7 for block in BLOCKS}
+            client.zadd(f"lpc:{{{old}:{shard}/4}}:scores", members)
+        assert store.scores(BLOCKS) == [None] * len(BLOCKS)
 
 
 def test_a_member_fits_a_sixteen_byte_allocation(redis_server: RedisServer) -> None:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eviction_client.score import score as score_of
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, MetadataStore
 from eviction_client.stores.base import pooled
 from eviction_client.stores.namespace import Namespace
@@ -54,7 +53,7 @@ BLOCKS = [block(n) for n in range(6)]
 @pytest.fixture(params=["memory", "redis", "guarded_redis"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     if request.param == "memory":
-        yield Bench(MemoryStore(tau=NAMESPACE.tau), lambda: MemoryStore(tau=NAMESPACE.tau))
+        yield Bench(MemoryStore(), MemoryStore)
         return
     server: RedisServer = request.getfixturevalue("redis_server" if request.param == "redis" else request.param)
     with contextlib.closing(server.client()) as client:
@@ -160,8 +159,8 @@ def test_look_ahead_answers_with_what_is_known_once(store: MetadataStore) -> Non
 
 def test_trimming_forgets_what_has_sunk_and_nothing_else(store: MetadataStore) -> None:
     now = time.time()
-    store.record(A, BLOCKS[:3], score_of(0.5, now - 3600))
-    store.record(B, BLOCKS[2:4], score_of(0.5, now))
+    store.record(A, BLOCKS[:3], now - 3601)
+    store.record(B, BLOCKS[2:4], now)
     store.trim(now)
     assert store.flush(5)
     known = [score is not None for score in store.scores(BLOCKS)]
@@ -171,7 +170,7 @@ def test_trimming_forgets_what_has_sunk_and_nothing_else(store: MetadataStore) -
 
 def test_a_block_forgotten_by_trimming_is_private_again(store: MetadataStore) -> None:
     now = time.time()
-    long_ago = score_of(0.5, now - 7200)
+    long_ago = now - 7200
     store.record(A, BLOCKS, long_ago)
     store.record(B, BLOCKS, long_ago)
     store.trim(now)
@@ -185,7 +184,7 @@ def test_a_block_forgotten_by_trimming_is_private_again(store: MetadataStore) ->
 def test_more_blocks_than_one_chunk_are_recorded_and_trimmed(store: MetadataStore) -> None:
     many = [BlockHash(n.to_bytes(4, "big") * 4) for n in range(30_000)]
     now = time.time()
-    store.record(A, many, score_of(0.5, now - 7200))
+    store.record(A, many, now - 7200)
     assert store.flush(20)
     assert None not in store.scores(many)
     store.trim(now)
@@ -194,13 +193,13 @@ def test_more_blocks_than_one_chunk_are_recorded_and_trimmed(store: MetadataStor
     assert store.counters.trimmed == len(many)
 
 
-def test_scores_of_today_come_back_within_a_sixteenth_of_a_second_and_never_higher(store: MetadataStore) -> None:
-    exact = score_of(0.37, 1_790_000_000.123)
+def test_scores_of_today_come_back_within_a_thirtieth_of_a_second_and_never_higher(store: MetadataStore) -> None:
+    exact = 1_790_000_000.123
     store.record(A, BLOCKS, exact)
     assert store.flush(5)
     (stored,) = set(store.scores(BLOCKS))
     assert stored is not None
-    assert 0 <= (exact - stored) * NAMESPACE.tau < 1 / 16
+    assert 0 <= exact - stored < 1 / 30
 
 
 @pytest.mark.parametrize(

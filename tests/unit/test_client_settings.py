@@ -6,10 +6,10 @@ from eviction_client.settings import ClientSettings
 
 def test_the_environment_sets_what_flags_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LPC_REDIS_URL", "rediss://user:hunter2@redis:6380/0")
-    monkeypatch.setenv("LPC_TAU_S", "50")
+    monkeypatch.setenv("LPC_MAX_RETAIN_S", "50")
     monkeypatch.setenv("LPC_PREDICTOR_ADDRESS", "unix:///run/lpc.sock")
-    settings = ClientSettings(tau_s=70)
-    assert settings.tau_s == 70
+    settings = ClientSettings(max_retain_s=70)
+    assert settings.max_retain_s == 70
     assert settings.predictor_address == "unix:///run/lpc.sock"
     assert settings.redis_url is not None
     assert "hunter2" not in repr(settings)
@@ -23,10 +23,8 @@ def test_an_empty_redis_url_means_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("LPC_TAU_S", "0"),
-        ("LPC_TAU_S", "nan"),
-        ("LPC_PRIOR", "1"),
-        ("LPC_PRIOR", "nan"),
+        ("LPC_MAX_RETAIN_S", "0"),
+        ("LPC_MAX_RETAIN_S", "nan"),
         ("LPC_REDIS_SHARDS", "0"),
         ("LPC_REDIS_URL", "http://:hunter2@redis"),
         ("LPC_PREDICTOR_ADDRESS", ""),
@@ -39,3 +37,11 @@ def test_a_value_without_meaning_is_refused_by_name(monkeypatch: pytest.MonkeyPa
         ClientSettings()
     assert name.removeprefix("LPC_").lower() in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+def test_what_has_lost_its_meaning_is_named_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LPC_TAU_S", "nonsense")
+    assert ClientSettings() == ClientSettings(_env_prefix="NOTHING_")  # type: ignore[call-arg]
+    assert ClientSettings.retired({"LPC_TAU_S": "50"}) == "LPC_TAU_S has no meaning any more: credit is learnt, remove it"
+    assert (ClientSettings.retired({"LPC_TAU_S": "", "LPC_PRIOR": "0.5"}) or "").startswith("LPC_TAU_S and LPC_PRIOR have no")
+    assert ClientSettings.retired({"LPC_GUARD": "true"}) is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eviction_client.queue import RUN_WIDTH, Block, FreeBlockQueue, rounded
-from eviction_client.score import FIRST_OUT, score
+from eviction_client.score import FIRST_OUT
 
 NUM_BLOCKS = 64
 
@@ -29,11 +29,10 @@ def test_the_smallest_score_leaves_first() -> None:
     assert ids(queue.popleft_n(6)) == [3, 4, 5, 0, 1, 2]
 
 
-def test_with_a_constant_probability_the_order_is_lru() -> None:
+def test_by_the_time_of_the_last_use_the_order_is_lru() -> None:
     queue, b = make_queue()
-    start = 1_800_000_000.0
     for turn in range(16):
-        queue.insert(b[4 * turn : 4 * turn + 4], score(0.7, start + 0.37 * turn))
+        queue.insert(b[4 * turn : 4 * turn + 4], 1_800_000_000.0 + 0.37 * turn)
     assert ids(list(queue)) == list(range(64))
 
 
@@ -57,12 +56,12 @@ def test_the_next_score_is_that_of_the_block_evicted_next() -> None:
     queue, b = make_queue()
     assert queue.next_score == FIRST_OUT
     queue.insert(b[0:2], 1.0)
-    queue.insert(b[2:3], 2.01)
+    queue.insert(b[2:3], 2.01 * RUN_WIDTH)
     assert queue.next_score == 1.0 == rounded(1.0)
     queue.prepend_n(b[3:4])
     assert queue.next_score == FIRST_OUT
     queue.popleft_n(3)
-    assert queue.next_score == rounded(2.01) and abs(queue.next_score - 2.01) < queue.tolerance
+    assert queue.next_score == rounded(2.01 * RUN_WIDTH) and abs(queue.next_score - 2.01 * RUN_WIDTH) < queue.tolerance
     assert queue.next_score == queue.highest_score
 
 
@@ -184,6 +183,17 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.model = [(low, i) for low, i in self.model if i != moved]
         low = round(score / RUN_WIDTH) * RUN_WIDTH if math.isfinite(score) else score
         place = sum(1 for other, _ in self.model if other <= low)
+        self.model.insert(place, (low, moved))
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), score=scores)
+    def move_ahead_of_its_equals(self, data: st.DataObject, score: float) -> None:
+        moved = data.draw(st.sampled_from([i for _, i in self.model]))
+        self.queue.remove(self.blocks[moved])
+        self.queue.insert_ahead([self.blocks[moved]], score)
+        self.model = [(low, i) for low, i in self.model if i != moved]
+        low = round(score / RUN_WIDTH) * RUN_WIDTH if math.isfinite(score) else score
+        place = sum(1 for other, _ in self.model if other < low)
         self.model.insert(place, (low, moved))
 
     def order(self) -> list[int]:

@@ -1,22 +1,22 @@
 """What the plug-in hangs into a scheduler of vLLM, once that has been built.
 
 - ``kv_cache_manager.block_pool.free_block_queue`` becomes a :class:`LearnedFreeQueue` with the same blocks, which keeps
-  vLLM's own linked list in the order of scores;
+  vLLM's own linked list in the order of keys;
 - ``kv_cache_manager.free`` becomes :meth:`Hooks.free`. Finish, abort, preemption, failed load: every free of a request that
-  is carried out at once passes there, and its score goes with the call;
+  is carried out at once passes there, and its keys go with the call;
 - ``kv_cache_manager.pop_blocks_for_free`` becomes :meth:`Hooks.pop_blocks_for_free`. There a free begins that vLLM puts off
-  while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`ScoredBlocks`, which brings its
-  score to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
+  while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`KeyedBlocks`, which brings its
+  keys to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
 - ``block_pool.unpin_blocks``, where it exists, becomes :meth:`Hooks.unpin_blocks`;
-- ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request.
+- ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request, ``schedule`` calls :meth:`Hooks.step` first.
 
-So a score lies in a call or in a batch, never on a block, and cannot outlive the free that it is meant for. Frees that carry
-no score (sliding windows, copy on write) get the prior at the current time. Blocks of a request that goes on (preempted,
-failed load) and unpinned ones get the highest score that the queue has at that moment: they go last, as in stock vLLM, and
-sink with the others. A score above all that come later would pin them for good if the request never resumes, and the order
-under a constant prior would not be stock's.
+So keys lie in a call or in a batch, never on a block, and cannot outlive the free that they are meant for. Frees that carry
+none (sliding windows, copy on write) get no credit, at the current time. Blocks of a request that goes on (preempted,
+failed load) and unpinned ones get the highest key that the queue has at that moment: they go last, as in stock vLLM, and
+sink with the others. A key above all that come later would pin them for good if the request never resumes, and the order
+without credit would not be stock's.
 
-Nothing here may raise into the scheduler: a hook that fails is counted and logged once, and the blocks get the prior.
+Nothing here may raise into the scheduler: a hook that fails is counted and logged once, and the blocks get no credit.
 """
 
 import time
@@ -26,13 +26,17 @@ from typing import Any, Final
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from eviction_client.engines.vllm.queue import LearnedFreeQueue, ScoredBlocks
+from eviction_client.credit_queue import Chain
+from eviction_client.engines.vllm.queue import KeyedBlocks, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import arguments_of, completed, session_of
 from eviction_client.hints import Hints
+from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
 
 LOOK_AHEAD: Final = 256
 """Blocks to be evicted next about which the store is asked."""
+MOVED_PER_STEP: Final = 64
+"""Blocks that may be moved in one step of the scheduler after the rule in force has changed or credit has come late."""
 
 
 class Hooks:
@@ -43,13 +47,15 @@ class Hooks:
 
     Attributes:
         queue: ours, in the block pool; None in shadow mode.
-        raised: blocks whose score was raised because another conversation holds them.
+        raised: blocks whose key was raised because another conversation holds them.
     """
 
     def __init__(self, scheduler: Any, scorer: Scorer, *, adopt: bool) -> None:
         self.scorer = scorer
         self.queue: LearnedFreeQueue | None = None
         self.raised = 0
+        self._unanswered: dict[str, list[Chain[KVCacheBlock]]] = {}
+        """By request: what was freed of those whose answer may still come."""
         self._hash_block_size: int = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
         manager = scheduler.kv_cache_manager
         self._stock_free: Callable[[Request], None] = manager.free
@@ -58,7 +64,9 @@ class Hooks:
         manager.pop_blocks_for_free = self.pop_blocks_for_free
         if adopt:
             pool = manager.block_pool
-            self.queue = LearnedFreeQueue(pool.free_block_queue.get_all_free_blocks(), self._prior)
+            free = pool.free_block_queue.get_all_free_blocks()
+            self.queue = LearnedFreeQueue(free, lifetime=scorer.lifetime, clock=self._now)
+            self.queue.trusting = scorer.trusting
             pool.free_block_queue = self.queue
             self._stock_free_blocks: Callable[[Iterable[KVCacheBlock]], None] = pool.free_blocks
             pool.free_blocks = self.free_blocks
@@ -82,32 +90,50 @@ class Hooks:
             self.scorer.failed(error)
         self.scorer.seconds += time.perf_counter() - started
 
+    def step(self) -> None:
+        """Do what is due before a step of the scheduler: follow the guard, lay credit that came late, in bounded time."""
+        scorer, queue = self.scorer, self.queue
+        try:
+            for request_id, keys in scorer.late():
+                for chain in self._unanswered.pop(str(request_id), ()):
+                    if queue is not None and keys is not None:
+                        queue.lay(chain, keys.key)
+            if queue is not None:
+                queue.trusting = scorer.trusting
+                if queue.unsettled:
+                    started = time.perf_counter()
+                    queue.resort(MOVED_PER_STEP)
+                    scorer.seconds += time.perf_counter() - started
+        except Exception as error:
+            scorer.failed(error)
+
     def free(self, request: Request) -> None:
-        """``KVCacheManager.free``, whose blocks get the request's score."""
-        score = self._score_of(request)
+        """``KVCacheManager.free``, whose blocks get the request's keys."""
+        keys = self._keys_of(request)
         if self.queue is None:
             self._stock_free(request)
             return
-        self.queue.scoring(score, self._stock_free, request)
+        self._remember(request.request_id, self.queue.keying(keys, self._stock_free, request))
         self.look_ahead()
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
-        """``KVCacheManager.pop_blocks_for_free``, whose blocks keep the request's score until they are freed."""
-        score = self._score_of(request)
+        """``KVCacheManager.pop_blocks_for_free``, whose blocks keep the request's keys until they are freed."""
+        keys = self._keys_of(request)
         blocks = self._stock_pop(request)
-        return blocks if self.queue is None or not blocks else ScoredBlocks(blocks, score)
+        return blocks if self.queue is None or not blocks else KeyedBlocks(blocks, keys, request.request_id)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """``BlockPool.free_blocks``, which gives a batch that was put off the score that it was given then."""
-        if isinstance(ordered_blocks, ScoredBlocks) and self.queue is not None:
-            self.queue.scoring(ordered_blocks.score, self._stock_free_blocks, ordered_blocks)
+        """``BlockPool.free_blocks``, which gives a batch that was put off the keys that it was given then."""
+        if isinstance(ordered_blocks, KeyedBlocks) and self.queue is not None:
+            chains = self.queue.keying(ordered_blocks.keys, self._stock_free_blocks, ordered_blocks)
+            self._remember(ordered_blocks.request_id, chains)
         else:
             self._stock_free_blocks(ordered_blocks)
 
     def unpin_blocks(self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]) -> None:
         """``BlockPool.unpin_blocks``: these go last."""
         assert self.queue is not None
-        self.queue.scoring(self._highest(), self._stock_unpin, blocks, on_reuse)
+        self.queue.keying(self._highest(), self._stock_unpin, blocks, on_reuse)
 
     def look_ahead(self) -> None:
         """Ask the store about the blocks to be evicted next; raise those of which it has answered that others hold them."""
@@ -118,28 +144,27 @@ class Hooks:
         try:
             # The last four bytes of a block's hash are the number of its KV-cache group.
             pooled = self.scorer.look_ahead(lambda: [h[:-4] for b in queue.next_blocks(LOOK_AHEAD) if (h := b.block_hash)])
-            if pooled:
-                ceiling = self.scorer.ceiling()
+            if pooled and queue.trusting:
                 for block, score in queue.candidates(LOOK_AHEAD):
                     key = block.block_hash
                     known = None if key is None else pooled.get(key[:-4])
-                    if known is not None and min(known, ceiling) > score + queue.tolerance:
-                        queue.rescore(block, min(known, ceiling))
+                    if known is not None and known > score + queue.tolerance:
+                        queue.rescore(block, known)
                         self.raised += 1
         except Exception as error:
             self.scorer.failed(error)
         self.scorer.seconds += time.perf_counter() - started
 
-    # Scores. None of these raises.
+    # Keys. None of these raises.
 
-    def _score_of(self, request: Request) -> float | None:
+    def _keys_of(self, request: Request) -> Keys | None:
         started = time.perf_counter()
-        score: float | None = None
+        keys: Keys | None = None
         try:
             if request.is_finished():
                 size = self._hash_block_size
                 computed = request.block_hashes[: request.num_computed_tokens // size]
-                score = self.scorer.finished(
+                keys = self.scorer.finished(
                     request.request_id,
                     completed=completed(request),
                     blocks=computed,
@@ -147,25 +172,31 @@ class Hooks:
                     session=session_of(request),
                     hints=Hints.of(arguments_of(request)),
                 )
+                if keys.key != keys.key or keys.t_last != keys.t_last:
+                    keys = None  # NaN has no place in an order
             elif self.queue is not None:
-                score = self._highest()
+                keys = self._highest()
         except Exception as error:
             self.scorer.failed(error)
-        if self.queue is not None:
-            self.queue.even = self.scorer.even
         self.scorer.seconds += time.perf_counter() - started
-        # NaN has no place in an order.
-        return score if score == score else None
+        return keys
 
-    def _prior(self) -> float:
+    def _remember(self, request_id: str, chains: list[Chain[KVCacheBlock]]) -> None:
+        if chains and self.scorer.awaits(request_id):
+            self._unanswered.setdefault(request_id, []).extend(chains)
+
+    def _now(self) -> float:
         try:
-            score = self.scorer.prior_score()
-            if score == score:
-                return score
+            now = self.scorer.now()
+            if now == now:
+                return now
         except Exception as error:
             self.scorer.failed(error)
         return max(self.queue.highest_score, 0.0) if self.queue is not None else 0.0
 
-    def _highest(self) -> float:
-        prior = self._prior()
-        return prior if self.queue is None else max(prior, self.queue.highest_score)
+    def _highest(self) -> Keys:
+        now = self._now()
+        if self.queue is None:
+            return Keys(now, now)
+        highest = max(now, self.queue.highest_score)
+        return Keys(now if self.queue.trusting else highest, highest)

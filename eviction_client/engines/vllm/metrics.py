@@ -1,8 +1,13 @@
 """What the plug-in in vLLM shows of itself in the engine's /metrics."""
 
+from typing import Final
+
+from eviction_client.credit_queue import BUCKETS
 from eviction_client.engines.vllm.hooks import Hooks
-from eviction_client.engines.vllm.queue import BUCKETS
 from eviction_client.metrics import Values
+
+QUANTILES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
+"""Of the latest credits given that are shown."""
 
 
 def values_of(hooks: Hooks) -> Values:
@@ -10,23 +15,34 @@ def values_of(hooks: Hooks) -> Values:
     scorer = hooks.scorer
     asked = scorer.predictor.counters
     shadows = scorer.shadow_counters
-    ended = scorer.scored["prediction"] + scorer.scored["prior"]
+    scored = scorer.scored
+    ended = scored["prediction"] + scored["unanswered"]
     fates = ("asked", "answered", "late", "failed", "dropped", "rejected", "forgotten")
     values: Values = {("lpc_predictions", fate): getattr(asked, fate) for fate in fates}
-    values |= {("lpc_requests_scored", by): count for by, count in scorer.scored.items()}
+    values |= {("lpc_requests_scored", by): count for by, count in scored.items()}
     values |= {
-        ("lpc_fallback_share", ""): scorer.scored["prior"] / ended if ended else 0.0,
+        ("lpc_fallback_share", ""): (scored["unanswered"] - scored["late"]) / ended if ended else 0.0,
+        ("lpc_late_answers", ""): scored["late"],
+        ("lpc_credit_refused", "absent"): asked.no_credit,
+        ("lpc_credit_refused", "grid"): asked.bad_grid,
+        ("lpc_credit_refused", "length"): asked.bad_length,
+        ("lpc_credit_refused", "value"): asked.bad_value,
         ("lpc_pooled_raises", ""): hooks.raised,
+        ("lpc_pooled_refused", ""): scorer.implausible,
         ("lpc_scheduler_seconds", ""): scorer.seconds,
         ("lpc_failures", ""): scorer.failures,
-        ("lpc_beta", ""): scorer.beta,
+        ("lpc_trusting", ""): float(scorer.trusting),
+        ("lpc_guard_switches", ""): scorer.switches,
+        ("lpc_lifetime_seconds", ""): scorer.lifetime.seconds if hooks.queue is not None else scorer.shadow_lifetime,
         ("lpc_regret", ""): scorer.regret,
         ("lpc_shadow_blocks", "asked"): shadows.asked,
-        ("lpc_shadow_blocks", "trusting"): shadows.trusting_hits,
+        ("lpc_shadow_blocks", "credit"): shadows.credit_hits,
         ("lpc_shadow_blocks", "lru"): shadows.lru_hits,
         ("lpc_predictor_connected", ""): float(scorer.predictor.healthy),
         ("lpc_store_healthy", ""): float(scorer.store is not None and scorer.store.healthy),
     }
+    if given := sorted(scorer.credits.copy()):
+        values |= {("lpc_credit_seconds", f"{q:g}"): given[int(q * (len(given) - 1))] for q in QUANTILES}
     if hooks.queue is not None:
         values["lpc_queue_runs", ""] = hooks.queue.num_runs
         bounds = (*(f"{bound:g}" for bound in BUCKETS), "+Inf")

@@ -33,5 +33,4 @@ def namespace_of(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> 
         hash_seed=seed,
         block_size=getattr(scheduler, "hash_block_size", None) or scheduler.block_size,
         model=json.dumps([model.model, getattr(model, "revision", None)]),
-        tau=settings.tau_s,
     )

@@ -1,69 +1,80 @@
-"""vLLM's free queue in the order of scores, and the batches whose free vLLM puts off."""
+"""vLLM's free queue in the order of keys, and the batches whose free vLLM puts off."""
 
-from bisect import bisect_left
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.queue import FreeBlockQueue
-from eviction_client.score import FIRST_OUT
-
-BUCKETS: Final = (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0)
-"""Upper bounds, log-odds at eviction, of the buckets in which evictions are counted; one more is open."""
+from eviction_client.credit import Lifetime
+from eviction_client.credit_queue import Chain, CreditQueue
+from eviction_client.score import Keys
 
 
-class ScoredBlocks(list[KVCacheBlock]):
-    """Blocks that are to be freed later, and their score. Reversed, as vLLM frees them, they are still scored blocks.
+class KeyedBlocks(list[KVCacheBlock]):
+    """Blocks that are to be freed later, and their keys. Reversed, as vLLM frees them, they are still keyed blocks.
 
     Attributes:
-        score: of all these blocks, as decided when the batch was made; None: the untagged score at the time of the free.
+        keys: of all these blocks, as decided when the batch was made; None: the untagged ones at the time of the free.
+        request_id: of the request that held them.
     """
 
-    def __init__(self, blocks: Iterable[KVCacheBlock], score: float | None) -> None:
+    def __init__(self, blocks: Iterable[KVCacheBlock], keys: Keys | None, request_id: str) -> None:
         super().__init__(blocks)
-        self.score = score
+        self.keys = keys
+        self.request_id = request_id
 
-    def __reversed__(self) -> "ScoredBlocks":  # type: ignore[override]  # all that its caller does is iterate
-        return ScoredBlocks(self[::-1], self.score)
+    def __reversed__(self) -> "KeyedBlocks":  # type: ignore[override]  # all that its caller does is iterate
+        return KeyedBlocks(self[::-1], self.keys, self.request_id)
 
 
-class LearnedFreeQueue(FreeBlockQueue[KVCacheBlock], FreeKVCacheBlockQueue):
-    """vLLM's free queue in the order of scores. A drop-in: without scores it is the stock queue.
+class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
+    """vLLM's free queue in the order of keys. A drop-in: without credit it is the stock queue."""
 
-    Attributes:
-        untagged: gives the score of blocks that are freed outside of :meth:`scoring`.
-        even: score at which the log-odds were 0 when a block was last scored; what evictions are counted against.
-        evictions: blocks evicted by :data:`BUCKETS`.
-    """
-
-    def __init__(self, blocks: Sequence[KVCacheBlock] = (), untagged: Callable[[], float] | None = None) -> None:
-        super().__init__(KVCacheBlock(block_id=-1), KVCacheBlock(block_id=-1))
+    def __init__(
+        self,
+        blocks: Sequence[KVCacheBlock] = (),
+        *,
+        lifetime: Lifetime | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(
+            KVCacheBlock(block_id=-1), KVCacheBlock(block_id=-1), lifetime=lifetime or Lifetime(len(blocks)), clock=clock
+        )
         self.fake_free_list_head = self.head
         self.fake_free_list_tail = self.tail
-        self.untagged = untagged or (lambda: 0.0)
-        self.even = 0.0
-        self.evictions = [0] * (len(BUCKETS) + 1)
-        self._score: float | None = None
+        self._keys_in_force: Keys | None = None
+        self._freed: list[Chain[KVCacheBlock]] | None = None
         self.prepend_n(blocks)
 
-    def scoring(self, score: float | None, free: Callable[..., None], *arguments: Any) -> None:
-        """Call ``free(*arguments)``, vLLM's own; the blocks with content that it appends get this score (None: untagged).
+    def keying(self, keys: Keys | None, free: Callable[..., None], *arguments: Any) -> list[Chain[KVCacheBlock]]:
+        """Call ``free(*arguments)``, vLLM's own; the blocks with content that it appends get these keys (None: those of now).
 
-        vLLM's frees end in ``append_n(blocks)``, which has no place for a score. It is kept for the length of this call.
+        vLLM's frees end in ``append_n(blocks)``, which has no place for keys. They are kept for the length of this call.
+
+        Returns:
+            The chains that were freed.
         """
-        self._score = score
+        self._keys_in_force = keys
+        freed: list[Chain[KVCacheBlock]] = []
+        self._freed = freed
         try:
             free(*arguments)
         finally:
-            self._score = None
+            self._keys_in_force = self._freed = None
+        return freed
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put blocks with content into the order, ``blocks[0]`` to be evicted first."""
         if not blocks:
             return
-        score = self._score
-        self.insert(blocks, self.untagged() if score is None else score)
+        keys = self._keys_in_force
+        if keys is None:
+            now = self.clock()
+            keys = Keys(now, now)
+        chain = self.insert_keyed(blocks, keys)
+        if chain is not None and self._freed is not None:
+            self._freed.append(chain)
 
     def append(self, block: KVCacheBlock) -> None:
         """As :meth:`append_n`."""
@@ -79,9 +90,6 @@ class LearnedFreeQueue(FreeBlockQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         """Take out the n blocks to be evicted first, in order; ValueError when fewer are free."""
         if n == 0:
             return []
-        score = self.next_score
-        if score != FIRST_OUT:
-            self.evictions[bisect_left(BUCKETS, score - self.even)] += n
         return super().popleft_n(n)
 
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:  # noqa: ARG002

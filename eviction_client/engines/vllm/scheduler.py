@@ -1,6 +1,7 @@
 """The scheduler that vLLM is given by ``--scheduler-cls eviction_client.engines.vllm.LearnedScheduler``."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
@@ -55,6 +56,8 @@ class LearnedScheduler:
         """Build the scheduler that ``scheduler_config.async_scheduling`` asks for, and attach to it."""
         base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
         settings = cls.settings or ClientSettings()
+        if (retired := ClientSettings.retired(os.environ)) is not None:
+            logger.warning("learned prefix cache: %s", retired)
         reason = why_not(vllm_config)
         if reason is None and not vllm_config.cache_config.enable_prefix_caching:
             logger.warning("learned prefix cache: prefix caching is off, so there is nothing to do")
@@ -81,7 +84,7 @@ class LearnedScheduler:
         scheduler.lpc = Hooks(scheduler, scorer, adopt=not settings.shadow)
         metrics = EngineMetrics(str(vllm_config.parallel_config.data_parallel_index))
         scorer.on_tick.append(lambda: metrics.update(values_of(scheduler.lpc)))
-        logger.info("learned prefix cache: %s", "shadow mode" if settings.shadow else f"on, scores pooled: {settings.pools}")
+        logger.info("learned prefix cache: %s", "shadow mode" if settings.shadow else f"on, keys pooled: {settings.pools}")
         return scheduler
 
 
@@ -92,6 +95,10 @@ def _learned(base: type[Scheduler]) -> type[Scheduler]:
         def add_request(self, request: Request) -> None:
             super().add_request(request)
             self.lpc.admitted(request)
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            self.lpc.step()
+            return super().schedule(*args, **kwargs)
 
         def shutdown(self) -> None:
             super().shutdown()

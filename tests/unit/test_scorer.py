@@ -1,0 +1,198 @@
+"""From a request's end to its keys: predictions, hints, late answers, and what cannot be a key."""
+
+import hashlib
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+import pytest
+
+from eviction_client.background import Background
+from eviction_client.book import PredictorCounters
+from eviction_client.credit import CreditGrid
+from eviction_client.hints import Hints
+from eviction_client.messages import Prediction
+from eviction_client.score import Keys
+from eviction_client.scorer import Scorer
+from eviction_client.settings import ClientSettings
+from eviction_client.stores import BlockHash, MemoryStore
+from lpc.model.returns import MAX_CREDIT_S
+
+NOW = 1.8e9
+GRID = CreditGrid([1.0, 10_000.0])
+
+
+def prediction(*credit: float) -> Prediction:
+    return Prediction(0.9, "v", None, None, 1, GRID.table(credit) if credit else None)
+
+
+class Answers:
+    """A predictor that has the answers that it is given."""
+
+    def __init__(self) -> None:
+        self.ready: dict[Hashable, Prediction] = {}
+        self.late: list[tuple[Hashable, Prediction | None]] = []
+        self.forgotten: list[Hashable] = []
+        self.healthy = True
+        self.counters = PredictorCounters()
+
+    def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
+        pass
+
+    def take(self, request_id: Hashable) -> Prediction | None:
+        return self.ready.pop(request_id, None)
+
+    def forget(self, request_id: Hashable) -> None:
+        self.forgotten.append(request_id)
+
+    def leave(self, request_id: Hashable) -> bool:
+        return True
+
+    def late_answers(self) -> list[tuple[Hashable, Prediction | None]]:
+        late, self.late = self.late, []
+        return late
+
+    def close(self) -> None:
+        pass
+
+
+class AtOnce:
+    """Runs a round when woken."""
+
+    def __init__(self, work: Callable[[], bool]) -> None:
+        self.wake = work
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """A scorer, its predictor, and its time."""
+
+    def __init__(self, *, guard: bool = False, store: MemoryStore | None = None) -> None:
+        self.now = NOW
+        self.answers = Answers()
+        background: Callable[[Callable[[], bool]], Background] = AtOnce
+        self.scorer = Scorer(
+            ClientSettings(guard=guard),
+            capacity=100,
+            predictor=self.answers,
+            store=store,
+            clock=lambda: self.now,
+            background=background,
+        )
+
+    def finish(self, name: str, answer: Prediction | None = None, *, completed: bool = True, **more: object) -> Keys:
+        if answer is not None:
+            self.answers.ready[name] = answer
+        return self.scorer.finished(name, completed=completed, blocks=blocks(name), prompt_blocks=3, **more)  # type: ignore[arg-type]
+
+
+def blocks(name: str) -> list[BlockHash]:
+    return [BlockHash(hashlib.sha256(f"{name}/{n}".encode()).digest()) for n in range(4)]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    assert made.scorer.failures == 0
+    made.scorer.close()
+
+
+def test_a_predictions_credit_is_looked_up_at_the_lifetime_of_the_cache(bench: Bench) -> None:
+    bench.scorer.lifetime.seconds = 100.0
+    assert bench.finish("r", prediction(-10.0, 30.0)) == Keys(NOW, NOW + 10.0)
+    assert list(bench.scorer.credits) == [10.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "completed", "source"),
+    [(None, True, "unanswered"), (prediction(50.0, 50.0), False, "aborted"), (prediction(), True, "prediction")],
+    ids=["no answer", "aborted", "older sidecar"],
+)
+def test_what_has_no_credit_is_exactly_lru(bench: Bench, answer: Prediction | None, completed: bool, source: str) -> None:
+    assert bench.finish("r", answer, completed=completed) == Keys(NOW, NOW)
+    assert bench.scorer.scored[source] == 1
+
+
+@pytest.mark.parametrize(
+    ("hints", "moved"),
+    [
+        (Hints(retain_s=200), 200.0),
+        (Hints(retain_s=1e9), 3600.0),
+        (Hints(retain_s=-1e9), -3600.0),
+        (Hints(priority=3), 300.0),
+        (Hints(retain_s=100, priority=-2), -100.0),
+    ],
+)
+def test_a_hint_moves_both_keys_whatever_the_guard_says(bench: Bench, hints: Hints, moved: float) -> None:
+    assert bench.finish("r", prediction(50.0, 50.0), hints=hints) == Keys(NOW + moved, NOW + moved + 50.0)
+
+
+def test_what_is_done_goes_before_all_others_under_either_rule(bench: Bench) -> None:
+    done = bench.finish("r", prediction(MAX_CREDIT_S, MAX_CREDIT_S), hints=Hints(done=True, retain_s=600))
+    worst = bench.finish("s", prediction(-MAX_CREDIT_S, -MAX_CREDIT_S), hints=Hints(retain_s=-1e9))
+    assert done.t_last < worst.t_last and done.key < worst.key
+    assert bench.scorer.scored["done"] == 1
+
+
+def test_a_late_answer_gives_the_keys_that_it_would_have_given_in_time(bench: Bench) -> None:
+    assert bench.finish("r", hints=Hints(retain_s=100)) == Keys(NOW + 100, NOW + 100)
+    assert bench.scorer.awaits("r")
+    bench.now += 5
+    bench.answers.late = [("r", prediction(50.0, 50.0)), ("unknown", prediction(1.0, 1.0))]
+    assert bench.scorer.late() == [("r", Keys(NOW + 100, NOW + 150))]
+    assert not bench.scorer.awaits("r") and bench.scorer.late() == []
+    assert bench.scorer.scored["unanswered"] == bench.scorer.scored["late"] == 1
+
+
+def test_an_answer_that_never_comes_is_waited_for_no_longer(bench: Bench) -> None:
+    bench.finish("r")
+    bench.finish("aborted", completed=False)
+    assert bench.answers.forgotten == ["aborted"]
+    bench.answers.late = [("r", None)]
+    assert bench.scorer.late() == [("r", None)]
+    assert not bench.scorer.awaits("r") and bench.scorer.scored["late"] == 0
+
+
+def test_the_store_learns_late_keys_unless_a_later_turn_has_ended() -> None:
+    store = MemoryStore()
+    bench = Bench(store=store)
+    for name in ("a", "b"):
+        bench.finish(name, session=name)
+    bench.now += 1
+    bench.finish("a", session="a")
+    bench.answers.late = [("b", prediction(50.0, 50.0))]
+    bench.scorer.late()
+    assert store.scores(blocks("b")) == [NOW + 50.0] * 4
+    bench.scorer._learner._lay(next(iter(bench.scorer._learner._name_of)), GRID.table([9.0, 9.0]), NOW + 9.0)
+    assert store.scores(blocks("a")) == [NOW + 1.0] * 4
+
+
+def test_trust_begins_with_lru_and_is_full_without_a_guard() -> None:
+    assert Bench(guard=False).scorer.trusting
+    assert not Bench(guard=True).scorer.trusting
+
+
+@pytest.mark.parametrize("key", [math.nan, 1.8e7, NOW + 1e6, -math.inf, math.inf])
+def test_what_cannot_be_a_key_is_counted_and_ignored(key: float) -> None:
+    bench = Bench(store=MemoryStore())
+    good, bad = blocks("good")[0], blocks("bad")[0]
+    bench.scorer._learner._answers = {good: NOW + 5.0, bad: key}
+    assert bench.scorer.look_ahead(list) == {good: NOW + 5.0}
+    assert bench.scorer.implausible == 1
+
+
+def test_while_lru_is_in_force_nothing_is_pooled() -> None:
+    bench = Bench(guard=True, store=MemoryStore())
+    bench.scorer._learner._answers = {blocks("a")[0]: NOW + 5.0}
+    assert bench.scorer.look_ahead(lambda: blocks("a")) == {}
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_a_clock_that_jumps_a_day_never_lets_the_last_use_fall(bench: Bench, jump: float) -> None:
+    seen = []
+    for number in range(12):
+        bench.now += 5.0 if number not in (4, 8) else jump if number == 4 else -jump
+        seen.append(bench.finish(f"r{number}").t_last)
+    assert seen == sorted(seen)
