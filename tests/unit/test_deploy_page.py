@@ -8,9 +8,8 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from eviction_client.score import expired_below, score
+from eviction_client.score import REMEMBERED_S, forgotten_below
 from eviction_client.settings import ClientSettings
-from lpc.model.probability import P_MIN
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
@@ -26,7 +25,7 @@ def test_the_sizing_table_follows_from_the_formulas() -> None:
     assert [row[0] for row in rows] == ["1", "10", "100", "1,000", "10,000"]
     for row in rows:
         engines, cpu, gpu, memory, primaries, to_redis, to_sidecars = (float(cell.replace(",", "")) for cell in row)
-        stored = engines * 64 * 2921 * 110
+        stored = engines * 64 * REMEMBERED_S * 110
         assert cpu == math.ceil(engines / (51.7 * 0.5))
         assert gpu == math.ceil(engines / (5000 * 0.5))
         assert memory == round(stored / 1e9, 2)
@@ -40,9 +39,9 @@ def test_its_figures_are_in_the_results() -> None:
         assert figure in RESULTS, figure
 
 
-def test_a_block_lives_as_long_as_it_says() -> None:
-    assert score(1 - P_MIN, t_last=0.0) > expired_below(2920.0)
-    assert score(1 - P_MIN, t_last=0.0) < expired_below(2922.0)
+def test_a_block_is_remembered_for_as_long_as_it_says() -> None:
+    assert "A\nblock is forgotten an hour after its key" in PAGE
+    assert forgotten_below(1.8e9) == 1.8e9 - 3600
 
 
 def test_its_requests_are_valid() -> None:
@@ -73,7 +72,7 @@ def test_the_go_example_names_what_the_contract_has() -> None:
         own |= {"".join(part.capitalize() for part in oneof.name.split("_")) for oneof in messages[message].oneofs}
         names = set(re.findall(r"(\w+):", body.split("}", 1)[0]))
         assert names <= ({member} if member else own), kind
-    assert {"RequestId", "Probability"} <= set(re.findall(r"(?:answer|p)\.(\w+)", code)) <= {*fields, "GetPrediction"}
+    assert {"RequestId", "CreditS"} <= set(re.findall(r"(?:answer|p)\.(\w+)", code)) <= {*fields, "GetPrediction"}
     assert "NewContinuationPredictorClient(conn).PredictStream(ctx)" in code
 
 
