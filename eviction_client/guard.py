@@ -14,10 +14,16 @@ from typing import Final
 
 KEEP: Final = 0.998
 """Share of the sum that is left after a request: half of it after 350."""
-H_MIN: Final = 30.0
+H_MIN: Final = 10.0
 """Least threshold, sampled blocks."""
-KAPPA: Final = 2.0
+KAPPA: Final = 1.0
 """Threshold, in standard deviations of a sum of NOISE_REQUESTS differences by chance."""
+EARN: Final = 1.5
+"""Times that, for credit to come into force: a rule that gains nothing must not be in force by chance.
+
+These three were chosen on the generated workloads and the Mooncake trace, 2, 5 and 20% of the working set, seed 0, predictions
+as learnt and inverted: of EARN 1, 1.5, 2 and KAPPA 0.5, 0.7, 1 the ones with the highest gain whose worst case is within 0.2
+points of LRU."""
 NOISE_REQUESTS: Final = 500
 REGRET_KEEP: Final = 0.5 ** (1 / 1000)
 """Share of a request in the regret that is left after the next: half of it after 1,000."""
@@ -47,7 +53,8 @@ class Guard:
     def threshold(self) -> float:
         """What the sum must pass for the rule to change, sampled blocks."""
         mean_square = self._squares / self._weight if self._weight else 0.0
-        return max(H_MIN, KAPPA * math.sqrt(mean_square * NOISE_REQUESTS))
+        threshold = max(H_MIN, KAPPA * math.sqrt(mean_square * NOISE_REQUESTS))
+        return threshold if self.trusting else EARN * threshold
 
     def observe(self, credit_hits: int, lru_hits: int) -> bool:
         """Take in what the two shadows hit of a request's sampled blocks; return whether credit is in force."""
