@@ -50,7 +50,7 @@ class ReturnLearning:
         try:
             tables: list[list[float]] = self._model.answer(turns).tolist()
         except Exception as error:  # a fault of ours must not cost the prediction
-            self._failed("return model could not answer", error)
+            self._failed("the return model could not answer", error)
             return [[0.0] * len(LIFETIMES) for _ in turns]
         return tables
 
@@ -99,7 +99,7 @@ class ReturnLearning:
         try:
             self._model.refit(self._clock())
         except Exception as error:  # the next one may do better; until then the curves stay
-            self._failed("return model could not be refitted", error)
+            self._failed("the return model could not be refitted", error)
         else:
             self._metrics.return_refit_seconds.observe(time.perf_counter() - start)
 

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,9 +32,10 @@ def write(path: Path, state: State) -> None:
 def read(path: Path) -> State | None:
     """Return a kept state; None where there is no file. Raises OSError, ValueError and whatever a damaged archive makes."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, Mapping):
                 raise ValueError("not an archive of arrays")
-            return dict(file)
+            return dict(arrays)
     except FileNotFoundError:
         return None

@@ -1,8 +1,8 @@
 """Text of a conversation leaves no trace: a word that is in every request is nowhere afterwards.
 
 The sidecar is the real process at the DEBUG level. What is searched: its output (with gRPC's own log at its most talkative),
-every file below its working and temporary folders, the label log, the metrics, every status and message that callers get, what
-Redis was told and holds, the memory of gaps, every trace, and the engine side's log.
+every file below its working and temporary folders, the label log, what was learnt of returns, the metrics, every status and
+message that callers get, what Redis was told and holds, the memory of gaps, every trace, and the engine side's log.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from urllib.request import urlopen
 
 import grpc
 import grpc.aio
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -117,6 +118,8 @@ class Process:
             "LPC_LABEL_LOG": str(folder / "labels"),
             "LPC_LABEL_LOG_ROWS": "2",
             "LPC_LABEL_HORIZON_S": "0.5",
+            "LPC_RETURNS_STATE": str(folder / "returns.npz"),
+            "LPC_RETURNS_REFIT_S": "0.2",
             "OTEL_EXPORTER_OTLP_ENDPOINT": traces_endpoint,
             "GRPC_VERBOSITY": "DEBUG",
             "TMPDIR": str(folder),
@@ -218,6 +221,11 @@ def test_a_word_of_every_request_is_nowhere(timed_models: Path, served_models: d
     assert {row["turn_count"] for row in rows} == {1, 2}
     # Read, since pages are compressed.
     assert CANARY not in f"{rows} {[pq.read_schema(path).metadata for path in labels]}"
+    with np.load(tmp_path / "returns.npz") as state:
+        returns = dict(state)
+    assert len(returns["facts"]) > 2 and len(set(returns["category"].tolist())) == 2
+    for name, values in returns.items():
+        assert CANARY not in name and CANARY not in str(values.tolist()), name
 
 
 async def test_an_error_of_ours_that_quotes_its_input_is_not_passed_on(

@@ -1,15 +1,21 @@
 """What a sidecar learns of returns while it serves, over real gRPC and with a clock that is set by hand."""
 
+import asyncio
 import contextlib
+import io
+import logging
 import random
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
 import numpy as np
+import pytest
 
 from lpc.bench.wire import InstantModel
+from lpc.model.returns import MAX_CREDIT_S
 from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
@@ -17,6 +23,7 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import Addresses, Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.integration.test_server import _scrape
+from tests.tiny_model import build_tiny_artifact
 
 START = 1_700_000_000.0
 ZEROS = [0.0] * len(LIFETIMES)
@@ -71,6 +78,12 @@ class Sidecar:
         long, short = await self.ask(named(LONG, f"long {self.asked}", 1), named(SHORT, f"short {self.asked}", 1))
         return long, short
 
+    async def until(self, so: Callable[[], Awaitable[bool]]) -> None:
+        deadline = time.monotonic() + 30
+        while not await so():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+
     async def tells_them_apart(self) -> bool:
         long, short = await self.credits_of_both()
         return long[LOOKED_AT] > 0 > short[LOOKED_AT]
@@ -117,3 +130,183 @@ async def test_who_returns_gets_credit_and_who_does_not_gets_less_than_none(tiny
     assert f'lpc_returns_learnt{{of="returns"}} {float(info.credit_returns)}' in metrics
     assert "lpc_return_model_nats NaN" in metrics
     assert "lpc_return_model_head_share 0.5" in metrics
+
+
+async def test_what_is_learnt_is_served_without_anybody_asking_for_a_refit(tiny_models: Path) -> None:
+    async with sidecar(tiny_models, returns_refit_s=0.05) as running_:
+        running_.model.refit, refit = lambda now: None, running_.model.refit  # type: ignore[method-assign]
+        await running_.traffic(4)
+        assert await running_.credits_of_both() == (ZEROS, ZEROS)
+        running_.model.refit = refit  # type: ignore[method-assign]
+        await running_.until(running_.tells_them_apart)
+        assert "lpc_return_refit_seconds_count 0.0" not in await _scrape(running_.addresses)
+
+
+async def test_learning_can_be_switched_off(tiny_models: Path, tmp_path: Path) -> None:
+    async with sidecar(tiny_models, returns_refit_s=0, returns_state=tmp_path / "state") as running_:
+        assert await running_.ask(named(LONG, "a", 1)) == [[]]
+        info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert (list(info.credit_lifetimes_s), info.credit_returns) == ([], 0)
+    assert not (tmp_path / "state").exists()
+
+
+async def test_a_night_without_traffic_forgets_nothing(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as running_:
+        await running_.traffic(5)
+        before = running_.model.quality.returns
+        for _ in range(20):
+            running_.now += NIGHT_S / 20
+            running_.model.refit(running_.now)
+        assert await running_.tells_them_apart()
+        assert running_.model.quality.returns == before
+
+
+@pytest.mark.parametrize("step", [DAY_S, -DAY_S])
+async def test_a_clock_that_steps_by_a_day_raises_nothing_and_learning_goes_on(
+    tiny_models: Path, step: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sidecar(tiny_models, returns_refit_s=0.05) as running_:
+        await running_.traffic(4)
+        for by in (step, -step):
+            running_.now += by
+            await running_.traffic(1)
+            tables = await running_.ask(named(LONG, "a", 1), named(SHORT, "b", 1), named(LONG, "long 1", 5))
+            assert all(len(table) == len(LIFETIMES) for table in tables)
+            assert all(abs(seconds) <= MAX_CREDIT_S for table in tables for seconds in table)  # not so for a NaN
+        before = running_.model.quality.returns
+        await running_.traffic(4)
+        assert running_.model.quality.returns > before + 50
+        assert await running_.tells_them_apart()
+        metrics = await _scrape(running_.addresses)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert 'lpc_requests_total{method="PredictBatch",status="OK"}' in metrics
+    assert metrics.count('method="PredictBatch",status=') == 2  # the other one is the time of its creation
+
+
+async def test_another_model_version_goes_on_learning(tmp_path: Path) -> None:
+    build_tiny_artifact(tmp_path)
+    async with sidecar(tmp_path, reload_interval_s=0.05) as running_:
+        await running_.traffic(4)
+        before = running_.model.quality
+        build_tiny_artifact(tmp_path, version="v2")
+
+        async def reloaded() -> bool:
+            return (await running_.stub.GetModelInfo(pb.GetModelInfoRequest())).model_version == "v2"
+
+        await running_.until(reloaded)
+        assert await running_.tells_them_apart()
+        await running_.traffic(2)
+        assert running_.model.quality.returns > before.returns + 30
+
+
+async def test_a_restart_keeps_what_was_learnt(tiny_models: Path, tmp_path: Path) -> None:
+    state = tmp_path / "a folder" / "returns.npz"
+    async with sidecar(tiny_models, returns_state=state) as running_:
+        await running_.traffic(4)
+        learnt = running_.model.quality.returns
+        now = running_.now
+    async with sidecar(tiny_models, now + 60.0, returns_state=state) as running_:
+        info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert info.credit_returns == learnt
+        assert await running_.tells_them_apart()
+        await running_.traffic(1)
+        assert running_.model.quality.returns > learnt
+    assert [path.name for path in state.parent.iterdir()] == ["returns.npz"]  # and nothing half-written
+
+
+def _damaged(state: Path) -> dict[str, bytes]:
+    whole = state.read_bytes()
+    with np.load(state) as file:
+        arrays = dict(file)
+    made = {"empty": b"", "text": b"returns", "cut off": whole[: len(whole) // 2], "folder": b""}
+    for name, changed in {
+        "another format": {"format": np.array(99)},
+        "rows that do not fit": {"age": arrays["age"][:-1]},
+        "ages that are none": {"age": np.full_like(arrays["age"], np.nan)},
+        "another head": {name: np.zeros((2, 2)) for name in arrays if name.startswith("head")},
+        "turns without a number": {"facts": np.full_like(arrays["facts"], np.nan)},
+        "objects": {"age": np.array([object()] * len(arrays["age"]))},
+    }.items():
+        file = io.BytesIO()
+        np.savez(file, **(arrays | changed))  # type: ignore[arg-type]
+        made[name] = file.getvalue()
+    file = io.BytesIO()
+    np.savez(file, format=arrays["format"])
+    made["nothing but its format"] = file.getvalue()
+    file = io.BytesIO()
+    np.save(file, arrays["age"])
+    made["one array"] = file.getvalue()
+    return made
+
+
+async def test_a_state_that_is_damaged_or_foreign_is_one_warning_and_a_fresh_start(
+    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "returns.npz"
+    async with sidecar(tiny_models, returns_state=state) as running_:
+        await running_.traffic(4)
+    for name, content in _damaged(state).items():
+        place = tmp_path / name
+        if name == "folder":
+            place.mkdir()
+        else:
+            place.write_bytes(content)
+        caplog.clear()
+        async with sidecar(tiny_models, returns_state=place) as running_:
+            warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+            assert [record.getMessage().startswith("what was learnt of returns") for record in warnings] == [True], name
+            assert await running_.credits_of_both() == (ZEROS, ZEROS), name
+
+
+async def test_a_state_that_cannot_be_written_stops_nothing(
+    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    async with sidecar(tiny_models, returns_state=tmp_path / "file" / "state") as running_:
+        await running_.traffic(1)
+    assert "what was learnt of returns could not be written (FileExistsError)" in caplog.text
+
+
+async def test_the_same_turn_asked_again_is_no_return(tiny_models: Path) -> None:
+    turn = named(LONG, "a", 1)
+    async with sidecar(tiny_models) as running_:
+        first = await running_.ask(turn)
+        running_.now += 30.0
+        assert await running_.ask(turn, turn) == [*first, *first]
+        assert running_.model.quality[:2] == (1, 0)
+        running_.now += 30.0
+        await running_.ask(named(LONG, "a", 2))
+        assert running_.model.quality[:2] == (2, 1)
+
+
+async def test_conversations_are_recognised_by_their_prompts(tiny_models: Path) -> None:
+    """Two users begin alike, go on differently, and both return once."""
+
+    def chat(*prompts: str) -> pb.Conversation:
+        return pb.Conversation(chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content=text) for text in prompts]))
+
+    async with sidecar(tiny_models) as running_:
+        for conversation in (chat("hello"), chat("hello"), chat("hello", "one"), chat("hello", "two")):
+            running_.now += 10.0
+            await running_.ask(conversation)
+        assert running_.model.quality[:2] == (4, 2)
+
+
+async def test_a_request_that_fails_teaches_nothing(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as running_:
+        await running_.ask(named(LONG, "a", 1))
+        running_.now += 10.0
+        await running_.ask(pb.Conversation(prompt=" ", conversation_id="a"))
+        assert running_.model.quality[:2] == (1, 0)
+
+
+async def test_a_fault_in_the_return_model_costs_no_prediction(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(turns: object) -> np.ndarray:
+        raise FloatingPointError("a secret")
+
+    async with sidecar(tiny_models) as running_:
+        running_.model.answer = broken  # type: ignore[method-assign, assignment]
+        for _ in range(3):
+            assert await running_.ask(named(LONG, "a", 1)) == [ZEROS]
+    assert caplog.text.count("the return model could not answer (FloatingPointError)") == 1
+    assert "a secret" not in caplog.text

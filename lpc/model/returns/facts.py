@@ -76,7 +76,7 @@ def strata(fact: Facts) -> list[Stratum]:
 
     Each refines the one before: category; turn number; prompt length; gap before; reply before; in powers of two or so.
     """
-    turn = min(int(fact.turn_count), 8)
+    turn = int(min(fact.turn_count, 8))
     length = _octave(fact.input_tokens / 512.0, 7) // 2
     gap = _octave(fact.last_gap, 10) // 2
     reply = _octave(fact.reply_tokens, 11) // 3

@@ -196,7 +196,7 @@ class TurnMemory:
         kept = slice(0, len(self))
         outcomes = self.outcomes(now)
         return {
-            "facts": np.array([fact[:-1] for fact in self._facts[kept]], np.float64).reshape(len(self), -1),
+            "facts": np.array([fact[:-1] for fact in self._facts[kept]], np.float64).reshape(len(self), len(Facts._fields) - 1),
             "category": np.array([fact.category for fact in self._facts[kept]], np.str_),
             "age": outcomes.age,
             "came": outcomes.came,
@@ -259,21 +259,17 @@ class TurnMemory:
     def _remember(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], told: Floats | None) -> int:
         """Return the turn's number."""
         place = self.number % self.capacity
-        if self.number >= self.capacity and place == 0:
-            self._sample_for(turn.at - self._at[0])
+        eighth = max(self.capacity // 8, 1)
+        if self.number >= self.capacity and place == 0 and 0 <= turn.at - self._at[0] < SPAN_S:
+            self._every *= 2  # once around in too short a time
+        elif self._every > 1 and place % eighth == 0 and turn.at - self._at[place - eighth] > SPAN_S / 2:
+            self._every //= 2  # at this pace once around would take four times as long as it should
         self._inputs[place], self._at[place], self._active[place] = row, turn.at, self.active_s
         self._age[place], self._came[place] = np.nan, False
         self._told[place] = np.nan if told is None else told
         self._facts[place], self._strata[place] = facts, self._chain(facts)
         self.number += 1
         return self.number - 1
-
-    def _sample_for(self, span_s: float) -> None:
-        """Remember fewer conversations, or more again, by how long it took to go once around. Negative: a clock was set."""
-        if 0 <= span_s < SPAN_S:
-            self._every *= 2
-        elif span_s > 4 * SPAN_S:
-            self._every = max(self._every // 2, 1)
 
     def _chain(self, facts: Facts) -> list[Stratum]:
         if len(self._names) > 8 * self.capacity:

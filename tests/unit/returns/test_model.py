@@ -1,0 +1,154 @@
+"""The return model: what it answers while it learns, and what it keeps."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from lpc.model.returns import MAX_CREDIT_S
+from lpc.model.returns.credit import LIFETIMES
+from lpc.model.returns.memory import Arrived
+from lpc.model.returns.model import FEWEST_TURNS, GIVEN_UP_S, ReturnModel
+
+START = 1_700_000_000.0
+
+
+def turn(name: str, at: float, number: int = 1, tokens: float = 100.0) -> Arrived:
+    return Arrived(name.encode(), at, number, tokens, math.nan, 0.0)
+
+
+class Traffic:
+    """Conversations of long prompts return after a while, up to three times; those of short ones never do."""
+
+    def __init__(self, capacity: int = 20_000) -> None:
+        self.model = ReturnModel(capacity)
+        self.now = START
+        self.names = 0
+        self.draw = random.Random(0)
+        self.waiting: list[tuple[float, str, int]] = []
+
+    def minutes(self, count: int) -> None:
+        for _ in range(count):
+            for _ in range(12):
+                self.now += 5.0
+                due = [one for one in self.waiting if one[0] <= self.now]
+                self.waiting = [one for one in self.waiting if one[0] > self.now]
+                for _ in range(2):
+                    self.names += 1
+                    due.append((self.now, f"long {self.names}", 1))
+                self.model.answer([turn(name, self.now, number, 5000.0) for _, name, number in due])
+                self.model.answer([turn(f"short {self.names} {n}", self.now) for n in range(4)])
+                for _, name, number in due:
+                    if number < 4:
+                        self.waiting.append((self.now + 15.0 + self.draw.expovariate(1 / 15.0), name, number + 1))
+            self.model.refit(self.now)
+
+
+@pytest.fixture(scope="module")
+def learnt() -> Traffic:
+    traffic = Traffic()
+    traffic.minutes(6)
+    return traffic
+
+
+def looks(model: ReturnModel, now: float) -> np.ndarray:
+    return model.answer([turn("", now, 1, 5000.0), turn("", now)])
+
+
+def test_before_enough_was_seen_nobody_has_credit() -> None:
+    model = ReturnModel()
+    for n in range(FEWEST_TURNS - 1):
+        assert not model.answer([turn(f"c{n}", START + n)]).any()
+    model.refit(START + 300)
+    assert not model.answer([turn("last", START + 300)]).any()
+
+
+def test_no_turns_get_no_tables() -> None:
+    assert ReturnModel().answer([]).shape == (0, len(LIFETIMES))
+
+
+def test_who_returns_is_worth_more(learnt: Traffic) -> None:
+    long, short = looks(learnt.model, learnt.now)
+    some = (LIFETIMES > 5.0) & (LIFETIMES < 30.0)
+    assert (long[some] > 0).all() and (short[some] < 0).all()
+    assert learnt.model.quality.nats > 0.1
+
+
+def test_tables_do_not_depend_on_the_batch(learnt: Traffic) -> None:
+    turns = [turn("", learnt.now, n, 100.0 * n) for n in range(1, 40)]
+    together = learnt.model.answer(turns)
+    alone = np.concatenate([learnt.model.answer([one]) for one in turns])
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-3)
+
+
+def test_two_turns_of_a_conversation_in_one_batch_follow_each_other() -> None:
+    model = ReturnModel()
+    model.answer([turn("a", START), turn("b", START), turn("a", START + 5, 2), turn("a", START + 5, 2), turn("", START)])
+    assert model.quality[:2] == (3, 1)
+
+
+def test_a_quiet_night_changes_neither_head_nor_weights() -> None:
+    traffic = Traffic()
+    traffic.minutes(5)
+    traffic.model.refit(traffic.now + 2 * GIVEN_UP_S)
+    head = traffic.model.state(traffic.now)["head.w0"]
+    quality = traffic.model.quality
+    for minute in range(100):
+        traffic.model.refit(traffic.now + 2 * GIVEN_UP_S + 60.0 * minute)
+    assert np.array_equal(traffic.model.state(traffic.now)["head.w0"], head)
+    assert traffic.model.quality == quality
+
+
+def test_each_outcome_is_judged_once() -> None:
+    traffic = Traffic()
+    traffic.minutes(5)
+    later = traffic.now + GIVEN_UP_S + 60.0
+    traffic.model.refit(later)
+    judged = traffic.model.quality
+    assert judged.nats != 0.0
+    traffic.model.refit(later + 60.0)
+    assert traffic.model.quality == judged
+    # A turn that was given up and is followed after all was judged already.
+    traffic.model.answer([turn(name, later + 60.0, number) for _, name, number in traffic.waiting])
+    assert traffic.model.quality.nats == judged.nats and traffic.model.quality.returns > judged.returns
+
+
+def test_a_ring_that_went_around_since_is_judged_by_what_it_still_holds() -> None:
+    """Refits are judged by turns' numbers: with a small memory most have been overwritten meanwhile."""
+    traffic = Traffic(capacity=200)
+    traffic.minutes(8)
+    traffic.now += GIVEN_UP_S
+    traffic.minutes(8)
+    tables = looks(traffic.model, traffic.now)
+    assert np.isfinite(tables).all() and math.isfinite(traffic.model.quality.nats)
+    assert traffic.model.quality.turns > 400
+
+
+@pytest.mark.parametrize("capacity", [20_000, 300])
+def test_what_was_learnt_comes_back(learnt: Traffic, capacity: int) -> None:
+    state = learnt.model.state(learnt.now)
+    other = ReturnModel(capacity)
+    other.restore(state, learnt.now)
+    assert other.quality.returns > 50
+    assert other.head_share == pytest.approx(learnt.model.head_share)
+    long, short = looks(other, learnt.now)
+    some = (LIFETIMES > 5.0) & (LIFETIMES < 30.0)
+    assert (long[some] > 0).all() and (short[some] < 0).all()
+
+
+def test_a_state_does_not_change_with_the_model(learnt: Traffic) -> None:
+    state = learnt.model.state(learnt.now)
+    before = {name: values.copy() for name, values in state.items()}
+    other = ReturnModel()
+    other.restore(state, learnt.now)
+    other.refit(learnt.now + 60.0)
+    assert all(np.array_equal(before[name], state[name], equal_nan=before[name].dtype.kind == "f") for name in state)
+
+
+@pytest.mark.parametrize("facts", [(math.inf, math.inf), (0.0, 0.0), (1e9, 1e12), (1.0, math.nan)])
+def test_odd_facts_give_tables_within_bounds(learnt: Traffic, facts: tuple[float, float]) -> None:
+    count, tokens = facts
+    odd = Arrived(b"", learnt.now, count, tokens, tokens, tokens, "x" * 1000, b"")  # type: ignore[arg-type]
+    table = learnt.model.answer([odd])
+    assert np.isfinite(table).all() and (np.abs(table) <= MAX_CREDIT_S).all()
