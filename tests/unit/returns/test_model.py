@@ -9,7 +9,7 @@ import pytest
 from lpc.model.returns import MAX_CREDIT_S
 from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import FEWEST_TURNS, GIVEN_UP_S, ReturnModel
+from lpc.model.returns.model import AVERAGE_EVERY, FEWEST_TURNS, GIVEN_UP_S, ReturnModel
 
 START = 1_700_000_000.0
 
@@ -76,10 +76,13 @@ def test_who_returns_is_worth_more(learnt: Traffic) -> None:
 
 
 def test_tables_do_not_depend_on_the_batch(learnt: Traffic) -> None:
-    turns = [turn("", learnt.now, n, 100.0 * n) for n in range(1, 40)]
-    together = learnt.model.answer(turns)
-    alone = np.concatenate([learnt.model.answer([one]) for one in turns])
-    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-3)
+    turns = [turn("", learnt.now, n, 100.0 * n) for n in range(1, AVERAGE_EVERY)]
+    tables = []
+    for size in (len(turns), 1):
+        model = ReturnModel()
+        model.restore(learnt.model.state(learnt.now), learnt.now)
+        tables.append(np.concatenate([model.answer(turns[start : start + size]) for start in range(0, len(turns), size)]))
+    np.testing.assert_allclose(*tables, rtol=1e-4, atol=1e-3)
 
 
 def test_two_turns_of_a_conversation_in_one_batch_follow_each_other() -> None:
