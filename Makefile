@@ -73,6 +73,16 @@ head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads,
 	$(BIN)/lpc train --recipe default --out lpc/training/heads/default/head.safetensors
 	$(BIN)/lpc evaluate --picture docs/predictor.png $(if $(TRACE),--trace $(TRACE))
 
+.PHONY: sample
+sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 10 minutes on two cores)
+	$(BIN)/lpc embed --out data/sharegpt-sample --split evaluation --limit 6144
+	$(BIN)/python -m lpc.simulator.sample data/sharegpt-sample
+
+.PHONY: workloads
+WORKLOADS :=
+workloads: setup ## docs/workloads.md: every policy on every generated workload (half an hour; WORKLOADS='--policies lru,plugin')
+	$(BIN)/python docs/make_workloads.py $(WORKLOADS)
+
 ABLATED := --limit 8192
 ablations: setup ## the paper's ablations and other encoders on 8,192 turns (about half an hour on two cores)
 	for v in replies window-10 last-half starts; do $(BIN)/lpc embed --out data/ablations/$$v --variant $$v $(ABLATED) || exit 1; done

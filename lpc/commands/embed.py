@@ -7,6 +7,7 @@ import typer
 
 from lpc.commands.options import Encoder, Models, Precision
 from lpc.commands.outcome import or_fail
+from lpc.logs.datasets.conversation import Split
 
 
 def embed(
@@ -22,13 +23,14 @@ def embed(
     variant: Annotated[str, typer.Option(help="default, or an ablation: replies, window-10, last-half, starts.")] = "default",
     models: Models = Path("models"),
     precision: Annotated[Precision, typer.Option(help="Precision of the encoder.")] = "int8",
+    split: Annotated[Split | None, typer.Option(help="Only conversations of this half.")] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after about this many turns.")] = None,
     jobs: Annotated[int, typer.Option(help="Shards at once.")] = 1,
     threads: Annotated[int, typer.Option(help="Threads per job; 0: one per core.")] = 0,
 ) -> None:
     """Embed every user turn of a dataset into Parquet, never text. Interrupted runs go on where they stopped."""
     place = out or Path("data") / (f"{dataset}-records" if records else dataset)
-    or_fail(lambda: _embed(place, dataset, data, records, encoder, variant, models, precision, limit, jobs, threads))
+    or_fail(lambda: _embed(place, dataset, data, records, encoder, variant, models, precision, split, limit, jobs, threads))
 
 
 def _embed(
@@ -40,6 +42,7 @@ def _embed(
     variant: str,
     models: Path,
     precision: Precision,
+    split: Split | None,
     limit: int | None,
     jobs: int,
     threads: int,
@@ -78,6 +81,7 @@ def _embed(
         out,
         dataset=" ".join([dataset, *([data.resolve().name] if data else []), *(["by record"] if records else [])]),
         variant=variant,
+        split=split,
         limit=limit,
         jobs=jobs,
         threads=threads,

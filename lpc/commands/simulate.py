@@ -31,11 +31,16 @@ def simulate(
     tier: Annotated[str | None, typer.Option(help="Capacity of a second tier (CPU) per engine.")] = None,
     tau: Annotated[float | None, typer.Option(help="Seconds per log-odds; default: the learnt mean gap.")] = None,
     invert: Annotated[bool, typer.Option(help="Turn predictions around: what the guard is for.")] = False,
+    guard: Annotated[
+        bool, typer.Option(help="Let the plug-in's guard watch; without it predictions are always trusted.")
+    ] = True,
     predictor_gib: Annotated[str, typer.Option(help="GiB of GPU memory that a predictor takes from the cache: 0,1,2.")] = "0",
     prefill_rate: Annotated[float, typer.Option(help="Prompt tokens computed per second.")] = 20_000,
     output_token_ms: Annotated[float, typer.Option(help="Milliseconds per output token.")] = 10,
-    embeddings: Annotated[Path, typer.Option(help="Folder made by `lpc embed`, for ShareGPT.")] = Path("data/sharegpt"),
-    head: Annotated[Path | None, typer.Option(help="The predictor's head, for ShareGPT; default: the one shipped.")] = None,
+    embeddings: Annotated[
+        Path | None, typer.Option(help="Folder made by `lpc embed`, for the whole of ShareGPT; default: the sample shipped.")
+    ] = None,
+    head: Annotated[Path | None, typer.Option(help="The predictor's head on --embeddings; default: the one shipped.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once; -1: one per core.")] = 1,
     skip_limit: Annotated[float, typer.Option(help="Share of a trace's lines that may be wrong.")] = 0.01,
     describe: Annotated[
@@ -52,7 +57,6 @@ def simulate(
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
     from lpc.simulator.cost import Cost
     from lpc.simulator.run import WorkloadSpec
-    from lpc.training.head import DEFAULT_HEAD
 
     spec = WorkloadSpec(
         trace=trace,
@@ -62,7 +66,7 @@ def simulate(
         active=active,
         seed=seed,
         embeddings=embeddings,
-        head=head or DEFAULT_HEAD,
+        head=head,
         empirical=empirical,
         count_from=count_from,
         skip_limit=skip_limit,
@@ -84,6 +88,7 @@ def simulate(
             tier=tier,
             tau=tau,
             invert=invert,
+            guard=guard,
             predictor_gib=predictor_gib,
             cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000),
             jobs=jobs,

@@ -14,7 +14,7 @@ from lpc.simulator.workloads import WORKLOADS
 from lpc.wire.terminal import console
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
-DEFAULT_SIZES = "60K,80K,100K,120K,160K,320K,640K"
+DEFAULT_SIZES = "80K,160K,320K"
 
 
 def simulate(
@@ -29,6 +29,7 @@ def simulate(
     tier: str | None,
     tau: float | None,
     invert: bool,
+    guard: bool,
     predictor_gib: str,
     cost: Cost,
     jobs: int,
@@ -61,7 +62,7 @@ def simulate(
             engines,
             sticky,
             second,
-            PolicySettings(tau=tau, invert=invert, cost=cost),
+            PolicySettings(tau=tau, invert=invert, guard=guard, cost=cost),
             memory,
         )
         for workload in workloads
@@ -72,6 +73,11 @@ def simulate(
         for name in names
         if memory == memories[0] or REGISTRY[name].uses_predictor
     ]
+    if drawn and spec.embeddings is None:
+        console().print(
+            "ShareGPT: the sample that ships. For all of it: lpc embed (half an hour), then --embeddings data/sharegpt. "
+            "For your own traffic: --trace FILE --format chat"
+        )
     rows = sweep(runs, jobs)
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)

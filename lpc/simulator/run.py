@@ -15,10 +15,10 @@ from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.sharegpt import ThinkTimes, sharegpt
+from lpc.simulator.sample import load_sample
+from lpc.simulator.sharegpt import Conversations, ThinkTimes, sharegpt
 from lpc.simulator.workload import Workload, from_trace
 from lpc.simulator.workloads import WORKLOADS
-from lpc.training.head import DEFAULT_HEAD
 from lpc.training.think_time import turns_of
 
 KV_BYTES_PER_TOKEN: Final = 131_072
@@ -26,7 +26,7 @@ KV_BYTES_PER_TOKEN: Final = 131_072
 GIB: Final = 2**30
 LONG_GAP_S: Final = 3600.0
 LEARN_S: Final = 1800.0
-DEFAULT_POLICIES: Final = ("lru", "lpc", "lpc-turns", "wa", "learned", "oracle", "belady")
+DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "plugin", "oracle", "belady")
 
 
 class SimulationError(LpcError):
@@ -42,7 +42,8 @@ class WorkloadSpec:
         format: of the trace.
         workload: one of `WORKLOADS`, drawn with the seed; None: a trace, or ShareGPT.
         think_time, law, active, seed: of ShareGPT; active and seed also of agent sessions, seed of generated workloads.
-        embeddings, head: the predictor, for ShareGPT.
+        embeddings: folder made by `lpc embed`, for ShareGPT; None: the sample that ships.
+        head: the predictor's on those embeddings; None: the one shipped.
         count_from: seconds of a trace that are learnt from, after which hits are counted; None: the first half hour, of a
             trace that is shorter than an hour or so its first half, of a generated workload its first 500 requests.
     """
@@ -54,8 +55,8 @@ class WorkloadSpec:
     law: ThinkTimes = "exponential"
     active: int | None = None
     seed: int = 0
-    embeddings: Path = Path("data/sharegpt")
-    head: Path = DEFAULT_HEAD
+    embeddings: Path | None = None
+    head: Path | None = None
     empirical: Path | None = None
     count_from: float | None = None
     skip_limit: float = 0.01
@@ -115,8 +116,7 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
             gaps = turns_of(open_trace(spec.empirical, "mooncake")).gap
             sample = gaps[gaps < LONG_GAP_S]
         workload = sharegpt(
-            spec.embeddings,
-            spec.head,
+            _conversations(spec),
             think_time=spec.think_time,
             law=spec.law,
             active=spec.active or 200,
@@ -130,6 +130,17 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
             start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2
         workload = from_trace(trace, count_from=_within(start, trace.duration), decodes=spec.format != "mooncake")
     return workload, workload.working_set_tokens()
+
+
+def _conversations(spec: WorkloadSpec) -> Conversations:
+    if spec.embeddings is None:
+        if spec.head is not None:
+            raise SimulationError("the sample of ShareGPT has the shipped head's probabilities: give --embeddings with --head")
+        return load_sample()
+    from lpc.simulator.embedded import embedded  # torch takes seconds to import
+    from lpc.training.head import DEFAULT_HEAD
+
+    return embedded(spec.embeddings, spec.head or DEFAULT_HEAD)
 
 
 def _generate(spec: WorkloadSpec) -> Workload:
@@ -182,6 +193,7 @@ def run_one(run: Run) -> dict[str, Any]:
         "tier_tokens": tokens(run.tier, working_set) if run.tier else 0,
         "predictor_gib": run.predictor_gib if policy.uses_predictor else 0.0,
         "inverted": run.settings.invert,
+        "guarded": run.settings.guard,
         **result.figures(),
     }
 

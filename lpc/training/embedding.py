@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from lpc.errors import LpcError
-from lpc.logs.datasets.conversation import Conversation, Example, examples_of
+from lpc.logs.datasets.conversation import Conversation, Example, Split, examples_of
 from lpc.logs.datasets.language import language_of
 from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureSettings
@@ -82,6 +82,7 @@ def embed(
     *,
     dataset: str,
     variant: str = "default",
+    split: Split | None = None,
     limit: int | None = None,
     jobs: int = 1,
     threads: int = 2,
@@ -91,6 +92,7 @@ def embed(
     Args:
         artifact: a model version folder; its encoder, tokenizer and feature settings are used, its head is not.
         variant: of the input, one of `lpc.training.variants.VARIANTS`: the paper's ablations.
+        split: only the conversations on this side; default: all.
         limit: stop after about this many examples (whole shards).
         jobs: shards at once (joblib; its Ray and Dask backends spread them over a cluster).
         threads: threads of ONNX Runtime per job.
@@ -113,6 +115,7 @@ def embed(
         "precision": manifest.precision,
         "features": settings.to_dict(),
         "examples_per_shard": EXAMPLES_PER_SHARD,
+        **({} if split is None else {"split": split}),
     }
     _claim(out, description)
     shards = _shards(
@@ -120,6 +123,7 @@ def embed(
             example
             for conversation in tqdm(conversations, "reading", unit=" conversations")
             for example in examples_of(conversation, chosen.user_turns, replies=chosen.replies)
+            if split in (None, example.split)
         ]
     )
     if limit is not None:

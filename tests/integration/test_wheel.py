@@ -126,6 +126,14 @@ def test_simulate_replays_a_log(python: Path, somewhere: Path) -> None:
     assert [row["policy"] for row in rows] == ["lru", "fifo"]
 
 
+@pytest.mark.timeout(180)
+def test_simulate_without_a_log_replays_what_the_wheel_brings(python: Path, somewhere: Path) -> None:
+    result = lpc(python, somewhere, "simulate", "--policies", "lru", "--capacity", "160K", "--json", "figures.json")
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads((somewhere / "figures.json").read_text())["rows"]
+    assert 0 < row["hit_rate"] < 1
+
+
 def test_doctor_says_that_no_sidecar_is_there(python: Path, somewhere: Path) -> None:
     result = lpc(python, somewhere, "doctor", "--json", "--address", f"127.0.0.1:{free_port()}")
     assert result.returncode == 1, result.stderr

