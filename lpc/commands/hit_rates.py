@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from lpc.simulator.policies import REGISTRY
-from lpc.simulator.summary import Rows
+from lpc.simulator.summary import OURS, Rows
 from lpc.wire.terminal import console
 
 
@@ -16,7 +16,7 @@ def print_table(rows: Rows) -> None:
     """Print one line per policy and setting."""
     seeds = max(row["seeds"] for row in rows)
     shown: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
-        ("policy", lambda r: r["policy"] + (" (bound)" if REGISTRY[r["policy"]].bound else "")),
+        ("policy", lambda r: _shown(r["policy"])),
         ("capacity, tokens", lambda r: f"{r['capacity_tokens']:,}"),
         ("of working set", lambda r: f"{r['capacity_fraction']:.1%}"),
         ("think time, s", lambda r: "" if r["think_time_s"] is None else f"{r['think_time_s']:g}"),
@@ -56,9 +56,9 @@ def draw_png(rows: Rows, path: Path) -> None:
     for policy, points in _lines(rows, axis).items():
         x, y, spread = zip(*points, strict=True)
         style = "--" if REGISTRY[policy].bound else "-"
-        plot.errorbar(
-            x, y, yerr=spread if any(spread) else None, label=policy, marker="o", markersize=4, linestyle=style, capsize=2
-        )
+        width = 2.5 if policy == OURS else 1.2
+        error = spread if any(spread) else None
+        plot.errorbar(x, y, yerr=error, label=policy, marker="o", markersize=4, linestyle=style, linewidth=width, capsize=2)
     if logarithmic:
         plot.set_xscale("log")
     plot.set(xlabel=label, ylabel="hit rate, % of prompt tokens", title=rows[0]["workload"])
@@ -78,8 +78,8 @@ def write_html(rows: Rows, path: Path) -> None:
     chart = go.Figure()
     for policy, points in _lines(rows, axis).items():
         x, y, spread = zip(*points, strict=True)
-        dash = "dash" if REGISTRY[policy].bound else "solid"
-        chart.add_scatter(x=x, y=y, error_y={"array": spread, "visible": any(spread)}, name=policy, line={"dash": dash})
+        line = {"dash": "dash" if REGISTRY[policy].bound else "solid", "width": 4 if policy == OURS else 2}
+        chart.add_scatter(x=x, y=y, error_y={"array": spread, "visible": any(spread)}, name=policy, line=line)
     chart.update_layout(
         title=f"Hit rate, {rows[0]['workload']}",
         xaxis={"title": label, "type": "log" if logarithmic else "linear"},
@@ -108,6 +108,12 @@ def write_html(rows: Rows, path: Path) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(page, "utf-8")
     partial.replace(path)
+
+
+def _shown(policy: str) -> str:
+    if policy == OURS:
+        return f"[bold]{policy}[/bold]"
+    return f"{policy} (bound)" if REGISTRY[policy].bound else policy
 
 
 def _axis(rows: Rows) -> tuple[str, str, bool]:

@@ -63,7 +63,7 @@ class BlockCache(Generic[B]):
         if short > 0:
             gone = policy.evict(short, now)
             for block in gone:
-                del cached[block.block_id]
+                del cached[block.content]
             self._free -= short
             self._blank = 0
             self.evicted += short
@@ -79,7 +79,7 @@ class BlockCache(Generic[B]):
 
     def release(self, blocks: Sequence[B], blank: int, turn: Turn, now: float) -> None:
         """End a request's use of its blocks."""
-        self.policy.finish([block.block_id for block in blocks], turn, now)
+        self.policy.finish([block.content for block in blocks], turn, now)
         freed = []
         for block in reversed(blocks):
             block.references -= 1

@@ -32,6 +32,7 @@ class Result:
         refused: requests larger than the whole cache, which it can never serve; not in the other figures.
         ttft: seconds from arrival to the first token, by the cost model; one per request.
         prefill_s: seconds spent computing prompts.
+        all_prompt_tokens, all_hit_tokens: as those above, with the prompts that arrived before hits were counted.
     """
 
     requests: int = 0
@@ -43,6 +44,8 @@ class Result:
     refused: int = 0
     ttft: list[float] = field(default_factory=list, repr=False)
     prefill_s: float = 0.0
+    all_prompt_tokens: int = 0
+    all_hit_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -50,11 +53,12 @@ class Result:
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def figures(self) -> dict[str, float | int]:
-        """Return plain numbers: tokens, rates, seconds."""
+        """Return plain numbers: tokens, rates, seconds. `whole_hit_rate` is that from the first request on."""
         times = np.array(self.ttft) if self.ttft else np.zeros(1)
         served = self.hit_tokens + self.tier_tokens
         return {
             "hit_rate": self.hit_rate,
+            "whole_hit_rate": self.all_hit_tokens / max(self.all_prompt_tokens, 1),
             "saved_tokens": served,
             "tier_rate": self.tier_tokens / max(self.prompt_tokens, 1),
             "requests": self.requests,
@@ -145,6 +149,8 @@ def simulate(
             engine.tier.store(gone)
         missed = turn.input_tokens - (hits + loaded) * size
         prefill = missed / cost.prefill_tokens_s + loaded * size / cost.fetch_tokens_s
+        result.all_prompt_tokens += turn.input_tokens
+        result.all_hit_tokens += hits * size
         if workload.count_from <= turn.arrival < workload.until:
             result.requests += 1
             result.prompt_tokens += turn.input_tokens
@@ -179,6 +185,7 @@ def simulate(
             continue
         engine = _route(turn, pool, homes, sticky, arrived)
         arrived += 1
+        engine.cache.policy.arrive(turn, now)
         if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
             result.refused += workload.count_from <= turn.arrival
             continue

@@ -1,15 +1,14 @@
 """What a policy may know before hits are counted: how likely a conversation goes on after a turn, and when.
 
 From a trace it is learnt on the requests before `count_from`, each part when it is first asked for: the mean gap costs a look
-at the log, probabilities a fit of the think-time head (seconds), return curves boosted trees (tens of seconds). A synthetic
-workload says what a log of the day before would have shown: the continuation of other conversations, and gaps drawn from the
-same distribution.
+at the log, probabilities a fit of the think-time head (seconds). A synthetic workload says what a log of the day before would
+have shown: the continuation of other conversations, and gaps drawn from the same distribution.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -17,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from lpc.logs.traces import Trace
 from lpc.logs.traces.turns import turns_in
@@ -58,8 +56,6 @@ class Knowledge(ABC):
         mean_gap: seconds between the turns of a conversation.
         by_turn: probability of a next turn after turn 1, 2, ...; the last stands for all from there on.
         share: [ages] where gaps follow one law for all: of those that continue, who has returned at each age.
-        class_of: the class of a turn's return curve, by the turn's index; empty where there are no curves.
-        curves: [classes, ages] of each class.
     """
 
     mean_gap: float
@@ -69,16 +65,6 @@ class Knowledge(ABC):
     @abstractmethod
     def by_turn(self) -> tuple[float, ...]:
         """See above."""
-
-    @property
-    def class_of(self) -> Mapping[int, int]:
-        """See above."""
-        return {}
-
-    @property
-    def curves(self) -> Floats:
-        """See above."""
-        return np.zeros((0, len(AGES)))
 
     @abstractmethod
     def outlook(self, turn: Turn) -> Outlook:
@@ -118,7 +104,7 @@ class Assumed(Knowledge):
 
 
 class Learnt(Knowledge):
-    """What the think-time head and the return curves say of each turn of a trace.
+    """What the think-time head says of each turn of a trace.
 
     Args:
         trace: the log; its requests are the workload's turns.
@@ -146,16 +132,6 @@ class Learnt(Knowledge):
         return self._outlooks[turn.index]
 
     @cached_property
-    def class_of(self) -> Mapping[int, int]:
-        """Of every turn of the trace."""
-        return self._classes[0]
-
-    @cached_property
-    def curves(self) -> Floats:
-        """The classes' mean curves, [classes, ages]."""
-        return self._classes[1]
-
-    @cached_property
     def _known(self) -> Floats:
         return known_of(self._trace)
 
@@ -171,17 +147,6 @@ class Learnt(Knowledge):
         said = self._prediction
         columns = (said.p_continue.tolist(), said.log_mean.tolist(), said.log_sigma.tolist())
         return [Outlook(*values) for values in zip(*columns, strict=True)]
-
-    @cached_property
-    def _classes(self) -> tuple[Mapping[int, int], Floats]:
-        from lpc.simulator.returns import classes, curves  # scikit-learn takes seconds to import
-
-        said = self._prediction
-        deviation = (np.log(AGES)[None, :] - said.log_mean[:, None]) / said.log_sigma[:, None]
-        lognormal = said.p_continue[:, None] * ndtr(deviation)
-        learnt = np.array([request.arrival < self._until for request in self._trace.requests])
-        labels, centres = classes(curves(self._trace, self._until, self._known, lognormal, AGES), learnt)
-        return dict(enumerate(labels.tolist())), centres
 
 
 def knowledge_of(workload: Workload) -> Knowledge:

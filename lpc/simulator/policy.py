@@ -5,7 +5,7 @@ A policy is made for one run: ``Policy(capacity, workload, settings)``. It may l
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -29,6 +29,7 @@ class PolicySettings:
 
     tau: float | None = None
     invert: bool = False
+    guard: bool = True
     cost: Cost = field(default_factory=Cost)
 
 
@@ -43,7 +44,7 @@ class Policy(ABC, Generic[B]):
         source: where the rule comes from.
         bound: it looks into the future.
         uses_predictor: it needs the sidecar's model, whose memory may come out of the cache.
-        block_type: what the cache makes its blocks of: the policy's notes on a block are its attributes.
+        block_type: makes the cache's blocks, from content id and depth: the policy's notes on a block are its attributes.
     """
 
     name: ClassVar[str]
@@ -51,7 +52,7 @@ class Policy(ABC, Generic[B]):
     source: ClassVar[str]
     bound: ClassVar[bool] = False
     uses_predictor: ClassVar[bool] = False
-    block_type: type[B]
+    block_type: Callable[[int, int], B]
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         self.capacity = capacity
@@ -67,6 +68,9 @@ class Policy(ABC, Generic[B]):
     def tau(self) -> float:
         """Seconds of idle time that weigh as much as one log-odds."""
         return self.settings.tau or self.knowledge.mean_gap
+
+    def arrive(self, turn: Turn, now: float) -> None:
+        """Learn that a request has come; it may wait, or be too large ever to run."""
 
     def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
         """Learn that a request ended, before its blocks are freed. ``contents``: of all its blocks, from the start."""

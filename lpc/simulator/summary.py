@@ -9,6 +9,7 @@ import numpy as np
 Rows = Sequence[dict[str, Any]]
 BASELINE: Final = "lru"
 ORACLE: Final = "oracle"
+OURS: Final = "plugin"
 
 
 def derived(rows: Rows) -> list[dict[str, Any]]:

@@ -16,8 +16,8 @@ class SecondTier:
     def store(self, blocks: Sequence[CachedBlock]) -> None:
         """Take evicted blocks."""
         for block in blocks:
-            self._contents[block.block_id] = None
-            self._contents.move_to_end(block.block_id)
+            self._contents[block.content] = None
+            self._contents.move_to_end(block.content)
         while len(self._contents) > self.capacity:
             self._contents.popitem(last=False)
 

@@ -1,6 +1,8 @@
 """`lpc simulate` from files to tables, pictures and JSON."""
 
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -8,11 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.commands.cli import app
+from lpc.logs.datasets.conversation import split_of
 from lpc.simulator import run
 from lpc.simulator.describe import describe
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import Run, SimulationError, WorkloadSpec, build, parse_capacity, sweep
+from lpc.simulator.sample import load_sample, write_sample
 from lpc.simulator.summary import derived
 from tests.integration.test_learned_policies import trace
 from tests.integration.test_train import WIDTH, write_embeddings
@@ -55,7 +59,7 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
         "--format",
         "qwen",
         "--policies",
-        "lru,lpc,learned,oracle,infinite",
+        "lru,lpc,plugin,oracle,infinite",
         "--capacity",
         "5%,10K",
         "--json",
@@ -76,13 +80,13 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
     page = (tmp_path / "s.html").read_text()
     assert 'src="http' not in page
     assert "Least" not in page
-    assert "learned" in page
+    assert "plugin" in page
     assert "oracle (bound)" in done.output
 
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) -> None:
     spec = WorkloadSpec(trace=qwen, format="qwen")
-    runs = [Run(spec, name, size) for name in ("lru", "learned", "arc") for size in (0.03, 0.1)]
+    runs = [Run(spec, name, size) for name in ("lru", "plugin", "arc") for size in (0.03, 0.1)]
     alone, together, all_cores = sweep(runs, 1), sweep(runs, 2), sweep(runs, -1)
     assert alone == together == all_cores
     run._build.cache_clear()
@@ -179,7 +183,7 @@ def sharegpt_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkloadSp
 
     from lpc.logs.datasets.conversation import Conversation
     from lpc.model.conversation import Message
-    from lpc.simulator import sharegpt
+    from lpc.simulator import embedded
     from lpc.training.head import Head
 
     folder = write_embeddings(tmp_path / "embeddings", 3000)
@@ -190,7 +194,7 @@ def sharegpt_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkloadSp
         Conversation(f"c{i}", (Message("user", f"conversation {i}"), Message("assistant", "words " * 60)) * 30)
         for i in range(3000)
     ]
-    monkeypatch.setattr(sharegpt, "load_sharegpt", lambda: iter(chats))
+    monkeypatch.setattr(embedded, "load_sharegpt", lambda: iter(chats))
     return WorkloadSpec(embeddings=folder, head=tmp_path / "head.safetensors", active=20)
 
 
@@ -208,6 +212,36 @@ def test_sharegpt_is_drawn_with_its_seed_and_asks_the_head(sharegpt_spec: Worklo
     slower = sweep([Run(replace(sharegpt_spec, think_time=400.0), "lru", 40_000)])[0]
     assert slower["think_time_s"] == 400
     assert (sharegpt_spec.embeddings / "lengths.parquet").exists()
+
+
+def test_the_sample_is_whole_conversations_of_the_evaluation_half(tmp_path: Path) -> None:
+    found = load_sample()
+
+    assert len(found.replayed) > 800
+    assert all(split_of(row.key) == "evaluation" for row in found.replayed)
+    assert all(len(row.prompts) == len(row.replies) == len(row.probability) > 0 for row in found.replayed)
+    assert all(0 < p < 1 for row in found.replayed for p in row.probability)
+    assert 0.5 < found.by_turn[0] < 1
+    write_sample(found, tmp_path / "again.parquet")
+    assert load_sample(tmp_path / "again.parquet") == found
+
+
+def test_the_sample_is_replayed_without_torch() -> None:
+    program = (
+        "import sys; from lpc.commands import simulation; from lpc.simulator.run import Run, WorkloadSpec, sweep; "
+        "rows = sweep([Run(WorkloadSpec(), 'lru', 160_000)]); assert 0.05 < rows[0]['hit_rate'] < 0.5; "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_head_needs_embeddings_to_look_at(tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["simulate", "--head", str(tmp_path / "head.safetensors"), "--policies", "lru"])
+
+    assert done.exit_code == 2
+    assert "give --embeddings with --head" in " ".join(done.stderr.split())
 
 
 def test_a_predictors_memory_comes_out_of_the_cache_of_those_who_use_it(qwen: Path) -> None:
@@ -243,16 +277,16 @@ def test_what_follows_from_the_rows_is_right() -> None:
     rows = [
         row("lru", 100, 0.1),
         row("lru", 200, 0.3),
-        row("best", 100, 0.2),
+        row("plugin", 100, 0.2),
         row("oracle", 100, 0.5),
-        row("best", 100, 0.24, seed=1),
+        row("plugin", 100, 0.24, seed=1),
     ]
-    best = next(r for r in derived(rows) if r["policy"] == "best")
-    assert best["hit_rate"] == pytest.approx(0.22)
-    assert best["spread"] == pytest.approx(0.02828, abs=1e-4)
-    assert best["gain"] == pytest.approx(1.2)
-    assert best["gap_closed"] == pytest.approx(0.3)
-    assert best["capacity_saved"] == pytest.approx(1 - 100 / 160)
+    ours = next(r for r in derived(rows) if r["policy"] == "plugin")
+    assert ours["hit_rate"] == pytest.approx(0.22)
+    assert ours["spread"] == pytest.approx(0.02828, abs=1e-4)
+    assert ours["gain"] == pytest.approx(1.2)
+    assert ours["gap_closed"] == pytest.approx(0.3)
+    assert ours["capacity_saved"] == pytest.approx(1 - 100 / 160)
 
 
 @pytest.mark.parametrize(("text", "value"), [("160K", 160_000), ("2M", 2_000_000), ("2%", 0.02), ("512", 512), ("1.5k", 1500)])
@@ -330,7 +364,7 @@ def test_a_constant_prior_evicts_on_real_traces_what_lru_evicts(spec: WorkloadSp
             workload,
             round(share * working_set),
             lambda blocks, name=name: REGISTRY[name](blocks, workload, PolicySettings(tau=100)),
-            on_evict=lambda now, blocks, gone=gone: gone.extend(block.block_id for block in blocks),
+            on_evict=lambda now, blocks, gone=gone: gone.extend(block.content for block in blocks),
         )
     for turn in workload.arrivals:
         turn.probability = None
@@ -340,14 +374,14 @@ def test_a_constant_prior_evicts_on_real_traces_what_lru_evicts(spec: WorkloadSp
 
 @needs_data
 def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
-    names = ("lru", "lpc-turns", "wa", "learned", "oracle", "belady")
+    names = ("lru", "lpc-turns", "wa", "plugin", "oracle", "belady")
     rows = sweep([Run(WorkloadSpec(trace=MOONCAKE), name, 0.02) for name in names])
     rates = {row["policy"]: row["hit_rate"] for row in rows}
     assert rates["lru"] == pytest.approx(0.076, abs=0.006)
     assert rates["wa"] > 0.13
     assert rates["lpc-turns"] > 0.13
-    assert rates["learned"] > 0.15
-    assert rates["learned"] < rates["oracle"] < rates["belady"]
+    assert rates["plugin"] > 0.145
+    assert rates["plugin"] < rates["oracle"] < rates["belady"]
 
 
 def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ class Arc(Policy[ArcBlock]):
     def free(self, blocks: Sequence[ArcBlock], turn: Turn, now: float) -> None:
         """Enter blocks as most recently used; learn from the ghosts of new ones."""
         for block in blocks:
-            known = block.used is not None or self._learn(block.block_id)
+            known = block.used is not None or self._learn(block.content)
             block.used = AGAIN if known else ONCE
-            self._cached[block.used][block.block_id] = block
+            self._cached[block.used][block.content] = block
         once, again = self._ghosts[ONCE], self._ghosts[AGAIN]
         while once and len(self._cached[ONCE]) + len(once) > self.capacity:
             once.popitem(last=False)
@@ -59,7 +59,7 @@ class Arc(Policy[ArcBlock]):
     def touch(self, block: ArcBlock, now: float) -> None:
         """Take the block out of its list."""
         assert block.used is not None
-        del self._cached[block.used][block.block_id]
+        del self._cached[block.used][block.content]
 
     def evict(self, count: int, now: float) -> list[ArcBlock]:
         """Give up blocks, and remember their names."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.knowledge import Outlook
-from lpc.simulator.policies.indices import Gittins
+from lpc.simulator.policies.gittins import Gittins
 from lpc.simulator.policies.keyed import KeyedPolicy
 from lpc.simulator.policies.scored import ScoredPolicy
 from lpc.simulator.policy import PolicySettings, register
@@ -103,6 +103,6 @@ class Belady(KeyedPolicy[AwaitedBlock]):
                 upcoming = min(upcoming, block.upcoming)
             block.owner, block.upcoming = turn.conversation, upcoming
             return -upcoming
-        times = self._uses[block.block_id]
+        times = self._uses[block.content]
         place = bisect_right(times, now)
         return -times[place] if place < len(times) else -NEVER

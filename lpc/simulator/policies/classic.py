@@ -124,7 +124,7 @@ class Slru(Policy[SegmentedBlock]):
             if block.segment == PROBATION:
                 self._protected += 1
             block.segment = PROBATION if block.segment is None else PROTECTED
-            self._segments[block.segment][block.block_id] = block
+            self._segments[block.segment][block.content] = block
         while self._protected > self._protected_limit and protected:
             content, block = protected.popitem(last=False)
             block.segment = PROBATION
@@ -134,7 +134,7 @@ class Slru(Policy[SegmentedBlock]):
     def touch(self, block: SegmentedBlock, now: float) -> None:
         """Take the block out of its segment."""
         assert block.segment is not None
-        del self._segments[block.segment][block.block_id]
+        del self._segments[block.segment][block.content]
 
     def evict(self, count: int, now: float) -> list[SegmentedBlock]:
         """Give up blocks on probation first."""

@@ -65,7 +65,7 @@ class S3Fifo(Policy[QueuedBlock]):
         """Queue new blocks; those that had a place have it still."""
         passed_over = []
         for block in blocks:
-            content = block.block_id
+            content = block.content
             self._free.add(content)
             if block.queue is None:
                 overflows = self._filling and len(self._queues[SMALL]) >= self._small_size
@@ -84,7 +84,7 @@ class S3Fifo(Policy[QueuedBlock]):
     def touch(self, block: QueuedBlock, now: float) -> None:
         """Count the use."""
         block.uses = min(block.uses + 1, self.MOST_USES)
-        self._free.remove(block.block_id)
+        self._free.remove(block.content)
 
     def evict(self, count: int, now: float) -> list[QueuedBlock]:
         """Turn the queues until enough blocks have dropped out."""
@@ -102,14 +102,14 @@ class S3Fifo(Policy[QueuedBlock]):
         """Return the first block that does not go to main, if there is one. Every step takes a block from the queue."""
         while small:
             block = small.popleft()
-            if block.block_id not in self._free:
+            if block.content not in self._free:
                 block.passed_over = True
             elif block.uses >= self.MOVE_TO_MAIN:
                 block.queue, block.uses = MAIN, 0
                 main.append(block)
             else:
-                self._free.remove(block.block_id)
-                self._ghost[block.block_id] = None
+                self._free.remove(block.content)
+                self._ghost[block.content] = None
                 return [block]
         return []
 
@@ -117,12 +117,12 @@ class S3Fifo(Policy[QueuedBlock]):
         """Return the first block without a round left, if one is free. Every step takes a block or counts one down."""
         while main:
             block = main.popleft()
-            if block.block_id not in self._free:
+            if block.content not in self._free:
                 block.passed_over = True
             elif block.uses > 0:
                 block.uses -= 1
                 main.append(block)
             else:
-                self._free.remove(block.block_id)
+                self._free.remove(block.content)
                 return [block]
         return []

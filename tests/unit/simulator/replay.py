@@ -48,7 +48,7 @@ class OneByOne:
         taken = self.cache.allocate(contents, 0, self.now)
         assert taken is not None
         blocks, gone = taken
-        self.evicted += [block.block_id for block in gone]
+        self.evicted += [block.content for block in gone]
         self.cache.release(blocks, 0, use, self.now)
         self.hits += hits
         return hits

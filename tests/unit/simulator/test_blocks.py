@@ -31,10 +31,10 @@ class Chosen(Policy[CachedBlock]):
         self.finished = list(contents)
 
     def free(self, blocks: Sequence[CachedBlock], turn: Turn, now: float) -> None:
-        self.free_blocks |= {block.block_id: block for block in blocks}
+        self.free_blocks |= {block.content: block for block in blocks}
 
     def touch(self, block: CachedBlock, now: float) -> None:
-        del self.free_blocks[block.block_id]
+        del self.free_blocks[block.content]
 
     def evict(self, count: int, now: float) -> list[CachedBlock]:
         return [self.free_blocks.pop(self.victims.pop(0)) for _ in range(count)]
@@ -55,7 +55,7 @@ def ask(cache: BlockCache[CachedBlock], contents: Sequence[int], blank: int = 0)
     taken = cache.allocate(contents, blank, 0.0)
     assert taken is not None
     cache.release(taken[0], blank, use_of(contents), 0.0)
-    return [block.block_id for block in taken[1]]
+    return [block.content for block in taken[1]]
 
 
 def test_hits_end_at_the_first_block_that_is_missing() -> None:
@@ -177,7 +177,7 @@ def test_no_block_is_lost_doubled_or_taken_from_a_running_request(policy: str, c
         # A conversation that shares more is another one: a content id has one place in one prefix.
         own_from = 100 * (conversation + 1) + 10 * shared
         contents = [*range(shared), *range(own_from, own_from + own)]
-        in_use = {block.block_id for each in running for block in each.blocks}
+        in_use = {block.content for each in running for block in each.blocks}
         blank_in_use = sum(each.blank for each in running)
         new = len(set(contents) - cached) + blank
         room = CAPACITY - blank_in_use - len(in_use | (cached & set(contents)))
@@ -191,8 +191,8 @@ def test_no_block_is_lost_doubled_or_taken_from_a_running_request(policy: str, c
             assert {content for content in [*cached, *contents] if content in cache} == cached
             continue
         blocks, gone = taken
-        lost = [block.block_id for block in gone]
-        assert [block.block_id for block in blocks] == contents
+        lost = [block.content for block in gone]
+        assert [block.content for block in blocks] == contents
         assert len(lost) == len(set(lost)) == max(0, len(cached) + blank_in_use + new - CAPACITY)
         assert set(lost) <= cached - in_use - set(contents)
         cached = (cached - set(lost)) | set(contents)
@@ -208,5 +208,5 @@ def test_no_block_is_lost_doubled_or_taken_from_a_running_request(policy: str, c
         cache.release(each.blocks, each.blank, each.turn, now)
     everything = cache.allocate([], CAPACITY, now)
     assert everything is not None
-    assert sorted(block.block_id for block in everything[1]) == sorted(cached)
+    assert sorted(block.content for block in everything[1]) == sorted(cached)
     assert len(cache) == 0

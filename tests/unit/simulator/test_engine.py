@@ -96,7 +96,7 @@ def test_only_arrivals_in_the_window_are_counted_and_none_after_it_are_served() 
     evicted: list[int] = []
     workload = open_workload(*turns, count_from=10.0, until=20.0)
     result = simulate(
-        workload, 3 * SIZE, lambda n: make("lru", n), on_evict=lambda _, gone: evicted.extend(block.block_id for block in gone)
+        workload, 3 * SIZE, lambda n: make("lru", n), on_evict=lambda _, gone: evicted.extend(block.content for block in gone)
     )
 
     assert (result.requests, result.prompt_tokens, result.hit_tokens) == (1, 17, 16)
@@ -264,7 +264,7 @@ def test_the_same_input_gives_the_same_result_twice_and_no_policy_beats_an_infin
             blocks * SIZE,
             lambda capacity: REGISTRY[name](capacity, workload, PolicySettings()),
             cost=COST,
-            on_evict=lambda now, gone: evictions.append((now, [block.block_id for block in gone])),
+            on_evict=lambda now, gone: evictions.append((now, [block.content for block in gone])),
         )
         return result, evictions
 

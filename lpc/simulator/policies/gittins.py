@@ -1,20 +1,16 @@
-"""Policies that rank by when a conversation will return, not only by whether: by an index of what is known of the return."""
+"""The Gittins index: rank by when a conversation will return, not only by whether."""
 
 import math
-from abc import abstractmethod
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from lpc.model.probability import logit
-from lpc.simulator.knowledge import AGES, Knowledge, Outlook
+from lpc.simulator.knowledge import AGES, Floats, Knowledge, Outlook
 from lpc.simulator.policies.aging import AgingClasses, ClassKey
 from lpc.simulator.policy import PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
-
-Floats = NDArray[np.float64]
 
 LOG_ODDS_STEP: Final = 0.25
 LOG_MEAN_STEP: Final = 0.25
@@ -26,9 +22,16 @@ LOG_FIRST: Final = math.log(AGES[0])
 LOG_STEP: Final = math.log(AGES[1] / AGES[0])
 
 
-class Indexed(AgingClasses):
-    """Classes by what is known of a turn's return: probability, mean and spread of the logarithm of its time."""
+@register
+class Gittins(AgingClasses):
+    """The best rate of returns per second of keeping, over all times to keep on.
 
+    Classes by what is known of a turn's return: probability, mean and spread of the logarithm of its time.
+    """
+
+    name = "gittins"
+    rule = "the lowest Gittins index: max over h of P(returns within h) / expected seconds kept until then"
+    source = "Gittins 1979, Bandit processes and dynamic allocation indices; think times learnt before hits are counted"
     uses_predictor = True
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
@@ -69,34 +72,6 @@ class Indexed(AgingClasses):
         p = 1 / (1 + math.exp(-key[0] * LOG_ODDS_STEP))
         return p * returned_share(key[1] * LOG_MEAN_STEP, key[2] * LOG_SIGMA_STEP, self.knowledge)
 
-    @abstractmethod
-    def index(self, age: Floats, returned: Floats) -> Floats:
-        """Return the value at each age, [n], from the probability to have returned by then, [n]."""
-
-
-@register
-class Hazard(Indexed):
-    """The rate at which returns are due right now."""
-
-    name = "hazard"
-    rule = "the lowest probability per second that the next turn arrives now, given that it has not come yet"
-    source = "this project: posterior by survival of the learnt think time; equals lpc where think times are exponential"
-
-    def index(self, age: Floats, returned: Floats) -> Floats:
-        """Return p f(a) / (1 - p F(a)), f over the interval that follows."""
-        density = np.diff(returned, append=returned[-1]) / np.diff(age, append=age[-1] * 2)
-        density[-1] = density[-2] / 2
-        return density / np.maximum(1 - returned, 1e-9)
-
-
-@register
-class Gittins(Indexed):
-    """The best rate of returns per second of keeping, over all times to keep on."""
-
-    name = "gittins"
-    rule = "the lowest Gittins index: max over h of P(returns within h) / expected seconds kept until then"
-    source = "Gittins 1979, Bandit processes and dynamic allocation indices; this project: of learnt think times"
-
     def index(self, age: Floats, returned: Floats) -> Floats:
         """Return max over b > a of p (F(b) - F(a)) / integral of 1 - p F from a to b."""
         remaining = 1 - returned
@@ -117,26 +92,3 @@ def returned_share(log_mean: float, log_sigma: float, knowledge: Knowledge) -> F
         return knowledge.share
     share: Floats = ndtr((np.log(AGES) - log_mean) / log_sigma)
     return share
-
-
-@register
-class Learned(Gittins):
-    """The Gittins index over learnt return curves; where there are none, over probability and think time."""
-
-    name = "learned"
-    rule = "the lowest Gittins index of the learnt return curve of the turn's class"
-    source = "this project: boosted trees and a lognormal, learnt before hits are counted (lpc/simulator/returns.py)"
-
-    def place(self, turn: Turn, now: float) -> ClassKey:
-        """Return the class of the turn's return curve."""
-        label = self.knowledge.class_of.get(turn.index)
-        return super().place(turn, now) if label is None else (label,)
-
-    def returned(self, key: ClassKey) -> Floats:
-        """Return the class's learnt curve, [ages]."""
-        if len(key) > 1:
-            return super().returned(key)
-        curve: Floats = self.knowledge.curves[key[0]]
-        if self.settings.invert:
-            curve = curve * (1 - curve[-1]) / max(curve[-1], 1e-6)
-        return curve

@@ -1,0 +1,155 @@
+"""Write docs/workloads.md and docs/workloads.png: every policy on every generated workload, and how the plug-in stands to LRU.
+
+`make workloads` runs it: 13 workloads, 5 capacities; with all policies half an hour on two cores, with `--policies lru,plugin`
+some minutes.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.run import Run, WorkloadSpec, sweep
+from lpc.simulator.workloads import WORKLOADS
+
+HERE: Final = Path(__file__).parent
+POLICIES: Final = "lru,slru,lpc,wa,gittins,plugin,oracle,belady"
+SHARES: Final = (0.01, 0.02, 0.05, 0.08, 0.2)
+BELOW_AFTERWARDS: Final = 0.3
+"""Points that the plug-in may be below LRU after the first 500 requests, ..."""
+BELOW_OVERALL: Final = 0.5
+"""... and over the whole run."""
+
+Rows = list[dict[str, Any]]
+
+
+def rows_of(policies: Sequence[str], names: Sequence[str], seeds: int, jobs: int) -> Rows:
+    """Run everything; the plug-in also with its sidecar's answers inverted."""
+    asked = [(policy, False) for policy in policies] + ([("plugin", True)] if "plugin" in policies else [])
+    runs = [
+        Run(WorkloadSpec(workload=name, seed=seed), policy, share, settings=PolicySettings(invert=inverted))
+        for name in names
+        for seed in range(seeds)
+        for policy, inverted in asked
+        for share in SHARES
+    ]
+    rows = sweep(runs, jobs)
+    for run, row in zip(runs, rows, strict=True):
+        row["share"] = run.capacity
+    return rows
+
+
+def mean(rows: Rows, column: str, **want: object) -> float:
+    """Return the mean of a column in % over the seeds of the rows that have these values."""
+    values = [row[column] for row in rows if all(row[name] == value for name, value in want.items())]
+    return 100 * sum(values) / len(values)
+
+
+def above(rows: Rows, name: str, share: float, inverted: bool) -> tuple[float, float]:
+    """Return the points that the plug-in is above LRU: after the first 500 requests, and over the whole run."""
+    afterwards, overall = (
+        mean(rows, column, workload=name, share=share, policy="plugin", inverted=inverted)
+        - mean(rows, column, workload=name, share=share, policy="lru")
+        for column in ("hit_rate", "whole_hit_rate")
+    )
+    return afterwards, overall
+
+
+def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: int) -> Iterator[str]:
+    """Yield the page's lines."""
+    yield "# Every policy on every generated workload"
+    yield ""
+    yield f"`make workloads` writes this page; {seeds} seed(s). The workloads and the policies: [simulator](simulator.md)."
+    yield ""
+    yield "![The plug-in's distance from LRU on each workload](workloads.png)"
+    if "plugin" in policies:
+        for inverted, how in ((False, "as learnt"), (True, "inverted")):
+            yield ""
+            yield f"## `plugin` against `lru`, predictions {how}"
+            yield ""
+            yield "Points of hit rate above LRU after the first 500 requests, in brackets over the whole run."
+            yield ""
+            yield "| workload | " + " | ".join(f"{share:.0%}" for share in SHARES) + " |"
+            yield "|---|" + "---|" * len(SHARES)
+            for name in names:
+                cells = (above(rows, name, share, inverted) for share in SHARES)
+                yield f"| `{name}` | " + " | ".join(f"{after:+.2f} ({whole:+.2f})" for after, whole in cells) + " |"
+        yield ""
+        cells = [above(rows, name, share, inverted) for name in names for share in SHARES for inverted in (False, True)]
+        beyond = sum(after < -BELOW_AFTERWARDS or whole < -BELOW_OVERALL for after, whole in cells)
+        yield (
+            f"Worst: {min(after for after, _ in cells):+.2f} points after the first 500 requests, "
+            f"{min(whole for _, whole in cells):+.2f} over the whole run. Of {len(cells)} runs {beyond} are more than "
+            f"{BELOW_AFTERWARDS} or {BELOW_OVERALL} points below LRU."
+        )
+    yield ""
+    yield "## Hit rates"
+    yield ""
+    yield "In % of prompt tokens, after the first 500 requests. The bounds look into the future."
+    yield ""
+    shown = [
+        f"{policy} (bound)" if REGISTRY[policy].bound else f"**{policy}**" if policy == "plugin" else policy
+        for policy in policies
+    ]
+    yield "| workload | capacity | " + " | ".join(shown) + " |"
+    yield "|---|---|" + "---|" * len(policies)
+    for name in names:
+        for share in SHARES:
+            rates = (mean(rows, "hit_rate", workload=name, share=share, policy=policy, inverted=False) for policy in policies)
+            yield f"| `{name}` | {share:.0%} | " + " | ".join(f"{rate:.2f}" for rate in rates) + " |"
+
+
+def draw(rows: Rows, names: Sequence[str], path: Path) -> None:
+    """Draw the plug-in's distance from LRU, a small picture for each workload."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = 4
+    figure, axes = plt.subplots(
+        -(-len(names) // columns), columns, figsize=(13, 2.4 * -(-len(names) // columns)), squeeze=False
+    )
+    for axis in axes.flat[len(names) :]:
+        axis.axis("off")
+    for axis, name in zip(axes.flat, names, strict=False):
+        for inverted, how in ((False, "as learnt"), (True, "inverted")):
+            axis.plot(range(len(SHARES)), [above(rows, name, share, inverted)[0] for share in SHARES], marker="o", label=how)
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set_xticks(range(len(SHARES)), [f"{share:.0%}" for share in SHARES])
+        axis.set_title(name, fontsize=9)
+        axis.grid(alpha=0.3)
+    axes.flat[0].legend(fontsize=7)
+    figure.supylabel("points above LRU")
+    figure.supxlabel("capacity, share of the working set")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Run, write, and say how many runs are too far below LRU."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--policies", default=POLICIES)
+    options.add_argument("--workloads", default=",".join(WORKLOADS))
+    options.add_argument("--seeds", type=int, default=1)
+    options.add_argument("--jobs", type=int, default=2)
+    options.add_argument("--out", type=Path, default=HERE, help="folder of workloads.md and workloads.png")
+    options.add_argument("--json", type=Path, help="file of all rows")
+    asked = options.parse_args()
+    policies, names = asked.policies.split(","), asked.workloads.split(",")
+    rows = rows_of(policies, names, asked.seeds, asked.jobs)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(rows, indent=1) + "\n")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    lines = list(page(rows, policies, names, asked.seeds))
+    (asked.out / "workloads.md").write_text("\n".join(lines) + "\n", "utf-8")
+    if "plugin" in policies:
+        draw(rows, names, asked.out / "workloads.png")
+        print(next(line for line in lines if line.startswith("Worst:")))
+
+
+if __name__ == "__main__":
+    main()
