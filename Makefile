@@ -83,6 +83,11 @@ WORKLOADS :=
 workloads: setup ## docs/workloads.md: every policy on every generated workload (half an hour; WORKLOADS='--policies lru,plugin')
 	$(BIN)/python docs/make_workloads.py $(WORKLOADS)
 
+.PHONY: bench-trace
+bench-trace: setup engine ## a log with times on real vLLM: make bench-trace TRACE=... [FORMAT=mooncake]
+	@test -n "$(TRACE)" || { echo "name a trace: make bench-trace TRACE=/path/to/trace.jsonl FORMAT=mooncake"; exit 1; }
+	$(BIN)/lpc bench engine --trace $(TRACE) --format $(or $(FORMAT),mooncake)
+
 ABLATED := --limit 8192
 ablations: setup ## the paper's ablations and other encoders on 8,192 turns (about half an hour on two cores)
 	for v in replies window-10 last-half starts; do $(BIN)/lpc embed --out data/ablations/$$v --variant $$v $(ABLATED) || exit 1; done

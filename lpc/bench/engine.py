@@ -32,6 +32,10 @@ PYTHON: Final = ROOT / ".venv-engine" / "bin" / "python"
 TURN_BYTES: Final = 200
 CAPACITIES: Final = (480, 800, 1200)
 """Blocks of 32 tokens."""
+REQUESTS: Final = 1200
+QUICK_CAPACITIES: Final = (240,)
+"""So few requests fill no more: with 480 blocks nothing would be evicted that anybody asks for again."""
+QUICK_REQUESTS: Final = 320
 LONGEST: Final = 7000
 """Tokens of a conversation; longer ones are left out."""
 REPLY_BYTES: Final = 24
@@ -77,23 +81,18 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
     Raises:
         BenchmarkError: vLLM is not installed in .venv-engine, or a run failed.
     """
-    if not PYTHON.exists():
-        raise BenchmarkError(f"vLLM is not installed in {PYTHON.parents[2].name}: run make engine first")
+    check_engine()
     screen = console()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        tiny = Path(folder) / "tiny"
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        made = f"from pathlib import Path; from lpc.bench.tiny_llama import build; build(Path({str(tiny)!r}), weights=True)"
-        _check(subprocess.run([PYTHON, "-c", made], env=environment, capture_output=True, text=True))
+        tiny = tiny_model(Path(folder))
         texts = Path(folder) / "conversations.json"
-        texts.write_text(json.dumps(conversations(240 if quick else 1200, tiny / "tokenizer.json")))
+        texts.write_text(json.dumps(conversations(QUICK_REQUESTS if quick else REQUESTS, tiny / "tokenizer.json")))
         sidecar = stack.enter_context(Sidecar(Path(folder), models, model, served_models={"tiny": str(tiny)}))
-        command = [str(PYTHON), "-m", "lpc.bench.engine_runs", "--model", str(tiny), "--conversations", str(texts)]
+        command = ["-m", "lpc.bench.engine_runs", "--model", str(tiny), "--conversations", str(texts)]
         command += ["--predictor", sidecar.address, "--rounds", "1" if quick else "5"]
-        command += ["--capacities", *map(str, CAPACITIES[:1] if quick else CAPACITIES)]
+        command += ["--capacities", *map(str, QUICK_CAPACITIES if quick else CAPACITIES)]
         with screen.status("bench engine: several minutes"):
-            finished = _check(subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True))
-    figures: dict[str, Any] = json.loads(finished.strip().splitlines()[-1])
+            figures = last_line(command)
     rows = figures["rows"]
     usual = [row for row in rows if row["think_s"] == max(row["think_s"] for row in rows)]
     figures["cached_tokens"] = {name: sum(row["cached_tokens"][name] for row in usual) for name in rows[0]["cached_tokens"]}
@@ -101,11 +100,33 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
     return figures
 
 
-def _check(finished: "subprocess.CompletedProcess[str]") -> str:
-    if finished.returncode:
-        lines = finished.stderr.strip().splitlines()
-        raise BenchmarkError(f"the run in .venv-engine failed: {lines[-1] if lines else finished.returncode}")
-    return finished.stdout
+def check_engine() -> None:
+    """Raise BenchmarkError where vLLM is not installed."""
+    if not PYTHON.exists():
+        raise BenchmarkError(f"vLLM is not installed in {PYTHON.parents[2].name}: run make engine first")
+
+
+def tiny_model(folder: Path) -> Path:
+    """Write the tiny Llama with its weights, and return where. Raises BenchmarkError."""
+    made = folder / "tiny"
+    program = f"from pathlib import Path; from lpc.bench.tiny_llama import build; build(Path({str(made)!r}), weights=True)"
+    _in_engine(["-c", program])
+    return made
+
+
+def last_line(arguments: list[str]) -> dict[str, Any]:
+    """Run Python where vLLM is installed; return the JSON object that it prints last. Raises BenchmarkError."""
+    figures: dict[str, Any] = json.loads(_in_engine(arguments).strip().splitlines()[-1])
+    return figures
+
+
+def _in_engine(arguments: list[str]) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([PYTHON, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines()
+        raise BenchmarkError(f"the run in .venv-engine failed: {lines[-1] if lines else ended.returncode}")
+    return ended.stdout
 
 
 def _show(screen: Console, figures: dict[str, Any]) -> None:

@@ -70,15 +70,23 @@ def bench_curves(
 
 @app.command("engine")
 def bench_engine(
+    trace: Annotated[Path | None, typer.Option(help="A log with times, in place of ShareGPT: hits only.")] = None,
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     json_file: JsonFile = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """The plug-in in real vLLM (`make engine`) against stock vLLM: tokens, eviction order, hits, time."""
-    from lpc.bench import engine
+    """The plug-in in real vLLM (`make engine`) against stock vLLM: tokens, eviction order, hits, time.
 
-    report(lambda: engine.run(models, model, quick=quick), json_file)
+    With a trace: as it arrived, at 2, 5 and 8% of its working set, the sidecar learning while it serves.
+    """
+    from lpc.bench import engine, engine_trace
+
+    if trace is None:
+        report(lambda: engine.run(models, model, quick=quick), json_file)
+    else:
+        report(lambda: engine_trace.run(trace, trace_format, models, model, quick=quick), json_file)
 
 
 @app.command("load")

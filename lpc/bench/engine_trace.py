@@ -1,0 +1,184 @@
+"""`lpc bench engine --trace`: a log with times, replayed on real vLLM: stock, with the plug-in, and with an oracle.
+
+The plug-in's sidecar is the real one over gRPC, in a process of its own. It starts knowing nothing and learns while it serves.
+The oracle knows of each turn whether its conversation has a later one in the trace, not when. What an engine does with a
+trace, and what the sidecar is told: `lpc.bench.engine_trace_runs`, of which each run is a process where vLLM is installed.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from lpc.bench import BenchmarkError
+from lpc.bench.engine import check_engine, last_line, tiny_model
+from lpc.bench.processes import Sidecar
+from lpc.bench.virtual_clock import VirtualClock
+from lpc.logs.traces import Trace, open_trace
+from lpc.simulator.workload import from_trace
+from lpc.wire.terminal import console
+
+SHARES: Final = (0.02, 0.05, 0.08)
+"""Capacities, of the working set: of what an infinite cache would hold."""
+SIDES: Final = ("plugin", "oracle", "stock")
+"""The slowest first."""
+QUICK_REQUESTS: Final = 4000
+"""Enough for the sidecar to learn something, and for the guard to see that it pays."""
+QUICK_SHARES: Final = (0.03,)
+LONGEST: Final = 8192
+"""Tokens of the longest prompt that the tiny model takes (`engine_trace_runs.LONGEST`)."""
+BLOCK: Final = 32
+"""Tokens of the engine's blocks (`engine_trace_runs.BLOCK`)."""
+REAL_REFIT_S: Final = 86_400.0
+"""Never, that is: the virtual clock says when the return model is refitted."""
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a run finds what it needs. Files."""
+
+    folder: Path
+    model: Path
+    requests: Path
+    models: Path
+    name: str
+
+
+def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
+    """Replay; print a table; return the figures.
+
+    Args:
+        path, trace_format: the log.
+        models, model: the sidecar's artefact; its text model is not run (`lpc.bench.virtual_sidecar`).
+        quick: the first QUICK_REQUESTS requests only, at one capacity.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        BenchmarkError: vLLM is not installed in .venv-engine, or a run failed.
+    """
+    check_engine()
+    trace = open_trace(path, trace_format)
+    requests = trace.requests[:QUICK_REQUESTS] if quick else trace.requests
+    trace = coarser(Trace(trace.name, trace.block_tokens, requests, trace.start), LONGEST // BLOCK - 1)
+    workload = from_trace(trace)
+    working_set = workload.working_set_tokens() // trace.block_tokens
+    shares = QUICK_SHARES if quick else SHARES
+    longest = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
+    if int(shares[0] * working_set) <= longest:
+        raise BenchmarkError(
+            f"{shares[0]:.0%} of the working set of {path} are {int(shares[0] * working_set)} blocks, its longest prompt has "
+            f"{longest}: give a longer trace"
+        )
+    screen = console()
+    with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
+        folder = Path(temporary)
+        written = folder / "requests.json"
+        written.write_text(json.dumps({"block_tokens": trace.block_tokens, "requests": rows_of(trace)}))
+        places = _Places(folder, tiny_model(folder), written, models, model)
+        jobs = [*product(shares, SIDES), (shares[0], "even")]
+        # Engine and sidecar wait for each other, so that a run keeps one core busy.
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            finished = pool.map(lambda job: _run(places, job[1], int(job[0] * working_set), workload.count_from), jobs)
+            told = track(finished, "bench engine --trace", total=len(jobs), console=screen, transient=True)
+            results = dict(zip(jobs, told, strict=True))
+    rows = [_row(share, int(share * working_set), {side: results[share, side] for side in SIDES}) for share in shares]
+    even, stock = results[shares[0], "even"], results[shares[0], "stock"]
+    figures = {
+        "trace": trace.name,
+        "requests": len(requests),
+        "block_tokens": {"trace": trace.block_tokens, "engine": BLOCK},
+        "working_set_blocks": working_set,
+        "count_from_s": workload.count_from,
+        "tokens_identical": all(row["tokens_identical"] for row in rows),
+        "eviction_order_identical": even["evictions_sha256"] == stock["evictions_sha256"],
+        "rows": rows,
+    }
+    _show(screen, figures)
+    return figures
+
+
+def coarser(trace: Trace, longest: int) -> Trace:
+    """Return a trace whose prompts have at most so many blocks: where some have more, several blocks become one."""
+    most = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
+    times = -(-most // longest)
+    if times == 1:
+        return trace
+    # An id stands for the whole prefix up to its block: the last one of several is theirs together.
+    requests = []
+    for request in trace.requests:
+        full = request.input_tokens // trace.block_tokens // times * times
+        blocks = request.blocks[times - 1 : full : times] + request.blocks[full:][-1:]
+        requests.append(replace(request, blocks=blocks))
+    return Trace(trace.name, trace.block_tokens * times, requests, trace.start)
+
+
+def rows_of(trace: Trace) -> list[list[Any]]:
+    """Return what `engine_trace_runs.Request` has of each request."""
+    return [
+        [r.arrival, r.conversation, r.turn, r.category, r.input_tokens, r.output_tokens, list(r.blocks)] for r in trace.requests
+    ]
+
+
+def _row(share: float, blocks: int, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return one capacity's figures. Rates are of tokens, in [0, 1]; times are real seconds."""
+    return {
+        "capacity_fraction": share,
+        "blocks": blocks,
+        "requests": sides["stock"]["requests"],
+        "prompt_tokens": sides["stock"]["prompt_tokens"],
+        "cached_tokens": {name: side["cached_tokens"] for name, side in sides.items()},
+        "hit_rate": {name: side["cached_tokens"] / side["prompt_tokens"] for name, side in sides.items()},
+        "cached_tokens_in_all": {name: side["cached_tokens_in_all"] for name, side in sides.items()},
+        "prompt_tokens_in_all": sides["stock"]["prompt_tokens_in_all"],
+        "evictions": {name: side["evictions"] for name, side in sides.items()},
+        "tokens_identical": len({side["tokens_sha256"] for side in sides.values()}) == 1,
+        "answered_share": sides["plugin"]["answered_share"],
+        "counters": sides["plugin"]["counters"],
+        "seconds": {name: side["seconds"] for name, side in sides.items()},
+    }
+
+
+def _run(places: _Places, side: str, blocks: int, count_from: float) -> dict[str, Any]:
+    """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError."""
+    home = places.folder / f"{side}-{blocks}"
+    home.mkdir()
+    VirtualClock(home / "clock")
+    command = ["-m", "lpc.bench.engine_trace_runs", "--model", str(places.model), "--side", side]
+    command += ["--requests", str(places.requests), "--clock", str(home / "clock"), "--blocks", str(blocks)]
+    command += ["--count-from", str(count_from)]
+    with contextlib.ExitStack() as stack:
+        if side == "plugin":
+            serves = Sidecar(
+                home,
+                places.models,
+                places.name,
+                command=("lpc.bench.virtual_sidecar", str(home / "clock")),
+                served_models={"tiny": str(places.model)},
+                returns_refit_s=REAL_REFIT_S,
+            )
+            command += ["--predictor", stack.enter_context(serves).address]
+        return last_line(command)
+
+
+def _show(screen: Console, figures: dict[str, Any]) -> None:
+    table = Table(
+        *("capacity", "blocks", "stock", "plug-in", "oracle", "plug-in / stock", "answered"),
+        title=f"prompt tokens from the cache of vLLM, {figures['trace']}, arrivals from {figures['count_from_s']:,.0f} s on",
+    )
+    for row in figures["rows"]:
+        cached, rate = row["cached_tokens"], row["hit_rate"]
+        cells = [f"{cached[side]:,} ({rate[side]:.1%})" for side in ("stock", "plugin", "oracle")]
+        gain = f"{cached['plugin'] / max(cached['stock'], 1):.2f}"
+        table.add_row(f"{row['capacity_fraction']:.0%}", f"{row['blocks']:,}", *cells, gain, f"{row['answered_share']:.1%}")
+    screen.print(table)
+    for name in ("tokens_identical", "eviction_order_identical"):
+        screen.print(f"{name}: {figures[name]}")

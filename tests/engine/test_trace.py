@@ -1,0 +1,106 @@
+"""`lpc bench engine --trace`: what the engine and the sidecar are given of a trace, and the whole command on a small one."""
+
+import json
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lpc.bench.engine_trace_runs import ASSISTANT, BLOCK, END, PRINTABLE, USER, Replay, Request
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv" / "bin" / "python"
+
+
+def replay(*prompts: tuple[int, list[int]], block_tokens: int = 512) -> Replay:
+    return Replay(block_tokens, [Request(0.0, "c", 1, "", tokens, 9, blocks) for tokens, blocks in prompts])
+
+
+def test_each_block_of_the_trace_is_one_of_the_engine() -> None:
+    same = replay((1024, [7, 8]), (1537, [7, 8, 9, 10]), (1024, [7, 11]))
+    first, second, third = (same.prompt(number) for number in range(3))
+    assert len(first) == 2 * BLOCK
+    assert second[: 2 * BLOCK] == first
+    assert third[:BLOCK] == first[:BLOCK]
+    assert third[BLOCK:] != first[BLOCK:]
+    assert set(first + second + third) <= set(PRINTABLE)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1, 1), (16, 1), (17, 2), (511, BLOCK - 1), (512, BLOCK), (513, BLOCK + 1)])
+def test_a_partial_block_keeps_its_share_and_is_never_whole(tokens: int, expected: int) -> None:
+    assert len(replay((tokens, list(range(-(-tokens // 512))))).prompt(0)) == expected
+
+
+@pytest.mark.parametrize("block_tokens", [16, 48, 512])
+@pytest.mark.parametrize("tokens", [1, 511, 512, 4711])
+def test_the_sidecar_is_told_the_length_that_the_trace_has(tokens: int, block_tokens: int) -> None:
+    blocks = list(range(tokens // block_tokens))
+    assert len(replay((tokens, blocks), block_tokens=block_tokens).told(0)) == tokens
+
+
+def test_the_sidecar_sees_the_turns_and_the_last_reply_by_their_markup() -> None:
+    turns = [(600, 50), (1200, 5), (1800, 9)]
+    rows = [Request(0.0, "c", 1, "", prompt, reply, list(range(-(-prompt // 512)))) for prompt, reply in turns]
+    first, _, third = (Replay(512, rows).told(number) for number in range(3))
+    markers = {place: token for place, token in enumerate(third) if token < PRINTABLE.start}
+    assert markers == {
+        0: USER,
+        598: END,
+        599: ASSISTANT,
+        650: END,
+        651: USER,
+        1198: END,
+        1199: ASSISTANT,
+        1205: END,
+        1206: USER,
+        1798: END,
+        1799: ASSISTANT,
+    }
+    assert third[:600] == first
+
+
+def test_a_conversation_goes_on_while_a_later_request_has_its_name() -> None:
+    names = ["a", "b", "a", "c", "a"]
+    assert Replay(512, [Request(0.0, name, 1, "", 1, 1, []) for name in names]).goes_on == [True, False, True, False, False]
+
+
+def write_trace(file: Path) -> None:
+    """Half of the conversations end at once, the others go on for some turns, a minute or so apart."""
+    rng = random.Random(4)
+    lines = []
+    fresh = 1
+    for number in range(300):
+        blocks, at = [0], number * 2000
+        for _ in range(1 if rng.random() < 0.5 else rng.randint(3, 6)):
+            grown = rng.randint(2, 5)
+            blocks += range(fresh, fresh + grown)
+            fresh += grown
+            lines.append(
+                (at, {"timestamp": at, "input_length": 512 * len(blocks), "output_length": 9, "hash_ids": list(blocks)})
+            )
+            at += rng.randint(20_000, 100_000)
+    file.write_text("".join(json.dumps(line) + "\n" for line in sorted(lines, key=lambda line: line["timestamp"])))
+
+
+@pytest.mark.timeout(600)
+def test_a_trace_on_real_vllm_with_a_sidecar_that_learns(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.jsonl")
+    program = (
+        "import sys; from pathlib import Path; from tests.tiny_model import build_tiny_artifact as b; b(Path(sys.argv[1]))"
+    )
+    subprocess.run([PYTHON, "-c", program, str(tmp_path / "models")], check=True, cwd=ROOT)
+    command = [PYTHON, "-m", "lpc", "bench", "engine", "--trace", tmp_path / "trace.jsonl", "--quick", "--model", "tiny"]
+    command += ["--models", tmp_path / "models", "--json", tmp_path / "figures.json"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["eviction_order_identical"]
+    for row in figures["rows"]:
+        assert row["tokens_identical"]
+        assert row["answered_share"] == 1.0
+        assert row["counters"]["lpc_failures"] == 0
+        assert row["counters"]["lpc_credit_seconds:1"] > 0 > row["counters"]["lpc_credit_seconds:0"]
+        assert row["evictions"]["stock"] > 100
+        assert row["cached_tokens"]["oracle"] > row["cached_tokens"]["stock"]
+        assert row["hit_rate"]["stock"] == row["cached_tokens"]["stock"] / row["prompt_tokens"]
