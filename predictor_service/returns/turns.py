@@ -52,14 +52,23 @@ def _category(name: str) -> str:
     return blake2b(name.encode(), digest_size=8, person=b"category").hexdigest() if name else ""
 
 
+def _up_to_first_user(chat: pb.ChatMessages) -> str:
+    """Return instructions and the first prompt: what a conversation begins with does not change with its later turns."""
+    contents = []
+    for message in chat.messages:
+        contents.append(message.content)
+        if message.role == "user":
+            break
+    return "\0".join(contents)
+
+
 def _opening(conversation: pb.Conversation) -> bytes:
     """Return a keyed digest of how a conversation begins: the same for all of its turns, unless it begins with few tokens."""
     kind = conversation.WhichOneof("input")
     if kind == "tokens":
         data = np.array(conversation.tokens.ids[:OPENING_TOKENS], "<u4").tobytes()
     elif kind == "chat":
-        # The operator's instructions where there are any: what is shared by many.
-        data = conversation.chat.messages[0].content[:OPENING_CHARS].encode(errors="replace")
+        data = _up_to_first_user(conversation.chat)[:OPENING_CHARS].encode(errors="replace")
     else:
         data = conversation.prompt[:OPENING_CHARS].encode(errors="replace")
     return blake2b(data, digest_size=8, key=_KEY).digest()

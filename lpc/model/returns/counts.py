@@ -18,7 +18,7 @@ class Counts:
 
     Attributes:
         average: [INTERVALS] of all turns.
-        returns: [INTERVALS] of all turns, weighted: what the hazards rest on.
+        returns, at_risk: [INTERVALS] of all turns, weighted: what the hazards rest on.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class Counts:
         # At risk in an interval: who left in a later one, who returned in it, and half of those last seen in it.
         at_risk = left[:, ::-1].cumsum(axis=1)[:, ::-1] - left + returns + 0.5 * (left - returns)
         self.returns: Floats = returns[0]
+        self.at_risk: Floats = at_risk[0]
         pooled = (returns[0] + 0.01) / (at_risk[0] + 0.5)
-        self.average: Floats = with_tail(pooled[None, :], returns[0])[0]
+        self.average: Floats = with_tail(pooled[None, :], returns[0], at_risk[0])[0]
         self._hazard: dict[Stratum, Floats] = {(): self.average}
         for name in sorted(numbers, key=len):
             if name:

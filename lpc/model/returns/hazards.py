@@ -53,17 +53,20 @@ def hazards(curves: Floats) -> Floats:
     return result
 
 
-def with_tail(hazard: Floats, returns: Floats) -> Floats:
+def with_tail(hazard: Floats, returns: Floats, at_risk: Floats) -> Floats:
     """Return hazards [n, INTERVALS] whose rate falls as 1 / age behind what was watched.
 
     Args:
         returns: [INTERVALS] that were seen. Behind the last interval with FEWEST_RETURNS a forecaster only guesses, and a
             guess that is too high makes everything look worth keeping for hours.
+        at_risk: [INTERVALS] turns that could have been followed there. Where many could and hardly one was, that is no guess:
+            the hazard is at most what it would be with one return more (everybody returns after 30 s, or never).
     """
     seen = np.flatnonzero(returns >= FEWEST_RETURNS)
     last = int(seen[-1]) if len(seen) else 0
     rate = -np.log1p(-np.clip(hazard[:, last : last + 1], 0.0, _MOST)) / _WIDTHS[last]
     tail = -np.expm1(-rate * (_MIDDLES[last] / _MIDDLES[last + 1 :]) * _WIDTHS[last + 1 :])
+    tail = np.minimum(tail, (returns[last + 1 :] + 1.0) / (at_risk[last + 1 :] + 1.0))
     result: Floats = np.concatenate([hazard[:, : last + 1], tail], axis=1)
     return result
 

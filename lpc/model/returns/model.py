@@ -18,7 +18,7 @@ from lpc.model.probability import expit
 from lpc.model.returns.counts import Counts
 from lpc.model.returns.credit import LIFETIMES, CreditLaw
 from lpc.model.returns.facts import Facts, inputs, strata
-from lpc.model.returns.hazards import Floats, log_likelihood, returned, with_tail
+from lpc.model.returns.hazards import INTERVALS, Floats, log_likelihood, returned, with_tail
 from lpc.model.returns.head import HazardHead
 from lpc.model.returns.memory import CAPACITY, Arrived, Outcomes, TurnMemory
 
@@ -61,9 +61,9 @@ class _Forecasters:
 
     def hazards(self, facts: Sequence[Facts], rows: NDArray[np.float32]) -> Floats:
         """Return [2, n, INTERVALS]: counts, head."""
-        returns = self.counts.returns
         counted = np.array([self.counts.hazard(strata(fact)) for fact in facts])
-        return np.stack([with_tail(counted, returns), with_tail(self.head.hazard(rows), returns)])
+        both = np.concatenate([counted, self.head.hazard(rows)])
+        return with_tail(both, self.counts.returns, self.counts.at_risk).reshape(2, len(facts), INTERVALS)
 
 
 class Average:
@@ -209,7 +209,8 @@ class ReturnModel:
         if forecasters is None or told is None:
             return np.zeros((len(turns), len(LIFETIMES)))
         share = self.head_share
-        curves = (1.0 - share) * returned(told[0]) + share * returned(told[1])
+        by_counts, by_head = returned(told.reshape(-1, INTERVALS)).reshape(2, len(turns), -1)
+        curves = (1.0 - share) * by_counts + share * by_head
         if self._average is None:
             self._average = Average(returned(forecasters.counts.average[None, :])[0])
         return self._average.credits(curves)
@@ -221,12 +222,13 @@ class ReturnModel:
         if not known.any() or self._forecasters is None:
             return
         told, age, came = told[known], age[known], came[known]
-        counted, headed = (log_likelihood(told[:, i], age, came) for i in (0, 1))
-        average = log_likelihood(np.repeat(self._forecasters.counts.average[None, :], len(told), 0), age, came)
+        average = np.repeat(self._forecasters.counts.average[None, :], len(told), 0)
+        forecasts = np.concatenate([told[:, 0], told[:, 1], average])
+        found = log_likelihood(forecasts, np.tile(age, 3), np.tile(came, 3)).reshape(3, -1)
         share = self.head_share
-        for by_counts, by_head, by_average in zip(counted, headed, average, strict=True):
-            self._balance = min(max(KEEP * self._balance + float(by_head - by_counts), -EVENLY), EVENLY)
-            mixed = float(np.logaddexp(math.log(1 - share) + by_counts, math.log(share) + by_head) - by_average)
+        mixture = np.logaddexp(math.log(1 - share) + found[0], math.log(share) + found[1]) - found[2]
+        for gained, mixed in zip((found[1] - found[0]).tolist(), mixture.tolist(), strict=True):
+            self._balance = min(max(KEEP * self._balance + gained, -EVENLY), EVENLY)
             self._nats = mixed if math.isnan(self._nats) else KEEP * self._nats + (1 - KEEP) * mixed
 
     def _judge_given_up(self, outcomes: Outcomes) -> None:

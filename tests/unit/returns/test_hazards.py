@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.model.returns.hazards import AGES, EDGES, INTERVALS, Floats, interval_of, log_likelihood, returned
+from lpc.model.returns.hazards import AGES, EDGES, INTERVALS, Floats, interval_of, log_likelihood, returned, with_tail
 
 hazards_ = st.lists(st.floats(1e-3, 0.9), min_size=INTERVALS, max_size=INTERVALS).map(np.array)
 
@@ -41,6 +41,20 @@ def test_the_log_likelihood_is_that_of_the_curve(hazard: Floats, age: float) -> 
     step = 1e-4
     density = (staying(hazard, inside - step) - staying(hazard, inside + step)) / (2 * step) / staying(hazard, inside)
     assert came - stayed == pytest.approx(math.log(density), abs=1e-3)
+
+
+def test_behind_what_was_watched_the_rate_falls_unless_it_was_watched_that_nobody_returns() -> None:
+    """Half return within 30 s; what comes later is unknown in one case, known to be nothing in the other."""
+    place = int(interval_of(np.array([30.0]))[0])
+    returns = np.zeros(INTERVALS)
+    returns[place] = 500.0
+    hazard = np.where(np.arange(INTERVALS) == place, 0.5, 0.1)[None, :]
+    unknown, known = (np.where(np.arange(INTERVALS) <= place, 1000.0, later) for later in (0.0, 500.0))
+    late = EDGES[place + 1] < AGES
+    assert returned(with_tail(hazard, returns, unknown))[0][-1] > 0.95
+    assert (
+        returned(with_tail(hazard, returns, known))[0][late] < returned(hazard)[0][EDGES[place + 1] > AGES][-1] + 0.04
+    ).all()
 
 
 @pytest.mark.parametrize(("age", "interval"), [(0.0, 0), (0.99, 0), (1.0, 1), (14_399.0, INTERVALS - 1), (1e9, INTERVALS - 1)])

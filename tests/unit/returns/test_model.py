@@ -75,6 +75,18 @@ def test_who_returns_is_worth_more(learnt: Traffic) -> None:
     assert learnt.model.quality.nats > 0.1
 
 
+def test_a_pause_that_is_always_the_same_is_learnt() -> None:
+    """Agents' tool pauses: everybody comes back after 8 s, until they come back no more."""
+    model, now = ReturnModel(), START
+    for step in range(600):
+        now += 2.0
+        model.answer([turn(f"a {step - 4 * n}", now, n + 1, 5000.0) for n in range(4)] + [turn(f"b {step}", now)])
+    model.refit(now)
+    early, late = model.answer([turn("", now, 1, 5000.0), turn("", now, 4, 5000.0)])
+    short = LIFETIMES < 6.0
+    assert (early[short] > 0).all() and (late[short] < 0).all()
+
+
 def test_tables_do_not_depend_on_the_batch(learnt: Traffic) -> None:
     turns = [turn("", learnt.now, n, 100.0 * n) for n in range(1, AVERAGE_EVERY)]
     tables = []
