@@ -101,7 +101,7 @@ class ServiceSettings(BaseSettings):
         "(docs/learning.md); 0: nothing is learnt, and answers carry no credit.",
     )
     returns_turns: int = Field(
-        20_000, ge=200, le=1_000_000, description="Turns that the return model remembers. About 1.5 KB each."
+        20_000, ge=200, le=1_000_000, description="Turns that the return model remembers. About 1 KB each."
     )
     returns_state: Path | None = Field(
         None, description="File in which what was learnt of returns outlives a restart; empty: none."

@@ -80,6 +80,26 @@ class Outcomes:
     weight: Floats
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Copies of what is kept of a memory. ``past_s``: [n] time with traffic since each turn."""
+
+    facts: list[Facts]
+    outcomes: Outcomes
+    past_s: Floats
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return them as arrays, which takes a tenth of a second: without a lock."""
+        columns = len(Facts._fields) - 1
+        return {
+            "facts": np.array([fact[:-1] for fact in self.facts], np.float64).reshape(len(self.facts), columns),
+            "category": np.array([fact.category for fact in self.facts], np.str_),
+            "age": self.outcomes.age,
+            "came": self.outcomes.came,
+            "active": self.past_s,
+        }
+
+
 class TurnMemory:
     """Remembers turns in a ring. Not thread-safe.
 
@@ -191,17 +211,14 @@ class TurnMemory:
             0.5 ** ((self.active_s - self._active[kept]) / HALF_LIFE_S),
         )
 
-    def state(self, now: float) -> dict[str, NDArray[np.generic]]:
+    def state(self, now: float) -> "dict[str, NDArray[np.generic]]":
         """Return the memory as arrays, to be kept: numbers and categories. Conversations are not named in it."""
-        kept = slice(0, len(self))
-        outcomes = self.outcomes(now)
-        return {
-            "facts": np.array([fact[:-1] for fact in self._facts[kept]], np.float64).reshape(len(self), len(Facts._fields) - 1),
-            "category": np.array([fact.category for fact in self._facts[kept]], np.str_),
-            "age": outcomes.age,
-            "came": outcomes.came,
-            "active": self.active_s - self._active[kept],
-        }
+        return self.kept(now).arrays()
+
+    def kept(self, now: float) -> "Kept":
+        """Return copies of what is kept, at once."""
+        some = slice(0, len(self))
+        return Kept(self._facts[some], self.outcomes(now), self.active_s - self._active[some])
 
     def restore(self, state: "dict[str, NDArray[np.generic]]") -> None:
         """Take a kept memory; turns that waited count as watched until then. Raises KeyError, ValueError: it is damaged."""
