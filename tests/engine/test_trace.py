@@ -70,20 +70,19 @@ def write_trace(file: Path) -> None:
     rng = random.Random(4)
     lines = []
     fresh = 1
-    for number in range(300):
+    for number in range(200):
         blocks, at = [0], number * 2000
         for _ in range(1 if rng.random() < 0.5 else rng.randint(3, 6)):
             grown = rng.randint(2, 5)
             blocks += range(fresh, fresh + grown)
             fresh += grown
-            lines.append(
-                (at, {"timestamp": at, "input_length": 512 * len(blocks), "output_length": 9, "hash_ids": list(blocks)})
-            )
+            length = 512 * len(blocks)
+            lines.append({"timestamp": at, "input_length": length, "output_length": 9, "hash_ids": list(blocks)})
             at += rng.randint(20_000, 100_000)
     file.write_text("".join(json.dumps(line) + "\n" for line in sorted(lines, key=lambda line: line["timestamp"])))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_trace_on_real_vllm_with_a_sidecar_that_learns(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.jsonl")
     program = (
