@@ -123,6 +123,8 @@ def last_line(arguments: list[str]) -> dict[str, Any]:
 def _in_engine(arguments: list[str]) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run([PYTHON, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True)
+    if ended.returncode < 0:
+        raise BenchmarkError(f"the run in .venv-engine was killed by signal {-ended.returncode}")
     if ended.returncode:
         lines = ended.stderr.strip().splitlines()
         raise BenchmarkError(f"the run in .venv-engine failed: {lines[-1] if lines else ended.returncode}")
