@@ -79,21 +79,22 @@ class Lifetime:
     holds have gone, whatever it holds. Blocks without content do not count.
 
     Attributes:
+        capacity: blocks of the cache.
         seconds: the lifetime.
     """
 
-    __slots__ = ("_capacity", "seconds")
+    __slots__ = ("capacity", "seconds")
 
     def __init__(self, capacity: int, first: float = FIRST_LIFETIME_S) -> None:
         self.seconds = first
-        self._capacity = max(capacity, 1)
+        self.capacity = max(capacity, 1)
 
     def evicted(self, count: int, key: float, now: float) -> None:
         """Learn that ``count`` blocks with this mean key (seconds since the epoch) were evicted."""
         age = now - key
         if not age > 0.0:  # NaN, too
             age = 0.0
-        share = min(count / self._capacity, 1.0)
+        share = min(count / self.capacity, 1.0)
         self.seconds += share * (min(age, MAX_LIFETIME_S) - self.seconds)
 
     def __repr__(self) -> str:

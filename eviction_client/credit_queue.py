@@ -5,7 +5,7 @@ new one, and what lies there is moved over in bounded steps (:meth:`CreditQueue.
 by block id, then they are placed anew, the one freed last first, each ahead of its equals. So when the steps are through, the
 order is the one that the new rule would have given all along, and while they go on nothing is lost or sorted twice.
 
-The cost beside :class:`FreeBlockQueue`: one entry of a list per freed block.
+The cost beside :class:`FreeBlockQueue`: one entry of a list per freed block, and one eviction in eight is looked at.
 """
 
 import heapq
@@ -13,7 +13,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 from eviction_client.credit import Lifetime
 from eviction_client.queue import B, FreeBlockQueue
@@ -23,13 +23,17 @@ BUCKETS: Final = (-3600.0, -1200.0, -600.0, -300.0, -120.0, -60.0, -30.0, -10.0,
 """Upper bounds, seconds from now to the key at eviction, of the buckets in which evictions are counted; one more is open."""
 LOOKS_PER_MOVE: Final = 16
 """Block ids that are looked at in the time in which a block is moved."""
+SAMPLED: Final = 8
+"""One allocation in so many teaches the lifetime, and counts for as many."""
+SAMPLED_FROM: Final = 4096
+"""Blocks of a cache from which on allocations are sampled; in a smaller one each is looked at."""
 
 
 class Chain(Generic[B]):
     """Blocks that were freed together.
 
     Attributes:
-        blocks: the one to be evicted first comes first.
+        blocks: the one to be evicted first comes first. The caller's own: they must not change.
         keys: both keys.
         freed, laid: numbers that rise with time: of the free, and of the key with credit, which may come later.
         epoch: of the rule under which they are or will be placed.
@@ -38,7 +42,7 @@ class Chain(Generic[B]):
     __slots__ = ("blocks", "epoch", "freed", "keys", "laid")
 
     def __init__(self, blocks: Sequence[B], keys: Keys, number: int, epoch: int) -> None:
-        self.blocks = tuple(blocks)
+        self.blocks = blocks
         self.keys = keys
         self.freed = self.laid = number
         self.epoch = epoch
@@ -65,6 +69,9 @@ class CreditQueue(FreeBlockQueue[B]):
         self.evictions = [0] * (len(BUCKETS) + 1)
         self._chain_of: list[Chain[B] | None] = []
         """By block id: the chain in which a block was freed last; None: without content. Has no meaning while it is in use."""
+        self._sampled = SAMPLED if lifetime.capacity >= SAMPLED_FROM else 1
+        self._unsampled = self._sampled
+        """Allocations until the next that is looked at."""
         self._numbers = 0
         self._trusting = False
         self._epoch = 0
@@ -96,6 +103,8 @@ class CreditQueue(FreeBlockQueue[B]):
     def insert_keyed(self, blocks: Sequence[B], keys: Keys) -> Chain[B] | None:
         """Put blocks with content into the order, ``blocks[0]`` to be evicted first; return the chain, None without blocks.
 
+        ``blocks`` must not change afterwards.
+
         Raises:
             ValueError: a key is NaN. Nothing is changed.
         """
@@ -104,17 +113,30 @@ class CreditQueue(FreeBlockQueue[B]):
         t_last, key = keys
         if t_last != t_last or key != key:
             raise ValueError("a block's key must be a number, not NaN")
-        self.insert(blocks, key if self._trusting else t_last)
+        following = self._room_for(blocks[0], key if self._trusting else t_last)
+        first: Any = following.prev_free_block
         self._numbers = number = self._numbers + 1
         chain = Chain(blocks, keys, number, self._epoch)
         chain_of = self._chain_of
+        last = first
         try:
             for block in blocks:
+                block.prev_free_block = last
+                last.next_free_block = block
                 chain_of[block.block_id] = chain
+                last = block
         except IndexError:
+            # The first free of a block with so high an id: from the beginning.
             chain_of += [None] * (max(block.block_id for block in blocks) + 1 - len(chain_of))
+            last = first
             for block in blocks:
+                block.prev_free_block = last
+                last.next_free_block = block
                 chain_of[block.block_id] = chain
+                last = block
+        last.next_free_block = following
+        following.prev_free_block = last
+        self.num_free_blocks += len(blocks)
         return chain
 
     def prepend_n(self, blocks: Sequence[B]) -> None:
@@ -134,7 +156,10 @@ class CreditQueue(FreeBlockQueue[B]):
         """
         popped = super().popleft_n(n)
         if popped:
-            self._evicted(popped)
+            self._unsampled -= 1
+            if not self._unsampled:
+                self._unsampled = self._sampled
+                self._evicted(popped)
         return popped
 
     def lay(self, chain: Chain[B], key: float) -> None:
@@ -193,6 +218,7 @@ class CreditQueue(FreeBlockQueue[B]):
                 return
             chain = chain_of[popped[blank].block_id]
             assert chain is not None
+        count *= self._sampled
         keys, now = chain.keys, self.clock()
         key = keys.key if self._trusting else keys.t_last
         self.evictions[bisect_left(BUCKETS, key - now)] += count

@@ -109,10 +109,8 @@ class FreeBlockQueue(Generic[B]):
         """
         if not blocks:
             return
-        run = self._runs.get(score + _TO_KEY)
-        following = self._start_run(score, blocks[0]) if run is None else run[_NEXT][_HEAD]
-        last = following.prev_free_block
-        assert last is not None, "the list of free blocks is broken"
+        following = self._room_for(blocks[0], score)
+        last: Any = following.prev_free_block
         for block in blocks:
             block.prev_free_block = last
             last.next_free_block = block
@@ -244,6 +242,14 @@ class FreeBlockQueue(Generic[B]):
         """Score of the blocks evicted last, rounded to RUN_WIDTH; FIRST_OUT when none has one."""
         run = self._last[_PREVIOUS]
         return FIRST_OUT if run is self._first else run[_KEY] - _TO_KEY
+
+    def _room_for(self, first: B, score: float) -> Any:
+        """Return the block before which blocks of this score belong, of which ``first`` starts a run where there is none.
+
+        Raises ValueError: the score is NaN. Nothing is changed.
+        """
+        run = self._runs.get(score + _TO_KEY)
+        return self._start_run(score, first) if run is None else run[_NEXT][_HEAD]
 
     def _start_run(self, score: float, head: B) -> Any:
         """Enter a run into the index; return the block before which it belongs."""

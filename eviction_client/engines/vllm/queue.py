@@ -86,12 +86,6 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
             raise ValueError("No free blocks available")
         return self.popleft_n(1)[0]
 
-    def popleft_n(self, n: int) -> list[KVCacheBlock]:
-        """Take out the n blocks to be evicted first, in order; ValueError when fewer are free."""
-        if n == 0:
-            return []
-        return super().popleft_n(n)
-
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:  # noqa: ARG002
         """Iterate free blocks in eviction order, from the front: blocks freed since may lie before any cursor."""
         return iter(self)
