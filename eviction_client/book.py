@@ -16,6 +16,9 @@ ANSWER_LIFE_S: Final = 3600.0
 MAX_SENDS: Final = 2
 """A request that was on a stream when it broke is sent once more and then given up: it may be what broke the sidecar."""
 
+LATE_AT_ONCE: Final = 32
+"""Late answers that are handed out in one step of the scheduler, which has something to do for each."""
+
 Fate = Literal["late", "failed", "dropped", "rejected", "forgotten"]
 """How a request ends that gets no answer: a counter of :class:`PredictorCounters`."""
 
@@ -162,10 +165,8 @@ class Book:
         return True
 
     def take_late(self) -> list[tuple[Hashable, Prediction | None]]:
-        """Return what has become since the last call of requests that were left: answered, or not."""
-        late = list(self._late)
-        self._late.clear()
-        return late
+        """Return what has become of requests that were left: answered, or not. At most LATE_AT_ONCE, the rest next time."""
+        return [self._late.popleft() for _ in range(min(len(self._late), LATE_AT_ONCE))]
 
     @property
     def anything_late(self) -> bool:

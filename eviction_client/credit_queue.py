@@ -1,61 +1,51 @@
 """The free queue under two rules: least recently used, and with credit. Which of them orders may change at any time.
 
-Each freed chain of blocks keeps both of its keys. When the rule in force changes, what is freed from then on is sorted by the
-new one, and what lies there is moved over in bounded steps (:meth:`CreditQueue.resort`): first the chains are found, block id
-by block id, then they are placed anew, the one freed last first, each ahead of its equals. So when the steps are through, the
-order is the one that the new rule would have given all along, and while they go on nothing is lost or sorted twice.
+Each freed chain of blocks is one stretch of the list and keeps both of its keys. When the rule in force changes, what is freed
+from then on is sorted by the new one, and what lies there is moved over in bounded steps (:meth:`CreditQueue.resort`), whole
+chains at a time, the one freed last first. When the steps are through, the order is the one that the new rule would have
+given all along; while they go on nothing is lost or sorted twice.
 
-The cost beside :class:`FreeBlockQueue`: one entry of a list per freed block, and one eviction in eight is looked at.
+Invariants, beside those of :mod:`eviction_client.queue`, whose runs are chains here:
+ 1. Chains of equal key, rounded, lie next to each other, in the order in which they were freed. ``_runs`` knows the last.
+ 2. Chains form a second linked list, by age. A chain leaves it when its last block is taken out.
+
+The cost beside :class:`FreeBlockQueue` is per chain, not per block; one eviction in eight is looked at.
 """
 
-import heapq
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic
+from typing import Any, Final
 
 from eviction_client.credit import Lifetime
-from eviction_client.queue import B, FreeBlockQueue
+from eviction_client.queue import HEAD, KEY, NEXT, PREVIOUS, TO_KEY, B, FreeBlockQueue, Run
 from eviction_client.score import Keys
 
 BUCKETS: Final = (-3600.0, -1200.0, -600.0, -300.0, -120.0, -60.0, -30.0, -10.0, 0.0)
 """Upper bounds, seconds from now to the key at eviction, of the buckets in which evictions are counted; one more is open."""
-LOOKS_PER_MOVE: Final = 16
-"""Block ids that are looked at in the time in which a block is moved."""
 SAMPLED: Final = 8
 """One allocation in so many teaches the lifetime, and counts for as many."""
 SAMPLED_FROM: Final = 4096
 """Blocks of a cache from which on allocations are sampled; in a smaller one each is looked at."""
+STEPS_PER_MOVE: Final = 8
+"""Steps past other chains of equal key that take as long as moving one."""
 
-
-class Chain(Generic[B]):
-    """Blocks that were freed together.
-
-    Attributes:
-        blocks: the one to be evicted first comes first. The caller's own: they must not change.
-        keys: both keys.
-        freed, laid: numbers that rise with time: of the free, and of the key with credit, which may come later.
-        epoch: of the rule under which they are or will be placed.
-    """
-
-    __slots__ = ("blocks", "epoch", "freed", "keys", "laid")
-
-    def __init__(self, blocks: Sequence[B], keys: Keys, number: int, epoch: int) -> None:
-        self.blocks = blocks
-        self.keys = keys
-        self.freed = self.laid = number
-        self.epoch = epoch
+Chain = Run
+"""Blocks that were freed together, as far as they are still free and were not freed again: a run with four entries more."""
+_KEYS: Final = 4
+_NUMBER: Final = 5
+_OLDER: Final = 6
+_NEWER: Final = 7
 
 
 class CreditQueue(FreeBlockQueue[B]):
     """Free blocks in eviction order, by either of two keys.
 
-    Not thread-safe: it belongs to the engine's scheduler thread. Block ids are small numbers: a list is kept by them.
+    Not thread-safe: it belongs to the engine's scheduler thread.
 
     Args:
         head, tail: sentinels with block_id -1. They are linked, never returned.
-        lifetime: of this cache; learns from every eviction.
+        lifetime: of this cache; learns from evictions.
         clock: seconds since the epoch, as the keys are.
 
     Attributes:
@@ -67,22 +57,16 @@ class CreditQueue(FreeBlockQueue[B]):
         self.lifetime = lifetime
         self.clock = clock
         self.evictions = [0] * (len(BUCKETS) + 1)
-        self._chain_of: list[Chain[B] | None] = []
-        """By block id: the chain in which a block was freed last; None: without content. Has no meaning while it is in use."""
         self._sampled = SAMPLED if lifetime.capacity >= SAMPLED_FROM else 1
         self._unsampled = self._sampled
         """Allocations until the next that is looked at."""
-        self._numbers = 0
         self._trusting = False
-        self._epoch = 0
-        self._unseen: int | None = None
-        """Ids below this one are still to be looked at for chains placed by the old rule; None: no change is under way."""
-        self._found: list[tuple[int, Chain[B]]] = []
-        """A heap of the chains found, the number of the last one first, negative."""
-        self._moving: tuple[Chain[B], int, int] | None = None
-        """A chain that is being placed, its number, and how many of its blocks are left."""
-        self._laid: deque[tuple[Chain[B], int, int]] = deque()
-        """Chains whose credit came late, their number, and how many of their blocks have been moved."""
+        self._number = 0
+        self._ages: Chain = [None] * 8
+        """Sentinel of the list by age: older than it is the chain freed last, newer the one freed first."""
+        self._ages[_OLDER] = self._ages[_NEWER] = self._ages
+        self._unmoved: Chain | None = None
+        """Of the chains that may lie by the old rule the one freed last; None: no change of rule is under way."""
 
     @property
     def trusting(self) -> bool:
@@ -91,19 +75,20 @@ class CreditQueue(FreeBlockQueue[B]):
 
     @trusting.setter
     def trusting(self, trusting: bool) -> None:
-        if trusting == self._trusting:
-            return
-        self._trusting = trusting
-        self._epoch += 1
-        self._unseen = len(self._chain_of)
-        self._found.clear()
-        self._moving = None
-        self._laid.clear()
+        if trusting != self._trusting:
+            self._trusting = trusting
+            self._unmoved = self._older_than(self._ages)
 
-    def insert_keyed(self, blocks: Sequence[B], keys: Keys) -> Chain[B] | None:
+    @property
+    def unsettled(self) -> int:
+        """Chains that may still lie by a rule that is no longer in force, at most."""
+        if self._unmoved is None:
+            return 0
+        left: int = self._unmoved[_NUMBER] - self._ages[_NEWER][_NUMBER] + 1
+        return left
+
+    def insert_keyed(self, blocks: Sequence[B], keys: Keys) -> Chain | None:
         """Put blocks with content into the order, ``blocks[0]`` to be evicted first; return the chain, None without blocks.
-
-        ``blocks`` must not change afterwards.
 
         Raises:
             ValueError: a key is NaN. Nothing is changed.
@@ -113,40 +98,29 @@ class CreditQueue(FreeBlockQueue[B]):
         t_last, key = keys
         if t_last != t_last or key != key:
             raise ValueError("a block's key must be a number, not NaN")
-        following = self._room_for(blocks[0], key if self._trusting else t_last)
-        first: Any = following.prev_free_block
-        self._numbers = number = self._numbers + 1
-        chain = Chain(blocks, keys, number, self._epoch)
-        chain_of = self._chain_of
-        last = first
-        try:
-            for block in blocks:
-                block.prev_free_block = last
-                last.next_free_block = block
-                chain_of[block.block_id] = chain
-                last = block
-        except IndexError:
-            # The first free of a block with so high an id: from the beginning.
-            chain_of += [None] * (max(block.block_id for block in blocks) + 1 - len(chain_of))
-            last = first
-            for block in blocks:
-                block.prev_free_block = last
-                last.next_free_block = block
-                chain_of[block.block_id] = chain
-                last = block
-        last.next_free_block = following
-        following.prev_free_block = last
+        key = (key if self._trusting else t_last) + TO_KEY
+        previous = self._runs.get(key) or self._last_below(key)
+        following = previous[NEXT]
+        ages = self._ages
+        older = ages[_OLDER]
+        self._number += 1
+        chain: Chain = [blocks[0], key, previous, following, keys, self._number, older, ages]
+        previous[NEXT] = following[PREVIOUS] = self._runs[key] = self._run_starting_at[blocks[0].block_id] = chain
+        older[_NEWER] = ages[_OLDER] = chain
+        behind = following[HEAD]
+        last = behind.prev_free_block
+        for block in blocks:
+            block.prev_free_block = last
+            last.next_free_block = block
+            last = block
+        last.next_free_block = behind
+        behind.prev_free_block = last
         self.num_free_blocks += len(blocks)
         return chain
 
-    def prepend_n(self, blocks: Sequence[B]) -> None:
-        """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
-        super().prepend_n(blocks)
-        chain_of = self._chain_of
-        known = len(chain_of)
-        for block in blocks:
-            if block.block_id < known:
-                chain_of[block.block_id] = None
+    def insert(self, blocks: Sequence[B], score: float) -> None:
+        """Put blocks with content into the order, with one key under both rules."""
+        self.insert_keyed(blocks, Keys(score, score))
 
     def popleft_n(self, n: int) -> list[B]:
         """Take out the n blocks to be evicted first, in order.
@@ -154,124 +128,150 @@ class CreditQueue(FreeBlockQueue[B]):
         Raises:
             ValueError: fewer than n are free. Nothing is changed.
         """
+        self._unsampled -= 1
+        if self._unsampled:
+            return super().popleft_n(n)
+        self._unsampled = self._sampled
+        chain = self._first[NEXT]
+        first, keys = chain[HEAD], chain[_KEYS] if chain is not self._last else None
         popped = super().popleft_n(n)
-        if popped:
-            self._unsampled -= 1
-            if not self._unsampled:
-                self._unsampled = self._sampled
-                self._evicted(popped)
+        if keys is not None:
+            self._evicted(popped, first, keys)
         return popped
 
-    def lay(self, chain: Chain[B], key: float) -> None:
-        """Give a chain a key with credit after it was freed. Its blocks move at the next steps of :meth:`resort`: those that
-        are free and were not freed again since.
+    def rescore(self, block: B, score: float) -> None:
+        """Give one block of the queue another key with credit; its last use stays what it was.
+
+        Raises:
+            ValueError: it is not free, or has no content. Nothing is changed.
+        """
+        head: Any = block
+        if head.prev_free_block is None:
+            raise ValueError(f"block {block.block_id} is not free")
+        while head.block_id not in self._run_starting_at:
+            head = head.prev_free_block
+        own = self._run_starting_at[head.block_id]
+        if own is self._last:
+            raise ValueError(f"block {block.block_id} has no content")
+        keys, number, older = own[_KEYS]._replace(key=score), own[_NUMBER], own[_OLDER]
+        self.remove(block)
+        key = (score if self._trusting else keys.t_last) + TO_KEY
+        chain: Chain = [block, key, None, None, keys, number, older, older[_NEWER]]
+        older[_NEWER][_OLDER] = chain
+        older[_NEWER] = chain
+        self._run_starting_at[block.block_id] = chain
+        self.num_free_blocks += 1
+        self._enter(chain, block, block)
+
+    def lay(self, chain: Chain, key: float) -> None:
+        """Give what is left of a freed chain a key with credit: it comes to lie as if it had had it from the first.
+
+        O(1), but for other chains of the same second.
 
         Raises:
             ValueError: the key is NaN. Nothing is changed.
         """
         if key != key:
             raise ValueError("a block's key must be a number, not NaN")
-        if key == chain.keys.key:
-            return
-        self._numbers += 1
-        chain.keys = chain.keys._replace(key=key)
-        chain.laid = self._numbers
-        if self._trusting:
-            chain.epoch = self._epoch
-            self._laid.append((chain, chain.laid, 0))
+        if chain[PREVIOUS] is not None:
+            chain[_KEYS] = chain[_KEYS]._replace(key=key)
+            self._sort(chain)
 
     def resort(self, budget: int) -> int:
-        """Move at most ``budget`` blocks to where the rule in force wants them; return how many may be left, 0: none.
-
-        A few hundred nanoseconds per block.
-        """
-        while budget > 0 and self.unsettled:
-            if self._laid:
-                budget -= self._lay_some(budget)
-            elif self._unseen:
-                budget -= self._look(budget)
-            elif self._moving is not None or self._found:
-                budget -= self._move_some(budget)
-            else:
-                self._unseen = None
+        """Move at most ``budget`` chains to where the rule in force wants them; return how many may be left, 0: none."""
+        while budget > 0 and self._unmoved is not None:
+            chain = self._unmoved
+            self._unmoved = self._older_than(chain)
+            budget -= 1 + self._sort(chain) // STEPS_PER_MOVE
         return self.unsettled
 
-    @property
-    def unsettled(self) -> int:
-        """Blocks that may still lie by a rule or a key that is no longer in force, at most."""
-        left = self._unseen
-        if left is None:
-            return len(self._laid)
-        return left + len(self._found) + (self._moving is not None) + len(self._laid) + 1
-
-    def _evicted(self, popped: list[B]) -> None:
-        chain_of = self._chain_of
-        first = popped[0].block_id
-        chain = chain_of[first] if first < len(chain_of) else None
+    def _evicted(self, popped: Sequence[B], first: B, keys: Keys) -> None:
+        """Learn from blocks that were evicted: ``first`` is the first with content, with these keys."""
         count = len(popped)
-        if chain is None:
-            # Blocks without content lie before all others.
-            known = len(chain_of)
-            blank = bisect_left(popped, True, key=lambda b: b.block_id < known and chain_of[b.block_id] is not None)
-            count -= blank
-            if not count:
-                return
-            chain = chain_of[popped[blank].block_id]
-            assert chain is not None
+        for block in popped:
+            if block is first:
+                break
+            count -= 1  # without content: these lie before all others
+        if not count:
+            return
         count *= self._sampled
-        keys, now = chain.keys, self.clock()
+        now = self.clock()
         key = keys.key if self._trusting else keys.t_last
         self.evictions[bisect_left(BUCKETS, key - now)] += count
         if keys.tells_the_price_of_room:
             self.lifetime.evicted(count, key, now)
 
-    # The steps of a change of rule. Each returns what it has used of the budget, at least 1.
+    def _older_than(self, chain: Chain) -> Chain | None:
+        older: Chain = chain[_OLDER]
+        return None if older is self._ages else older
 
-    def _look(self, budget: int) -> int:
-        """Find chains that lie by the old rule."""
-        assert self._unseen is not None
-        chain_of, epoch, trusting = self._chain_of, self._epoch, self._trusting
-        end = self._unseen
-        start = max(end - budget * LOOKS_PER_MOVE, 0)
-        found = 0
-        for chain in chain_of[start:end]:
-            if chain is not None and chain.epoch != epoch:
-                chain.epoch = epoch
-                heapq.heappush(self._found, (-(chain.laid if trusting else chain.freed), chain))
-                found += 1
-        self._unseen = start
-        return found + (end - start) // LOOKS_PER_MOVE + 1
+    def _last_below(self, key: float) -> Chain:
+        """Return the chain behind which the first of this key belongs; the key is in the index afterwards."""
+        keys, runs = self._keys, self._runs
+        place = bisect_left(keys, key)
+        if place == len(keys):
+            keys.append(key)
+            last: Chain = self._last[PREVIOUS]
+            return last
+        start = place
+        while start and keys[start - 1] not in runs:
+            start -= 1
+        del keys[start:place]
+        if keys[start] != key:
+            keys.insert(start, key)
+        return runs[keys[start - 1]] if start else self._first
 
-    def _move_some(self, budget: int) -> int:
-        """Place blocks of the chain that was freed last, of those left, ahead of their equals."""
-        if self._moving is None:
-            number, found = heapq.heappop(self._found)
-            self._moving = found, -number, len(found.blocks)
-        chain, number, left = self._moving
-        start = max(left - budget, 0)
-        if number == (chain.laid if self._trusting else chain.freed):  # else it was laid since, and is where it belongs
-            self.insert_ahead(self._take_out(chain, start, left), chain.keys.key if self._trusting else chain.keys.t_last)
-        self._moving = (chain, number, start) if start else None
-        return left - start + 1
+    def _sort(self, chain: Chain) -> int:
+        """Move a chain to where the rule in force wants it; return how many others of equal key were passed."""
+        keys = chain[_KEYS]
+        key = (keys.key if self._trusting else keys.t_last) + TO_KEY
+        if key == chain[KEY]:
+            return 0
+        first, behind = chain[HEAD], chain[NEXT][HEAD]
+        before, last = first.prev_free_block, behind.prev_free_block
+        before.next_free_block = behind
+        behind.prev_free_block = before
+        self._leave(chain)
+        previous, following = chain[PREVIOUS], chain[NEXT]
+        previous[NEXT] = following
+        following[PREVIOUS] = previous
+        chain[KEY] = key
+        return self._enter(chain, first, last)
 
-    def _lay_some(self, budget: int) -> int:
-        """Place blocks of the chain whose credit came first."""
-        chain, number, done = self._laid.popleft()
-        end = min(done + budget, len(chain.blocks))
-        if number == chain.laid:
-            self.insert(self._take_out(chain, done, end), chain.keys.key)
-            if end < len(chain.blocks):
-                self._laid.appendleft((chain, number, end))
-        return end - done + 1
+    def _enter(self, chain: Chain, first: B, last: B) -> int:
+        """Link a chain that is in neither list in, among those of its key by its number; return how many were passed."""
+        key, number = chain[KEY], chain[_NUMBER]
+        previous = self._runs.get(key) or self._last_below(key)
+        passed = 0
+        while previous[KEY] == key and previous[_NUMBER] > number:
+            previous = previous[PREVIOUS]
+            passed += 1
+        following = previous[NEXT]
+        chain[PREVIOUS], chain[NEXT] = previous, following
+        previous[NEXT] = following[PREVIOUS] = chain
+        if following[KEY] != key:
+            self._runs[key] = chain
+        behind = following[HEAD]
+        before = behind.prev_free_block
+        before.next_free_block, first.prev_free_block = first, before
+        last.next_free_block, behind.prev_free_block = behind, last
+        return passed
 
-    def _take_out(self, chain: Chain[B], start: int, end: int) -> list[B]:
-        """Take those blocks of a part of a chain out of the order that are free and were freed in it; return them."""
-        chain_of = self._chain_of
-        blocks = [
-            block
-            for block in chain.blocks[start:end]
-            if chain_of[block.block_id] is chain and block.prev_free_block is not None
-        ]
-        for block in blocks:
-            self.remove(block)
-        return blocks
+    def _leave(self, chain: Chain) -> None:
+        """Take a chain out of the index of keys."""
+        key = chain[KEY]
+        if self._runs[key] is chain:
+            previous = chain[PREVIOUS]
+            if previous[KEY] == key and previous[PREVIOUS] is not None:  # else that one has ended, too
+                self._runs[key] = previous
+            else:
+                super()._forget(chain)
+
+    def _forget(self, run: Run) -> None:
+        """Take an ended chain out of the index and of the list by age."""
+        self._leave(run)
+        if run is self._unmoved:
+            self._unmoved = self._older_than(run)
+        older, newer = run[_OLDER], run[_NEWER]
+        older[_NEWER], newer[_OLDER] = newer, older
+        run[_OLDER] = run[_NEWER] = None

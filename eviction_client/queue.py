@@ -34,13 +34,13 @@ times an LRU list's insertion for chains of one block.
 """
 
 
-_TO_KEY: Final = 1.5 * 2**52 * RUN_WIDTH
+TO_KEY: Final = 1.5 * 2**52 * RUN_WIDTH
 """Added to a score it gives the key of its run: there, doubles are RUN_WIDTH apart, so the sum is rounded to that."""
 
 
 def rounded(score: float) -> float:
     """Return a score as a queue keeps it: the nearest multiple of RUN_WIDTH."""
-    return score + _TO_KEY - _TO_KEY
+    return score + TO_KEY - TO_KEY
 
 
 class Linked(Protocol):
@@ -65,11 +65,11 @@ class Block:
 B = TypeVar("B", bound=Linked)
 
 # A run is a list of four. Making a list takes a fifth of the time of making an instance, and a free may make one.
-_Run = list[Any]
-_HEAD: Final = 0
-_KEY: Final = 1
-_PREVIOUS: Final = 2
-_NEXT: Final = 3
+Run = list[Any]
+HEAD: Final = 0
+KEY: Final = 1
+PREVIOUS: Final = 2
+NEXT: Final = 3
 
 
 class FreeBlockQueue(Generic[B]):
@@ -92,13 +92,13 @@ class FreeBlockQueue(Generic[B]):
         self.tail = tail
         head.next_free_block = tail
         tail.prev_free_block = head
-        self._first: _Run = [head, None, None, None]
-        self._last: _Run = [tail, None, self._first, None]
-        self._first[_NEXT] = self._last
+        self._first: Run = [head, None, None, None]
+        self._last: Run = [tail, None, self._first, None]
+        self._first[NEXT] = self._last
         # By block id of the head. Entry -1 is the sentinels': they start no run but end the one before them. Runs are
         # few, so that the look-up at every removal stays in cache.
-        self._run_starting_at: dict[int, _Run] = {-1: self._last}
-        self._runs: dict[float, _Run] = {}
+        self._run_starting_at: dict[int, Run] = {-1: self._last}
+        self._runs: dict[float, Run] = {}
         self._keys: list[float] = []
 
     def insert(self, blocks: Sequence[B], score: float) -> None:
@@ -117,25 +117,6 @@ class FreeBlockQueue(Generic[B]):
             last = block
         last.next_free_block = following
         following.prev_free_block = last
-        self.num_free_blocks += len(blocks)
-
-    def insert_ahead(self, blocks: Sequence[B], score: float) -> None:
-        """As :meth:`insert`, but before all blocks of equal score instead of behind them."""
-        run = self._runs.get(score + _TO_KEY) if blocks else None
-        if run is None:
-            self.insert(blocks, score)
-            return
-        following = run[_HEAD]
-        last: Any = following.prev_free_block
-        for block in blocks:
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-        last.next_free_block = following
-        following.prev_free_block = last
-        del self._run_starting_at[following.block_id]
-        run[_HEAD] = blocks[0]
-        self._run_starting_at[blocks[0].block_id] = run
         self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: Sequence[B]) -> None:
@@ -173,8 +154,8 @@ class FreeBlockQueue(Generic[B]):
         self.head.next_free_block = block
         block.prev_free_block = self.head
         self.num_free_blocks -= n
-        run = self._first[_NEXT]
-        if run[_HEAD].prev_free_block is None:
+        run = self._first[NEXT]
+        if run[HEAD].prev_free_block is None:
             self._end_popped_runs(run, block)
         return popped
 
@@ -213,7 +194,7 @@ class FreeBlockQueue(Generic[B]):
         for block in self:
             run = self._run_starting_at.get(block.block_id)
             if run is not None:
-                score = run[_KEY] - _TO_KEY
+                score = run[KEY] - TO_KEY
             yield block, score
 
     def __iter__(self) -> Iterator[B]:
@@ -233,29 +214,29 @@ class FreeBlockQueue(Generic[B]):
     @property
     def next_score(self) -> float:
         """Score of the block evicted next, rounded to RUN_WIDTH; FIRST_OUT when it has no content or nothing is free."""
-        run = self._first[_NEXT]
-        key = run[_KEY]
-        return FIRST_OUT if key is None or run[_HEAD] is not self.head.next_free_block else key - _TO_KEY
+        run = self._first[NEXT]
+        key = run[KEY]
+        return FIRST_OUT if key is None or run[HEAD] is not self.head.next_free_block else key - TO_KEY
 
     @property
     def highest_score(self) -> float:
         """Score of the blocks evicted last, rounded to RUN_WIDTH; FIRST_OUT when none has one."""
-        run = self._last[_PREVIOUS]
-        return FIRST_OUT if run is self._first else run[_KEY] - _TO_KEY
+        run = self._last[PREVIOUS]
+        return FIRST_OUT if run is self._first else run[KEY] - TO_KEY
 
     def _room_for(self, first: B, score: float) -> Any:
         """Return the block before which blocks of this score belong, of which ``first`` starts a run where there is none.
 
         Raises ValueError: the score is NaN. Nothing is changed.
         """
-        run = self._runs.get(score + _TO_KEY)
-        return self._start_run(score, first) if run is None else run[_NEXT][_HEAD]
+        run = self._runs.get(score + TO_KEY)
+        return self._start_run(score, first) if run is None else run[NEXT][HEAD]
 
     def _start_run(self, score: float, head: B) -> Any:
         """Enter a run into the index; return the block before which it belongs."""
         keys = self._keys
         runs = self._runs
-        key = score + _TO_KEY
+        key = score + TO_KEY
         if key != key:
             raise ValueError("a block's score must be a number, not NaN")
         place = bisect_left(keys, key)
@@ -265,12 +246,12 @@ class FreeBlockQueue(Generic[B]):
         else:
             following = runs.get(keys[place]) or self._sweep_from(place)
             keys.insert(place, key)
-        previous = following[_PREVIOUS]
+        previous = following[PREVIOUS]
         run = [head, key, previous, following]
-        previous[_NEXT] = following[_PREVIOUS] = runs[key] = self._run_starting_at[head.block_id] = run
-        return following[_HEAD]
+        previous[NEXT] = following[PREVIOUS] = runs[key] = self._run_starting_at[head.block_id] = run
+        return following[HEAD]
 
-    def _sweep_from(self, place: int) -> _Run:
+    def _sweep_from(self, place: int) -> Run:
         """Drop the keys of ended runs from ``place`` on; return the run that comes next."""
         keys, runs = self._keys, self._runs
         end = place
@@ -284,41 +265,41 @@ class FreeBlockQueue(Generic[B]):
         starting_at = self._run_starting_at
         run = starting_at.pop(block.block_id)
         if after.block_id not in starting_at:
-            run[_HEAD] = after
+            run[HEAD] = after
             starting_at[after.block_id] = run
             return
         self._forget(run)
-        previous, following = run[_PREVIOUS], run[_NEXT]
-        previous[_NEXT] = following
-        following[_PREVIOUS] = previous
-        run[_PREVIOUS] = run[_NEXT] = None  # ended runs must not wait for the cycle collector
+        previous, following = run[PREVIOUS], run[NEXT]
+        previous[NEXT] = following
+        following[PREVIOUS] = previous
+        run[PREVIOUS] = run[NEXT] = None  # ended runs must not wait for the cycle collector
 
-    def _forget(self, run: _Run) -> None:
+    def _forget(self, run: Run) -> None:
         """Take an ended run out of the index. Its key stays, unless more than half of the keys are such."""
-        del self._runs[run[_KEY]]
+        del self._runs[run[KEY]]
         if len(self._keys) > 2 * len(self._runs) + 64:
             self._keys = sorted(self._runs)
 
-    def _end_popped_runs(self, run: _Run, first: B) -> None:
+    def _end_popped_runs(self, run: Run, first: B) -> None:
         """End the runs whose blocks have been popped (popped blocks have no links), from ``run``, the first, on.
 
         ``first`` now leads the list. If no run starts there, it belongs to the last run whose head was popped.
         """
         starting_at = self._run_starting_at
         while True:
-            del starting_at[run[_HEAD].block_id]
-            following = run[_NEXT]
-            if following[_HEAD].prev_free_block is not None:
+            del starting_at[run[HEAD].block_id]
+            following = run[NEXT]
+            if following[HEAD].prev_free_block is not None:
                 break
             self._forget(run)
-            run[_PREVIOUS] = run[_NEXT] = None
+            run[PREVIOUS] = run[NEXT] = None
             run = following
         if first.block_id not in starting_at:
-            run[_HEAD] = first
-            run[_PREVIOUS] = self._first
-            self._first[_NEXT] = starting_at[first.block_id] = run
+            run[HEAD] = first
+            run[PREVIOUS] = self._first
+            self._first[NEXT] = starting_at[first.block_id] = run
         else:
             self._forget(run)
-            run[_PREVIOUS] = run[_NEXT] = None
-            self._first[_NEXT] = following
-            following[_PREVIOUS] = self._first
+            run[PREVIOUS] = run[NEXT] = None
+            self._first[NEXT] = following
+            following[PREVIOUS] = self._first

@@ -19,23 +19,34 @@ BLOCKS = 60
 KEYS = st.none() | st.floats(-20, 20) | st.integers(-3, 3).map(lambda n: n * RUN_WIDTH) | st.sampled_from([1e7, -1e7])
 
 
+Place = tuple[float, int, int, int, int]
+
+
 class Model:
     """What the queue must hold, as a sorted list: blocks without content first, then by run, then by insertion."""
 
     def __init__(self, blocks: list[int]) -> None:
         self.front = list(blocks)
-        self.scored: list[tuple[float, int, int]] = []
-        self.places: dict[int, tuple[float, int, int]] = {}
-        self.arrivals = 0
+        self.scored: list[Place] = []
+        self.places: dict[int, Place] = {}
+        self.frees = self.raises = 0
 
     def order(self) -> list[int]:
-        return self.front + [block for _, _, block in self.scored]
+        return self.front + [place[-1] for place in self.scored]
 
     def insert(self, blocks: list[int], score: float) -> None:
-        for block in blocks:
-            self.arrivals += 1
-            self.places[block] = place = (rounded(score), self.arrivals, block)
+        self.frees += 1
+        for depth, block in enumerate(blocks):
+            self.places[block] = place = (rounded(score), self.frees, 0, depth, block)
             insort(self.scored, place)
+
+    def raise_or_lower(self, block: int, score: float) -> None:
+        """Its free stays what it was; of the blocks of one free and one key those raised come last, in that order."""
+        _, free, *_ = self.places[block]
+        self.remove(block)
+        self.raises += 1
+        self.places[block] = place = (rounded(score), free, self.raises, 0, block)
+        insort(self.scored, place)
 
     def remove(self, block: int) -> None:
         if block in self.places:
@@ -46,8 +57,8 @@ class Model:
     def pop(self, n: int) -> list[int]:
         popped = self.order()[:n]
         self.front, rest = self.front[n:], max(n - len(self.front), 0)
-        for _, _, block in self.scored[:rest]:
-            del self.places[block]
+        for place in self.scored[:rest]:
+            del self.places[place[-1]]
         del self.scored[:rest]
         return popped
 
@@ -99,8 +110,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
     def raise_or_lower(self, data: st.DataObject, score: float) -> None:
         block = data.draw(st.sampled_from(sorted(self.model.places)))
         self.queue.rescore(self.pool.blocks[block], score)
-        self.model.remove(block)
-        self.model.insert([block], score)
+        self.model.raise_or_lower(block, score)
 
     @invariant()
     def no_block_is_lost_doubled_or_out_of_order(self) -> None:

@@ -185,17 +185,6 @@ class QueueAgainstModel(RuleBasedStateMachine):
         place = sum(1 for other, _ in self.model if other <= low)
         self.model.insert(place, (low, moved))
 
-    @precondition(lambda self: self.model)
-    @rule(data=st.data(), score=scores)
-    def move_ahead_of_its_equals(self, data: st.DataObject, score: float) -> None:
-        moved = data.draw(st.sampled_from([i for _, i in self.model]))
-        self.queue.remove(self.blocks[moved])
-        self.queue.insert_ahead([self.blocks[moved]], score)
-        self.model = [(low, i) for low, i in self.model if i != moved]
-        low = round(score / RUN_WIDTH) * RUN_WIDTH if math.isfinite(score) else score
-        place = sum(1 for other, _ in self.model if other < low)
-        self.model.insert(place, (low, moved))
-
     def order(self) -> list[int]:
         return self.contentless + [i for _, i in self.model]
 

@@ -44,10 +44,10 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         self.fake_free_list_head = self.head
         self.fake_free_list_tail = self.tail
         self._keys_in_force: Keys | None = None
-        self._freed: list[Chain[KVCacheBlock]] | None = None
+        self._freed: list[Chain] | None = None
         self.prepend_n(blocks)
 
-    def keying(self, keys: Keys | None, free: Callable[..., None], *arguments: Any) -> list[Chain[KVCacheBlock]]:
+    def keying(self, keys: Keys | None, free: Callable[..., None], *arguments: Any) -> list[Chain]:
         """Call ``free(*arguments)``, vLLM's own; the blocks with content that it appends get these keys (None: those of now).
 
         vLLM's frees end in ``append_n(blocks)``, which has no place for keys. They are kept for the length of this call.
@@ -56,7 +56,7 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
             The chains that were freed.
         """
         self._keys_in_force = keys
-        freed: list[Chain[KVCacheBlock]] = []
+        freed: list[Chain] = []
         self._freed = freed
         try:
             free(*arguments)
