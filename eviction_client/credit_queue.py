@@ -213,13 +213,14 @@ class CreditQueue(FreeBlockQueue[B]):
             keys.append(key)
             last: Chain = self._last[PREVIOUS]
             return last
-        start = place
-        while start and keys[start - 1] not in runs:
+        start, previous = place, None
+        while start and (previous := runs.get(keys[start - 1])) is None:
             start -= 1
-        del keys[start:place]
+        if start < place:
+            del keys[start:place]
         if keys[start] != key:
             keys.insert(start, key)
-        return runs[keys[start - 1]] if start else self._first
+        return self._first if previous is None else previous
 
     def _sort(self, chain: Chain) -> int:
         """Move a chain to where the rule in force wants it; return how many others of equal key were passed."""
