@@ -142,8 +142,8 @@ def test_a_log_too_short_to_learn_from_is_replayed_all_the_same() -> None:
 
 
 def test_inverted_answers_cost_the_plugin_next_to_nothing_on_a_whole_workload() -> None:
-    """Documents that several users ask about: where what is learnt of users does not carry over, and did most harm."""
-    work = WORKLOADS["documents"]()
+    """Chats beside jobs that scan: where credits gain most, and so their opposite costs most."""
+    work = WORKLOADS["batch-scan"]()
     lru, plugin, unguarded = (
         simulate(work, work.working_set_tokens() // 50, lambda n, made=made: made(n))  # type: ignore[misc]
         for made in (
