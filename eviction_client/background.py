@@ -53,3 +53,17 @@ class BackgroundThread:
             time.sleep(GATHER_S)
             self._wake.clear()
             due = self._work()
+
+
+class AtOnce:
+    """Runs a round when woken, in the thread that wakes it: for clocks that a thread could not keep pace with."""
+
+    def __init__(self, work: Callable[[], bool]) -> None:
+        self._work = work
+
+    def wake(self) -> None:
+        """Run a round."""
+        self._work()
+
+    def close(self) -> None:
+        """Nothing runs."""

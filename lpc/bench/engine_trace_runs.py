@@ -18,7 +18,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -33,6 +33,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
+from eviction_client.background import AtOnce
 from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.predictor_client import PredictorClient
@@ -175,16 +176,6 @@ class Asked(PredictorClient):
             if not self.healthy:
                 raise SystemExit("the sidecar went away")
             time.sleep(0.0002)
-
-
-class AtOnce:
-    """Learns when woken, in the scheduler's thread: virtual time runs a hundred times as fast as a thread that learns."""
-
-    def __init__(self, work: Callable[[], bool]) -> None:
-        self.wake = work
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 def serve(

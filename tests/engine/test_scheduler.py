@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
+from eviction_client.background import AtOnce
 from eviction_client.engines.vllm import versions
 from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.metrics import values_of
@@ -110,16 +111,6 @@ def test_right_predictions_earn_trust(asynchronous: bool) -> None:
     assert engine.pool.free_block_queue.unsettled == 0
     assert guarded.outputs == stock.outputs
     assert guarded.cached > 1.03 * stock.cached
-
-
-class AtOnce:
-    """Learns when woken, in the scheduler's thread: virtual time runs a thousand times as fast as a thread that learns."""
-
-    def __init__(self, work: Callable[[], bool]) -> None:
-        self.wake = work
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_finished_request_gives_its_blocks_the_credit_of_its_prediction() -> None:

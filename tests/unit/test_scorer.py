@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import pytest
 
-from eviction_client.background import Background
+from eviction_client.background import AtOnce, Background
 from eviction_client.book import PredictorCounters
 from eviction_client.credit import CreditGrid
 from eviction_client.hints import Hints
@@ -50,16 +50,6 @@ class Answers:
     def late_answers(self) -> list[tuple[Hashable, Prediction | None]]:
         late, self.late = self.late, []
         return late
-
-    def close(self) -> None:
-        pass
-
-
-class AtOnce:
-    """Runs a round when woken."""
-
-    def __init__(self, work: Callable[[], bool]) -> None:
-        self.wake = work
 
     def close(self) -> None:
         pass

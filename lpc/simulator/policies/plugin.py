@@ -5,10 +5,11 @@ re-sorting that follows a switch of rules ends before anything else happens (in 
 conversations think of a shared block is known as it is freed, not only when it comes near its eviction.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
+from eviction_client.background import AtOnce
 from eviction_client.credit_queue import CreditQueue
 from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
@@ -36,20 +37,6 @@ class PluginBlock(CachedBlock):
         super().__init__(content, depth)
         self.owner: str | None = None
         self.key = 0.0
-
-
-class AtOnce:
-    """A `Background` that does each round as it is woken for it."""
-
-    def __init__(self, work: Callable[[], bool]) -> None:
-        self._work = work
-
-    def wake(self) -> None:
-        """Run a round."""
-        self._work()
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 @register
