@@ -104,7 +104,7 @@ INVALID_UTF8 = bytes([0x0A, 4, 0x12, 2, 0xC3, 0x28])
 @pytest.mark.parametrize("method", ["Predict", "PredictBatch"])
 async def test_bytes_that_cannot_be_decoded_are_the_callers_fault(tiny_models: Path, data: bytes, method: str) -> None:
     async with sidecar(tiny_models) as (stub, addresses), grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match="no valid protobuf message") as refusal:
+        with pytest.raises(grpc.aio.AioRpcError, match="not a valid protobuf message") as refusal:
             await channel.unary_unary(f"/lpc.v1.ContinuationPredictor/{method}")(data)
         assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
