@@ -48,3 +48,12 @@ def test_a_long_good_past_does_not_delay_the_loss_of_trust() -> None:
         guard.observe(6, 5)
     assert guard.trusting
     assert requests_until(guard, False, 5, 6) < 200
+
+
+def test_a_burst_of_hits_after_a_great_loss_brings_no_trust() -> None:
+    """A shadow that kept the wrong blocks for long hits some of them in the end."""
+    guard = Guard()
+    for _ in range(1000):
+        guard.observe(5, 9)
+    assert not any(guard.observe(10, 5) for _ in range(300))
+    assert requests_until(guard, True, 10, 5) > 100
