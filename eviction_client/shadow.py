@@ -15,7 +15,7 @@ from eviction_client.credit import CreditTable, Lifetime
 from eviction_client.finished import Finished
 from eviction_client.guard import Guard
 from eviction_client.queue import Block, FreeBlockQueue
-from eviction_client.stores.base import SHARED, ConversationId, pooled
+from eviction_client.stores.base import SHARED, BlockHash, ConversationId, pooled
 
 SAMPLED: Final = 4
 """One block in so many is followed. A power of two: a sample is chosen by the lowest bits of a hash."""
@@ -158,9 +158,8 @@ class Shadows:
             finished: its block hashes are uniformly distributed (digests).
             conversation: where keys are pooled, its conversation.
         """
-        mask = self._mask
-        sample = [block for block in finished.blocks if not block[-1] & mask]
-        prompt = [block for block in finished.blocks[: finished.prompt_blocks] if not block[-1] & mask]
+        sample = self._sample(finished.blocks)
+        prompt = self._sample(finished.blocks[: finished.prompt_blocks])
         had, lru_had = self._credit.hits(prompt), self._lru.hits(prompt)
         keys = finished.keys_at(self.lifetime, finished.table)
         self._credit.use(sample, keys.key, finished, conversation)
@@ -172,6 +171,8 @@ class Shadows:
 
     def lay(self, finished: Finished, table: CreditTable) -> None:
         """Show credit to the shadow that has it, of a request whose answer has come after its end."""
+        self._credit.lay(self._sample(finished.blocks), finished.keys_at(self.lifetime, table).key, finished)
+
+    def _sample(self, blocks: Sequence[BlockHash]) -> list[BlockHash]:
         mask = self._mask
-        sample = [block for block in finished.blocks if not block[-1] & mask]
-        self._credit.lay(sample, finished.keys_at(self.lifetime, table).key, finished)
+        return [block for block in blocks if not block[-1] & mask]
