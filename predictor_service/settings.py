@@ -1,6 +1,7 @@
 """Settings of the sidecar: one typed object, built once from flags, environment (`LPC_...`) and an optional TOML file."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -28,6 +29,11 @@ class ServiceSettings(BaseSettings):
     unix_socket: Path | None = Field(
         Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "predictor.sock",
         description="Unix socket of gRPC, for engines in the same pod; empty: none.",
+    )
+    unix_socket_mode: str = Field(
+        "0600",
+        description="Octal mode of that socket. 0600: for engines of the sidecar's own user; 0660: of the socket's group too. "
+        "A folder with the setgid bit hands its group down, as in a pod with an fsGroup.",
     )
     metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus metrics.")
     metrics_port: int | None = Field(9090, ge=0, le=65535, description="Port of the Prometheus metrics; empty: none.")
@@ -138,6 +144,15 @@ class ServiceSettings(BaseSettings):
     def _empty_is_none(cls, value: object) -> object:
         """An environment variable can only be empty, not None."""
         return None if value == "" else value
+
+    @field_validator("unix_socket_mode")
+    @classmethod
+    def _is_a_mode(cls, value: str) -> str:
+        if not re.fullmatch(r"0?[67][0-7]{2}", value):
+            raise ValueError(
+                f"{value!r} is no octal mode of a socket: say 0600 (engines of the same user) or 0660 (and of the group)"
+            )
+        return value
 
     @model_validator(mode="after")
     def _endpoint_is_a_url(self) -> Self:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ class Listener:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         await self._server.start()
         if self._settings.unix_socket is not None:
-            self._settings.unix_socket.chmod(0o600)
+            self._settings.unix_socket.chmod(int(self._settings.unix_socket_mode, 8))
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -105,7 +106,12 @@ class Listener:
             ) from error
 
     def _listen_on_unix(self, path: Path) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Who may use the socket must get through to it.
+            mode = int(self._settings.unix_socket_mode, 8)
+            through = (0o010 if mode & 0o060 else 0) | (0o001 if mode & 0o006 else 0)
+            path.parent.chmod(stat.S_IMODE(path.parent.stat().st_mode) | through)
         # gRPC would replace the socket of a server that is alive.
         if _alive(path):
             raise StartError(f"another server listens on {path}: stop it, or choose another with LPC_UNIX_SOCKET")
