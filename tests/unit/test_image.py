@@ -48,6 +48,25 @@ def test_every_path_that_is_copied_exists_and_enters_the_build() -> None:
                 assert any(Path(source).match(pattern) or Path(pattern) in Path(source).parents for pattern in let_in), source
 
 
+def test_every_stage_that_installs_takes_the_index_as_an_argument() -> None:
+    installing = {
+        name for name, stage in STAGES.items() if any(re.search(r"\bpip (install|wheel)", t) for t in stage.texts("RUN"))
+    }
+    assert installing == {"wheel", "venv-cpu", "venv-gpu", "trainer", "engine"}
+    for name in installing:
+        assert {"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"} <= set(STAGES[name].texts("ARG")), name
+    # pip reads them from the environment; uv has to be told.
+    assert all(f"${{{name}}}" in STAGES["engine"].texts("RUN")[0] for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"))
+
+
+@pytest.mark.parametrize("target", SIDECARS)
+def test_what_a_sidecar_image_keeps_has_a_folder_of_its_users(target: str) -> None:
+    made = next(text for text in STAGES[target].texts("RUN") if "install -d" in text)
+    folders = re.findall(r"install -d -m 0700 -o 10001 -g 10001 (.*)", made)[0].split()
+    environment = STAGES[target].env()
+    assert {str(Path(environment[name]).parent) for name in ("LPC_UNIX_SOCKET", "HF_HOME")} == set(folders)
+
+
 def test_every_run_line_is_shell() -> None:
     for stage in STAGES.values():
         for text in stage.texts("RUN"):
