@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from eviction_client.redis_url import RedisLogin, RedisUrl
 from lpc.wire.access import stays_on_this_machine
 from lpc.wire.certificates import CertificateFiles
 
@@ -55,6 +56,13 @@ class ClientSettings(BaseSettings):
         default=None,
         description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it scores stay in this process",
     )
+    redis_user: str | None = Field(
+        default=None, description="user of Redis' access list, as it is; without it the URL's (there percent-encoded)"
+    )
+    redis_password: SecretStr | None = Field(default=None, description="its password, as it is; without it the URL's")
+    redis_password_file: Path | None = Field(
+        default=None, description="file that holds its password instead, read at each connection: a new one needs no restart"
+    )
     redis_ca: Path | None = Field(
         default=None, description="PEM file of the authority that signed Redis's certificate; without it the system's"
     )
@@ -73,7 +81,7 @@ class ClientSettings(BaseSettings):
 
     @field_validator(
         *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token"),
-        *("redis_ca", "redis_certificate", "redis_key"),
+        *("redis_user", "redis_password", "redis_password_file", "redis_ca", "redis_certificate", "redis_key"),
         mode="before",
     )
     @classmethod
@@ -83,12 +91,11 @@ class ClientSettings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _known_scheme(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is None or not url.get_secret_value():
+    def _readable(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None or not (text := url.get_secret_value().strip()):
             return None
-        if not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must start with redis://, rediss:// (TLS) or unix://")
-        return url
+        RedisUrl.parse(text)
+        return SecretStr(text)
 
     @model_validator(mode="after")
     def _fleet_has_a_redis(self) -> Self:
@@ -117,6 +124,23 @@ class ClientSettings(BaseSettings):
             raise ValueError("predictor_token would travel in clear: set predictor_ca, or reach the sidecar on this machine")
         return self
 
+    @model_validator(mode="after")
+    def _one_password_for_redis(self) -> Self:
+        given = [name for name in ("redis_user", "redis_password", "redis_password_file") if getattr(self, name) is not None]
+        if not given:
+            return self
+        if self.redis_url is None:
+            raise ValueError(f"{given[0]} needs redis_url: set LPC_REDIS_URL")
+        url = RedisUrl.parse(self.redis_url.get_secret_value())
+        places = [name for name in given if name != "redis_user"] + ["redis_url"] * (url.password is not None)
+        if len(places) > 1:
+            raise ValueError(f"the password of Redis is in {' and in '.join(places)}: leave it in one of them")
+        if not places:
+            raise ValueError("redis_user needs a password: set redis_password or redis_password_file")
+        if self.redis_user is not None and url.user is not None:
+            raise ValueError("the user of Redis is in redis_user and in redis_url: leave it in one of them")
+        return self
+
     @staticmethod
     def retired(environment: Mapping[str, str]) -> str | None:
         """Return one sentence on the variables that are set and have no meaning any more; None where there are none."""
@@ -134,6 +158,12 @@ class ClientSettings(BaseSettings):
     def redis_files(self) -> CertificateFiles:
         """Certificates for Redis."""
         return CertificateFiles(self.redis_certificate, self.redis_key, self.redis_ca)
+
+    @property
+    def redis_login(self) -> RedisLogin:
+        """Who connects to Redis, where the URL does not say it."""
+        password = self.redis_password.get_secret_value() if self.redis_password is not None else None
+        return RedisLogin(self.redis_user, password, self.redis_password_file)
 
     @property
     def token(self) -> str | None:

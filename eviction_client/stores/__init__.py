@@ -25,5 +25,6 @@ def open_store(settings: ClientSettings, namespace: Namespace) -> MetadataStore:
         shards=settings.redis_shards,
         timeout_s=settings.redis_timeout_s,
         files=settings.redis_files,
+        login=settings.redis_login,
         max_pending_blocks=settings.store_pending_blocks,
     )

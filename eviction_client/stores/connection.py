@@ -1,15 +1,19 @@
-"""A connection to Redis, single or Cluster: how it is opened, what may go wrong on it, and how a script is run on it."""
+"""A connection to Redis, single or Cluster: how it is opened, and what may go wrong on it."""
 
-from collections.abc import Sequence
+import logging
+from pathlib import Path
 from typing import Any, Final
 
 import redis
 import redis.cluster
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
-from eviction_client.stores.layout import sha1
+from eviction_client.redis_url import NOBODY, RedisLogin, RedisUrl
 from lpc.wire.certificates import CertificateFiles
+
+logger = logging.getLogger(__name__)
 
 NO_FILES: Final = CertificateFiles()
 
@@ -34,64 +38,103 @@ ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSErr
 """Everything that redis-py raises for a server or network at fault."""
 
 
-def connect(
-    url: str,
-    *,
-    cluster: bool = False,
-    timeout_s: float = 1.0,
-    files: CertificateFiles = NO_FILES,
-    known_nodes: Sequence[tuple[str, int]] = (),
-) -> Any:
-    """Return a client of redis-py that never retries by itself and gives up on every answer after ``timeout_s``.
+class PasswordFileError(redis.AuthenticationError):
+    """The file with the password cannot be read, or is empty."""
 
-    Nothing is sent yet, except by a Cluster client, which asks for the slots: the URL's node, or one of ``known_nodes`` (host,
-    port). Raises ValueError for a malformed URL, redis.RedisError when the Cluster cannot be reached.
+
+class PasswordFile(CredentialProvider):
+    """A user whose password lies in a file, which is read at each connection."""
+
+    def __init__(self, user: str | None, path: Path) -> None:
+        self._user = user
+        self._path = path
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return the password, or user and password. Raises PasswordFileError."""
+        try:
+            password = self._path.read_text().strip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise PasswordFileError(f"{self._path}: {reason}") from None
+        if not password:
+            raise PasswordFileError(f"{self._path}: it is empty")
+        return (password,) if self._user is None else (self._user, password)
+
+
+class Connection:
+    """A server or Cluster, and one client of it that is kept until something is wrong with it. Not thread-safe but for `open`.
+
+    Args:
+        url: redis://, rediss:// or unix:// URL, user and password in it percent-encoded.
+        cluster: the URL names a node of a Redis Cluster.
+        timeout_s: time for a connection and for one answer.
+        files: certificates for rediss://; read at each connection.
+        login: user and password, where they are not in the URL.
+
+    Raises:
+        ValueError: the URL is malformed.
     """
-    options: dict[str, Any] = {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    if url.startswith("rediss://"):
-        names = {"ssl_ca_certs": files.ca, "ssl_certfile": files.certificate, "ssl_keyfile": files.key}
-        options |= {name: str(path) for name, path in names.items() if path is not None}
-    if cluster:
-        nodes = [redis.cluster.ClusterNode(host, port) for host, port in known_nodes]  # type: ignore[no-untyped-call]
-        return redis.cluster.RedisCluster.from_url(url, startup_nodes=nodes, **options)
-    return redis.Redis.from_url(url, **options)
 
+    def __init__(
+        self,
+        url: str,
+        *,
+        cluster: bool = False,
+        timeout_s: float = 1.0,
+        files: CertificateFiles = NO_FILES,
+        login: RedisLogin = NOBODY,
+    ) -> None:
+        parsed = RedisUrl.parse(url)
+        redis.connection.parse_url(parsed.bare)  # type: ignore[no-untyped-call]  # for what it refuses in the query
+        self._url = parsed.bare
+        self._cluster = cluster
+        self._options: dict[str, Any] = {
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": timeout_s,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        user = login.user or parsed.user
+        if login.password_file is not None:
+            self._options["credential_provider"] = PasswordFile(user, login.password_file)
+        else:
+            self._options |= {"username": user, "password": login.password or parsed.password}
+        if url.startswith("rediss://"):
+            names = {"ssl_ca_certs": files.ca, "ssl_certfile": files.certificate, "ssl_keyfile": files.key}
+            self._options |= {name: str(path) for name, path in names.items() if path is not None}
+        self._client: Any = None
+        # Of a Cluster, as last seen: the URL's own node may be the one that died.
+        self._nodes: list[tuple[str, int]] = []
 
-def address(url: str) -> str:
-    """Return the host and port, or the path, of a Redis URL: what may be written into a log."""
-    options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
-    return options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    def open(self) -> Any:
+        """Return a new client of redis-py that never retries by itself and gives up on every answer after the time-out.
 
+        Nothing is sent yet, except by a Cluster's, which asks the URL's node, or one seen before, for the slots. Raises one of
+        ERRORS when the Cluster cannot be reached or is not formed.
+        """
+        if not self._cluster:
+            return redis.Redis.from_url(self._url, **self._options)
+        nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._nodes]  # type: ignore[no-untyped-call]
+        return redis.cluster.RedisCluster.from_url(self._url, startup_nodes=nodes, **self._options)
 
-def pipeline(client: Any) -> Any:
-    """Return a pipeline without a transaction."""
-    # Only a plain client knows transactions, and scores need none.
-    return client.pipeline(transaction=False) if isinstance(client, redis.Redis) else client.pipeline()
+    @property
+    def client(self) -> Any:
+        """The client that is kept; opened where there is none. Raises as `open` does."""
+        if self._client is None:
+            self._client = self.open()
+            self._remember_nodes()
+        return self._client
 
+    def close(self) -> None:
+        """Let go of the client that is kept."""
+        if self._client is None:
+            return
+        self._remember_nodes()
+        try:
+            self._client.close()
+        except ERRORS:
+            logger.debug("closing the connection to Redis failed", exc_info=True)
+        self._client = None
 
-def evaluate(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
-    """Run a script once for each of ``commands`` in one pipeline; return the answers in order.
-
-    A server that does not know the script (restarted, failed over) gets its text. Raises the first error otherwise; the
-    other commands may have been run.
-    """
-    sha = sha1(script)
-    batch = pipeline(client)
-    for command in commands:
-        batch.execute_command("EVALSHA", sha, *command)
-    answers: list[Any] = batch.execute(raise_on_error=False)
-    unknown = [i for i, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
-    if unknown:
-        batch = pipeline(client)
-        for i in unknown:
-            batch.execute_command("EVAL", script, *commands[i])
-        for i, answer in zip(unknown, batch.execute(raise_on_error=False), strict=True):
-            answers[i] = answer
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
+    def _remember_nodes(self) -> None:
+        if self._cluster:
+            self._nodes = [(node.host, node.port) for node in self._client.get_nodes()] or self._nodes

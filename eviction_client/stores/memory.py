@@ -9,10 +9,10 @@ import heapq
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 from eviction_client.score import forgotten_below
 from eviction_client.stores.base import SHARED, BlockHash, ConversationId, StoreCounters, pooled
+from eviction_client.stores.tally import Tally
 
 _UNHELD: tuple[str | None, float] = (None, 0.0)
 
@@ -37,7 +37,7 @@ class MemoryStore:
         self._references = 0
         self._arrivals = 0
         self._answers: dict[BlockHash, float] = {}
-        self._counters = StoreCounters()
+        self._tally = Tally()
         self._closed = False
 
     def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
@@ -52,7 +52,7 @@ class MemoryStore:
             except TypeError:
                 usable = False
             if not usable:
-                self._counters = replace(self._counters, rejected=self._counters.rejected + 1)
+                self._tally.add(rejected=1)
                 return
             known = self._blocks
             for block in blocks:
@@ -64,12 +64,7 @@ class MemoryStore:
             dropped = 0
             while len(known) > self._max_blocks or self._references > _REFERENCES_PER_BLOCK * self._max_blocks:
                 dropped += self._forget_lowest_record()
-            self._counters = replace(
-                self._counters,
-                recorded=self._counters.recorded + len(blocks),
-                written=self._counters.written + len(blocks),
-                dropped=self._counters.dropped + dropped,
-            )
+            self._tally.add(recorded=len(blocks), written=len(blocks), dropped=dropped)
 
     def look_ahead(self, blocks: Sequence[BlockHash]) -> None:
         """See :meth:`MetadataStore.look_ahead`. The answer is there at once."""
@@ -80,13 +75,9 @@ class MemoryStore:
                 self._answers = {block: self._blocks[block][1] for block in blocks if block in self._blocks}
                 asked = len(blocks)
             except TypeError:
-                self._counters = replace(self._counters, rejected=self._counters.rejected + 1)
+                self._tally.add(rejected=1)
                 return
-            self._counters = replace(
-                self._counters,
-                looked_up=self._counters.looked_up + asked,
-                known=self._counters.known + len(self._answers),
-            )
+            self._tally.add(looked_up=asked, known=len(self._answers))
 
     def take_answers(self) -> dict[BlockHash, float]:
         """See :meth:`MetadataStore.take_answers`."""
@@ -101,7 +92,7 @@ class MemoryStore:
             trimmed = 0
             while self._records and self._records[0][0] < threshold:
                 trimmed += self._forget_lowest_record()
-            self._counters = replace(self._counters, trimmed=self._counters.trimmed + trimmed)
+            self._tally.add(trimmed=trimmed)
 
     def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
         """See :meth:`MetadataStore.scores`."""
@@ -127,7 +118,7 @@ class MemoryStore:
     @property
     def counters(self) -> StoreCounters:
         """See :meth:`MetadataStore.counters`."""
-        return self._counters
+        return self._tally.counters
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -235,7 +235,8 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         return
     import redis
 
-    from eviction_client.stores.connection import address, connect
+    from eviction_client.redis_url import RedisUrl
+    from eviction_client.stores.connection import Connection
     from eviction_client.stores.diagnosis import explain
     from eviction_client.stores.redis import RedisStore
 
@@ -245,7 +246,7 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         own = read(settings.redis_files, "client")
         if own.expires_at is not None:
             yield _expiry("redis certificate", str(settings.redis_files.certificate), own.expires_at)
-    where = address(url)
+    where = RedisUrl.parse(url).where
     advice = "see docs/security.md"
     try:
         store = RedisStore(
@@ -255,16 +256,23 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
             shards=settings.redis_shards,
             timeout_s=timeout_s,
             files=settings.redis_files,
+            login=settings.redis_login,
         )
         with contextlib.closing(store):
             store.check()
+    except ValueError as error:  # redis-py's, of the URL's query
+        yield Finding("redis", "fail", str(error).rstrip("."), "correct LPC_REDIS_URL")
+        return
     except StoreError as error:
         what, _, remedy = str(error).partition(": ")
         yield Finding("redis", "fail", what, remedy or advice)
         return
     yield Finding("redis", "ok", f"{where} lets this user do what the store does")
     try:
-        client = connect(url, cluster=settings.redis_cluster, timeout_s=timeout_s, files=settings.redis_files)
+        connection = Connection(
+            url, cluster=settings.redis_cluster, timeout_s=timeout_s, files=settings.redis_files, login=settings.redis_login
+        )
+        client = connection.open()
         with contextlib.closing(client):
             samples = [_time(client) for _ in range(ROUND_TRIPS)]
     except redis.exceptions.NoPermissionError:

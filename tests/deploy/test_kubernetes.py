@@ -21,6 +21,7 @@ import yaml
 from prometheus_client import generate_latest
 from typer.testing import CliRunner
 
+from eviction_client.redis_url import RedisLogin
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
@@ -287,9 +288,10 @@ def test_the_single_redis_lets_an_engine_in_and_nothing_else(tmp_path: Path) -> 
     command = [*container["command"], f"{lines} --port {port} --bind 127.0.0.1"]
     refused = subprocess.run(command, env={**os.environ, "PASSWORD": "replace-me"}, capture_output=True, text=True, timeout=20)
     assert refused.returncode == 1 and "replace the password" in refused.stdout
-    server = subprocess.Popen(command, env={**os.environ, "PASSWORD": "s3cret"}, stdout=subprocess.DEVNULL)
+    password = r's3cret "/#?%@ \ x'
+    server = subprocess.Popen(command, env={**os.environ, "PASSWORD": password}, stdout=subprocess.DEVNULL)
     try:
-        check_rights(port, "s3cret")
+        check_rights(port, password)
         probe = container["readinessProbe"]["exec"]["command"]
         done = subprocess.run([probe[0], "-p", str(port), *probe[1:]], capture_output=True, text=True)
         assert done.stdout.strip() == "PONG"
@@ -310,7 +312,8 @@ def check_rights(port: int, password: str) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     namespace = Namespace(hash_algorithm="sha256_cbor", hash_seed="0", block_size=16, model="m")
-    store = RedisStore(f"redis://engine:{password}@127.0.0.1:{port}/0", namespace)
+    login = RedisLogin(user="engine", password=password)
+    store = RedisStore(f"redis://127.0.0.1:{port}/0", namespace, login=login)
     try:
         store.check()
     finally:

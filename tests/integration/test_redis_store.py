@@ -2,10 +2,8 @@
 
 import contextlib
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,33 +11,12 @@ from redis.backoff import ConstantBackoff
 
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable, StoreUnsuitable
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
+from eviction_client.stores import ConversationId, MemoryStore, open_store
 from eviction_client.stores.layout import LIMIT, MEMBER_BYTES, UNIT, floor
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.bench.processes import RedisServer, free_port
-
-NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
-A, B = ConversationId("conversation-a"), ConversationId("conversation-b")
-BLOCKS = [BlockHash(bytes([n]) * 32) for n in range(1, 9)]
-
-
-@contextlib.contextmanager
-def storing(url: str, namespace: Namespace = NAMESPACE, **options) -> Iterator[RedisStore]:
-    store = RedisStore(url, namespace, **options)
-    try:
-        yield store
-    finally:
-        store.close(0.1)
-
-
-def until(condition: Callable[[], object], timeout: float = 15.0) -> bool:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return bool(condition())
+from tests.redis_stores import BLOCKS, NAMESPACE, A, B, LosingProxy, refusal, storing, until
 
 
 def test_two_engines_of_one_namespace_pool_their_scores(redis_server: RedisServer) -> None:
@@ -115,40 +92,6 @@ def test_every_key_expires_and_nothing_of_a_conversation_is_in_redis(redis_serve
             assert A.encode() not in content and NAMESPACE.model.encode() not in content
 
 
-class LosingProxy:
-    """Passes bytes between a client and Redis, and when told to, passes a request on but hangs up before its answer."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.lose_answers_to: bytes | None = None
-        self.lost = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._target)) as server, contextlib.suppress(OSError):
-            while request := client.recv(1 << 20):
-                server.sendall(request)
-                answer = server.recv(1 << 20)
-                if self.lose_answers_to is not None and self.lose_answers_to in request:
-                    self.lose_answers_to = None
-                    self.lost += 1
-                    return
-                client.sendall(answer)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-
 def test_a_batch_whose_answer_was_lost_is_applied_once(redis_server: RedisServer) -> None:
     """Sent again, and in between another engine has recorded the conversation's next turn: that one must stay."""
     with (
@@ -206,17 +149,6 @@ def test_a_frozen_redis_costs_the_caller_nothing_and_memory_stays_bounded(tmp_pa
         counters = store.counters
         assert counters.dropped > 0
         assert counters.recorded == counters.written + counters.dropped
-
-
-def refusal(url: str, **options) -> tuple[type[Exception], str]:
-    with storing(url, timeout_s=0.5, **options) as store:
-        store.record(A, BLOCKS, 1.0)
-        with pytest.raises((StoreUnreachable, StoreAccessDenied, StoreUnsuitable)) as caught:
-            store.check()
-        assert until(lambda: store.counters.failures)
-        assert not store.healthy
-        assert store.take_answers() == {}
-    return caught.type, str(caught.value)
 
 
 def test_an_unreachable_redis_is_named() -> None:
@@ -347,72 +279,3 @@ def test_a_member_fits_a_sixteen_byte_allocation(redis_server: RedisServer) -> N
 
     assert usage(MEMBER_BYTES + 1) - usage(MEMBER_BYTES) >= 15_000
     assert abs(usage(MEMBER_BYTES) - usage(8)) < 2_000
-
-
-@pytest.fixture(scope="module")
-def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
-    """Three primaries on loopback."""
-    folder = tmp_path_factory.mktemp("cluster")
-    with contextlib.ExitStack() as stack:
-        nodes = [
-            stack.enter_context(
-                RedisServer(folder / str(n), cluster_enabled="yes", cluster_port=str(free_port()), cluster_node_timeout="2000")
-            )
-            for n in range(3)
-        ]
-        addresses = [f"127.0.0.1:{node.port}" for node in nodes]
-        subprocess.run(
-            ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"], check=True, capture_output=True, timeout=60
-        )
-        with contextlib.closing(nodes[0].client()) as client:
-            assert until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
-        yield nodes
-
-
-def test_a_cluster_spreads_the_shards_and_keeps_the_law(redis_cluster: list[RedisServer]) -> None:
-    many = [BlockHash(n.to_bytes(4, "big") * 8) for n in range(2000)]
-    with storing(redis_cluster[0].url, cluster=True, shards=16) as store:
-        store.check()
-        store.record(A, many, 5.0)
-        store.record(A, many, 1.0)
-        store.record(B, many[:1000], 3.0)
-        store.look_ahead(many)
-        assert store.flush(10)
-        assert store.scores(many) == [3.0] * 1000 + [1.0] * 1000
-        store.trim(time.time())
-        assert store.flush(10)
-        assert store.counters.failures == 0
-        assert store.counters.trimmed == len(many)
-        store.record(A, many, 1.0)
-        assert store.flush(10)
-        held = []
-        for node in redis_cluster:
-            with contextlib.closing(node.client()) as client:
-                held.append(sum(client.zcard(key) for key in client.keys("lpc:*:scores")))
-        assert sum(held) == len(many)
-        assert all(count > 0 for count in held)
-
-
-def test_a_cluster_is_found_again_when_the_node_of_the_url_is_gone(redis_cluster: list[RedisServer]) -> None:
-    """The URL leads to a node that is never seen again; then every connection breaks."""
-    with contextlib.closing(LosingProxy(redis_cluster[0].port)) as proxy:
-        url = f"redis://127.0.0.1:{proxy.port}/0"
-        with storing(url, cluster=True) as store:
-            store.record(A, BLOCKS, 1.0)
-            assert store.flush(10)
-            proxy.close()
-            for node in redis_cluster:
-                with contextlib.closing(node.client()) as client:
-                    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            store.record(A, BLOCKS, 2.0)
-            assert store.flush(20)
-            assert store.healthy
-            assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
-
-
-def test_a_cluster_without_the_cluster_setting_is_named_and_the_reverse(
-    redis_cluster: list[RedisServer], redis_server: RedisServer
-) -> None:
-    messages = {refusal(node.url)[1].split(":")[-1] for node in redis_cluster[:1]}
-    assert messages == {" set LPC_REDIS_CLUSTER=true."}
-    assert "unset LPC_REDIS_CLUSTER" in refusal(redis_server.url, cluster=True)[1]

@@ -1,0 +1,117 @@
+"""User and password of Redis: any characters, in the URL, in settings of their own or in a file; what is said of wrong ones."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eviction_client.errors import StoreAccessDenied
+from eviction_client.redis_url import RedisLogin, RedisUrl
+from eviction_client.settings import ClientSettings
+from eviction_client.stores import open_store
+from eviction_client.stores.redis import RedisStore
+from lpc.bench.processes import RedisServer
+from lpc.commands.checks import examine
+from tests.redis_stores import BLOCKS, NAMESPACE, A, storing, until
+
+AWKWARD = "a/b#c?d%e@f:g[h]i j%41"
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Lets in the user `engine` with the awkward password, and its administrator without one."""
+    with RedisServer(tmp_path_factory.mktemp("locked")) as server, contextlib.closing(server.client()) as admin:
+        admin.execute_command("ACL", "SETUSER", "engine", "on", f">{AWKWARD}", "~lpc:*", "+@all")
+        yield server
+
+
+def settings(**values: object) -> ClientSettings:
+    return ClientSettings(redis_timeout_s=5, **values)  # type: ignore[arg-type]
+
+
+def at(server: RedisServer, userinfo: str = "") -> str:
+    return f"redis://{userinfo}127.0.0.1:{server.port}/0"
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_every_user_and_password_can_be_written_into_a_url(user: str, password: str) -> None:
+    parsed = RedisUrl.parse(f"redis://{quote(user, safe='')}:{quote(password, safe='')}@host:7000/0")
+    assert (parsed.user, parsed.password, parsed.where) == (user, password, "host:7000")
+    assert parsed.bare == "redis://host:7000/0"
+    assert password not in repr(parsed).replace(user, "").replace("host:7000", "").replace("redis", "") or len(password) < 3
+
+
+@pytest.mark.parametrize("mark", ["/", "#", "?", "%", "[", "]", "/0#", "1/", "1#", "1?"])
+def test_a_raw_mark_in_the_password_is_one_error_that_says_what_to_do(mark: str, locked: RedisServer) -> None:
+    with pytest.raises(ValueError, match=r"write / as %2F.*LPC_REDIS_PASSWORD") as caught:
+        settings(redis_url=at(locked, f"engine:s3{mark}cret@"))
+    assert "s3" not in str(caught.value) and "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["redis://h:x", "redis://h:99999", "unix://", "unix://h/p", "http://h", "h:6379"])
+def test_other_urls_that_cannot_be_read(url: str) -> None:
+    with pytest.raises(ValueError, match="redis_url"):
+        settings(redis_url=url)
+
+
+@pytest.mark.parametrize("url", ["unix:///run/r.sock?db=1", "unix://u:p@/run/r@1.sock", "redis://[::1]:7/0", "rediss://h"])
+def test_urls_that_can(url: str) -> None:
+    assert settings(redis_url=url).redis_url is not None
+
+
+def test_the_encoded_password_works(locked: RedisServer) -> None:
+    with contextlib.closing(
+        open_store(settings(redis_url=at(locked, f"engine:{quote(AWKWARD, safe='')}@")), NAMESPACE)
+    ) as store:
+        assert isinstance(store, RedisStore)
+        store.check()
+
+
+@pytest.mark.parametrize("userinfo", ["", "engine@"])
+def test_settings_of_their_own_take_it_as_it_is(userinfo: str, locked: RedisServer) -> None:
+    user = {} if userinfo else {"redis_user": "engine"}
+    chosen = settings(redis_url=at(locked, userinfo), redis_password=AWKWARD, **user)
+    with contextlib.closing(open_store(chosen, NAMESPACE)) as store:
+        assert isinstance(store, RedisStore)
+        store.check()
+    found = {finding.check: finding for finding in examine(chosen)}
+    assert found["redis"].status == "ok" and found["clock"].status == "ok"
+    assert AWKWARD not in repr(chosen) + repr(chosen.redis_login)
+
+
+def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    login = RedisLogin(user="engine", password_file=file)
+    with storing(at(locked), login=login) as store:
+        store.record(A, BLOCKS, 1.0)
+        with pytest.raises(StoreAccessDenied, match="No such file"):
+            store.check()
+        file.write_text("")
+        with pytest.raises(StoreAccessDenied, match="empty"):
+            store.check()
+        file.write_text("wrong\n")
+        with pytest.raises(StoreAccessDenied, match="refuses this user or password"):
+            store.check()
+        assert until(lambda: store.counters.failures)
+        file.write_text(f"{AWKWARD}\n")
+        assert store.flush(20)
+        assert store.scores(BLOCKS) == [1.0] * len(BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"redis_url": "redis://h", "redis_user": "u"}, "needs a password"),
+        ({"redis_url": "redis://h", "redis_password": "p", "redis_password_file": "f"}, "leave it in one"),
+        ({"redis_url": "redis://u:p@h", "redis_password": "q"}, "redis_password and in redis_url"),
+        ({"redis_url": "redis://u@h", "redis_user": "v", "redis_password": "q"}, "user of Redis is in"),
+        ({"redis_password": "p"}, "set LPC_REDIS_URL"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(values: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        settings(**values)

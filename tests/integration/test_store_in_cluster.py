@@ -1,0 +1,136 @@
+"""The store on a Redis Cluster: real nodes on loopback, also while they form, and when the node of the URL is gone."""
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eviction_client.errors import StoreAccessDenied, StoreUnreachable
+from eviction_client.stores import BlockHash
+from lpc.bench.processes import RedisServer, free_port
+from tests.redis_stores import BLOCKS, A, B, LosingProxy, refusal, storing, until
+
+
+def node(folder: Path) -> RedisServer:
+    return RedisServer(folder, cluster_enabled="yes", cluster_port=str(free_port()), cluster_node_timeout="2000")
+
+
+def form(nodes: list[RedisServer]) -> None:
+    addresses = [f"127.0.0.1:{server.port}" for server in nodes]
+    subprocess.run(
+        ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"], check=True, capture_output=True, timeout=60
+    )
+    for server in nodes:
+        with contextlib.closing(server.client()) as client:
+            assert until(lambda client=client: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 40)
+
+
+@pytest.fixture(scope="module")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
+    """Three primaries on loopback."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(node(folder / str(n))) for n in range(3)]
+        form(nodes)
+        yield nodes
+
+
+def test_a_cluster_that_is_still_forming_is_away_and_gets_everything_once_it_is_formed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "eviction_client")
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(node(tmp_path / str(n))) for n in range(3)]
+        store = stack.enter_context(storing(nodes[0].url, cluster=True))
+        store.record(A, BLOCKS, 1.0)
+        with pytest.raises(StoreUnreachable, match="forming"):
+            store.check()
+        assert until(lambda: store.counters.failures >= 2)
+        assert not store.healthy
+        form(nodes)
+        assert store.flush(40)
+        assert store.healthy and store.scores(BLOCKS) == [1.0] * len(BLOCKS)
+        assert store.counters.dropped == 0
+        assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_a_cluster_that_has_lost_a_primary_is_away_and_keeps_what_was_recorded(tmp_path: Path) -> None:
+    """All of its slots are refused with CLUSTERDOWN until the primary is back."""
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(node(tmp_path / str(n))) for n in range(3)]
+        form(nodes)
+        store = stack.enter_context(storing(nodes[0].url, cluster=True, shards=16))
+        store.record(A, BLOCKS, 1.0)
+        assert store.flush(20)
+        nodes[2].kill()
+        with contextlib.closing(nodes[0].client()) as client:
+            assert until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "fail", 40)
+        store.record(A, BLOCKS, 2.0)
+        assert until(lambda: store.counters.failures >= 2)
+        with pytest.raises(StoreUnreachable):
+            store.scores(BLOCKS)
+        nodes[2].start()
+        assert store.flush(40)
+        assert store.counters.dropped == 0
+        assert until(lambda: store.healthy)
+
+
+def test_a_user_who_may_not_ask_for_slots_is_told_so(redis_cluster: list[RedisServer]) -> None:
+    """redis-py says of any refusal that this is no Cluster."""
+    for server in redis_cluster:
+        with contextlib.closing(server.client()) as admin:
+            admin.execute_command("ACL", "SETUSER", "blind", "on", ">p", "~lpc:*", "+@all", "-cluster")
+    kind, message = refusal(f"redis://blind:p@127.0.0.1:{redis_cluster[0].port}/0", cluster=True)
+    assert kind is StoreAccessDenied and "CLUSTER SLOTS" in message
+
+
+def test_a_cluster_spreads_the_shards_and_keeps_the_law(redis_cluster: list[RedisServer]) -> None:
+    many = [BlockHash(n.to_bytes(4, "big") * 8) for n in range(2000)]
+    with storing(redis_cluster[0].url, cluster=True, shards=16) as store:
+        store.check()
+        store.record(A, many, 5.0)
+        store.record(A, many, 1.0)
+        store.record(B, many[:1000], 3.0)
+        store.look_ahead(many)
+        assert store.flush(10)
+        assert store.scores(many) == [3.0] * 1000 + [1.0] * 1000
+        store.trim(time.time())
+        assert store.flush(10)
+        assert store.counters.failures == 0
+        assert store.counters.trimmed == len(many)
+        store.record(A, many, 1.0)
+        assert store.flush(10)
+        held = []
+        for node in redis_cluster:
+            with contextlib.closing(node.client()) as client:
+                held.append(sum(client.zcard(key) for key in client.keys("lpc:*:scores")))
+        assert sum(held) == len(many)
+        assert all(count > 0 for count in held)
+
+
+def test_a_cluster_is_found_again_when_the_node_of_the_url_is_gone(redis_cluster: list[RedisServer]) -> None:
+    """The URL leads to a node that is never seen again; then every connection breaks."""
+    with contextlib.closing(LosingProxy(redis_cluster[0].port)) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        with storing(url, cluster=True) as store:
+            store.record(A, BLOCKS, 1.0)
+            assert store.flush(10)
+            proxy.close()
+            for node in redis_cluster:
+                with contextlib.closing(node.client()) as client:
+                    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            store.record(A, BLOCKS, 2.0)
+            assert store.flush(20)
+            assert store.healthy
+            assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
+
+
+def test_a_cluster_without_the_cluster_setting_is_named_and_the_reverse(
+    redis_cluster: list[RedisServer], redis_server: RedisServer
+) -> None:
+    messages = {refusal(node.url)[1].split(":")[-1] for node in redis_cluster[:1]}
+    assert messages == {" set LPC_REDIS_CLUSTER=true."}
+    assert "unset LPC_REDIS_CLUSTER" in refusal(redis_server.url, cluster=True)[1]

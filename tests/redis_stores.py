@@ -1,0 +1,81 @@
+"""What tests of the Redis store share: a store, what it says of a Redis that it cannot use, a proxy that loses answers."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from eviction_client.errors import StoreAccessDenied, StoreUnreachable, StoreUnsuitable
+from eviction_client.stores import BlockHash, ConversationId
+from eviction_client.stores.namespace import Namespace
+from eviction_client.stores.redis import RedisStore
+
+NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
+A, B = ConversationId("conversation-a"), ConversationId("conversation-b")
+BLOCKS = [BlockHash(bytes([n]) * 32) for n in range(1, 9)]
+
+
+@contextlib.contextmanager
+def storing(url: str, namespace: Namespace = NAMESPACE, **options) -> Iterator[RedisStore]:
+    store = RedisStore(url, namespace, **options)
+    try:
+        yield store
+    finally:
+        store.close(0.1)
+
+
+def until(condition: Callable[[], object], timeout: float = 15.0) -> bool:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())
+
+
+class LosingProxy:
+    """Passes bytes between a client and Redis, and when told to, passes a request on but hangs up before its answer."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.lose_answers_to: bytes | None = None
+        self.lost = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._target)) as server, contextlib.suppress(OSError):
+            while request := client.recv(1 << 20):
+                server.sendall(request)
+                answer = server.recv(1 << 20)
+                if self.lose_answers_to is not None and self.lose_answers_to in request:
+                    self.lose_answers_to = None
+                    self.lost += 1
+                    return
+                client.sendall(answer)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def refusal(url: str, **options) -> tuple[type[Exception], str]:
+    with storing(url, timeout_s=0.5, **options) as store:
+        store.record(A, BLOCKS, 1.0)
+        with pytest.raises((StoreUnreachable, StoreAccessDenied, StoreUnsuitable)) as caught:
+            store.check()
+        assert until(lambda: store.counters.failures)
+        assert not store.healthy
+        assert store.take_answers() == {}
+    return caught.type, str(caught.value)
