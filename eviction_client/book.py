@@ -1,11 +1,12 @@
-"""The book of requests: which were asked, which are with the sidecar, which have their answer, and what became of all."""
+"""The book of requests: which were asked, which are with a sidecar, which have their answer, and what became of all."""
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from eviction_client.lane import Lane, Request
 from eviction_client.messages import Prediction, Question, Refusal
 
 TICK_S: Final = 0.25
@@ -19,7 +20,7 @@ MAX_SENDS: Final = 2
 LATE_AT_ONCE: Final = 32
 """Late answers that are handed out in one step of the scheduler, which has something to do for each."""
 
-Fate = Literal["late", "failed", "dropped", "rejected", "forgotten"]
+Fate = Literal["late", "failed", "refused", "dropped", "rejected", "forgotten"]
 """How a request ends that gets no answer: a counter of :class:`PredictorCounters`."""
 
 NO_QUESTION: Final = Question(())
@@ -35,6 +36,8 @@ class PredictorCounters:
     """No answer before the deadline."""
     failed: int = 0
     """The sidecar answered with an error, or the stream broke under the request twice."""
+    refused: int = 0
+    """Every sidecar that was asked had more work than time."""
     dropped: int = 0
     """Over the capacity: the oldest goes."""
     rejected: int = 0
@@ -44,7 +47,7 @@ class PredictorCounters:
     untaken: int = 0
     """Answered, then not taken for too long or pushed out. Not a fate of its own: counted as answered before."""
     reconnects: int = 0
-    """Connections after the first."""
+    """Connections after the first, of each sidecar."""
     connection_failures: int = 0
     after_the_end: int = 0
     """Answers that came when their request had ended. Not a fate of its own: counted as answered."""
@@ -64,29 +67,11 @@ _REFUSED: Final[dict[Refusal, str]] = {
 """Counters of answers whose credit table could not be used."""
 
 
-@dataclass(slots=True)
-class Request:
-    """One line of the book. Times are seconds of the client's monotonic clock.
-
-    Attributes:
-        over: the engine is done with the request; its answer is wanted all the same.
-    """
-
-    key: Hashable
-    question: Question
-    asked_at: float
-    deadline: float
-    number: int = 0
-    sends: int = 0
-    answer: Prediction | None = None
-    over: bool = False
-
-
 class Book:
-    """A monitor: every method and attribute is used with the lock held, which both conditions share.
+    """A monitor: every method and attribute is used with the lock held, which all conditions share.
 
-    It is never held during I/O or encoding. ``sendable`` wakes the thread that sends, ``changed`` the supervisor; two of them,
-    because an ask wakes the supervisor only out of idleness.
+    It is never held during I/O or encoding. ``changed`` wakes the supervisors, out of idleness only when a request is asked;
+    a lane's ``sendable`` wakes the thread that sends on it.
 
     Args:
         capacity: requests remembered, waiting and answered together; over it the oldest goes.
@@ -97,17 +82,16 @@ class Book:
     """
 
     def __init__(self, capacity: int) -> None:
-        lock = threading.Lock()
-        self.sendable = threading.Condition(lock)
-        self.changed = threading.Condition(lock)
+        self._lock = threading.Lock()
+        self.changed = threading.Condition(self._lock)
         self.counters = PredictorCounters()
         self.closed = False
         self._capacity = capacity
         # In order of asking:
         self._requests: OrderedDict[Hashable, Request] = OrderedDict()
-        self._unsent: OrderedDict[int, Request] = OrderedDict()
-        self._in_flight: dict[int, Request] = {}
-        self._cancels: deque[int] = deque(maxlen=capacity)
+        self._waiting: dict[int, Request] = {}
+        """Those without an answer; those whose ``lane`` is None wait for a connection."""
+        self._lanes: list[Lane] = []
         self._late: deque[tuple[Hashable, Prediction | None]] = deque(maxlen=capacity)
         self._numbers = 0
         self._idle = False
@@ -115,38 +99,66 @@ class Book:
     @property
     def waiting(self) -> int:
         """Requests without an answer; may be read without the lock."""
-        return len(self._unsent) + len(self._in_flight)
+        return len(self._waiting)
 
     @property
-    def in_flight(self) -> int:
-        """Requests that the sidecar has."""
-        return len(self._in_flight)
-
-    @property
-    def anything_to_send(self) -> bool:
-        """Whether :meth:`next_to_send` has something."""
-        return bool(self._cancels or self._unsent)
+    def connected(self) -> bool:
+        """Whether requests can be sent; may be read without the lock."""
+        return bool(self._lanes)
 
     def count(self, **more: int) -> None:
         """Add to counters."""
         counters = self.counters
         self.counters = replace(counters, **{name: getattr(counters, name) + n for name, n in more.items()})
 
-    def enter(self, request: Request) -> bool:
-        """Take in a request, in place of an earlier one of its key; return whether one was taken from the sidecar."""
-        taken = self.drop(request.key, "forgotten")
+    def open_lane(self, now: float) -> Lane:
+        """Return a lane of a connection that is up; it gets what waits for one."""
+        lane = Lane(self._lock, self._capacity)
+        self._lanes.append(lane)
+        self._give([request for request in self._waiting.values() if request.lane is None], now)
+        return lane
+
+    def retire(self, lane: Lane, now: float) -> None:
+        """Give a lane nothing more to send. What it has sent may still be answered."""
+        if lane.open:
+            lane.open = False
+            self._lanes.remove(lane)
+            unsent = list(lane.unsent.values())
+            lane.unsent.clear()
+            lane.sendable.notify_all()
+            self._give(unsent, now)
+
+    def close_lane(self, lane: Lane, now: float, *, ended: bool) -> None:
+        """What was on a lane goes to others, or waits for one. Of what was sent, that which was sent often enough has failed:
+        it may be what broke the stream, unless the sidecar has ``ended`` it after answering all that it had read.
+        """
+        self.retire(lane, now)
+        lane.cancels.clear()
+        again = []
+        for request in list(lane.in_flight.values()):
+            request.sends -= ended
+            if request.sends >= MAX_SENDS:
+                self.end(request, "failed")
+            else:
+                again.append(request)
+        lane.in_flight.clear()
+        self._give(again, now)
+
+    def enter(self, request: Request) -> None:
+        """Take in a request, in place of an earlier one of its key."""
+        now = request.asked_at
+        self.drop(request.key, "forgotten", now)
         self.count(asked=1)
         self._numbers += 1
         request.number = self._numbers
         self._requests[request.key] = request
-        self._unsent[request.number] = request
+        self._waiting[request.number] = request
         if len(self._requests) > self._capacity:
-            taken |= self.drop(next(iter(self._requests)), "dropped")
-        self.sendable.notify()
+            self.drop(next(iter(self._requests)), "dropped", now)
+        self._give([request], now)
         if self._idle:
             self._idle = False
-            self.changed.notify()
-        return taken
+            self.changed.notify_all()
 
     def take(self, key: Hashable) -> Prediction | None:
         """Return the answer and strike the request out; None, and nothing changes, when there is none."""
@@ -173,33 +185,26 @@ class Book:
         """Whether :meth:`take_late` has something; may be read without the lock."""
         return bool(self._late)
 
-    def drop(self, key: Hashable, fate: Fate) -> bool:
-        """Strike a request out, if it is in; return whether it was taken from the sidecar, which is to be told.
-
-        ``fate`` counts it unless it has its answer.
-        """
+    def drop(self, key: Hashable, fate: Fate, now: float) -> None:
+        """Strike a request out, if it is in; a sidecar that has it is told. ``fate`` counts it unless it has its answer."""
         request = self._requests.pop(key, None)
         if request is None:
-            return False
+            return
         if request.answer is not None:
             if fate != "forgotten":
                 self.count(untaken=1)
-            return False
-        if request.over:
-            self._late.append((key, None))
-        unsent = self._unsent.pop(request.number, None) is not None
-        in_flight = self._in_flight.pop(request.number, None) is not None
-        if in_flight:
-            self._cancels.append(request.number)
-            self.sendable.notify()
-        if unsent or in_flight:
-            self.count(**{fate: 1})
-        return in_flight
+            return
+        lane = request.lane
+        if lane is not None and request.number in lane.in_flight:
+            lane.cancels.append(request.number)
+            lane.sendable.notify()
+        self.end(request, fate)
+        if lane is not None:
+            lane.excuse(now)
 
     def end(self, request: Request, fate: Fate) -> None:
         """Strike out a request that gets no answer."""
-        self._unsent.pop(request.number, None)
-        self._in_flight.pop(request.number, None)
+        self._strike(request)
         if self._requests.get(request.key) is request:
             del self._requests[request.key]
         if request.over:
@@ -208,49 +213,58 @@ class Book:
 
     def expire(self, now: float) -> None:
         """End what is past its deadline, and forget answers that nobody took."""
-        late = [
-            request for waiting in (self._unsent, self._in_flight) for request in waiting.values() if request.deadline <= now
-        ]
-        for request in late:
+        for request in [request for request in self._waiting.values() if request.deadline <= now]:
             self.end(request, "late")
         while self._requests:
             oldest = next(iter(self._requests.values()))
             if oldest.asked_at + ANSWER_LIFE_S > now:
                 break
-            self.drop(oldest.key, "late")
+            self.drop(oldest.key, "late", now)
 
-    def next_to_send(self, now: float) -> tuple[int, Request | None] | None:
-        """Return what the sidecar is to be told next: the number of a request that was dropped, or a number and its request,
+    def next_to_send(self, lane: Lane, now: float) -> tuple[int, Request | None] | None:
+        """Return what a sidecar is to be told next: the number of a request that was dropped, or a number and its request,
         which is with the sidecar from now on. None: what came next was past its deadline, or there is nothing.
         """
-        if self._cancels:
-            return self._cancels.popleft(), None
-        if not self._unsent:
+        if lane.cancels:
+            return lane.cancels.popleft(), None
+        if not lane.unsent:
             return None
-        number, request = self._unsent.popitem(last=False)
+        number = next(iter(lane.unsent))
+        request = lane.unsent[number]
         if request.deadline <= now:
             self.end(request, "late")
             return None
+        del lane.unsent[number]
         request.sends += 1
-        self._in_flight[number] = request
+        lane.in_flight[number] = request
+        lane.sent(now)
         return number, request
 
-    def reject(self, request: Request) -> None:
+    def reject(self, lane: Lane, request: Request) -> None:
         """End a request that cannot be encoded."""
-        if self._in_flight.get(request.number) is request:
+        if lane.in_flight.get(request.number) is request:
             self.end(request, "rejected")
+        lane.unsend()
 
-    def receive(self, number: int, answer: Prediction | None, *, late: bool, now: float) -> None:
-        """Enter what the sidecar said of a request (None: an error; ``late``: that it was too late)."""
-        request = self._in_flight.pop(number, None)
+    def receive(self, lane: Lane, number: int, answer: Prediction | None, error: Fate, now: float) -> None:
+        """Enter what a sidecar said of a request; ``error``: what it is, where the answer is None."""
+        request = lane.in_flight.pop(number, None)
+        lane.heard(now)
         if request is None:
             # Too late, forgotten, or never asked.
             return
-        if late or request.deadline <= now:
+        if error == "refused":
+            lane.refuse(now)
+        if request.deadline <= now:
             self.end(request, "late")
         elif answer is None:
-            self.end(request, "failed")
+            others = [other for other in self._lanes if not other.refused_lately(now)]
+            if error == "refused" and request.sends < MAX_SENDS and others:
+                _lightest(others, now).give(request)
+            else:
+                self.end(request, error)
         else:
+            self._strike(request)
             request.answer = answer
             request.question = NO_QUESTION  # its token ids are not kept for the answer's sake
             refused = {} if answer.refused is None else {_REFUSED[answer.refused]: 1}
@@ -260,31 +274,40 @@ class Book:
                 if self._requests.get(request.key) is request:
                     del self._requests[request.key]
 
-    def stream_broke(self) -> None:
-        """What was with the sidecar is to be sent again, first of all; what was sent often enough has failed."""
-        self._cancels.clear()
-        self.sendable.notify_all()
-        broken = list(self._in_flight.values())
-        self._in_flight.clear()
-        for request in reversed(broken):
-            if request.sends >= MAX_SENDS:
-                self.end(request, "failed")
-            else:
-                self._unsent[request.number] = request
-                self._unsent.move_to_end(request.number, last=False)
-
     def wait(self) -> None:
         """Wait for a change; no longer than deadlines are kept exactly, where anything waits."""
-        self._idle = not self.waiting
-        self.changed.wait(IDLE_TICK_S if self._idle else TICK_S)
-        self._idle = False
+        if not self.waiting:
+            self._idle = True
+        self.changed.wait(TICK_S if self.waiting else IDLE_TICK_S)
 
     def close(self) -> None:
         """Strike everything out and wake whoever waits."""
         self.closed = True
         self._requests.clear()
-        self._unsent.clear()
-        self._in_flight.clear()
+        self._waiting.clear()
         self._late.clear()
+        for lane in self._lanes:
+            lane.unsent.clear()
+            lane.in_flight.clear()
+            lane.sendable.notify_all()
         self.changed.notify_all()
-        self.sendable.notify_all()
+
+    def _give(self, requests: Iterable[Request], now: float) -> None:
+        for request in requests:
+            if self._lanes:
+                _lightest(self._lanes, now).give(request)
+            else:
+                request.lane = None
+
+    def _strike(self, request: Request) -> None:
+        """It waits no longer."""
+        self._waiting.pop(request.number, None)
+        if request.lane is not None:
+            request.lane.unsent.pop(request.number, None)
+            request.lane.in_flight.pop(request.number, None)
+            request.lane = None
+
+
+def _lightest(lanes: Iterable[Lane], now: float) -> Lane:
+    """Return the lane with the least on it; of several such the one whose turn it is."""
+    return min(lanes, key=lambda lane: (lane.load(now), lane.given))

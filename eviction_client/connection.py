@@ -16,19 +16,22 @@ from typing import Any, Final
 
 import grpc
 
-from eviction_client.book import TICK_S, Book
+from eviction_client.book import TICK_S, Book, Fate
 from eviction_client.credit import CreditGrid
+from eviction_client.lane import Lane
 from eviction_client.messages import Refusal, cancel, decode, encode, grid_of
+from eviction_client.peers import Peer
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 from lpc.wire.access import Access
 from lpc.wire.certificates import CertificateError
 
 logger = logging.getLogger(__name__)
 
-FAIR_WAIT_S: Final = 1.0
-"""A request that is forgotten sooner than this after it was sent says nothing about whether the peer is alive."""
-
-_DEADLINE_EXCEEDED: Final = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+_FATES: Final[dict[int, Fate]] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: "late",
+    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: "refused",
+}
+"""What errors make of a request; all others: failed."""
 _CHANNEL_OPTIONS: Final = (
     # Otherwise gRPC hands a new channel the old one's dead connection and its waiting time.
     ("grpc.use_local_subchannel_pool", 1),
@@ -45,35 +48,38 @@ class Connection:
 
     Attributes:
         heard: whether anything was heard on the stream.
+        ended: the peer has answered all that it read and ended the stream: a connection of some age, or a sidecar that stops.
+        lane: its part of the book; None before it is up.
         over: set with the book's lock held.
     """
 
     def __init__(self, book: Book, clock: Callable[[], float]) -> None:
         self.heard = False
+        self.ended = False
         self.over = False
+        self.lane: Lane | None = None
         self._book = book
         self._clock = clock
         self._channel: grpc.Channel | None = None
         self._call: Any = None
         self._ready = False
         self._error: Exception | None = None
-        self._heard_at = 0.0
         self._grid: CreditGrid | Refusal = "absent"
         self._refused: set[Refusal] = {"absent", "grid"}
         """What has been said in the log of credit tables; of the grid it is said at the greeting."""
-        self._waiting_since: float | None = None
 
-    def open(self, address: str, access: Callable[[], Access], connect_timeout_s: float) -> bool:
+    def open(self, peer: Peer, access: Callable[[], Access], connect_timeout_s: float) -> bool:
         """Connect, greet and open the stream; return whether it is up. Keeps the book's deadlines meanwhile."""
         try:
             entrance = access()
-            self._channel = entrance.channel(address, _CHANNEL_OPTIONS)
+            self._channel = entrance.channel(peer.target, (*_CHANNEL_OPTIONS, *peer.options))
             stub = predictor_pb2_grpc.ContinuationPredictorStub(self._channel)
             self._error = self._greet(stub, entrance, connect_timeout_s)
             self._ready = self._error is None
             if self._ready and not self._book.closed:
-                self._heard_at = self._clock()
-                self._call = stub.PredictStream(self._outgoing(), metadata=entrance.metadata)
+                with self._book.changed:
+                    lane = self.lane = self._book.open_lane(self._clock())
+                self._call = stub.PredictStream(self._outgoing(lane), metadata=entrance.metadata)
         except Exception as error:
             # An address that gRPC cannot even parse, for example.
             self._error = error
@@ -83,7 +89,7 @@ class Connection:
 
     def start_reading(self) -> None:
         """Start the reader."""
-        threading.Thread(target=self._read, name="lpc-predictor-reader", daemon=True).start()
+        threading.Thread(target=self._read, args=(self.lane,), name="lpc-predictor-reader", daemon=True).start()
 
     def close(self) -> None:
         """Hang up. ``over`` must have been set, so that nothing more is sent."""
@@ -91,16 +97,6 @@ class Connection:
             self._call.cancel()
         if self._channel is not None:
             self._channel.close()
-
-    def silent_for(self, now: float) -> float:
-        """Return the seconds that requests have waited without a sign of life. With the book's lock held."""
-        waiting = self._waiting_since
-        return 0.0 if waiting is None else now - max(waiting, self._heard_at)
-
-    def excuse(self, now: float) -> None:
-        """Say that a request was taken from the peer before it could answer in fairness. With the book's lock held."""
-        if not self._book.in_flight and self.silent_for(now) < FAIR_WAIT_S:
-            self._waiting_since = None
 
     @property
     def reason(self) -> str:
@@ -111,6 +107,8 @@ class Connection:
             return str(self._error)
         if self._error is not None:
             return type(self._error).__name__
+        if self.ended:
+            return "it ended the stream"
         return "it fell silent" if self._ready else "nothing answers"
 
     def _greet(
@@ -148,41 +146,39 @@ class Connection:
 
     # gRPC's sending thread.
 
-    def _outgoing(self) -> Iterator[predictor_pb2.PredictStreamRequest]:
+    def _outgoing(self, lane: Lane) -> Iterator[predictor_pb2.PredictStreamRequest]:
         book = self._book
         while True:
-            with book.sendable:
-                while not (self.over or book.closed or book.anything_to_send):
-                    book.sendable.wait()
-                if self.over or book.closed:
+            with lane.sendable:
+                while lane.open and not (self.over or book.closed or lane.anything_to_send):
+                    lane.sendable.wait()
+                if self.over or book.closed or not lane.open:
                     return
                 now = self._clock()
-                following = book.next_to_send(now)
+                following = book.next_to_send(lane, now)
                 if following is None:
                     continue
                 number, request = following
-                if request is not None and self._waiting_since is None:
-                    self._waiting_since = now
             if request is None:
                 yield cancel(number)
                 continue
             try:
                 message = encode(number, request.question, request.deadline - now)
             except Exception:
-                with book.sendable:
-                    book.reject(request)
-                    if not book.in_flight:
-                        self._waiting_since = None
+                with lane.sendable:
+                    book.reject(lane, request)
                 continue
             yield message
 
     # The reader's thread.
 
-    def _read(self) -> None:
+    def _read(self, lane: Lane) -> None:
         book = self._book
+        ended = False
         try:
             for message in self._call:
-                self._receive(message)
+                self._receive(lane, message)
+            ended = True
         except grpc.RpcError as error:
             self._error = error
         except Exception as error:
@@ -190,10 +186,11 @@ class Connection:
             if not self.over:
                 logger.error("reading the predictor's answers failed", exc_info=error)
         with book.changed:
+            self.ended = ended
             self.over = True
             book.changed.notify_all()
 
-    def _receive(self, message: predictor_pb2.PredictStreamResponse) -> None:
+    def _receive(self, lane: Lane, message: predictor_pb2.PredictStreamResponse) -> None:
         answer = decode(message, self._grid)
         number = int(message.request_id) if message.request_id.isdecimal() else 0
         if answer is not None and answer.refused is not None and answer.refused not in self._refused:
@@ -201,8 +198,5 @@ class Connection:
             logger.warning("a credit table of the predictor cannot be used (%s): no credit for such requests", answer.refused)
         book = self._book
         with book.changed:
-            now = self._clock()
             self.heard = True
-            self._heard_at = now
-            book.receive(number, answer, late=message.error.code == _DEADLINE_EXCEEDED, now=now)
-            self._waiting_since = now if book.in_flight else None
+            book.receive(lane, number, answer, _FATES.get(message.error.code, "failed"), self._clock())

@@ -122,6 +122,11 @@ class Metrics:
             registry=registry,
         )
         self.queue_depth = Gauge("lpc_queue_depth", "Conversations admitted and not answered.", registry=registry)
+        self.queue_wait = Gauge(
+            "lpc_queue_wait_seconds",
+            "Work admitted and not answered, in seconds at the model's present pace: by it requests are refused.",
+            registry=registry,
+        )
         self.queue_limit = Gauge("lpc_queue_limit", "Conversations that may be admitted at a time.", registry=registry)
 
     @contextlib.contextmanager
@@ -135,9 +140,10 @@ class Metrics:
             server.server_close()
             thread.join()
 
-    def watch_queue(self, depth: Callable[[], float], limit: int) -> None:
-        """Report a queue's depth at every scrape."""
+    def watch_queue(self, depth: Callable[[], float], wait_s: Callable[[], float], limit: int) -> None:
+        """Report a queue's depth and the seconds of work in it, at every scrape."""
         self.queue_depth.set_function(depth)
+        self.queue_wait.set_function(wait_s)
         self.queue_limit.set(limit)
 
     def watch_gaps(self, conversations: Callable[[], float]) -> None:

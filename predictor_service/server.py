@@ -32,6 +32,7 @@ from predictor_service.rpc.callers import CallerLimits, Callers, TokenFileError
 from predictor_service.rpc.interceptors import ServiceInterceptor
 from predictor_service.rpc.listening import Keepalive, Listener
 from predictor_service.rpc.service import PredictorService
+from predictor_service.rpc.stream import StreamLimits
 from predictor_service.rpc.tls import ServerTls
 from predictor_service.rpc.tracing import Tracing, TracingError
 from predictor_service.serving import Serving
@@ -241,12 +242,13 @@ def _service(
     preparation = Preparation(parser, gaps, labels, metrics, threads=TOKENIZER_THREADS[provider], clock=parts.clock)
     batch_tokens = settings.max_batch_tokens or BATCH_TOKENS[provider]
     queue = BatchQueue(settings.max_queue_items, settings.max_batch_items, batch_tokens)
-    metrics.watch_queue(lambda: queue.depth, queue.max_items)
+    metrics.watch_queue(lambda: queue.depth, lambda: queue.wait_s, queue.max_items)
     batcher = Batcher(queue, Inference(embeddings=settings.label_log is not None, returns=returns), metrics)
     stack.push_async_callback(batcher.close)
     stack.callback(preparation.close)
     published = _limits(settings, batch_tokens)
-    return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics, tracing)
+    streams = StreamLimits(settings.max_stream_in_flight, settings.connection_age_s, settings.connection_grace_s)
+    return PredictorService(serving, parser, preparation, batcher, labels, returns, published, streams, metrics, tracing)
 
 
 def _limits(settings: ServiceSettings, batch_tokens: int) -> pb.Limits:

@@ -53,6 +53,17 @@ class ServiceSettings(BaseSettings):
     )
     client_streams: int = Field(0, ge=0, description="PredictStreams that one client may have open at a time; 0: any.")
 
+    connection_age_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="Age at which connections and PredictStreams are ended, give or take a tenth, so that clients look for new "
+        "sidecars; what is in flight is answered first. 0: never.",
+    )
+    connection_grace_s: float = Field(
+        30.0, ge=0, le=3600, description="Seconds that what is in flight on such a connection or stream gets."
+    )
+
     models: Path = Field(Path("models"), description="Model repository: folders <model>/<version>/ made by `lpc export`.")
     model: str = Field("e5-small", description="Model to serve; its newest valid version is used.")
     reload_interval_s: Annotated[float, Field(gt=0)] = Field(5.0, description="Seconds between looks for a new version.")

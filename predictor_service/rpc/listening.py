@@ -66,6 +66,7 @@ class Listener:
                 # What gRPC 1.85 goes by instead (default 60 s), measured.
                 ("grpc.http2.ping_timeout_ms", keepalive.timeout_ms),
                 ("grpc.keepalive_permit_without_calls", 1),
+                *_connection_age(settings),
             ],
         )
         self._health = health.aio.HealthServicer()
@@ -122,6 +123,18 @@ class Listener:
             raise StartError(f"cannot listen on {path}: choose another path with LPC_UNIX_SOCKET") from error
         finally:
             os.umask(previous)
+
+
+def _connection_age(settings: ServiceSettings) -> list[tuple[str, int]]:
+    """Return options by which callers are told, give or take a tenth of the age, to open another connection."""
+    if not settings.connection_age_s:
+        return []
+    # Streams end themselves, so whatever began before the connection's end is over by then, but for callers that do not listen.
+    longest = 1.1 * settings.connection_age_s + settings.connection_grace_s
+    return [
+        ("grpc.max_connection_age_ms", max(int(settings.connection_age_s * 1000), 1)),
+        ("grpc.max_connection_age_grace_ms", int(longest * 1000) + 1000),
+    ]
 
 
 def _alive(path: Path) -> bool:

@@ -22,7 +22,7 @@ from predictor_service.returns.learning import ReturnLearning
 from predictor_service.rpc.answers import Answer, answer_of, message_of
 from predictor_service.rpc.callers import CALLER
 from predictor_service.rpc.statuses import refusal
-from predictor_service.rpc.stream import PredictionStream
+from predictor_service.rpc.stream import PredictionStream, StreamLimits
 from predictor_service.rpc.tracing import Tracing
 from predictor_service.serving import Serving
 
@@ -41,6 +41,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         labels: Labels,
         returns: ReturnLearning | None,
         limits: pb.Limits,
+        stream_limits: StreamLimits,
         metrics: Metrics,
         tracing: Tracing,
     ) -> None:
@@ -51,6 +52,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._labels = labels
         self._returns = returns
         self._limits = limits
+        self._stream_limits = stream_limits
         self._metrics = metrics
         self._tracing = tracing
         self._loop = asyncio.get_running_loop()
@@ -93,7 +95,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     ) -> AsyncIterator[pb.PredictStreamResponse]:
         """Answer requests as their predictions come, in any order."""
         del context
-        stream = PredictionStream(CALLER.get(), self._predict, self._limits.max_stream_in_flight, self._metrics)
+        stream = PredictionStream(CALLER.get(), self._predict, self._stream_limits, self._metrics)
         async with contextlib.aclosing(stream.answers(request_iterator, self._draining)) as answers:
             async for response in answers:
                 yield response

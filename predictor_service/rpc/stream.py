@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from lpc.errors import InvalidRequest
@@ -17,16 +19,37 @@ Predict: TypeAlias = Callable[[pb.Conversation, float], Awaitable[Answer]]
 """Answers a conversation until a deadline, on the event loop's clock."""
 
 
+@dataclass(frozen=True)
+class StreamLimits:
+    """What a stream may have and last.
+
+    Attributes:
+        in_flight: requests at a time.
+        age_s: seconds after which no more requests are read, give or take a tenth; 0: any.
+        grace_s: seconds that what is in flight gets then.
+    """
+
+    in_flight: int
+    age_s: float = 0.0
+    grace_s: float = 0.0
+
+    def lasts_s(self) -> float | None:
+        """Return how long a stream is read; None: for ever. Drawn, so that streams begun together do not end together."""
+        return self.age_s * random.uniform(0.9, 1.1) or None
+
+
 class PredictionStream:
     """Answers the requests of one stream. A bad request gets an error, and the stream goes on.
 
-    A caller that does not take its answers is not read from any more, so that they do not pile up here.
+    A caller that does not take its answers is not read from any more, so that they do not pile up here. At a certain age the
+    stream ends as it does when the sidecar drains: what was read is answered, then it is over, without an error. What the
+    caller has sent meanwhile was not read, and may be asked anew, of any sidecar.
     """
 
-    def __init__(self, caller: Caller, predict: Predict, max_in_flight: int, metrics: Metrics) -> None:
+    def __init__(self, caller: Caller, predict: Predict, limits: StreamLimits, metrics: Metrics) -> None:
         self._caller = caller
         self._predict = predict
-        self._max_in_flight = max_in_flight
+        self._limits = limits
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._answers: asyncio.Queue[pb.PredictStreamResponse | None] = asyncio.Queue()
@@ -51,13 +74,18 @@ class PredictionStream:
                 task.cancel()
 
     async def _read_until(self, draining: asyncio.Event, requests: AsyncIterator[pb.PredictStreamRequest]) -> None:
-        """Read until the last request, or until the sidecar drains; then wait for what is in flight."""
+        """Read until the last request, the stream's age, or until the sidecar drains; then wait for what is in flight."""
         reading = self._loop.create_task(self._read(requests))
         drained = self._loop.create_task(draining.wait())
         try:
-            await asyncio.wait((reading, drained), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.gather(*self._in_flight.values(), return_exceptions=True)
-            if reading.done():
+            ended, _ = await asyncio.wait(
+                (reading, drained), timeout=self._limits.lasts_s(), return_when=asyncio.FIRST_COMPLETED
+            )
+            reading.cancel()
+            if self._in_flight:
+                # Draining has a time-out of its own.
+                await asyncio.wait(list(self._in_flight.values()), timeout=None if ended else self._limits.grace_s)
+            if reading in ended:
                 reading.result()
         finally:
             reading.cancel()
@@ -65,7 +93,7 @@ class PredictionStream:
 
     async def _read(self, requests: AsyncIterator[pb.PredictStreamRequest]) -> None:
         async for request in requests:
-            while self._answers.qsize() >= self._max_in_flight:
+            while self._answers.qsize() >= self._limits.in_flight:
                 self._taken.clear()
                 await self._taken.wait()
             name = request.request_id
@@ -84,7 +112,7 @@ class PredictionStream:
     def _admit(self, name: str) -> None:
         if name in self._in_flight:
             raise InvalidRequest("this request_id is still in flight on this stream: choose another")
-        if len(self._in_flight) >= self._max_in_flight:
+        if len(self._in_flight) >= self._limits.in_flight:
             raise Overloaded(f"{len(self._in_flight)} requests are in flight on this stream: wait for answers")
         self._caller.admit(1)
 
