@@ -1,5 +1,6 @@
 """What goes over one connection: the requests that it is to send, and those that wait for its answers."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Hashable
@@ -71,11 +72,11 @@ class Lane:
 
         Without the refusals, a sidecar that refuses at once would look idle and be asked first, always.
         """
-        return len(self.unsent) + len(self.in_flight) + self._refusals * 0.5 ** ((now - self._refused_at) / REFUSAL_HALVES_S)
+        return len(self.unsent) + len(self.in_flight) + self._refused(now)
 
     def refuse(self, now: float) -> None:
         """Note that the sidecar refused a request for want of time."""
-        self._refusals = 1.0 + self._refusals * 0.5 ** ((now - self._refused_at) / REFUSAL_HALVES_S)
+        self._refusals = 1.0 + self._refused(now)
         self._refused_at = now
 
     def refused_lately(self, now: float) -> bool:
@@ -113,3 +114,7 @@ class Lane:
         """Note that a request was taken from the peer before it could answer in fairness."""
         if not self.in_flight and self.silent_for(now) < FAIR_WAIT_S:
             self._waiting_since = None
+
+    def _refused(self, now: float) -> float:
+        """Return the refusals, each counted by its age."""
+        return self._refusals * math.exp2((self._refused_at - now) / REFUSAL_HALVES_S)

@@ -26,7 +26,8 @@ class ClientSettings(BaseSettings):
     predictor_address: str = Field(
         default="127.0.0.1:50051",
         min_length=1,
-        description="gRPC address of the sidecar: host:port, or unix:///path/to/socket",
+        description="gRPC address of the sidecar: host:port, or unix:///path/to/socket; a name with several addresses (a "
+        "headless service) is a sidecar each, of which up to four are asked",
     )
     predictor_ca: Path | None = Field(
         default=None, description="PEM file of the authority that signed the sidecar's certificate; with it TLS is spoken"

@@ -13,8 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from eviction_client.book import Fate
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.scorer import Scorer
 from eviction_client.settings import ClientSettings
@@ -106,13 +107,13 @@ class Engine:
     def figures(self) -> dict[str, Any]:
         """Return what became of the requests and blocks."""
         predictor, store = self.predictor.counters, self.store.counters
-        fates = predictor.answered + predictor.late + predictor.failed + predictor.dropped + predictor.rejected
+        fates = predictor.answered + sum(getattr(predictor, fate) for fate in get_args(Fate))
         return {
             "requests": self.finished,
             "by_prediction": self.predicted,
             "by_fallback": self.scorer.scored["unanswered"],
             "errors": sum(self.errors.values()) + self.scorer.failures,
-            "requests_unaccounted": predictor.asked - fates - predictor.forgotten - self.predictor.waiting,
+            "requests_unaccounted": predictor.asked - fates - self.predictor.waiting,
             "blocks_unaccounted": store.recorded - store.written - store.dropped - self.store.pending_blocks,
             "blocks_dropped": store.dropped,
         }

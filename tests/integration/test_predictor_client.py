@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
+from typing import get_args
 
 import grpc
 import pytest
 
 from eviction_client import Prediction, PredictorClient
+from eviction_client.book import Fate
 from lpc.bench.processes import free_port
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
@@ -98,7 +100,7 @@ def answer_of(client: PredictorClient, request_id: str, timeout: float = 15.0) -
 
 def fates(client: PredictorClient) -> int:
     counters = client.counters
-    return counters.answered + counters.late + counters.failed + counters.dropped + counters.rejected + counters.forgotten
+    return sum(getattr(counters, fate) for fate in ("answered", *get_args(Fate)))
 
 
 def test_an_answer_belongs_to_the_request_that_asked() -> None:

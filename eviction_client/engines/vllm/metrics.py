@@ -17,7 +17,7 @@ def values_of(hooks: Hooks) -> Values:
     shadows = scorer.shadow_counters
     scored = scorer.scored
     ended = scored["prediction"] + scored["unanswered"]
-    fates = ("asked", "answered", "late", "failed", "dropped", "rejected", "forgotten")
+    fates = ("asked", "answered", "late", "failed", "refused", "dropped", "rejected", "forgotten")
     values: Values = {("lpc_predictions", fate): getattr(asked, fate) for fate in fates}
     values |= {("lpc_requests_scored", by): count for by, count in scored.items()}
     values |= {
