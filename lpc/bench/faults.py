@@ -6,6 +6,7 @@
 | failover | a primary of a Redis Cluster dies: the same, through its replica |
 | reloads | new model versions appear: no request fails, every sidecar takes each of them |
 | full disk | the label log's disk fills up: no request fails, and the log goes on when there is room |
+| second sidecar | it starts while one is overloaded: both carry more than 40% within a minute, no request fails |
 | rude clients | slow-loris, half a request, deaf and cut off ones: others are served, memory is bounded, the dead are let go |
 """
 
@@ -20,6 +21,7 @@ from lpc.bench.full_disk import full_disk
 from lpc.bench.outages import failover, restarts
 from lpc.bench.reloads import reloads
 from lpc.bench.rude_clients import rude_clients
+from lpc.bench.second_sidecar import second_sidecar
 from lpc.wire.terminal import console
 
 
@@ -35,6 +37,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
         "failover": lambda folder: failover(folder, models, model, rounds=1 if quick else 4),
         "reloads": lambda folder: reloads(folder, models, model, rounds=1 if quick else 10),
         "full disk": lambda folder: full_disk(folder, models, model, seconds=2 if quick else 30),
+        "second sidecar": lambda folder: second_sidecar(folder, models, model, seconds=12 if quick else 60),
         "rude clients": lambda folder: rude_clients(
             folder, models, model, count=10 if quick else 100, seconds=2 if quick else 30, patience_s=0 if quick else 170
         ),
