@@ -48,9 +48,9 @@ def pod() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(models: Path, socket: Path, mode: str | None) -> Iterator[None]:
-    """Run `lpc serve` as the sidecar's user. May read everything, as this Python may lie in root's home, but not write."""
-    flags = [f"--re{kind}id={SIDECAR}" for kind in "ug"] + [f"--groups={POD}"]
+def serving(models: Path, socket: Path, mode: str | None, user: int = SIDECAR, group: int = SIDECAR) -> Iterator[None]:
+    """Run `lpc serve` as a user. May read everything, as this Python may lie in root's home, but not write."""
+    flags = [f"--reuid={user}", f"--regid={group}", f"--groups={POD}"]
     setpriv = ["setpriv", *flags, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     settings = {"MODELS": str(models), "MODEL": "tiny", "PORT": "0", "METRICS_PORT": "", "UNIX_SOCKET": str(socket)}
     settings |= {"UNIX_SOCKET_MODE": mode} if mode else {}
@@ -95,6 +95,13 @@ def test_mode_0660_lets_in_the_pods_other_users_and_nobody_else(tiny_models: Pat
             assert socket.stat().st_gid == POD
             assert ask(socket, ENGINE, POD) == "v1"
             assert "Permission denied" in ask(socket, ENGINE)
+
+
+def test_it_runs_as_a_user_that_this_machine_does_not_know(tiny_models: Path, pod: Path) -> None:
+    """As OpenShift starts containers: a user id of the namespace's range, in the group 0."""
+    socket, user = pod / "predictor.sock", 1_000_650_000
+    with serving(tiny_models, socket, None, user, 0):
+        assert ask(socket, user) == "v1"
 
 
 @pytest.mark.parametrize("mode", ["660 ", "rw-rw----", "0999", "0060", "1660"])

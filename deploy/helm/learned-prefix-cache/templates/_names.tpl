@@ -1,0 +1,33 @@
+{{/* What all names begin with: with the release `lpc` they are those of the kustomize base. */}}
+{{- define "lpc.prefix" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "lpc.selector" -}}
+app.kubernetes.io/name: lpc-predictor
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "lpc.labels" -}}
+app.kubernetes.io/part-of: learned-prefix-cache
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
+{{- define "lpc.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default (printf "%s-%s" .Chart.AppVersion (ternary "gpu" "cpu" .Values.gpu.enabled)) }}
+{{- end -}}
+
+{{- define "lpc.trainer" -}}
+{{ .Values.trainer.image.repository }}:{{ .Values.trainer.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- define "lpc.claim" -}}
+{{ .Values.model.volume.existingClaim | default (printf "%s-models" (include "lpc.prefix" .)) }}
+{{- end -}}
+
+{{- define "lpc.redisSecret" -}}
+{{ .Values.redis.existingSecret | default (printf "%s-redis" (include "lpc.prefix" .)) }}
+{{- end -}}

@@ -1,0 +1,50 @@
+{{/* The sidecar's settings: what the values say, over the kustomize base's. */}}
+{{- define "lpc.settings" -}}
+{{- $found := dict }}
+{{- range .Files.Lines "files/base/predictor.env" }}
+{{- if contains "=" . }}{{ $_ := set $found (splitn "=" 2 .)._0 (splitn "=" 2 .)._1 }}{{ end }}
+{{- end }}
+{{- $_ := set $found "LPC_MODEL" .Values.model.name }}
+{{- with .Values.servedModels }}{{ $_ := set $found "LPC_SERVED_MODELS" (toJson .) }}{{ end }}
+{{- if .Values.gpu.enabled }}
+{{- $_ := set $found "LPC_PROVIDER" "cuda" }}
+{{- $_ := set $found "LPC_CUDA_MEMORY_MIB" (toString .Values.gpu.memoryMiB) }}
+{{- end }}
+{{- if .Values.learning.enabled }}
+{{- $_ := set $found "LPC_LABEL_LOG" "/labels" }}
+{{- $_ := set $found "LPC_LABEL_LOG_MIB" (toString .Values.learning.logMiB) }}
+{{- end }}
+{{- if .Values.tls.enabled }}
+{{- $_ := set $found "LPC_TLS_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
+{{- $_ := set $found "LPC_TLS_KEY" "/etc/lpc/tls/tls.key" }}
+{{- if .Values.tls.clientCertificates }}{{ $_ := set $found "LPC_TLS_CLIENT_CA" "/etc/lpc/tls/ca.crt" }}{{ end }}
+{{- end }}
+{{- toYaml (mergeOverwrite $found .Values.settings) }}
+{{- end -}}
+
+{{/* The engines' settings. */}}
+{{- define "lpc.engine" -}}
+{{- $prefix := include "lpc.prefix" . }}
+{{- $service := ternary "predictor" "predictor-headless" (eq .Values.kind "DaemonSet") }}
+{{- $found := dict "PYTHONHASHSEED" "0" "LPC_PREDICTOR_ADDRESS" (printf "dns:///%s-%s.%s.svc:50051" $prefix $service .Release.Namespace) }}
+{{- if .Values.tls.enabled }}
+{{- $_ := set $found "LPC_PREDICTOR_CA" "/etc/lpc/tls/ca.crt" }}
+{{- if .Values.tls.clientCertificates }}
+{{- $_ := set $found "LPC_PREDICTOR_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
+{{- $_ := set $found "LPC_PREDICTOR_KEY" "/etc/lpc/tls/tls.key" }}
+{{- end }}
+{{- end }}
+{{- if and (eq .Values.redis.mode "embedded") .Values.redis.tls.enabled }}
+{{- $_ := set $found "LPC_REDIS_CA" "/etc/lpc/tls/ca.crt" }}
+{{- $_ := set $found "LPC_REDIS_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
+{{- $_ := set $found "LPC_REDIS_KEY" "/etc/lpc/tls/tls.key" }}
+{{- end }}
+{{- if eq .Values.redis.mode "external" }}
+{{- with .Values.redis.external.url }}{{ $_ := set $found "LPC_REDIS_URL" . }}{{ end }}
+{{- end }}
+{{- if or (eq .Values.redis.mode "cluster") (and (eq .Values.redis.mode "external") .Values.redis.external.cluster) }}
+{{- $_ := set $found "LPC_REDIS_CLUSTER" "true" }}
+{{- $_ := set $found "LPC_REDIS_SHARDS" "12" }}
+{{- end }}
+{{- toYaml (mergeOverwrite $found .Values.engine.settings) }}
+{{- end -}}

@@ -1,0 +1,166 @@
+"""The Helm chart: it says what the kustomize overlays say, its schema refuses what is wrong, and every object is valid."""
+
+import json
+import re
+import subprocess
+import warnings
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from eviction_client.settings import ClientSettings
+from predictor_service.settings import ServiceSettings
+from tests.deploy.chart import CHART, VALUES, alike, charted, helm
+from tests.deploy.test_kubernetes import OVERLAYS, RELEASES, containers, named, pods, rendered
+from tests.dockerfile import ROOT
+
+OPERATORS = {"PodMonitor", "PrometheusRule"}
+
+
+def test_helm_lint_finds_nothing() -> None:
+    done = helm("lint", "--strict", CHART, *(word for path in VALUES.values() for word in ("--values", path)))
+    assert done.returncode == 0 and "[WARNING]" not in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_chart_and_overlay_are_the_same_objects(overlay: str) -> None:
+    ours, theirs = alike(charted(overlay)), alike(rendered(overlay))
+    assert set(ours) == set(theirs)
+    for name, found in ours.items():
+        assert found == theirs[name], name
+
+
+def test_the_comparison_sees_a_difference() -> None:
+    ours, theirs = alike(charted("cpu", "--set", "autoscaling.maxReplicas=11")), alike(rendered("cpu"))
+    assert {name for name in ours if ours[name] != theirs[name]} == {"HorizontalPodAutoscaler lpc-predictor"}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("values", ["everything", "learning", "redis-cluster"])
+def test_the_schema_of_kubernetes_accepts_every_object(values: str, release: str) -> None:
+    for found in charted(values):
+        if found["kind"] not in OPERATORS:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                kubernetes_validate.validate(found, release, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("replicas=two", "at '/replicas': got string, want integer"),
+        ("redis.mode=sentinel", "at '/redis/mode': value must be one of 'none', 'embedded', 'external', 'cluster'"),
+        ("modle.name=x", "additional properties 'modle' not allowed"),
+        ("gpu.memory=1", "at '/gpu': additional properties 'memory' not allowed"),
+        ("settings.threads=2", "'threads' does not match pattern '^LPC_[A-Z0-9_]+$'"),
+        ("model.volume.size=5GB", "at '/model/volume/size': '5GB' does not match pattern"),
+        ("learning.enabled=true", "learning.enabled needs model.source: volume"),
+        ("redis.mode=embedded", "redis.mode: embedded needs redis.password, or redis.existingSecret"),
+        ("redis.mode=cluster,redis.password=x", "needs redis.password and redis.adminPassword, or redis.existingSecret"),
+        ("redis.mode=external,redis.external.url=redis://:x@h:1", "holds a password, and a ConfigMap would show it"),
+        ("redis.mode=external", "redis.mode: external needs redis.external.url, or"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(wrong: str, says: str) -> None:
+    done = helm("template", "lpc", CHART, "--set", wrong)
+    assert done.returncode != 0 and says in done.stderr, done.stderr
+
+
+def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
+    def compare(values: object, schema: dict[str, object], where: str) -> None:
+        properties = schema.get("properties")
+        if isinstance(properties, dict):
+            assert isinstance(values, dict)
+            assert set(values) | {"global", "requests", "limits", "claims"} >= set(properties) >= set(values), where
+            assert schema["additionalProperties"] is False, where
+            for name, value in values.items():
+                compare(value, properties[name], f"{where}/{name}")
+
+    compare(yaml.safe_load((CHART / "values.yaml").read_text()), json.loads((CHART / "values.schema.json").read_text()), "")
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_every_setting_exists_and_is_valid(values: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, settings in (("lpc-predictor", ServiceSettings), ("lpc-engine", ClientSettings)):
+        data = named(charted(values), "ConfigMap", name)["data"]
+        ours = {key: value for key, value in data.items() if key.startswith("LPC_")}
+        assert {key.removeprefix("LPC_").lower() for key in ours} <= set(settings.model_fields)
+        with monkeypatch.context() as patched:
+            for key, value in ours.items():
+                patched.setenv(key, value)
+            settings()
+
+
+def test_what_the_values_say_reaches_the_pods() -> None:
+    objects = charted("everything")
+    (_, pod) = next(found for found in pods(objects) if found[0] == "Deployment lpc-predictor")
+    (sidecar,) = pod["spec"]["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in sidecar["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes[mounts["/tokenizers"]]["persistentVolumeClaim"] == {"claimName": "tokenizers"}
+    assert volumes[mounts["/models"]]["persistentVolumeClaim"] == {"claimName": "my-models"}
+    assert volumes[mounts["/cache"]]["hostPath"] == {"path": "/var/lib/lpc"}
+    settings = named(objects, "ConfigMap", "lpc-predictor")["data"]
+    assert json.loads(settings["LPC_SERVED_MODELS"]) == {"my-model": "/tokenizers/my-model"}
+    assert settings["LPC_MAX_QUEUE_ITEMS"] == "2048"
+    claims = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "PersistentVolumeClaim"}
+    assert set(claims) == {"lpc-labels"} and claims["lpc-labels"]["storageClassName"] == "nfs"
+    for owner, template in pods(objects):
+        assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}], owner
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & set(template["spec"]["securityContext"]), owner
+        for volume in template["spec"]["volumes"]:
+            assert volume.get("persistentVolumeClaim", {}).get("claimName") != "lpc-models", owner
+    (client, _) = named(objects, "NetworkPolicy", "lpc-predictor")["spec"]["ingress"]
+    assert len(client["from"]) == 2
+
+
+def test_two_releases_do_not_meet() -> None:
+    """Other names, and selectors that find the pods of their own release only."""
+    done = helm("template", "other", CHART, "--namespace", "lpc", "--skip-tests", "--values", VALUES["redis-cluster"])
+    assert done.returncode == 0, done.stderr
+    other = [found for found in yaml.safe_load_all(done.stdout) if found]
+    assert not {f"{o['kind']} {o['metadata']['name']}" for o in other} & {*alike(charted("redis-cluster"))}
+    labels = [pod["metadata"]["labels"] for _, pod in pods(charted("redis-cluster"))]
+    for found in other:
+        spec = found.get("spec", {})
+        wanted = spec.get("selector") or spec.get("podSelector")
+        if wanted and found["kind"] != "Job":
+            wanted = wanted.get("matchLabels", wanted)
+            assert not any(wanted.items() <= one.items() for one in labels), found["metadata"]["name"]
+    names = {o["metadata"]["name"] for o in other}
+    for owner, pod in pods(other):
+        for container in containers(pod):
+            for entry in container.get("env", []):
+                if "secretKeyRef" in entry.get("valueFrom", {}):
+                    assert entry["valueFrom"]["secretKeyRef"]["name"] in names, owner
+            assert "lpc-redis" not in json.dumps(container), owner
+
+
+def test_rules_and_dashboard_are_those_of_the_repository_and_are_in_it_once(tmp_path: Path) -> None:
+    objects = charted("everything")
+    rules = named(objects, "PrometheusRule", "lpc")
+    assert rules["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text())
+    dashboard = named(objects, "ConfigMap", "lpc-dashboard")
+    assert dashboard["data"]["lpc.json"] == (ROOT / "deploy/grafana/dashboards/lpc.json").read_text()
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    monitors = [o for o in objects if o["kind"] in OPERATORS]
+    assert {o["metadata"]["name"] for o in monitors} == {"lpc", "lpc-predictor", "lpc-engines"}
+    assert all(o["metadata"]["labels"]["release"] == "kube-prometheus-stack" for o in monitors)
+    assert all(path.is_symlink() and path.resolve().is_relative_to(ROOT / "deploy") for path in (CHART / "files").iterdir())
+    # A package has the files themselves, and renders the same.
+    done = helm("package", CHART, "--destination", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.iterdir()
+    listed = subprocess.run(["tar", "-tzf", package], capture_output=True, text=True, check=True).stdout
+    assert "files/prometheus/rules.yml" in listed and not re.search(r"kustomization\.yaml|redis\.env|rules_test|/ci/", listed)
+    done = helm("template", "lpc", package, "--namespace", "lpc", "--skip-tests", "--values", VALUES["everything"])
+    assert [found for found in yaml.safe_load_all(done.stdout) if found] == objects
+
+
+def test_engines_are_scraped_by_the_label_that_lets_them_in() -> None:
+    monitor = named(charted("everything"), "PodMonitor", "lpc-engines")["spec"]
+    assert monitor["selector"]["matchLabels"] == {"lpc.client": "true"}
+    assert monitor["namespaceSelector"] == {"matchNames": ["serving"]}
+    assert monitor["podMetricsEndpoints"][0]["port"] == "container-port"

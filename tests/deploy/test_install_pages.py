@@ -1,0 +1,106 @@
+"""docs/install: what the pages tell people to write is YAML, valid values of the chart, and names that exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from eviction_client.settings import ClientSettings
+from predictor_service.settings import ServiceSettings
+from tests.deploy.chart import CHART, charted, helm
+from tests.deploy.test_kubernetes import named
+from tests.dockerfile import ROOT, stages
+
+PAGES = {path.name: path.read_text() for path in (ROOT / "docs/install").iterdir()}
+BLOCKS = [(name, block) for name, text in PAGES.items() for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", text)]
+VALUES = [(name, block) for name, block in BLOCKS if block.startswith("# values of learned-prefix-cache\n")]
+SCHEDULER = "eviction_client.engines.vllm.LearnedScheduler"
+VLLM = ROOT / ".venv-engine/lib/python3.11/site-packages/vllm"
+
+
+def words(value: Any) -> list[str]:
+    """Return the strings in what was read of YAML, at any depth."""
+    if isinstance(value, dict):
+        return [word for key, one in value.items() for word in [str(key), *words(one)]]
+    return [word for one in value for word in words(one)] if isinstance(value, list) else [str(value)]
+
+
+def test_every_page_is_reached_from_the_deployment_page() -> None:
+    page = (ROOT / "docs/deploy.md").read_text()
+    assert {f"install/{name}" for name in PAGES} <= set(re.findall(r"\]\(([^)#]+)\)", page))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_targets_and_settings_exist(name: str) -> None:
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGES[name]):
+        assert (ROOT / "docs/install" / link).exists(), link
+    known = {f"LPC_{field.upper()}" for settings in (ServiceSettings, ClientSettings) for field in settings.model_fields}
+    assert set(re.findall(r"\bLPC_[A-Z_]+\b", PAGES[name])) <= known
+    assert set(re.findall(r"--target (\S+)", PAGES[name])) <= set(stages()[1])
+    assert set(re.findall(r"--build-arg (\w+)", PAGES[name])) <= set(stages()[0])
+
+
+@pytest.mark.parametrize(("name", "block"), BLOCKS)
+def test_engines_are_told_what_the_plug_in_and_the_sidecar_are_called(name: str, block: str) -> None:
+    told = words(yaml.safe_load(block))
+    assert set(re.findall(r"--scheduler-cls[= ]([\w.]+)", block)) <= {SCHEDULER}
+    engine = named(charted("cpu"), "ConfigMap", "lpc-engine")
+    environment = dict(re.findall(r'name: (\w+), value: "([^"]*)"', block))
+    assert {key: value for key, value in environment.items() if key in engine["data"]}.items() <= engine["data"].items()
+    assert set(re.findall(r"configMapRef: \{name: ([\w-]+)", block)) <= {engine["metadata"]["name"]}
+    labels = {word for word in told if word.startswith("lpc.")}
+    assert labels <= {"lpc.client"}
+
+
+@pytest.mark.skipif(not VLLM.exists(), reason="vLLM is installed by `make engine`")
+def test_every_flag_of_vllm_exists() -> None:
+    sources = "".join(path.read_text() for path in (VLLM / "engine/arg_utils.py", *(VLLM / "entrypoints").rglob("cli_args.py")))
+    flags = {flag for _, block in BLOCKS for flag in re.findall(r"(?<![\w-])--([a-z][a-z-]+)", block) if flag[:3] != "no-"}
+    assert "scheduler-cls" in flags
+    for flag in flags:
+        assert re.search(rf'"--{flag}"|\b{flag.replace("-", "_")}\b', sources), flag
+
+
+@pytest.mark.parametrize(("name", "block"), VALUES)
+def test_the_charts_values_are_accepted(name: str, block: str, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(block)
+    done = helm("template", "lpc", CHART, "--namespace", "lpc", "--values", values)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_pages_commands_name_the_chart() -> None:
+    for path in re.findall(r"helm install lpc (\S+)", PAGES["helm.md"]):
+        assert (ROOT / path / "Chart.yaml").exists()
+
+
+def test_the_patch_for_llm_d_applies_to_a_deployment_of_its_shape(tmp_path: Path) -> None:
+    (block,) = [block for name, block in BLOCKS if name == "llm-d.md"]
+    container = {"name": "modelserver", "image": "llm-d", "command": ["vllm", "serve"], "args": ["Qwen/Qwen3-0.6B"]}
+    template = {"metadata": {"labels": {"llm-d.ai/role": "decode"}}, "spec": {"containers": [container]}}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "guide-decode"},
+        "spec": {"template": template},
+    }
+    for folder, text, file in (
+        ("base", yaml.safe_dump(deployment), "decode.yaml"),
+        ("base", "resources: [decode.yaml]", "kustomization.yaml"),
+        ("ours", block, "kustomization.yaml"),
+    ):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / file).write_text(text)
+    done = subprocess.run(
+        [Path(sys.executable).parent / "kubectl", "kustomize", tmp_path / "ours"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    pod = yaml.safe_load(done.stdout)["spec"]["template"]
+    assert pod["metadata"]["labels"]["lpc.client"] == "true"
+    (patched,) = pod["spec"]["containers"]
+    assert patched["args"][0] == "Qwen/Qwen3-0.6B" and f"--scheduler-cls={SCHEDULER}" in patched["args"]
+    assert patched["envFrom"] == [{"configMapRef": {"name": "lpc-engine"}}]
