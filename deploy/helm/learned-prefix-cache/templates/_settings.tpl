@@ -40,7 +40,7 @@
 {{- $_ := set $found "LPC_REDIS_KEY" "/etc/lpc/tls/tls.key" }}
 {{- end }}
 {{- if eq .Values.redis.mode "external" }}
-{{- with .Values.redis.external.url }}{{ $_ := set $found "LPC_REDIS_URL" . }}{{ end }}
+{{- $_ := set $found "LPC_REDIS_URL" .Values.redis.external.url }}
 {{- end }}
 {{- if or (eq .Values.redis.mode "cluster") (and (eq .Values.redis.mode "external") .Values.redis.external.cluster) }}
 {{- $_ := set $found "LPC_REDIS_CLUSTER" "true" }}
