@@ -36,7 +36,7 @@ lint: setup
 quick: lint ## lint, types, imports and the unit tests, in two minutes: at each save
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit --numprocesses 2 --dist loadfile
 
-test: lint engine redis-server deploy-tools ## lint, types, wire contract, all tests, the short part of those with real vLLM
+test: lint engine redis-server deploy-tools browser ## lint, types, wire contract, all tests, the short part of those with real vLLM
 	$(BIN)/pytest
 	LPC_TEST_SHORT=1 $(ENGINE_TESTS) tests/engine --ignore tests/engine/test_serve.py
 
@@ -45,6 +45,12 @@ redis-server:
 	@command -v redis-server >/dev/null || { echo "== installing redis-server"; \
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq redis-server; } || \
 	  { echo "redis-server is needed by the tests: install it with your system's package manager"; exit 1; }
+
+.PHONY: browser
+browser: # opens the pages that `lpc simulate` writes
+	@command -v chromium >/dev/null || { echo "== installing chromium"; \
+	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium; } || \
+	  { echo "chromium is needed by the tests: install it with your system's package manager"; exit 1; }
 
 lock: ## renew the pinned requirements from pyproject.toml
 	$(BIN)/pip install --quiet pip-tools

@@ -17,6 +17,9 @@ def simulate(
     ] = None,
     policies: Annotated[str | None, typer.Option(help="Names with commas, or all.")] = None,
     capacity: Annotated[str | None, typer.Option(help="Tokens or shares of the working set: 160K,2%.")] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="The size of your cache, as --capacity: what is said in words; default: the middle one.")
+    ] = None,
     think_time: Annotated[str, typer.Option(help="Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
     law: Annotated[Literal["exponential", "lognormal", "empirical"], typer.Option(help="Of ShareGPT's think times.")] = (
         "exponential"
@@ -46,8 +49,10 @@ def simulate(
     describe: Annotated[
         bool, typer.Option("--describe", help="Say what the log or workload is like, and simulate nothing.")
     ] = False,
-    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Self-contained page to write.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write: hits by the size of the cache.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Page to write, one file: what you gain, what your traffic is like.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Replay a log, generated workloads or ShareGPT under eviction policies: what each would hit."""
@@ -81,6 +86,7 @@ def simulate(
             spec,
             policies=policies,
             capacity=capacity,
+            cache=cache,
             think_times=think_time,
             seeds=seeds,
             engines=engines,

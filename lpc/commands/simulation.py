@@ -7,8 +7,10 @@ from typing import Any
 from lpc.commands import hit_rates, trace_figures
 from lpc.simulator.cost import Cost
 from lpc.simulator.describe import describe as figures_of
+from lpc.simulator.describe import trace_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.run import DEFAULT_POLICIES, Run, SimulationError, WorkloadSpec, load_trace, parse_capacity, sweep
+from lpc.simulator.report.gain import nearest, pairs
+from lpc.simulator.run import DEFAULT_POLICIES, Run, SimulationError, WorkloadSpec, build, load_trace, parse_capacity, sweep
 from lpc.simulator.summary import derived
 from lpc.simulator.workloads import WORKLOADS
 from lpc.wire.terminal import console
@@ -22,6 +24,7 @@ def simulate(
     *,
     policies: str | None,
     capacity: str | None,
+    cache: str | None,
     think_times: str,
     seeds: int,
     engines: int,
@@ -45,6 +48,9 @@ def simulate(
     workloads = _workloads(spec.workload)
     drawn = spec.trace is None and spec.workload is None
     sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))]
+    own = parse_capacity(cache) if cache else None
+    if own is not None and own not in sizes:
+        sizes.append(own)
     second = parse_capacity(tier) if tier else 0
     times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
     memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
@@ -52,8 +58,14 @@ def simulate(
         raise SimulationError("--seeds and --engines must be at least 1, --jobs not 0")
     if spec.trace is not None and spec.format != "agents" and seeds > 1:
         raise SimulationError("a trace with times is replayed as it is: --seeds is for what is drawn, and for agent sessions")
-    if len(workloads) > 1 and (picture is not None or html is not None):
-        raise SimulationError("a picture shows one workload: give one --workload with --picture or --html")
+    if picture is not None or html is not None:
+        if len(workloads) > 1:
+            raise SimulationError("a picture shows one workload: give one --workload with --picture or --html")
+        if len(memories) > 1 or (len(sizes) > 1 and len(times) > 1):
+            raise SimulationError(
+                "a picture shows how hits depend on one thing: with --picture or --html give one --predictor-gib, and either "
+                "one --capacity or one --think-time"
+            )
     runs = [
         Run(
             replace(spec, workload=workload, think_time=time, seed=spec.seed + seed),
@@ -84,12 +96,20 @@ def simulate(
     summary = derived(rows)
     for workload in dict.fromkeys(row["workload"] for row in summary):
         hit_rates.print_table([row for row in summary if row["workload"] == workload])
+        choices = pairs([row for row in summary if row["workload"] == workload])
+        if choices and (own is not None or len(workloads) == 1):
+            hit_rates.print_gain(choices[nearest(choices, own)])
     if picture is not None:
-        hit_rates.draw_png(summary, picture)
+        from lpc.simulator.report.hit_rates import write_png  # matplotlib takes its time to import
+
+        write_png(summary, picture, nearest(pairs(summary), own))
         console().print(f"picture: {picture}")
     if html is not None:
-        hit_rates.write_html(summary, html)
-        console().print(f"report: {html}")
+        from lpc.simulator.report.page import write_html
+
+        replayed, _ = build(runs[0].workload)
+        write_html(summary, figures_of(trace_of(replayed)), cost, html, nearest(pairs(summary), own))
+        console().print(f"page: {html}")
     return {"rows": rows, "summary": summary}
 
 
@@ -99,7 +119,9 @@ def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
     found = figures_of(trace)
     trace_figures.print_description(found)
     if picture is not None:
-        trace_figures.draw(trace, found, picture)
+        from lpc.simulator.report.traffic import write_png
+
+        write_png(found, picture)
         console().print(f"picture: {picture}")
     return found
 

@@ -1,17 +1,41 @@
 """What an operator's log is like, by the measures of KVCache Cache in the Wild (ATC 2025)."""
 
 from collections import Counter, defaultdict
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from lpc.logs.traces import Trace
+from lpc.logs.traces import Trace, TracedRequest
+from lpc.logs.traces.turns import turns_in
+from lpc.simulator.sidecar import nominal_arrivals
+from lpc.simulator.workload import Workload
+
+WITHIN_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 86_400)
+"""The times within which returns are counted, seconds."""
+
+
+def trace_of(workload: Workload) -> Trace:
+    """Return what is replayed as a trace; of a closed workload with arrivals as if nothing were cached."""
+    if workload.trace is not None:
+        return workload.trace
+    placed = [(at, turn) for at, turn in nominal_arrivals(workload) if at < workload.until]
+    start = placed[0][0]
+    requests = [
+        TracedRequest(
+            *(at - start, turn.input_tokens, turn.output_tokens, tuple(turn.contents)),
+            *(turn.conversation, turn.turn, turn.category),
+        )
+        for at, turn in placed
+    ]
+    return Trace(workload.name, workload.block_tokens, requests)
 
 
 def describe(trace: Trace) -> dict[str, Any]:
-    """Return reuse by class, skew, turns, the ideal hit rate and the working set of a trace.
+    """Return reuse by class, skew, turns, returns, the ideal hit rate and the working set of a trace.
 
     Only full blocks count. A block's *reuse time* is the time between two of its uses, its *life* that between first and last.
+    `returns` is of turns that the log shows another one after: quantiles of the seconds between the two arrivals, and the share
+    that arrives within some times. `conversations_by_turns` counts what the log shows of a conversation; it may go on later.
     """
     size = trace.block_tokens
     first: dict[int, float] = {}
@@ -24,10 +48,12 @@ def describe(trace: Trace) -> dict[str, Any]:
     requests_of: Counter[str] = Counter()
     turns: Counter[int] = Counter()
     active: list[int] = []
+    lengths: Counter[str] = Counter()
     for request in trace.requests:
         full = request.blocks[: request.input_tokens // size]
         requests_of[request.category] += 1
         turns[request.turn] += 1
+        lengths[request.conversation] += 1
         blocks += len(full)
         blocks_of[request.category] += len(full)
         unbroken = True
@@ -70,8 +96,24 @@ def describe(trace: Trace) -> dict[str, Any]:
         "ideal_hit_rate": hit / max(blocks, 1),
         "blocks_used_once": float(np.mean(counts == 1)),
         "reuses_of_top_tenth": float(reused[:tenth].sum() / max(reused.sum(), 1)),
+        "blocks_by_uses": {str(n): int(np.sum(counts == n)) for n in range(1, 6)} | {"more": int(np.sum(counts > 5))},
+        "conversations_by_turns": {str(n): count for n, count in sorted(Counter(lengths.values()).items())},
+        "returns": _returns(trace),
         "turns": {str(turn): count for turn, count in sorted(turns.items())},
         "classes": classes,
         "working_set_over_time": [active[i] * size for i in np.linspace(0, len(active) - 1, 25).astype(int)],
         "skipped": trace.skipped.counts,
+    }
+
+
+def _returns(trace: Trace) -> dict[str, Any]:
+    turns = turns_in(trace)
+    gaps = (turns.next_arrival - turns.arrival)[turns.stands & np.isfinite(turns.next_arrival)]
+    if not len(gaps):
+        return {"count": 0, "quantiles_s": {}, "within_s": {}}
+    longest = next((at for at in WITHIN_S if at >= gaps.max()), WITHIN_S[-1])
+    return {
+        "count": len(gaps),
+        "quantiles_s": {f"p{round(100 * q)}": float(np.quantile(gaps, q)) for q in (0.1, 0.5, 0.9)},
+        "within_s": {str(at): float(np.mean(gaps <= at)) for at in WITHIN_S if at <= longest},
     }

@@ -15,8 +15,10 @@ OURS: Final = "plugin"
 def derived(rows: Rows) -> list[dict[str, Any]]:
     """Return per workload, policy, capacity and think time: mean and spread over seeds, and what follows from them.
 
-    gain: hit rate over LRU, minus 1. gap_closed: share of the way from LRU to the continuation oracle. capacity_saved: 1 minus
-    the policy's capacity over the capacity at which LRU hits as much (interpolated between its points; None beyond them).
+    gain: hit rate over LRU, minus 1. gap_closed: share of the way from LRU to the continuation oracle. capacity_saved: how much
+    smaller a cache under the policy hits what LRU hits at this size, as a share of it (interpolated on the logarithm of the
+    policy's sizes; negative: it takes a larger one; None: no size that was run hits as much). capacity_saved_at_least: even the
+    smallest that was run hits more. prefill_mean_s: seconds of computing per request.
     """
     groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -27,8 +29,8 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
         *setting, policy, _, size = key
         lru, oracle = (means.get((*setting, name, 0.0, size)) for name in (BASELINE, ORACLE))
         rates = [row["hit_rate"] for row in group]
-        curve = sorted((k[-1], v) for k, v in means.items() if k[:-3] == tuple(setting) and k[-3] == BASELINE)
-        equal = _inverse([v for _, v in curve], [s for s, _ in curve], means[key]) if len(curve) > 1 else None
+        curve = sorted((k[-1], v) for k, v in means.items() if k[:-1] == key[:-1])
+        equal = None if lru is None else _inverse([v for _, v in curve], [s for s, _ in curve], lru)
         result.append(
             {
                 "workload": group[0]["workload"],
@@ -44,7 +46,9 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "seeds": len(rates),
                 "gain": means[key] / lru - 1 if lru else None,
                 "gap_closed": (means[key] - lru) / (oracle - lru) if lru is not None and oracle and oracle > lru else None,
-                "capacity_saved": 1 - size / equal if equal else None,
+                "capacity_saved": None if equal is None else 1 - equal / size,
+                "capacity_saved_at_least": lru is not None and lru < curve[0][1] and equal is not None and equal < size,
+                "prefill_mean_s": float(np.mean([_prefill_s(row) for row in group])),
                 "prefill_throughput_tokens_s": float(np.mean([row["prefill_throughput_tokens_s"] for row in group])),
                 "ttft_mean_s": float(np.mean([row["ttft_mean_s"] for row in group])),
                 "ttft_p99_s": float(np.mean([row["ttft_p99_s"] for row in group])),
@@ -64,7 +68,12 @@ def _size(row: dict[str, Any]) -> int | float:
     return size
 
 
+def _prefill_s(row: dict[str, Any]) -> float:
+    computed = row["prefill_throughput_tokens_s"] * row["requests"]
+    return row["prompt_tokens"] / computed if computed else 0.0
+
+
 def _inverse(rates: list[float], sizes: list[float], rate: float) -> float | None:
-    """Return the size at which a rising curve reaches a rate; None outside of it."""
+    """Return the size at which a rising curve reaches a rate, the smallest where it starts above; None where it never does."""
     rising = np.maximum.accumulate(rates)
-    return float(np.interp(rate, rising, sizes)) if rising[0] <= rate <= rising[-1] else None
+    return float(np.exp(np.interp(rate, rising, np.log(sizes)))) if rate <= rising[-1] else None
