@@ -82,8 +82,11 @@ vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} {hits}
 
 
 @contextmanager
-def vllm_metrics() -> Iterator[str]:
-    """Serve metrics under vLLM's names, half of whose tokens hit; yield their address."""
+def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
+    """Serve metrics under vLLM's names, half of whose tokens hit; yield their address.
+
+    Of the shadow caches LRU hits 30% and the one with credit 45%. A failing plug-in counts an exception at each scrape.
+    """
     scrapes = iter(range(1, 10**9))
     plug_in = EngineMetrics("0")
 
@@ -93,7 +96,9 @@ def vllm_metrics() -> Iterator[str]:
             values = {
                 (name, label and "x"): float(queries if kind is Counter else 1) for name, (kind, _, label) in METRICS.items()
             }
-            values |= {("lpc_failures", ""): 0.0, ("lpc_fallback_share", ""): 0.0}
+            values |= {("lpc_failures", ""): float(queries) if failing else 0.0, ("lpc_fallback_share", ""): 0.0}
+            shadows = {"asked": 1.0, "credit": 0.45, "lru": 0.3}
+            values |= {("lpc_shadow_blocks", cache): share * queries for cache, share in shadows.items()}
             plug_in.update(values)
             ours = generate_latest(REGISTRY).decode().split("# HELP ")
             shown = "".join(f"# HELP {part}" for part in ours if part.startswith("lpc_"))

@@ -174,6 +174,30 @@ def test_every_panel_shows_something(server: Prometheus, title: str) -> None:
             assert found, query
 
 
+def test_the_first_row_says_the_gain_the_lifetime_who_answers_and_what_is_wrong(server: Prometheus) -> None:
+    first = [panel["title"] for panel in DASHBOARD["panels"] if panel["gridPos"]["y"] == 1]
+    assert first == ["Gain over LRU now", "Lifetime of the cache", "Who answers", "What is wrong"]
+    # Half of the tokens hit, and of the shadow caches LRU 30% and credit 45%.
+    assert [values(server, e) for e in PANELS["Gain over LRU now"]] == [{"": pytest.approx(0.2)}, {"": pytest.approx(0.15)}]
+    assert [values(server, e) for e in PANELS["Who answers"]] == [{"": 1}, {"": 1}, {"": 1}]
+    assert values(server, PANELS["What is wrong"][0]) == {"": 0}
+
+
+def values(server: Prometheus, expression: str) -> dict[str, float]:
+    """Return the value of each series by the name of its alert, "" where it has none."""
+    found = server.query(expression.replace("$engine", ".*"))
+    return {series["metric"].get("alertname", ""): float(series["value"][1]) for series in found}
+
+
 def test_no_alert_fires_at_a_sidecar_that_answers(server: Prometheus) -> None:
     firing = [alert["labels"]["alertname"] for alert in server.get("alerts")["alerts"] if alert["state"] == "firing"]
     assert firing == []
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    # The last test of this file: a process has one plug-in's metrics, and these are now the failing one's.
+    with vllm_metrics(failing=True) as engines, prometheus(tmp_path, RULES, {"vllm": engines}) as made:
+        deadline = time.monotonic() + 30
+        while values(made, PANELS["What is wrong"][0]) != {"LpcEngineFailures": 1}:
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
