@@ -95,6 +95,7 @@ def test_nothing_complains_overflows_or_is_asked_of_the_network(opened: Browser,
 
 
 def test_no_text_of_a_picture_lies_over_another_whatever_is_chosen(opened: Browser) -> None:
+    width = opened.evaluate("innerWidth")
     for others in (False, True):
         opened.evaluate(f"document.querySelector('#others').checked = {json.dumps(others)}")
         for choice in range(7):
@@ -102,7 +103,7 @@ def test_no_text_of_a_picture_lies_over_another_whatever_is_chosen(opened: Brows
             shown = opened.evaluate(RECTANGLES)
             assert {text for text, *_ in shown} >= {"plug-in", "0%"}
             assert not over_one_another(shown)
-            assert [text for text, left, _, right, _ in shown if left < 0 or right > opened.evaluate("innerWidth")] == []
+            assert [text for text, left, _, right, _ in shown if left < 0 or right > width] == []
 
 
 def test_every_text_stands_out_from_its_ground(opened: Browser) -> None:
