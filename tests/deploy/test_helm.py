@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import yaml
 
 from eviction_client.settings import ClientSettings
 from predictor_service.settings import ServiceSettings
-from tests.deploy.chart import CHART, VALUES, alike, charted, helm
+from tests.deploy.chart import CHART, VALUES, Object, alike, charted, helm
 from tests.deploy.test_kubernetes import OVERLAYS, RELEASES, containers, named, pods, rendered
 from tests.dockerfile import ROOT
 
@@ -45,6 +47,30 @@ def test_the_schema_of_kubernetes_accepts_every_object(values: str, release: str
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 kubernetes_validate.validate(found, release, strict=True)
+
+
+CRD = Path(sys.executable).parents[1] / "crd"
+
+
+@pytest.mark.skipif(not (CRD / "node_modules").exists(), reason="the operator's schema is installed by `make test-podmonitor`")
+def test_the_operators_schema_accepts_the_pod_monitors_and_the_rules() -> None:
+    node = [shutil.which("node") or "node", "--input-type=module", "-e"]
+
+    def accepts(found: Object) -> bool:
+        kind = found["kind"]
+        script = f"""
+            import {{{kind}}} from "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/{kind}";
+            import {{readFileSync}} from "fs";
+            new {kind}(JSON.parse(readFileSync(0))).validate();
+        """
+        return subprocess.run([*node, script], cwd=CRD, input=json.dumps(found), capture_output=True, text=True).returncode == 0
+
+    found = [o for o in [*charted("everything"), *rendered("cpu")] if o["kind"] in OPERATORS]
+    assert len(found) == 4
+    for one in found:
+        assert accepts(one), one["metadata"]["name"]
+        (field, value) = next((key, value) for key, value in one["spec"].items() if isinstance(value, list))
+        assert not accepts({**one, "spec": {**one["spec"], field: [{**value[0], "interval": 15}]}})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -94,25 +93,6 @@ def test_the_schema_would_refuse_a_misspelt_field() -> None:
     with pytest.raises(kubernetes_validate.ValidationError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kubernetes_validate.validate(found, RELEASES[-1], strict=True)
-
-
-CRD = Path(sys.executable).parents[1] / "crd"
-
-
-@pytest.mark.skipif(not (CRD / "node_modules").exists(), reason="the operator's schema is installed by `make test-podmonitor`")
-def test_the_operators_schema_accepts_the_pod_monitor() -> None:
-    script = """
-        import {PodMonitor} from "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/PodMonitor";
-        new PodMonitor(JSON.parse(process.argv[1])).validate();
-    """
-    monitor = named(rendered("cpu"), "PodMonitor", "lpc-predictor")
-    node = [shutil.which("node") or "node", "--input-type=module", "-e", script]
-
-    def accepts(found: Object) -> bool:
-        return subprocess.run([*node, json.dumps(found)], cwd=CRD, capture_output=True).returncode == 0
-
-    assert accepts(monitor)
-    assert not accepts({**monitor, "spec": {**monitor["spec"], "podMetricsEndpoints": [{"interval": 15}]}})
 
 
 def test_every_pod_is_restricted_and_bounded(objects: list[Object]) -> None:
