@@ -86,6 +86,8 @@ def test_the_operators_schema_accepts_the_pod_monitors_and_the_rules() -> None:
         ("redis.mode=embedded", "redis.mode: embedded needs redis.password, or redis.existingSecret"),
         ("redis.mode=cluster,redis.password=x", "needs redis.password and redis.adminPassword, or redis.existingSecret"),
         ("redis.mode=external,redis.external.url=redis://:x@h:1", "holds a password, and a ConfigMap would show it"),
+        ("redis.mode=cluster,redis.tls.enabled=true", "redis.tls is of redis.mode: embedded, not of cluster"),
+        ("kind=DaemonSet,autoscaling.enabled=true", "a DaemonSet has a sidecar on every node"),
         ("redis.mode=external", "redis.mode: external needs redis.external.url"),
     ],
 )
