@@ -129,7 +129,7 @@ def test_what_the_values_say_reaches_the_pods() -> None:
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert volumes[mounts["/tokenizers"]]["persistentVolumeClaim"] == {"claimName": "tokenizers"}
     assert volumes[mounts["/models"]]["persistentVolumeClaim"] == {"claimName": "my-models"}
-    assert volumes[mounts["/cache"]]["hostPath"] == {"path": "/var/lib/lpc"}
+    assert "volumeClaimTemplate" in volumes[mounts["/cache"]]["ephemeral"]
     settings = named(objects, "ConfigMap", "lpc-predictor")["data"]
     assert json.loads(settings["LPC_SERVED_MODELS"]) == {"my-model": "/tokenizers/my-model"}
     assert settings["LPC_MAX_QUEUE_ITEMS"] == "2048"
