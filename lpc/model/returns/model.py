@@ -28,8 +28,8 @@ KEEP: Final = 0.995
 EVENLY: Final = 6.0
 """Bound of the log-odds between the forecasters: neither is ever quite given up."""
 GIVEN_UP_S: Final = 600.0
-"""Age at which a turn that nobody followed counts as foretold or not. Log-likelihood of the last 20 minutes of the Mooncake trace:
--2.486 with 1,800 s, -2.480 with 600 s, -2.479 with 300 s: the weights follow sooner."""
+"""Age at which a turn that nobody followed counts as foretold or not. Log-likelihood of the last 20 minutes of Mooncake's
+trace: -2.486 with 1,800 s, -2.480 with 600 s, -2.479 with 300 s: the weights follow sooner."""
 NEWS: Final = 100
 """The head is taught again when one in so many of the turns is new: in a quiet night it would learn them by heart."""
 AVERAGE_TURNS: Final = 200.0
