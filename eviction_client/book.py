@@ -51,6 +51,8 @@ class PredictorCounters:
     connection_failures: int = 0
     after_the_end: int = 0
     """Answers that came when their request had ended. Not a fate of its own: counted as answered."""
+    unread: int = 0
+    """Answers to prompts that the sidecar could not read. Not a fate of its own: counted as answered."""
     no_credit: int = 0
     """Answers under the older contract, or without a credit table. Counted as answered, as the next three."""
     bad_grid: int = 0
@@ -268,7 +270,7 @@ class Book:
             request.answer = answer
             request.question = NO_QUESTION  # its token ids are not kept for the answer's sake
             refused = {} if answer.refused is None else {_REFUSED[answer.refused]: 1}
-            self.count(answered=1, after_the_end=int(request.over), **refused)
+            self.count(answered=1, after_the_end=int(request.over), unread=int(answer.unread), **refused)
             if request.over:
                 self._late.append((request.key, answer))
                 if self._requests.get(request.key) is request:

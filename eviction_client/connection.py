@@ -20,10 +20,13 @@ from eviction_client.book import TICK_S, Book, Fate
 from eviction_client.credit import CreditGrid
 from eviction_client.lane import Lane
 from eviction_client.messages import Refusal, cancel, decode, encode, grid_of
+from eviction_client.offer import REQUEST_ID, Offer
 from eviction_client.peers import Peer
+from eviction_client.said import Said
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 from lpc.wire.access import Access
 from lpc.wire.certificates import CertificateError
+from lpc.wire.tokenizer_files import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,16 @@ _FATES: Final[dict[int, Fate]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: "refused",
 }
 """What errors make of a request; all others: failed."""
+_OUR_FAULT: Final = {
+    status.value[0]: status.name
+    for status in (
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INTERNAL,
+    )
+}
+"""Refusals that will not go by themselves."""
 _CHANNEL_OPTIONS: Final = (
     # Otherwise gRPC hands a new channel the old one's dead connection and its waiting time.
     ("grpc.use_local_subchannel_pool", 1),
@@ -45,6 +58,8 @@ class Connection:
 
     Args:
         clock: monotonic seconds.
+        offer: of the engine's tokenizer; None where none is made.
+        said: what has been said in the log.
 
     Attributes:
         heard: whether anything was heard on the stream.
@@ -53,13 +68,18 @@ class Connection:
         over: set with the book's lock held.
     """
 
-    def __init__(self, book: Book, clock: Callable[[], float]) -> None:
+    def __init__(self, book: Book, clock: Callable[[], float], offer: Offer | None, said: Said) -> None:
         self.heard = False
         self.ended = False
         self.over = False
         self.lane: Lane | None = None
         self._book = book
         self._clock = clock
+        self._offer = offer
+        self._said = said
+        self._part_bytes = CHUNK_BYTES
+        self._parts: Iterator[predictor_pb2.PredictStreamRequest] | None = None
+        """Of the tokenizer, while the sidecar wants it; guarded by the book's lock."""
         self._channel: grpc.Channel | None = None
         self._call: Any = None
         self._ready = False
@@ -93,6 +113,8 @@ class Connection:
 
     def close(self) -> None:
         """Hang up. ``over`` must have been set, so that nothing more is sent."""
+        if self._offer is not None:
+            self._offer.gone(self)
         if self._call is not None:
             self._call.cancel()
         if self._channel is not None:
@@ -136,7 +158,10 @@ class Connection:
             return None
         error: Exception | None = greeting.exception()
         if error is None:
-            self._grid = grid_of(greeting.result())
+            info = greeting.result()
+            self._grid = grid_of(info)
+            if info.limits.max_request_bytes:
+                self._part_bytes = min(CHUNK_BYTES, info.limits.max_request_bytes // 2)
             if not isinstance(self._grid, CreditGrid):
                 logger.warning(
                     "the predictor gives no credit (%s): blocks are evicted least recently used",
@@ -147,28 +172,44 @@ class Connection:
     # gRPC's sending thread.
 
     def _outgoing(self, lane: Lane) -> Iterator[predictor_pb2.PredictStreamRequest]:
-        book = self._book
+        book, offer = self._book, self._offer
+        if offer is not None:
+            yield offer.message()
         while True:
             with lane.sendable:
-                while lane.open and not (self.over or book.closed or lane.anything_to_send):
+                while lane.open and not (self.over or book.closed or lane.anything_to_send or self._parts):
                     lane.sendable.wait()
                 if self.over or book.closed or not lane.open:
                     return
                 now = self._clock()
-                following = book.next_to_send(lane, now)
-                if following is None:
-                    continue
-                number, request = following
+                following, parts = book.next_to_send(lane, now), self._parts
+            # Questions and parts of the tokenizer by turns.
+            if parts is not None and (part := self._next_of(lane, parts)) is not None:
+                yield part
+            if following is None:
+                continue
+            number, request = following
             if request is None:
                 yield cancel(number)
                 continue
             try:
-                message = encode(number, request.question, request.deadline - now)
+                digest = "" if offer is None else offer.digest_of(request.question.served_model)
+                message = encode(number, request.question, request.deadline - now, digest)
             except Exception:
                 with lane.sendable:
                     book.reject(lane, request)
                 continue
             yield message
+
+    def _next_of(
+        self, lane: Lane, parts: Iterator[predictor_pb2.PredictStreamRequest]
+    ) -> predictor_pb2.PredictStreamRequest | None:
+        part = next(parts, None)
+        if part is None:
+            with lane.sendable:
+                if self._parts is parts:
+                    self._parts = None
+        return part
 
     # The reader's thread.
 
@@ -191,12 +232,33 @@ class Connection:
             book.changed.notify_all()
 
     def _receive(self, lane: Lane, message: predictor_pb2.PredictStreamResponse) -> None:
+        if message.request_id == REQUEST_ID and self._offer is not None:
+            self._hear_of_offer(lane, message, self._offer)
+            return
         answer = decode(message, self._grid)
         number = int(message.request_id) if message.request_id.isdecimal() else 0
         if answer is not None and answer.refused is not None and answer.refused not in self._refused:
             self._refused.add(answer.refused)
             logger.warning("a credit table of the predictor cannot be used (%s): no credit for such requests", answer.refused)
+        if answer is not None and answer.unread and self._offer is not None:
+            self._offer.answered_unread(self)
+        if message.error.code in _OUR_FAULT:
+            status = _OUR_FAULT[message.error.code]
+            self._said.once(status, logging.WARNING, "the predictor refuses requests (%s): %s", status, message.error.message)
         book = self._book
         with book.changed:
             self.heard = True
             book.receive(lane, number, answer, _FATES.get(message.error.code, "failed"), self._clock())
+
+    def _hear_of_offer(self, lane: Lane, message: predictor_pb2.PredictStreamResponse, offer: Offer) -> None:
+        wanted = False
+        if message.WhichOneof("result") == "tokenizer":
+            wanted = offer.heard(self, message.tokenizer)
+        elif message.error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]:
+            offer.ignored(self)
+        with lane.sendable:
+            lane.heard(self._clock())
+            self._parts = offer.parts(self._part_bytes) if wanted else None
+            if self.over:
+                offer.gone(self)
+            lane.sendable.notify()

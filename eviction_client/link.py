@@ -66,6 +66,7 @@ class Link:
     def __init__(
         self,
         peer: Peer,
+        connect: Callable[[], Connection],
         book: Book,
         access: Callable[[], Access],
         reachability: Reachability,
@@ -73,6 +74,7 @@ class Link:
         clock: Callable[[], float],
     ) -> None:
         self._peer = peer
+        self._connect = connect
         self._book = book
         self._access = access
         self._reachability = reachability
@@ -106,7 +108,7 @@ class Link:
         failures = 0
         while not self._done:
             began = self._clock()
-            connection = Connection(book, self._clock)
+            connection = self._connect()
             if connection.open(self._peer, self._access, self._patience.connect_s):
                 self._connected(connection)
                 self._watch(connection)

@@ -48,6 +48,8 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_scheduler_seconds": (Counter, "Time that the plug-in has taken in the scheduler's thread.", ""),
     "lpc_failures": (Counter, "Exceptions of the plug-in that were kept from the engine.", ""),
     "lpc_late_answers": (Counter, "Predictions that came when their request had ended, laid on the blocks still free.", ""),
+    "lpc_predictions_unread": (Counter, "Predictions for prompts that the sidecar could not read: by lengths and times.", ""),
+    "lpc_tokenizer_state": (Gauge, "1 for how the sidecar stands with this engine's tokenizer, else 0.", "state"),
     "lpc_credit_refused": (Counter, "Predictions without a credit table that can be used, by what is wrong.", "reason"),
     "lpc_credit_seconds": (Gauge, "Credit of the latest requests, seconds, by quantile.", "quantile"),
     "lpc_lifetime_seconds": (Gauge, "How long blocks of average conversations live in this cache.", ""),

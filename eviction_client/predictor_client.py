@@ -19,10 +19,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 from eviction_client.book import Book, PredictorCounters
+from eviction_client.connection import Connection
 from eviction_client.lane import Request
 from eviction_client.link import Link, Patience, Reachability
 from eviction_client.messages import Prediction, Question
+from eviction_client.offer import FindFiles, Offer, TokenizerState
 from eviction_client.peers import RESOLVE_S, Peer, chosen, may_change, peers_of
+from eviction_client.said import Said
 from lpc.wire.access import Access
 
 MAX_TIMEOUT_S: Final = 600.0
@@ -37,6 +40,8 @@ class PredictorClient:
         timeout_s: age at which an answer is worthless, for ``ask`` calls that give none.
         capacity: requests remembered, waiting and answered together.
         access: says how to get in (TLS, token); asked for every connection. Without it: in plain text, without a token.
+        tokenizer: finds the files of ``served_model``'s tokenizer, which the sidecar is offered; called in a thread of the
+            client's. Without it none is offered: the sidecar's operator must have configured it.
         connect_timeout_s: time that a connection may take to become ready.
         silence_s: longest silence on a stream on which requests wait.
         resolve_s: between two look-ups of a name.
@@ -51,6 +56,7 @@ class PredictorClient:
         timeout_s: float = 10.0,
         capacity: int = 8192,
         access: Callable[[], Access] = Access,
+        tokenizer: FindFiles | None = None,
         connect_timeout_s: float = 5.0,
         silence_s: float = 10.0,
         resolve_s: float = RESOLVE_S,
@@ -64,6 +70,8 @@ class PredictorClient:
         self._resolve_s = resolve_s
         self._clock = clock
         self._book = Book(capacity)
+        self._said = Said()
+        self._offer = None if tokenizer is None else Offer(served_model, tokenizer, self._said)
         self._reachability = Reachability(address)
         self._engine = os.urandom(16)
         self._links: dict[Peer, Link] = {}
@@ -147,6 +155,11 @@ class PredictorClient:
         return self._reachability.up is True
 
     @property
+    def tokenizer_state(self) -> TokenizerState:
+        """How the sidecars stand with the tokenizer of ``served_model``."""
+        return "unknown" if self._offer is None else self._offer.state
+
+    @property
     def counters(self) -> PredictorCounters:
         """A snapshot."""
         return self._book.counters
@@ -180,7 +193,10 @@ class PredictorClient:
                 self._links.pop(peer).retire()
             for peer in peers:
                 if peer not in self._links and not self._closed.is_set():
-                    self._links[peer] = Link(peer, self._book, self._access, self._reachability, self._patience, self._clock)
+                    self._links[peer] = Link(peer, self._connect, self._book, self._access, self._reachability, self._patience, self._clock)
             if not may_change(self._address):
                 return
             self._closed.wait(self._resolve_s * random.uniform(0.75, 1.25))
+
+    def _connect(self) -> Connection:
+        return Connection(self._book, self._clock, self._offer, self._said)

@@ -20,6 +20,7 @@ from eviction_client.finished import Finished
 from eviction_client.hints import NO_HINTS, Hints
 from eviction_client.learner import Learner
 from eviction_client.messages import Prediction
+from eviction_client.offer import TokenizerState
 from eviction_client.score import OLDEST_S, Keys
 from eviction_client.settings import ClientSettings
 from eviction_client.shadow import ShadowCounters
@@ -62,6 +63,10 @@ class Predictor(Protocol):
     @property
     def counters(self) -> PredictorCounters:
         """A snapshot."""
+
+    @property
+    def tokenizer_state(self) -> TokenizerState:
+        """How the sidecar stands with the engine's tokenizer."""
 
 
 class Scorer:

@@ -10,6 +10,8 @@
     ├── ServiceError            predictor_service.errors, where its own tree is drawn: what a call to the sidecar meets
     ├── StartError              predictor_service.errors: the sidecar cannot start
     ├── TracingError            predictor_service.rpc.tracing: traces are asked for and cannot be made
+    ├── TokenizerError          predictor_service.requests.loading: a tokenizer cannot be read
+    ├── OfferRefused            predictor_service.requests.offered: the tokenizer that an engine offers is not taken
     ├── TokenFileError          predictor_service.rpc.callers: the token file cannot be used
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
     ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded

@@ -5,7 +5,11 @@
     ├── ArtifactError             lpc.errors: the model artefact is missing, corrupted or unfit
     ├── StartError                the sidecar cannot start
     └── ServiceError              what a call can meet
-        ├── UnknownServedModel    token ids of a model whose tokenizer is not configured
+        ├── UnreadPrompt          token ids that cannot be read
+        │   ├── UnknownServedModel    the model's tokenizer is neither configured nor offered
+        │   ├── TokenizerLoading      it is being received or loaded
+        │   ├── TokenizerFailed       it cannot be loaded
+        │   └── ForeignTokenIds       they are of another vocabulary (an InvalidRequest as well)
         ├── Unauthenticated       no token, or none of those in the sidecar's token file
         ├── Overloaded            the queue is full, or the caller over its limit; try later or elsewhere
         ├── Expired               nobody waits for the answer any more
@@ -14,9 +18,9 @@
 Messages say what was wrong and what to do. They never contain text of a conversation.
 """
 
-from typing import Final
+from typing import ClassVar, Final
 
-from lpc.errors import LpcError
+from lpc.errors import InvalidRequest, LpcError
 
 CLOSING: Final = "the service is shutting down: connect to another sidecar"
 
@@ -29,8 +33,34 @@ class ServiceError(LpcError):
     """Base of the errors that a call to the sidecar can meet."""
 
 
-class UnknownServedModel(ServiceError):
-    """No tokenizer and chat template are configured under this served model name."""
+class UnreadPrompt(ServiceError):
+    """Token ids cannot be read. ``reason``: as a label of metrics. On an engine's stream they are answered all the same."""
+
+    reason: ClassVar[str]
+
+
+class UnknownServedModel(UnreadPrompt):
+    """No tokenizer is configured under this served model name, and no engine has offered the one asked for."""
+
+    reason = "unknown"
+
+
+class TokenizerLoading(UnreadPrompt):
+    """The tokenizer is being received or loaded."""
+
+    reason = "loading"
+
+
+class TokenizerFailed(UnreadPrompt):
+    """The tokenizer cannot be loaded. It is tried again after some minutes."""
+
+    reason = "failed"
+
+
+class ForeignTokenIds(UnreadPrompt, InvalidRequest):
+    """An id is outside the tokenizer's vocabulary: the prompt is of another model."""
+
+    reason = "foreign"
 
 
 class Unauthenticated(ServiceError):

@@ -1,19 +1,23 @@
 """Prometheus metrics of the sidecar. Names carry units; labels have few values; no text of a conversation is in either."""
 
 import contextlib
+import functools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from lpc.model.returns.model import Quality
+from predictor_service.errors import UnreadPrompt
 from predictor_service.labels.memory import Label, Reason, TurnObserver
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFUSALS = ("rate", "streams")
 """Limits of a caller, as a label."""
+OFFERS = ("known", "received", "refused", "damaged")
+"""What becomes of an offered tokenizer, as a label: it was there already, came, is not taken, came otherwise than said."""
 DECILES = tuple(tenths / 10 for tenths in range(1, 11))
 """Upper bounds of probability, by which labelled predictions are counted."""
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -106,6 +110,22 @@ class Metrics:
             self.unlabelled.labels(reason)
         for fate in ("written", "dropped"):
             self.label_rows.labels(fate)
+        self.unread_prompts = Counter(
+            "lpc_unread_prompts",
+            "Conversations whose token ids could not be read; on engines' streams they get a credit by lengths and times.",
+            ["reason"],
+            registry=registry,
+        )
+        self.tokenizers = Gauge(
+            "lpc_tokenizers", "Tokenizers of served models, configured and offered, by state.", ["state"], registry=registry
+        )
+        self.tokenizer_offers = Counter(
+            "lpc_tokenizer_offers", "Tokenizers that engines have offered, by what became of it.", ["result"], registry=registry
+        )
+        for kind in UnreadPrompt.__subclasses__():
+            self.unread_prompts.labels(kind.reason)
+        for result in OFFERS:
+            self.tokenizer_offers.labels(result)
         self.client_conversations = Counter(
             "lpc_client_conversations", "Conversations admitted, by client.", ["client"], registry=registry
         )
@@ -145,6 +165,11 @@ class Metrics:
         self.queue_depth.set_function(depth)
         self.queue_wait.set_function(wait_s)
         self.queue_limit.set(limit)
+
+    def watch_tokenizers(self, states: Sequence[str], count: Callable[[str], float]) -> None:
+        """Report how many tokenizers are in each state, at every scrape."""
+        for state in states:
+            self.tokenizers.labels(state).set_function(functools.partial(count, state))
 
     def watch_gaps(self, conversations: Callable[[], float]) -> None:
         """Report how many conversations' gaps are remembered, at every scrape."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lpc.model.arrivals import GapMemory
 from lpc.model.inference import InferenceSettings, Model
@@ -25,8 +25,10 @@ from predictor_service.errors import StartError
 from predictor_service.labels.memory import Labels, TurnObserver, expire_forever
 from predictor_service.metrics import LabelMetrics, Metrics
 from predictor_service.repository import LoadModel, ModelRepository
+from predictor_service.requests.loading import LoadLimits, TokenizerLoader
+from predictor_service.requests.offered import OfferedTokenizers
 from predictor_service.requests.parser import RequestLimits, RequestParser
-from predictor_service.requests.served_models import ServedModels
+from predictor_service.requests.served_models import STATES, ServedModels
 from predictor_service.returns.learning import ReturnLearning
 from predictor_service.rpc.callers import CallerLimits, Callers, TokenFileError
 from predictor_service.rpc.interceptors import ServiceInterceptor
@@ -39,6 +41,9 @@ from predictor_service.serving import Serving
 from predictor_service.settings import ServiceSettings
 
 log = logging.getLogger(__name__)
+
+TOKENIZERS_PATIENCE_S: Final = 30.0
+"""Seconds that configured tokenizers get to be loaded before calls are taken."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Parts:
         gaps: remembers the gaps between a conversation's turns, of so many conversations.
         returns: learns when conversations return, from so many turns.
         keepalive: when silent peers are given up.
+        tokenizer_limits: how long reading a tokenizer may take.
     """
 
     clock: Callable[[], float] = time.time
@@ -71,6 +77,7 @@ class Parts:
     gaps: Callable[[int], GapMemory] = GapMemory
     returns: Callable[[int], ReturnModel] = ReturnModel
     keepalive: Keepalive = field(default_factory=Keepalive)
+    tokenizer_limits: LoadLimits = field(default_factory=LoadLimits)
 
 
 @contextlib.asynccontextmanager
@@ -94,10 +101,12 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         interceptors = [*tracing.interceptors, ServiceInterceptor(metrics, callers)]
         listener = Listener(settings, tls, interceptors, parts.keepalive)
         metrics_port = _serve_metrics(settings, metrics, stack)
+        served_models = _served_models(settings, parts, metrics, stack)
         serving = await _serving(settings, parts, metrics)
         labels = _labels(settings, metrics, stack)
         returns = await _returns(settings, parts, metrics, stack)
-        service = _service(settings, parts, serving, labels, returns, metrics, tracing, stack)
+        service = _service(settings, parts, serving, served_models, labels, returns, metrics, tracing, stack)
+        await asyncio.to_thread(served_models.wait, TOKENIZERS_PATIENCE_S)
         await listener.start(service)
         stack.push_async_callback(listener.drain, service)
         refreshes = [part.refresh for part in (tls, callers) if part is not None]
@@ -223,10 +232,21 @@ async def _returns(
     return returns
 
 
+def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, stack: contextlib.AsyncExitStack) -> ServedModels:
+    offered = None
+    if settings.offered_tokenizers_mib:
+        offered = OfferedTokenizers(settings.offered_tokenizers, settings.offered_tokenizers_mib * 2**20)
+    served_models = ServedModels(settings.served_models, offered, TokenizerLoader(parts.tokenizer_limits))
+    metrics.watch_tokenizers(STATES, served_models.count)
+    stack.callback(served_models.close)
+    return served_models
+
+
 def _service(
     settings: ServiceSettings,
     parts: Parts,
     serving: Serving,
+    served_models: ServedModels,
     labels: Labels,
     returns: ReturnLearning | None,
     metrics: Metrics,
@@ -235,7 +255,7 @@ def _service(
 ) -> PredictorService:
     """Put together what a request walks through."""
     limits = RequestLimits(settings.max_messages, settings.max_token_ids, settings.max_turn_count)
-    parser = parts.parser(limits, ServedModels(settings.served_models))
+    parser = parts.parser(limits, served_models)
     gaps = parts.gaps(settings.gap_memory_conversations)
     metrics.watch_gaps(lambda: len(gaps))
     provider = serving.model.provider
@@ -246,12 +266,12 @@ def _service(
     batcher = Batcher(queue, Inference(embeddings=settings.label_log is not None, returns=returns), metrics)
     stack.push_async_callback(batcher.close)
     stack.callback(preparation.close)
-    published = _limits(settings, batch_tokens)
+    published = _limits(settings, batch_tokens, served_models)
     streams = StreamLimits(settings.max_stream_in_flight, settings.connection_age_s, settings.connection_grace_s)
     return PredictorService(serving, parser, preparation, batcher, labels, returns, published, streams, metrics, tracing)
 
 
-def _limits(settings: ServiceSettings, batch_tokens: int) -> pb.Limits:
+def _limits(settings: ServiceSettings, batch_tokens: int, served_models: ServedModels) -> pb.Limits:
     return pb.Limits(
         max_request_bytes=settings.max_request_bytes,
         max_messages=settings.max_messages,
@@ -261,4 +281,5 @@ def _limits(settings: ServiceSettings, batch_tokens: int) -> pb.Limits:
         max_batch_tokens=batch_tokens,
         max_stream_in_flight=settings.max_stream_in_flight,
         max_turn_count=settings.max_turn_count,
+        max_tokenizer_bytes=0 if served_models.offered is None else served_models.offered.max_one,
     )

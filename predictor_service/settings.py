@@ -126,7 +126,17 @@ class ServiceSettings(BaseSettings):
 
     served_models: dict[str, str] = Field(
         default_factory=dict,
-        description="Served model name to the folder (or hub name) of its tokenizer, for requests with token ids.",
+        description="Served model name to the folder (or hub name) of its tokenizer, for requests with token ids. It comes "
+        "before the tokenizer that the engine's plug-in offers; needed only where nothing offers one.",
+    )
+    offered_tokenizers: Path = Field(
+        Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "tokenizers",
+        description="Folder in which the tokenizers that engines offer are kept, across restarts too.",
+    )
+    offered_tokenizers_mib: int = Field(
+        128,
+        ge=0,
+        description="Bound of all of them, MiB; those used longest ago are removed. One has 2 to 35. 0: none are taken.",
     )
     traces_endpoint: str | None = Field(
         default_factory=_standard_endpoint,

@@ -31,6 +31,7 @@ from eviction_client.book import PredictorCounters
 from eviction_client.credit import CreditGrid
 from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.messages import Prediction
+from eviction_client.offer import TokenizerState
 from eviction_client.settings import ClientSettings
 from lpc.bench.tiny_llama import build
 
@@ -54,6 +55,7 @@ class Told:
         self._late: list[tuple[Hashable, Prediction | None]] = []
         self.counters = PredictorCounters()
         self.healthy = True
+        self.tokenizer_state: TokenizerState = "unknown"
 
     def ask(self, request_id: Hashable, **_: object) -> None:
         """See `eviction_client.scorer.Predictor`, as for the others."""

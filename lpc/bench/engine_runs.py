@@ -34,6 +34,7 @@ from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.messages import Prediction
+from eviction_client.offer import TokenizerState
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.score import Keys
 from eviction_client.scorer import Predictor
@@ -90,6 +91,11 @@ class Patient:
     def counters(self) -> Any:
         """The client's."""
         return self._client.counters
+
+    @property
+    def tokenizer_state(self) -> TokenizerState:
+        """The client's."""
+        return self._client.tokenizer_state
 
 
 @dataclass

@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 from eviction_client.book import PredictorCounters
 from eviction_client.credit import CreditGrid
 from eviction_client.messages import Prediction
+from eviction_client.offer import TokenizerState
 from lpc.model.probability import logit
 from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.memory import Arrived
@@ -145,6 +146,11 @@ class Sidecar:
     def counters(self) -> PredictorCounters:
         """Nothing is counted."""
         return PredictorCounters()
+
+    @property
+    def tokenizer_state(self) -> TokenizerState:
+        """Nothing is read."""
+        return "unknown"
 
 
 def credits_of(workload: Workload) -> Mapping[Turn, Floats]:

@@ -11,9 +11,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final
 
+import numpy as np
+
 from lpc.model.arrivals import Arrival, GapMemory
+from lpc.model.conversation import UserTurns, with_turn_count
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.returns.memory import Arrived
@@ -76,7 +80,7 @@ class Preparation:
         """Prepare a conversation, which arrives now, for a model.
 
         Raises:
-            InvalidRequest, UnknownServedModel: it can't be answered as it is. Unavailable: the service is closing.
+            InvalidRequest, UnreadPrompt: it can't be answered as it is. Unavailable: the service is closing.
         """
         if self._closed:
             raise Unavailable(CLOSING)
@@ -84,6 +88,13 @@ class Preparation:
         prepared = await loop.run_in_executor(self._threads, self._prepare, conversation, model, self._clock())
         self._metrics.tokenize_seconds.observe(prepared.microseconds / 1e6)
         return prepared
+
+    async def note_unread(self, conversation: pb.Conversation) -> Arrived:
+        """Note that a conversation arrives whose token ids cannot be read; return what the return model is told of it."""
+        if self._closed:
+            raise Unavailable(CLOSING)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._note_unread, conversation, self._clock())
 
     def close(self) -> None:
         """Refuse new work, and forget what has not begun."""
@@ -99,6 +110,18 @@ class Preparation:
         features = model.encode(turns)
         asked = arrived(conversation, turns, turn, at)
         return Prepared(model, features, arrival, turn, asked, turns.turn_count, (time.perf_counter_ns() - start) // 1000)
+
+    def _note_unread(self, conversation: pb.Conversation, at: float) -> Arrived:
+        """In one of the threads."""
+        prompt = blake2b(np.array(conversation.tokens.ids, "<u4").tobytes(), digest_size=16).hexdigest()
+        limit = self._parser.limits.max_turn_count
+        if conversation.HasField("turn_count"):
+            count = conversation.turn_count
+        else:
+            count = min(self._labels.turn_of(prompt, conversation.conversation_id), limit)
+        turns = with_turn_count(UserTurns((prompt,), 1, told_apart=False), count, limit)
+        turn = self._labels.arrive(turns, conversation.conversation_id, at)
+        return arrived(conversation, turns, turn, at)._replace(reply_tokens=math.nan)
 
     def _arrive(self, conversation: pb.Conversation, turn_count: int, at: float) -> Arrival:
         by_tokens = conversation.WhichOneof("input") == "tokens"

@@ -207,6 +207,22 @@ class Labels:
             observer.arrived(turn)
         return turn
 
+    def turn_of(self, prompt: str, conversation_id: str) -> int:
+        """Return which turn of a conversation a prompt is, by its id and the turns that are remembered; 1 where none is.
+
+        Args:
+            prompt: the only one known of the turn.
+            conversation_id: opaque; empty for none.
+        """
+        names = self._names(UserTurns((prompt,), 1, told_apart=False), conversation_id)
+        if names is None:
+            return 1
+        with self._lock:
+            waiting = self._waiting.get(names.own)
+            if not waiting:
+                return 1
+            return waiting[-1].turn_count + (waiting[-1].text != names.text)
+
     def answered(self, turn: Turn, foretold: Foretold) -> None:
         """Note what a turn was answered; of several answers the last counts. A turn without one gets no label."""
         if not turn.remembered:

@@ -4,7 +4,7 @@ What always stands before a user text is the *opening*, what always follows it t
 template.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any, Final, NamedTuple
@@ -42,9 +42,13 @@ class UserMarkup:
     tool_text: str
 
 
-def learn_markup(tokenizer: MarkingTokenizer) -> UserMarkup | None:
+Render = Callable[[list[dict[str, Any]]], str | None]
+"""Renders a conversation through a chat template; None where that refuses it."""
+
+
+def learn_markup(tokenizer: MarkingTokenizer, render: Render) -> UserMarkup | None:
     """Learn how user messages are marked. None: there is no chat template, or it shows no user text."""
-    renders = [text for text in map(tokenizer.render, _conversations()) if text is not None]
+    renders = [tokenizer.mark(text) for text in map(render, _conversations()) if text is not None]
     before, after = [], []
     for text in renders:
         for user in USERS:
@@ -68,7 +72,7 @@ def learn_markup(tokenizer: MarkingTokenizer) -> UserMarkup | None:
         closing=closing if end is None else closing[0],
         pieces=pieces if end is not None else (),
         end=end,
-        tool_text=_tool_text(tokenizer, opening),
+        tool_text=_tool_text(tokenizer, render, opening),
     )
 
 
@@ -92,10 +96,11 @@ def _pieces(tokenizer: MarkingTokenizer, opening: str) -> tuple[Piece, ...]:
     return tuple(Piece(piece.marker, piece.text.strip()) for piece in pieces)
 
 
-def _tool_text(tokenizer: MarkingTokenizer, opening: str) -> str:
+def _tool_text(tokenizer: MarkingTokenizer, render: Render, opening: str) -> str:
     for messages in _tool_conversations():
-        text = tokenizer.render(messages)
-        if text is None or TOOL not in text:
+        rendered = render(messages)
+        text = "" if rendered is None else tokenizer.mark(rendered)
+        if TOOL not in text:
             continue
         head = text.partition(TOOL)[0]
         start = head.rfind(opening)

@@ -1,10 +1,10 @@
 """Text in which a tokenizer's added tokens are marks: what tells markup from what someone typed."""
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer
 
 MARK: Final = 0xF0000
 """Start of a private plane of Unicode: in marked text the character MARK + k stands for the k-th added token."""
@@ -28,11 +28,10 @@ class MarkingTokenizer:
         is_marker: [vocabulary] which ids are added tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._backend = tokenizer.backend_tokenizer
-        added = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
-        self.vocabulary = max(len(tokenizer), max(added, default=0) + 1)
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+        added = [i for i, token in backend.get_added_tokens_decoder().items() if token.content.strip()]
+        self.vocabulary = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=0) + 1)
         self._marker_ids = sorted(added)
         self._mark_of = {i: chr(MARK + k) for k, i in enumerate(self._marker_ids)}
         self.is_marker = np.zeros(self.vocabulary, np.bool_)
@@ -44,7 +43,8 @@ class MarkingTokenizer:
 
     def decode(self, ids: NDArray[np.int64]) -> str:
         """Return the text of ids, without special tokens."""
-        return self._backend.decode(ids.tolist(), skip_special_tokens=True)  # type: ignore[no-any-return]
+        text: str = self._backend.decode(ids.tolist(), skip_special_tokens=True)
+        return text
 
     def marked(self, ids: NDArray[np.int64]) -> str:
         """Return the text of ids, with every added token as one private character."""
@@ -57,13 +57,6 @@ class MarkingTokenizer:
             start = at + 1
         return "".join(parts)
 
-    def render(self, messages: list[dict[str, Any]]) -> str | None:
-        """Render and tokenise a conversation as an engine does; return marked text. None: the template refuses it."""
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=messages[-1]["role"] != "assistant"
-            )
-        except Exception:  # templates raise what they like
-            return None
-        ids = self._backend.encode(text, add_special_tokens=False).ids
-        return self.marked(np.asarray(ids, np.int64))
+    def mark(self, text: str) -> str:
+        """Return rendered text as marked text: tokenised as an engine does, and decoded."""
+        return self.marked(np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int64))

@@ -45,14 +45,14 @@ class RequestParser:
         """Return the last ``window`` user prompts and the turn count.
 
         Raises:
-            InvalidRequest, UnknownServedModel: the request can't be answered as it is.
+            InvalidRequest: the request can't be answered as it is. UnreadPrompt: its token ids cannot be read, or not yet.
         """
         kind = conversation.WhichOneof("input")
         if kind == "chat":
             turns = from_messages((Message(m.role, m.content) for m in conversation.chat.messages), window)
         elif kind == "tokens":
             tokens = conversation.tokens
-            turns = self.served_models.get(tokens.served_model).user_turns(tokens.ids, window)
+            turns = self.served_models.get(tokens.served_model, tokens.tokenizer).user_turns(tokens.ids, window)
         else:
             turns = from_prompt(conversation.prompt)
         given = conversation.turn_count if conversation.HasField("turn_count") else None

@@ -1,184 +1,229 @@
-"""The models that engines serve, and the way from the token ids of a prompt back to its user turns.
+"""The tokenizers of the models that engines serve: configured by the operator, or offered by the engines themselves.
 
-An engine holds a prompt as ids: the chat template rendered and tokenised. Markers are compared as ids. Added tokens such as
-`<|im_start|>` are atoms: a user who types those characters gets ordinary tokens where the engine keeps text and markup apart,
-and then cannot forge a turn. Where an engine tokenises rendered text as a whole, the forged marker is the same id as a real one
-and nobody can tell. Nor can anybody where a template's markers are plain text (Zephyr's `<|user|>`).
-
-Not recovered: white space around a user text; the border between system prompt and first user text in templates that glue
-them (Mistral, Llama 2, Gemma): there the system prompt counts as part of the first user text.
+Nobody ever waits for one. It is loaded in the background, once; until then, and where it cannot be loaded, asking for it is an
+error at once, and it is tried again after RETRY_S. What an operator has configured under a name comes before what engines
+offer, which is known by its digest: whoever sends that digest has the same tokenizer.
 """
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-from lpc.errors import ArtifactError, InvalidRequest
-from lpc.model.conversation import UserTurns, from_prompt
-from predictor_service.errors import UnknownServedModel
-from predictor_service.requests.chat_template import UserMarkup, learn_markup
-from predictor_service.requests.marked_text import MarkingTokenizer, unmarked
+from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel, UnreadPrompt
+from predictor_service.requests.loading import TokenizerError, TokenizerLoader
+from predictor_service.requests.offered import OfferedTokenizers
+from predictor_service.requests.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
-MARKUP_TOKENS: Final = 24
-"""Tokens looked at behind an added token for the name of a role."""
+LOADERS: Final = 2
+"""Tokenizers that are loaded at a time: one that hangs does not hold up the next."""
+RETRY_S: Final = 300.0
+"""Seconds for which a tokenizer that could not be loaded is not tried again."""
+MAX_LOADED: Final = 8
+"""Offered tokenizers held in memory, up to some hundred MB each; over it the one unused longest is dropped."""
+MAX_KNOWN: Final = 100
+"""Offered tokenizers of which it is known whether they can be loaded."""
+
+State = Literal["ready", "loading", "failed"]
+STATES: Final[tuple[State, ...]] = ("ready", "loading", "failed")
 
 
-class ServedModel:
-    """Tokenizer and chat template of a model that an engine serves. Thread-safe."""
+class Known(NamedTuple):
+    """A tokenizer, configured or offered.
 
-    def __init__(self, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.name = name
-        self._tokenizer = MarkingTokenizer(tokenizer)
-        self.markup = learn_markup(self._tokenizer)
+    Attributes:
+        name: of the served model.
+        digest: empty where it is configured.
+        failure: why it cannot be loaded.
+        vocabulary: ids are below it; 0 while it is not loaded.
+    """
 
-    def user_turns(self, ids: Sequence[int], window: int) -> UserTurns:
-        """Return the last ``window`` user prompts in a prompt of this model, and how many it has.
+    name: str
+    digest: str
+    state: State
+    failure: str
+    vocabulary: int
 
-        A prompt without chat markup (of a completions API) counts as one user turn.
 
-        Raises:
-            InvalidRequest: an id is outside the vocabulary, or the prompt has no text.
-        """
-        array = np.asarray(ids, np.int64)
-        outside = np.flatnonzero((array < 0) | (array >= self._tokenizer.vocabulary))
-        if outside.size:
-            position = int(outside[0])
-            raise InvalidRequest(
-                f"token id {int(array[position])} at position {position} is outside the vocabulary of {self.name} "
-                f"({self._tokenizer.vocabulary} tokens): is served_model the model that the prompt was tokenised for?"
-            )
-        markup = self.markup
-        turns = None
-        if markup is not None:
-            turns = self._by_ids(array, markup, window) if markup.pieces else self._by_text(array, markup, window)
-        if turns is None:
-            return from_prompt(self._tokenizer.decode(array))
-        if not turns.prompts:
-            raise InvalidRequest("the user messages of the prompt have no text")
-        return turns
+@dataclass(eq=False, slots=True)
+class _Entry:
+    name: str
+    digest: str
+    source: str
+    used_at: float
+    model: ServedModel | None = None
+    failure: str = ""
+    retry_at: float = 0.0
 
-    def _by_ids(self, ids: NDArray[np.int64], markup: UserMarkup, window: int) -> UserTurns | None:
-        """Find user messages by added tokens and decode only the last of them. None: there is no user message."""
-        marks = np.flatnonzero(self._tokenizer.is_marker[ids])
-        marker_ids = ids[marks]
-        first, *rest = markup.pieces
-        spans: list[tuple[int, int]] = []
-        for k in np.flatnonzero(marker_ids == first.marker):
-            last = k + len(rest)
-            if last >= len(marks) or any(marker_ids[k + 1 + i] != piece.marker for i, piece in enumerate(rest)):
-                continue
-            between = zip(markup.pieces[:-1], range(k, last), strict=True)
-            if any(marks[i + 1] - marks[i] > MARKUP_TOKENS or self._after(ids, marks, i) != p.text for p, i in between):
-                continue
-            start = int(marks[last]) + 1
-            ends = np.flatnonzero(marker_ids[last + 1 :] == markup.end)
-            end = int(marks[last + 1 + ends[0]]) if ends.size else len(ids)
-            opening = self._tokenizer.decode(ids[start : min(end, start + MARKUP_TOKENS)]).lstrip()
-            if not opening.startswith(markup.pieces[-1].text):
-                continue
-            if markup.tool_text and opening[len(markup.pieces[-1].text) :].lstrip().startswith(markup.tool_text):
-                continue
-            spans.append((start, end))
-        if not spans:
-            return None
-        texts = [""] * len(spans)
-        role = len(markup.pieces[-1].text)
-        kept = i = 0
-        for i in range(len(spans) - 1, -1, -1):
-            start, end = spans[i]
-            texts[i] = self._tokenizer.decode(ids[start:end]).lstrip()[role:].strip()
-            kept += bool(texts[i])
-            if kept == window:
-                # Older ones are only counted; a blank one among them would count too, which costs a decoding to know.
-                break
-        # What is not decoded is taken to have as many characters per token as what is: decoding it all would cost more
-        # than the encoder's tokenisation, for a length whose logarithm counts.
-        density = sum(map(len, texts)) / max(sum(end - start for start, end in spans[i:]), 1)
-        history = round((spans[-1][0] - spans[0][0]) * density)
-        last_reply = round((spans[-1][0] - spans[-2][1]) * density) if len(spans) > 1 else 0
-        return UserTurns(tuple(filter(None, texts[i:])), i + max(kept, 1), history, last_reply)
-
-    def _by_text(self, ids: NDArray[np.int64], markup: UserMarkup, window: int) -> UserTurns | None:
-        """Find user messages in decoded text: for templates whose markers are plain text. None: there is none."""
-        text = self._tokenizer.marked(ids)
-        prompts: list[str] = []
-        found = False
-        history = last_reply = begin = close = 0
-        at = text.find(markup.opening)
-        while at >= 0:
-            if found:
-                history, last_reply = at - begin, at - close
-            else:
-                begin = at
-            found = True
-            start = at + len(markup.opening)
-            end = text.find(markup.closing, start) if markup.closing else -1
-            end = len(text) if end < 0 else end
-            prompt = unmarked(text[start:end]).strip()
-            if prompt and not (markup.tool_text and prompt.startswith(markup.tool_text)):
-                prompts.append(prompt)
-            close = end
-            at = text.find(markup.opening, end)
-        return UserTurns(tuple(prompts[-window:]), max(len(prompts), 1), history, last_reply) if found else None
-
-    def _after(self, ids: NDArray[np.int64], marks: NDArray[np.int64], k: int) -> str:
-        """Return the stripped text between added token ``k`` and the next."""
-        return self._tokenizer.decode(ids[marks[k] + 1 : marks[k + 1]]).strip()
+    @property
+    def state(self) -> State:
+        return "ready" if self.model is not None else "failed" if self.failure else "loading"
 
 
 class ServedModels:
-    """The served models by name; each is loaded when it is first asked for. Thread-safe."""
+    """Finds the tokenizer of a request. Thread-safe; no method but :meth:`wait` takes longer than a look at the disk.
 
-    def __init__(self, paths: Mapping[str, str]) -> None:
-        self._paths = dict(paths)
-        self._models: dict[str, ServedModel] = {}
+    Args:
+        paths: served model name to the folder, or the hub's name, of its tokenizer.
+        offered: where those lie that engines have offered; None: none are taken.
+        loader: closed with this.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        paths: Mapping[str, str],
+        offered: OfferedTokenizers | None = None,
+        loader: TokenizerLoader | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.offered = offered
+        self._loader = loader or TokenizerLoader()
+        self._clock = clock
         self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(LOADERS, "load-tokenizer")
+        self._watchers: set[Callable[[], None]] = set()
+        self._configured = {name: _Entry(name, "", path, clock()) for name, path in paths.items()}
+        self._offered: dict[str, _Entry] = {}
+        self._begun = [begun for entry in self._configured.values() if (begun := self._begin(entry)) is not None]
 
     @property
     def names(self) -> list[str]:
-        """The names that requests may use."""
-        return sorted(self._paths)
+        """The names that the operator has configured."""
+        return sorted(self._configured)
 
-    def get(self, name: str) -> ServedModel:
+    def get(self, name: str, digest: str = "") -> ServedModel:
         """Return a served model.
 
         Raises:
-            UnknownServedModel: no such name is configured.
-            ArtifactError: its tokenizer cannot be loaded.
+            UnknownServedModel: it is neither configured nor offered. TokenizerLoading: its tokenizer will be there.
+            TokenizerFailed: that cannot be loaded.
         """
-        model = self._models.get(name)
-        if model is not None:
-            return model
-        path = self._paths.get(name)
-        if path is None:
-            known = ", ".join(self.names) or "none"
-            raise UnknownServedModel(
-                f"no tokenizer is configured for the served model {name[:100]!r} (configured: {known}): set served_models / "
-                "LPC_SERVED_MODELS in the sidecar"
-            )
         with self._lock:
-            if name not in self._models:
-                self._models[name] = _load(name, path)
-        return self._models[name]
+            entry = self._configured.get(name) or self._find(name, digest)
+            if entry is None:
+                raise self._absent(name, digest)
+            entry.used_at = self._clock()
+            if entry.model is not None:
+                return entry.model
+            if not entry.failure:
+                raise TokenizerLoading(f"the tokenizer of served model {name[:100]} is being loaded: try again in some seconds")
+            failure = entry.failure
+            if entry.used_at >= entry.retry_at:
+                entry.failure = ""
+                self._begin(entry)
+        raise TokenizerFailed(failure)
 
+    def look(self, name: str, digest: str) -> UnreadPrompt | None:
+        """Return why token ids of a model cannot be read; None where they can."""
+        try:
+            self.get(name, digest)
+        except UnreadPrompt as error:
+            return error
+        return None
 
-def _load(name: str, path: str) -> ServedModel:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True)
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-    except Exception as error:  # OSError, ValueError, and what the tokenizers library raises
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise ArtifactError(f"the tokenizer of served model {name} cannot be loaded from {path}: {reason}") from error
-    if backend is None:
-        raise ArtifactError(f"served model {name} has no fast tokenizer (tokenizer.json) at {path}")
-    model = ServedModel(name, tokenizer)
-    if model.markup is None:
-        log.warning("served model %s has no usable chat template: its prompts count as one user turn", name)
-    return model
+    def known(self) -> list[Known]:
+        """Return all that are known, those configured first, then the latest used."""
+        with self._lock:
+            offered = sorted(self._offered.values(), key=lambda entry: -entry.used_at)
+            return [
+                Known(e.name, e.digest, e.state, e.failure, 0 if e.model is None else e.model.vocabulary)
+                for e in (*self._configured.values(), *offered)
+            ]
+
+    def count(self, state: str) -> int:
+        """Return how many are in a state."""
+        return sum(known.state == state for known in self.known())
+
+    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Call ``watcher``, in any thread, whenever something may have changed; return what ends that."""
+        with self._lock:
+            self._watchers.add(watcher)
+
+        def end() -> None:
+            with self._lock:
+                self._watchers.discard(watcher)
+
+        return end
+
+    def changed(self) -> None:
+        """Tell those who watch that something may have changed."""
+        with self._lock:
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            with suppress(RuntimeError):  # its event loop is closed
+                watcher()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until those that are configured are loaded or have failed, at most ``timeout`` seconds."""
+        if wait(self._begun, timeout).not_done:
+            log.warning("some tokenizers of LPC_SERVED_MODELS are still being loaded: until then their prompts are not read")
+
+    def close(self) -> None:
+        """Load nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._loader.close()
+
+    # With the lock held.
+
+    def _find(self, name: str, digest: str) -> _Entry | None:
+        entry = self._offered.get(digest)
+        if entry is None and self.offered is not None and (folder := self.offered.find(digest)) is not None:
+            entry = self._offered[digest] = _Entry(name, digest, str(folder), self._clock())
+            for old in list(self._unused_first())[: max(len(self._offered) - MAX_KNOWN, 0)]:
+                del self._offered[old.digest]
+            self._begin(entry)
+        return entry
+
+    def _unused_first(self) -> Iterator[_Entry]:
+        yield from sorted((e for e in self._offered.values() if e.state != "loading"), key=lambda entry: entry.used_at)
+
+    def _absent(self, name: str, digest: str) -> UnreadPrompt:
+        if self.offered is not None and self.offered.receives(digest):
+            return TokenizerLoading(f"the tokenizer of served model {name[:100]} is being received: try again in some seconds")
+        known = ", ".join(self.names) or "none"
+        return UnknownServedModel(
+            f"no tokenizer is configured for the served model {name[:100]!r} (configured: {known}), and none that was offered "
+            "is at hand: let its engine's plug-in offer one, or set served_models / LPC_SERVED_MODELS in the sidecar"
+        )
+
+    def _begin(self, entry: _Entry) -> Future[None] | None:
+        with suppress(RuntimeError):  # closed
+            return self._threads.submit(self._load, entry)
+        return None
+
+    # In a thread of its own.
+
+    def _load(self, entry: _Entry) -> None:
+        model, failure = None, ""
+        name, origin = entry.name[:100], f"tokenizer {entry.digest[:12]}, from its engine" if entry.digest else entry.source
+        if entry.digest and self.offered is not None and not self.offered.intact(entry.digest):
+            with self._lock:
+                self._offered.pop(entry.digest, None)
+            self.changed()
+            return
+        try:
+            loaded = self._loader.load(entry.source, offered=bool(entry.digest))
+            model = ServedModel(name, loaded.backend, loaded.markup)
+        except TokenizerError as error:
+            failure = f"the tokenizer of served model {name} cannot be loaded from {entry.source}: {error}"
+        except Exception as error:  # whatever it is, it must not be tried at every request
+            failure = f"the tokenizer of served model {name} cannot be loaded from {entry.source}: {type(error).__name__}"
+        with self._lock:
+            entry.model, entry.failure, entry.retry_at = model, failure, self._clock() + RETRY_S
+            loaded_ones = [e for e in self._unused_first() if e.model is not None]
+            for old in loaded_ones[: max(len(loaded_ones) - MAX_LOADED, 0)]:
+                del self._offered[old.digest]
+        if model is None:
+            log.error("%s. Its prompts are not read. Tried again after %g s; or set LPC_SERVED_MODELS", failure, RETRY_S)
+        elif model.markup is None:
+            log.warning("served model %s has no usable chat template: its prompts count as one user turn", name)
+        if model is not None:
+            log.info("prompts of served model %s are read (%s)", name, origin)
+        self.changed()

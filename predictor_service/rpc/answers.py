@@ -16,6 +16,7 @@ class Answer:
 
     ``think_time``: until the next turn; None where not known. ``credit_s``: seconds at `credit.LIFETIMES`; empty where returns
     are not learnt. ``manifest``: of the model. ``tokens``: that it was given.
+    ``unread``: its token ids could not be read; then there is no probability, and a credit by lengths and times.
     """
 
     probability: float
@@ -27,6 +28,7 @@ class Answer:
     queue_us: int
     tokenize_us: int
     infer_us: int
+    unread: bool = False
 
 
 def answer_of(prepared: Prepared, outcome: Outcome) -> Answer:
@@ -44,6 +46,11 @@ def answer_of(prepared: Prepared, outcome: Outcome) -> Answer:
     )
 
 
+def unread_answer(turn_count: int, credit_s: Sequence[float], manifest: Manifest) -> Answer:
+    """Return the answer to a conversation that could not be read."""
+    return Answer(0.0, None, credit_s, manifest, turn_count, 0, 0, 0, 0, unread=True)
+
+
 def message_of(answer: Answer) -> pb.Prediction:
     """Return an answer as it goes over the wire."""
     expected = answer.think_time
@@ -53,5 +60,6 @@ def message_of(answer: Answer) -> pb.Prediction:
         think_time=pb.ThinkTime(log_mean=expected.log_mean, log_sigma=expected.log_sigma) if expected is not None else None,
         credit_s=answer.credit_s,
         turn_count=answer.turn_count,
+        unread=answer.unread,
         timing=pb.Timing(queue_us=answer.queue_us, tokenize_us=answer.tokenize_us, infer_us=answer.infer_us),
     )

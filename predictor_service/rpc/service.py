@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
@@ -15,16 +15,22 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.prepare import Preparation
+from predictor_service.errors import UnreadPrompt
 from predictor_service.labels.memory import Foretold, Labels
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser
+from predictor_service.requests.unread import UnreadPrompts
 from predictor_service.returns.learning import ReturnLearning
-from predictor_service.rpc.answers import Answer, answer_of, message_of
+from predictor_service.rpc.answers import Answer, answer_of, message_of, unread_answer
 from predictor_service.rpc.callers import CALLER
+from predictor_service.rpc.offers import message_of as known_tokenizer
 from predictor_service.rpc.statuses import refusal
 from predictor_service.rpc.stream import PredictionStream, StreamLimits
 from predictor_service.rpc.tracing import Tracing
 from predictor_service.serving import Serving
+
+MAX_NAMED: Final = 100
+"""Tokenizers that GetModelInfo names."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -54,6 +60,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._limits = limits
         self._stream_limits = stream_limits
         self._metrics = metrics
+        self._unread = UnreadPrompts(metrics)
         self._tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._draining = asyncio.Event()
@@ -95,7 +102,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     ) -> AsyncIterator[pb.PredictStreamResponse]:
         """Answer requests as their predictions come, in any order."""
         del context
-        stream = PredictionStream(CALLER.get(), self._predict, self._stream_limits, self._metrics)
+        models = self._parser.served_models
+        stream = PredictionStream(CALLER.get(), self._predict, models, self._stream_limits, self._metrics)
         async with contextlib.aclosing(stream.answers(request_iterator, self._draining)) as answers:
             async for response in answers:
                 yield response
@@ -120,18 +128,22 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             think_time_categories=think_time.categories if think_time is not None else (),
             credit_lifetimes_s=LIFETIMES.tolist() if self._returns is not None else (),
             credit_returns=self._returns.returns if self._returns is not None else 0,
+            tokenizers=map(known_tokenizer, self._parser.served_models.known()[:MAX_NAMED]),
         )
 
-    async def _predict(self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False) -> Answer:
+    async def _predict(
+        self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False, answers_unread: bool = False
+    ) -> Answer:
         """Answer a conversation: check, permit, prepare, queue and run, answer.
 
         Args:
             conversation: as it came.
             deadline: on the event loop's clock, seconds; infinite for none.
             admitted: the caller holds this conversation's permit of the queue.
+            answers_unread: token ids that cannot be read get a credit all the same, where returns are learnt.
 
         Raises:
-            InvalidRequest, UnknownServedModel: it can't be answered as it is.
+            InvalidRequest, UnreadPrompt: it can't be answered as it is.
             Overloaded: the queue is full, or too long for the deadline. Expired: the deadline passed first.
             Unavailable: the service is closing.
         """
@@ -140,7 +152,15 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             patience = deadline - self._loop.time()
             # Before any work is done for it: what is being tokenised waits for the model as well.
             with contextlib.nullcontext() if admitted else self._batcher.queue.permit(patience):
-                prepared = await self._preparation.prepare(conversation, self._serving.model)
+                try:
+                    prepared = await self._preparation.prepare(conversation, self._serving.model)
+                except UnreadPrompt as error:
+                    self._unread.note(conversation.tokens, error)
+                    if self._returns is None or not answers_unread:
+                        raise
+                    answer = await self._answer_unread(conversation, self._returns)
+                    answered(answer)
+                    return answer
                 outcome = await self._batcher.predict(prepared, deadline)
             answer = answer_of(prepared, outcome)
             answered(answer)
@@ -148,6 +168,12 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             embedding = outcome.inferred.embedding
             self._labels.answered(prepared.turn, Foretold(answer.probability, embedding, answer.tokens, answer.manifest))
         return answer
+
+    async def _answer_unread(self, conversation: pb.Conversation, returns: ReturnLearning) -> Answer:
+        """Answer by what is known beside the text: the length, the times of the conversation's turns, how it begins."""
+        asked = await self._preparation.note_unread(conversation)
+        (credit_s,) = await asyncio.to_thread(returns.credits_of, [asked])
+        return unread_answer(asked.turn_count, credit_s, self._serving.model.manifest)
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()

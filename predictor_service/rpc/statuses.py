@@ -6,13 +6,23 @@ from typing import Final
 import grpc
 
 from lpc.errors import ArtifactError, InvalidRequest
-from predictor_service.errors import Expired, Overloaded, Unauthenticated, Unavailable, UnknownServedModel
+from predictor_service.errors import (
+    Expired,
+    Overloaded,
+    TokenizerFailed,
+    TokenizerLoading,
+    Unauthenticated,
+    Unavailable,
+    UnknownServedModel,
+)
 
 log = logging.getLogger(__name__)
 
 STATUSES: Final[dict[type[Exception], grpc.StatusCode]] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownServedModel: grpc.StatusCode.NOT_FOUND,
+    TokenizerLoading: grpc.StatusCode.UNAVAILABLE,
+    TokenizerFailed: grpc.StatusCode.FAILED_PRECONDITION,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Expired: grpc.StatusCode.DEADLINE_EXCEEDED,

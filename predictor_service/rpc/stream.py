@@ -3,20 +3,26 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
 from lpc.errors import InvalidRequest
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.errors import Overloaded
 from predictor_service.metrics import Metrics
+from predictor_service.requests.served_models import ServedModels
 from predictor_service.rpc.answers import Answer, message_of
 from predictor_service.rpc.callers import Caller
+from predictor_service.rpc.offers import StreamOffer
 from predictor_service.rpc.statuses import refusal
 
-Predict: TypeAlias = Callable[[pb.Conversation, float], Awaitable[Answer]]
-"""Answers a conversation until a deadline, on the event loop's clock."""
+
+class Predict(Protocol):
+    """Answers a conversation until a deadline, on the event loop's clock."""
+
+    def __call__(self, conversation: pb.Conversation, deadline: float, *, answers_unread: bool) -> Awaitable[Answer]:
+        """``answers_unread``: token ids that cannot be read are answered all the same."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,9 @@ class PredictionStream:
     caller has sent meanwhile was not read, and may be asked anew, of any sidecar.
     """
 
-    def __init__(self, caller: Caller, predict: Predict, limits: StreamLimits, metrics: Metrics) -> None:
+    def __init__(
+        self, caller: Caller, predict: Predict, models: ServedModels, limits: StreamLimits, metrics: Metrics
+    ) -> None:
         self._caller = caller
         self._predict = predict
         self._limits = limits
@@ -56,6 +64,7 @@ class PredictionStream:
         """None: the last one was taken."""
         self._taken = asyncio.Event()
         self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._offer = StreamOffer(models, self._say, metrics)
 
     async def answers(
         self, requests: AsyncIterator[pb.PredictStreamRequest], draining: asyncio.Event
@@ -70,6 +79,7 @@ class PredictionStream:
             await reader
         finally:
             reader.cancel()
+            self._offer.close()
             for task in list(self._in_flight.values()):
                 task.cancel()
 
@@ -97,11 +107,18 @@ class PredictionStream:
                 self._taken.clear()
                 await self._taken.wait()
             name = request.request_id
-            if request.WhichOneof("action") == "cancel":
+            action = request.WhichOneof("action")
+            if action == "cancel":
                 if name in self._in_flight:
                     self._in_flight[name].cancel()
                 continue
+            if action == "chunk":
+                await self._offer.chunk(request.chunk.data)
+                continue
             try:
+                if action == "offer":
+                    await self._offer.take(name, request.offer)
+                    continue
                 self._admit(name)
             except (InvalidRequest, Overloaded) as error:
                 self._refuse(name, error)
@@ -119,12 +136,17 @@ class PredictionStream:
     async def _answer(self, request: pb.PredictStreamRequest) -> None:
         deadline = self._loop.time() + request.timeout_ms / 1000 if request.timeout_ms else math.inf
         try:
-            prediction = message_of(await self._predict(request.conversation, deadline))
+            answer = await self._predict(request.conversation, deadline, answers_unread=self._offer.made)
         except Exception as error:
             self._refuse(request.request_id, error)
             return
+        if answer.unread:
+            self._offer.unread()
         self._metrics.stream_answers.labels("OK").inc()
-        self._answers.put_nowait(pb.PredictStreamResponse(request_id=request.request_id, prediction=prediction))
+        self._answers.put_nowait(pb.PredictStreamResponse(request_id=request.request_id, prediction=message_of(answer)))
+
+    def _say(self, name: str, status: pb.TokenizerStatus) -> None:
+        self._answers.put_nowait(pb.PredictStreamResponse(request_id=name, tokenizer=status))
 
     def _refuse(self, name: str, error: Exception) -> None:
         status, message = refusal(error, "PredictStream")

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from lpc.errors import ArtifactError, InvalidRequest
-from predictor_service.errors import UnknownServedModel
+from lpc.errors import InvalidRequest
+from predictor_service.requests.chat_template import learn_markup
+from predictor_service.requests.loading import renderer
 from predictor_service.requests.marked_text import MarkingTokenizer
-from predictor_service.requests.served_models import ServedModel, ServedModels
+from predictor_service.requests.served_model import ServedModel
 from tests.chat_templates import STYLES, tokenizer_of
 
 styles = pytest.mark.parametrize("style", STYLES)
@@ -27,7 +27,12 @@ def tokenizer(style: str) -> PreTrainedTokenizerFast:
 
 @functools.cache
 def model(style: str) -> ServedModel:
-    return ServedModel(style, tokenizer(style))
+    return served(style, tokenizer(style))
+
+
+def served(name: str, tokenizer: PreTrainedTokenizerFast) -> ServedModel:
+    backend = tokenizer.backend_tokenizer
+    return ServedModel(name, backend, learn_markup(MarkingTokenizer(backend), renderer(tokenizer)))
 
 
 def chat(*texts: str, system: str | None = None) -> list[dict[str, str]]:
@@ -135,9 +140,9 @@ def test_a_prompt_without_chat_markup_is_one_user_turn(style: str) -> None:
 def test_a_tokenizer_without_a_template_gives_one_user_turn() -> None:
     tokenizer = tokenizer_of(STYLES["chatml"])
     tokenizer.chat_template = None
-    served = ServedModel("plain", tokenizer)
-    assert served.markup is None
-    assert served.user_turns(tokenizer("hello", add_special_tokens=False)["input_ids"], 5).turn_count == 1
+    plain = served("plain", tokenizer)
+    assert plain.markup is None
+    assert plain.user_turns(tokenizer("hello", add_special_tokens=False)["input_ids"], 5).turn_count == 1
 
 
 @styles
@@ -166,25 +171,9 @@ def test_an_id_outside_the_vocabulary_is_named() -> None:
 @styles
 def test_random_ids_are_answered_or_refused_but_never_crash(style: str) -> None:
     rng = np.random.default_rng(0)
-    served, marking = model(style), MarkingTokenizer(tokenizer(style))
+    served_model, marking = model(style), MarkingTokenizer(tokenizer(style).backend_tokenizer)
     for _ in range(50):
         ids = rng.integers(0, marking.vocabulary, rng.integers(1, 200))
         ids[rng.random(len(ids)) < 0.3] = rng.choice(np.flatnonzero(marking.is_marker))
         with contextlib.suppress(InvalidRequest):
-            assert served.user_turns(ids.tolist(), 5).turn_count >= 1
-
-
-def test_an_unknown_served_model_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UnknownServedModel, match=r"'gpt-6'.*configured: a, b"):
-        ServedModels({"b": "x", "a": "y"}).get("gpt-6")
-
-
-def test_a_missing_tokenizer_is_the_operators_error(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="tokenizer of served model m cannot be loaded"):
-        ServedModels({"m": str(tmp_path / "nowhere")}).get("m")
-
-
-def test_a_served_model_is_loaded_from_its_folder(tmp_path: Path) -> None:
-    tokenizer_of(STYLES["llama3"]).save_pretrained(tmp_path)
-    served = ServedModels({"m": str(tmp_path)}).get("m")
-    assert served.user_turns(ids_of("llama3", chat("Hi", "Hello", "Bye")), 5).prompts == ("Hi", "Bye")
+            assert served_model.user_turns(ids.tolist(), 5).turn_count >= 1

@@ -11,6 +11,7 @@ from eviction_client.book import PredictorCounters
 from eviction_client.credit import CreditGrid
 from eviction_client.hints import Hints
 from eviction_client.messages import Prediction
+from eviction_client.offer import TokenizerState
 from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
 from eviction_client.settings import ClientSettings
@@ -33,6 +34,7 @@ class Answers:
         self.late: list[tuple[Hashable, Prediction | None]] = []
         self.forgotten: list[Hashable] = []
         self.healthy = True
+        self.tokenizer_state: TokenizerState = "unknown"
         self.counters = PredictorCounters()
 
     def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:

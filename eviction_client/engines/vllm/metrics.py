@@ -5,6 +5,7 @@ from typing import Final
 from eviction_client.credit_queue import BUCKETS
 from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.metrics import Values
+from eviction_client.offer import STATES
 
 QUANTILES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Of the latest credits given that are shown."""
@@ -23,6 +24,7 @@ def values_of(hooks: Hooks) -> Values:
     values |= {
         ("lpc_fallback_share", ""): (scored["unanswered"] - scored["late"]) / ended if ended else 0.0,
         ("lpc_late_answers", ""): scored["late"],
+        ("lpc_predictions_unread", ""): asked.unread,
         ("lpc_credit_refused", "absent"): asked.no_credit,
         ("lpc_credit_refused", "grid"): asked.bad_grid,
         ("lpc_credit_refused", "length"): asked.bad_length,
@@ -41,6 +43,7 @@ def values_of(hooks: Hooks) -> Values:
         ("lpc_predictor_connected", ""): float(scorer.predictor.healthy),
         ("lpc_store_healthy", ""): float(scorer.store is not None and scorer.store.healthy),
     }
+    values |= {("lpc_tokenizer_state", state): float(state == scorer.predictor.tokenizer_state) for state in STATES}
     if given := sorted(scorer.credits.copy()):
         values |= {("lpc_credit_seconds", f"{q:g}"): given[int(q * (len(given) - 1))] for q in QUANTILES}
     if hooks.queue is not None:

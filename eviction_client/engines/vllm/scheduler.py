@@ -14,9 +14,11 @@ from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.namespace import namespace_of
+from eviction_client.engines.vllm.tokenizer import finder_of
 from eviction_client.engines.vllm.versions import why_not
 from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics
+from eviction_client.offer import FindFiles
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.scorer import Predictor, Scorer
 from eviction_client.settings import ClientSettings
@@ -42,14 +44,15 @@ class LearnedScheduler:
     background: ClassVar[StartBackground] = BackgroundThread
 
     @staticmethod
-    def open_predictor(settings: ClientSettings, served_model: str) -> Predictor:
-        """Return what is asked for predictions."""
+    def open_predictor(settings: ClientSettings, served_model: str, tokenizer: FindFiles) -> Predictor:
+        """Return what is asked for predictions. ``tokenizer``: finds the files of the engine's, for the sidecar."""
         return PredictorClient(
             settings.predictor_address,
             served_model=served_model,
             timeout_s=settings.predictor_timeout_s,
             capacity=settings.predictor_capacity,
             access=access_of(settings),
+            tokenizer=tokenizer,
         )
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +79,7 @@ class LearnedScheduler:
         scorer = Scorer(
             settings,
             capacity=scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
-            predictor=cls.open_predictor(settings, settings.served_model or served),
+            predictor=cls.open_predictor(settings, settings.served_model or served, finder_of(vllm_config)),
             store=_store(settings, vllm_config, scheduler),
             clock=cls.clock,
             background=cls.background,

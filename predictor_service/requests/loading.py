@@ -1,0 +1,187 @@
+"""Tokenizers are read in a process of their own, which may take long, hang, or take too much memory, and is then ended.
+
+What comes back is the tokenizer's backend as one JSON file, and how its chat template marks user messages: the template itself
+is rendered in that process only, in the sandbox that transformers has for it. A tokenizer is data: no code that comes with one
+is ever run (``trust_remote_code``), and one that an engine has offered is read without a network.
+
+    python -m predictor_service.requests.loading SOURCE TARGET offered|configured
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tokenizers import Tokenizer
+
+from lpc.errors import LpcError
+from predictor_service.requests.chat_template import Piece, Render, UserMarkup, learn_markup
+from predictor_service.requests.marked_text import MarkingTokenizer
+
+MEMORY_BYTES: Final = 6 * 2**30
+"""Address space of the process that reads what an engine has offered: a template can build texts of any length."""
+MAX_VOCABULARY: Final = 2**22
+"""An id far beyond the others would take as much memory here."""
+NICENESS: Final = 10
+"""Serving comes first."""
+
+BACKEND, MARKUP, REASON = "backend.json", "markup.json", "reason.txt"
+
+
+class TokenizerError(LpcError):
+    """A tokenizer cannot be read. The message says why."""
+
+
+class Loaded(NamedTuple):
+    """A tokenizer as it is served. ``markup``: None where there is no chat template, or none of use."""
+
+    backend: Tokenizer
+    markup: UserMarkup | None
+
+
+@dataclass(frozen=True)
+class LoadLimits:
+    """Seconds that reading may take: of what an engine has offered; of what is configured, which may be fetched from a hub."""
+
+    offered_s: float = 60.0
+    configured_s: float = 600.0
+
+
+class TokenizerLoader:
+    """Reads tokenizers, each in a process of its own. Thread-safe; a call takes seconds, or as long as its limit."""
+
+    def __init__(self, limits: LoadLimits = LoadLimits()) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
+
+    def load(self, source: str, *, offered: bool) -> Loaded:
+        """Return the tokenizer in a folder, or of a hub. Raises TokenizerError.
+
+        Args:
+            offered: an engine has sent it.
+        """
+        if Path(source).is_absolute() and not Path(source).is_dir():
+            raise TokenizerError("there is no such folder")
+        with tempfile.TemporaryDirectory(prefix="lpc-tokenizer-") as target:
+            self._read(source, Path(target), offered=offered)
+            try:
+                backend = Tokenizer.from_file(str(Path(target, BACKEND)))
+                return Loaded(backend, _markup_of(json.loads(Path(target, MARKUP).read_text())))
+            except Exception as error:  # the tokenizers library raises bare Exception
+                raise TokenizerError(_first_line(error)) from error
+
+    def close(self) -> None:
+        """End what runs, and begin nothing more."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.kill()
+
+    def _read(self, source: str, target: Path, *, offered: bool) -> None:
+        command = [sys.executable, "-m", __name__, source, str(target), "offered" if offered else "configured"]
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        if offered:
+            environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        null = subprocess.DEVNULL
+        with self._lock:
+            if self._closed:
+                raise TokenizerError("the sidecar is stopping")
+            process = subprocess.Popen(command, env=environment, stdin=null, stdout=null, stderr=null)
+            self._running.add(process)
+        seconds = self._limits.offered_s if offered else self._limits.configured_s
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise TokenizerError(f"reading it took more than {seconds:g} s") from None
+        finally:
+            process.kill()
+            process.wait()
+            with self._lock:
+                self._running.discard(process)
+        if status:
+            with suppress(OSError):
+                raise TokenizerError(Path(target, REASON).read_text())
+            raise TokenizerError("the process that read it ended: it may have taken too much memory")
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def _markup_of(values: dict[str, Any] | None) -> UserMarkup | None:
+    if values is None:
+        return None
+    return UserMarkup(**{**values, "pieces": tuple(Piece(*piece) for piece in values["pieces"])})
+
+
+# In the process.
+
+
+def renderer(tokenizer: Any) -> Render:
+    """Return what renders a conversation through a transformers tokenizer's chat template; None where that refuses it."""
+
+    def render(messages: list[dict[str, Any]]) -> str | None:
+        goes_on = messages[-1]["role"] != "assistant"
+        try:
+            text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=goes_on)
+        except Exception:  # templates raise what they like
+            return None
+        return text
+
+    return render
+
+
+def _tokenizer(source: str, *, offered: bool) -> Any:
+    """Return a fast tokenizer of transformers'. Raises what that raises, and ValueError where there is none."""
+    # Where PyTorch is installed, transformers would load it, which takes longer than all the rest.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False, local_files_only=offered)
+    except Exception:
+        # A class that is not known, or code that is not run: the tokenizer itself is in tokenizer.json all the same.
+        if not Path(source, "tokenizer.json").is_file():
+            raise
+        found = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
+    if getattr(found, "backend_tokenizer", None) is None:
+        raise ValueError("it is no fast tokenizer (tokenizer.json)")
+    return found
+
+
+def main(source: str, target: Path, *, offered: bool) -> int:
+    """Read a tokenizer and write what is served of it; return the exit status."""
+    os.nice(NICENESS)
+    with suppress(OSError):
+        # If memory gives out, this process goes and not the sidecar.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if offered:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    try:
+        tokenizer = _tokenizer(source, offered=offered)
+        backend = tokenizer.backend_tokenizer
+        marking = MarkingTokenizer(backend)
+        if marking.vocabulary > MAX_VOCABULARY:
+            raise ValueError(f"its ids go up to {marking.vocabulary}, more than {MAX_VOCABULARY}")
+        markup = learn_markup(marking, renderer(tokenizer))
+        backend.save(str(target / BACKEND))
+        (target / MARKUP).write_text(json.dumps(None if markup is None else asdict(markup)))
+    except BaseException as error:  # a panic of the tokenizers library is no Exception
+        (target / REASON).write_text(_first_line(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), offered=sys.argv[3] == "offered"))

@@ -1,0 +1,138 @@
+"""A model that engines serve, and the way from the token ids of a prompt back to its user turns.
+
+An engine holds a prompt as ids: the chat template rendered and tokenised. Markers are compared as ids. Added tokens such as
+`<|im_start|>` are atoms: a user who types those characters gets ordinary tokens where the engine keeps text and markup apart,
+and then cannot forge a turn. Where an engine tokenises rendered text as a whole, the forged marker is the same id as a real one
+and nobody can tell. Nor can anybody where a template's markers are plain text (Zephyr's `<|user|>`).
+
+Not recovered: white space around a user text; the border between system prompt and first user text in templates that glue
+them (Mistral, Llama 2, Gemma): there the system prompt counts as part of the first user text.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from lpc.errors import InvalidRequest
+from lpc.model.conversation import UserTurns, from_prompt
+from predictor_service.errors import ForeignTokenIds
+from predictor_service.requests.chat_template import UserMarkup
+from predictor_service.requests.marked_text import MarkingTokenizer, unmarked
+
+MARKUP_TOKENS: Final = 24
+"""Tokens looked at behind an added token for the name of a role."""
+
+
+class ServedModel:
+    """Tokenizer and chat template of a model that an engine serves. Thread-safe.
+
+    Attributes:
+        markup: how its chat template marks user messages; None where there is no template of use.
+    """
+
+    def __init__(self, name: str, backend: Tokenizer, markup: UserMarkup | None) -> None:
+        self.name = name
+        self.markup = markup
+        self._tokenizer = MarkingTokenizer(backend)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids are below it."""
+        return self._tokenizer.vocabulary
+
+    def user_turns(self, ids: Sequence[int], window: int) -> UserTurns:
+        """Return the last ``window`` user prompts in a prompt of this model, and how many it has.
+
+        A prompt without chat markup (of a completions API) counts as one user turn.
+
+        Raises:
+            ForeignTokenIds: an id is outside the vocabulary. InvalidRequest: the prompt has no text.
+        """
+        array = np.asarray(ids, np.int64)
+        outside = np.flatnonzero((array < 0) | (array >= self._tokenizer.vocabulary))
+        if outside.size:
+            position = int(outside[0])
+            raise ForeignTokenIds(
+                f"token id {int(array[position])} at position {position} is outside the vocabulary of {self.name} "
+                f"({self._tokenizer.vocabulary} tokens): is served_model the model that the prompt was tokenised for?"
+            )
+        markup = self.markup
+        turns = None
+        if markup is not None:
+            turns = self._by_ids(array, markup, window) if markup.pieces else self._by_text(array, markup, window)
+        if turns is None:
+            return from_prompt(self._tokenizer.decode(array))
+        if not turns.prompts:
+            raise InvalidRequest("the user messages of the prompt have no text")
+        return turns
+
+    def _by_ids(self, ids: NDArray[np.int64], markup: UserMarkup, window: int) -> UserTurns | None:
+        """Find user messages by added tokens and decode only the last of them. None: there is no user message."""
+        marks = np.flatnonzero(self._tokenizer.is_marker[ids])
+        marker_ids = ids[marks]
+        first, *rest = markup.pieces
+        spans: list[tuple[int, int]] = []
+        for k in np.flatnonzero(marker_ids == first.marker):
+            last = k + len(rest)
+            if last >= len(marks) or any(marker_ids[k + 1 + i] != piece.marker for i, piece in enumerate(rest)):
+                continue
+            between = zip(markup.pieces[:-1], range(k, last), strict=True)
+            if any(marks[i + 1] - marks[i] > MARKUP_TOKENS or self._after(ids, marks, i) != p.text for p, i in between):
+                continue
+            start = int(marks[last]) + 1
+            ends = np.flatnonzero(marker_ids[last + 1 :] == markup.end)
+            end = int(marks[last + 1 + ends[0]]) if ends.size else len(ids)
+            opening = self._tokenizer.decode(ids[start : min(end, start + MARKUP_TOKENS)]).lstrip()
+            if not opening.startswith(markup.pieces[-1].text):
+                continue
+            if markup.tool_text and opening[len(markup.pieces[-1].text) :].lstrip().startswith(markup.tool_text):
+                continue
+            spans.append((start, end))
+        if not spans:
+            return None
+        texts = [""] * len(spans)
+        role = len(markup.pieces[-1].text)
+        kept = i = 0
+        for i in range(len(spans) - 1, -1, -1):
+            start, end = spans[i]
+            texts[i] = self._tokenizer.decode(ids[start:end]).lstrip()[role:].strip()
+            kept += bool(texts[i])
+            if kept == window:
+                # Older ones are only counted; a blank one among them would count too, which costs a decoding to know.
+                break
+        # What is not decoded is taken to have as many characters per token as what is: decoding it all would cost more
+        # than the encoder's tokenisation, for a length whose logarithm counts.
+        density = sum(map(len, texts)) / max(sum(end - start for start, end in spans[i:]), 1)
+        history = round((spans[-1][0] - spans[0][0]) * density)
+        last_reply = round((spans[-1][0] - spans[-2][1]) * density) if len(spans) > 1 else 0
+        return UserTurns(tuple(filter(None, texts[i:])), i + max(kept, 1), history, last_reply)
+
+    def _by_text(self, ids: NDArray[np.int64], markup: UserMarkup, window: int) -> UserTurns | None:
+        """Find user messages in decoded text: for templates whose markers are plain text. None: there is none."""
+        text = self._tokenizer.marked(ids)
+        prompts: list[str] = []
+        found = False
+        history = last_reply = begin = close = 0
+        at = text.find(markup.opening)
+        while at >= 0:
+            if found:
+                history, last_reply = at - begin, at - close
+            else:
+                begin = at
+            found = True
+            start = at + len(markup.opening)
+            end = text.find(markup.closing, start) if markup.closing else -1
+            end = len(text) if end < 0 else end
+            prompt = unmarked(text[start:end]).strip()
+            if prompt and not (markup.tool_text and prompt.startswith(markup.tool_text)):
+                prompts.append(prompt)
+            close = end
+            at = text.find(markup.opening, end)
+        return UserTurns(tuple(prompts[-window:]), max(len(prompts), 1), history, last_reply) if found else None
+
+    def _after(self, ids: NDArray[np.int64], marks: NDArray[np.int64], k: int) -> str:
+        """Return the stripped text between added token ``k`` and the next."""
+        return self._tokenizer.decode(ids[marks[k] + 1 : marks[k + 1]]).strip()

@@ -1,0 +1,318 @@
+"""Engines offer their tokenizers on real streams: predictions with no setting changed, and nobody waits for anybody."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import PreTrainedTokenizerFast
+
+from eviction_client.offer import NoTokenizer, look_at
+from eviction_client.predictor_client import PredictorClient
+from lpc.bench.processes import free_port
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.requests import offered
+from predictor_service.requests.loading import LoadLimits
+from predictor_service.server import Addresses, Parts
+from tests.chat_templates import STYLES, tokenizer_of
+from tests.integration.test_server import chat, one, sidecar
+
+BOMB = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TURNS = ("hello world", "hi", "what is a cache")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of an engine's tokenizer."""
+    made = tmp_path / "engine"
+    tokenizer_of(STYLES["chatml"]).save_pretrained(made)
+    return made
+
+
+def ids_of(tokenizer: PreTrainedTokenizerFast, *texts: str) -> list[int]:
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def files_of(folder: Path) -> Callable[[], dict[str, Path]]:
+    return lambda: {path.name: path for path in folder.iterdir()}
+
+
+def engine(address: str, folder: Path, **options: object) -> PredictorClient:
+    return PredictorClient(address, served_model="m", timeout_s=60, tokenizer=files_of(folder), **options)  # type: ignore[arg-type]
+
+
+async def send(address: str, folder: Path) -> None:
+    """Let an engine connect until its prompts are read."""
+    client = engine(address, folder)
+    await until(lambda: client.tokenizer_state == "ready")
+    client.close()
+
+
+Running = tuple[rpc.ContinuationPredictorStub, Addresses]
+
+
+@asynccontextmanager
+async def receiving(models: Path, kept: Path, parts: Parts | None = None, **settings: object) -> AsyncIterator[Running]:
+    async with sidecar(models, parts or Parts(), offered_tokenizers=kept, **settings) as running:
+        yield running
+
+
+async def metrics_of(addresses: Addresses) -> dict[str, float]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", addresses.metrics_port)
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    text = (await reader.read()).decode().partition("\r\n\r\n")[2]
+    writer.close()
+    return {
+        f"{sample.name}{sorted(sample.labels.values())}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_the_first_prediction_works_with_no_setting_changed(
+    tiny_models: Path, tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    ids = ids_of(tokenizer_of(STYLES["chatml"]), *TURNS)
+    async with receiving(tiny_models, tmp_path / "kept") as (stub, addresses):
+        client = engine(f"127.0.0.1:{addresses.port}", folder)
+        try:
+            await until(lambda: client.tokenizer_state == "ready")
+            client.ask("r", token_ids=ids)
+            await until(lambda: client.waiting == 0)
+            answer = client.take("r")
+        finally:
+            client.close()
+        told = (await stub.Predict(one(chat(*TURNS)))).prediction
+        info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+        counted = await metrics_of(addresses)
+    assert answer is not None and not answer.unread and answer.turn_count == 2
+    assert answer.probability == pytest.approx(told.probability)
+    assert client.counters.unread == client.counters.failed == 0
+    (known,) = info.tokenizers
+    digest = look_at(files_of(folder)()).digest
+    assert (known.served_model, known.digest, known.status.state) == ("m", digest, pb.TOKENIZER_STATE_READY)
+    assert counted["lpc_tokenizers['ready']"] == counted["lpc_tokenizer_offers_total['received']"] == 1
+    assert [r.message for r in caplog.records if "reads the prompts of m" in r.message]
+
+
+async def test_a_second_engine_and_a_restarted_sidecar_are_sent_nothing(
+    tiny_models: Path, tmp_path: Path, folder: Path
+) -> None:
+    for start in range(2):
+        async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
+            for _ in range(2):
+                await send(f"127.0.0.1:{addresses.port}", folder)
+            counted = await metrics_of(addresses)
+        assert counted["lpc_tokenizer_offers_total['received']"] == (start == 0)
+        assert counted["lpc_tokenizer_offers_total['known']"] == 1 + start
+
+
+async def test_engines_that_begin_together_send_it_once(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
+    async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
+        clients = [engine(f"127.0.0.1:{addresses.port}", folder) for _ in range(4)]
+        await until(lambda: all(client.tokenizer_state == "ready" for client in clients))
+        for client in clients:
+            client.close()
+        counted = await metrics_of(addresses)
+    assert counted["lpc_tokenizer_offers_total['received']"] == 1
+
+
+async def test_an_engine_that_dies_while_it_sends_leaves_the_sending_to_the_next(
+    tiny_models: Path, tmp_path: Path, folder: Path
+) -> None:
+    files = look_at(files_of(folder)())
+    offer = pb.TokenizerOffer(
+        served_model="m", digest=files.digest, files=[pb.TokenizerFile(name=n, bytes=b) for n, b in files.sizes.items()]
+    )
+    async with receiving(tiny_models, tmp_path / "kept") as (stub, addresses):
+        stream = stub.PredictStream()
+        await stream.write(pb.PredictStreamRequest(request_id="o", offer=offer))
+        assert (await stream.read()).tokenizer.state == pb.TOKENIZER_STATE_WANTED
+        await stream.write(pb.PredictStreamRequest(request_id="o", chunk=pb.TokenizerChunk(data=b"{")))
+        client = engine(f"127.0.0.1:{addresses.port}", folder)
+        await until(lambda: client.tokenizer_state == "loading")
+        stream.cancel()
+        await until(lambda: client.tokenizer_state == "ready")
+        client.close()
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [files.digest]
+
+
+async def test_a_tokenizer_that_hangs_holds_up_nobody_and_its_engine_is_answered_too(
+    tiny_models: Path, tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "chat_template.jinja").write_text(BOMB)
+    hanging = tmp_path / "hanging"
+    tokenizer_of(STYLES["chatml"]).save_pretrained(hanging)
+    (hanging / "chat_template.jinja").write_text(BOMB)
+    ids = ids_of(tokenizer_of(STYLES["chatml"]), "hello")
+    parts = Parts(tokenizer_limits=LoadLimits(offered_s=25))
+    async with receiving(tiny_models, tmp_path / "kept", parts) as (stub, addresses):
+        client = engine(f"127.0.0.1:{addresses.port}", folder)
+        try:
+            await until(lambda: client.tokenizer_state == "loading")
+            for n in range(50):
+                client.ask(n, token_ids=ids, conversation_id=f"c{n}")
+                answer = (await stub.Predict(one(pb.Conversation(prompt="hello world")), timeout=10)).prediction
+                assert answer.probability > 0
+            await until(lambda: client.waiting == 0)
+            assert client.tokenizer_state == "loading", "they were answered while it hangs"
+            unread = [client.take(n) for n in range(50)]
+            assert all(answer is not None and answer.unread and answer.credit is not None for answer in unread)
+            await until(lambda: client.tokenizer_state == "failed")
+            client.ask("after", token_ids=ids)
+            client.ask("again", token_ids=ids)
+            await until(lambda: client.waiting == 0)
+        finally:
+            client.close()
+        counted = await metrics_of(addresses)
+    assert client.counters.unread == 52 and client.counters.failed == 0
+    assert counted["lpc_unread_prompts_total['loading']"] == 50
+    assert counted["lpc_unread_prompts_total['failed']"] == 2
+    said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert sum("cannot be loaded" in line and "Tried again" in line for line in said) == 1, "the sidecar, of the tokenizer"
+    assert sum(line.startswith("prompts of served model m are not read") for line in said) == 1, "the sidecar, of the prompts"
+    assert sum("the predictor does not read the prompts of m" in line for line in said) == 1, "the engine"
+
+
+async def test_configured_tokenizers_come_before_offered_ones(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
+    llama = tmp_path / "llama"
+    tokenizer_of(STYLES["llama3"]).save_pretrained(llama)
+    ids = ids_of(tokenizer_of(STYLES["llama3"]), *TURNS)
+    async with receiving(tiny_models, tmp_path / "kept", served_models={"m": str(llama)}) as (_, addresses):
+        client = engine(f"127.0.0.1:{addresses.port}", folder)
+        await until(lambda: client.tokenizer_state == "ready")
+        client.ask("r", token_ids=ids)
+        await until(lambda: client.waiting == 0)
+        answer = client.take("r")
+        client.close()
+    assert answer is not None and not answer.unread and answer.turn_count == 2
+    assert not (tmp_path / "kept").exists()
+
+
+async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_lengths(
+    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none() -> dict[str, Path]:
+        raise NoTokenizer("tekken.json cannot be sent")
+
+    async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
+        client = PredictorClient(f"127.0.0.1:{addresses.port}", served_model="m", timeout_s=60, tokenizer=none)
+        await until(lambda: client.tokenizer_state == "none")
+        for turn in range(1, 4):
+            client.ask(turn, token_ids=[1, 2, 3, 4][: turn + 1], conversation_id="c")
+            await until(lambda: client.waiting == 0)
+        counts = [answer.turn_count for turn in range(1, 4) if (answer := client.take(turn)) is not None]
+        client.close()
+    assert counts == [1, 2, 3], "turns are counted by the conversation's id"
+    lines = [record.message for record in caplog.records]
+    assert sum("cannot be offered to the predictor (tekken.json cannot be sent)" in line for line in lines) == 1
+    assert sum("LPC_SERVED_MODELS" in line and "does not read the prompts of m" in line for line in lines) == 1
+
+
+async def test_ids_of_another_vocabulary_are_said_and_answered(
+    tiny_models: Path, tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
+        client = engine(f"127.0.0.1:{addresses.port}", folder)
+        await until(lambda: client.tokenizer_state == "ready")
+        client.ask("r", token_ids=[1, 10**9])
+        await until(lambda: client.waiting == 0)
+        answer = client.take("r")
+        client.close()
+        counted = await metrics_of(addresses)
+    assert answer is not None and answer.unread
+    assert counted["lpc_unread_prompts_total['foreign']"] == 1
+    lines = [record.message for record in caplog.records]
+    assert sum("has a tokenizer for m and does not read its prompts" in line for line in lines) == 1
+    assert sum("outside the vocabulary of m" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("settings", [{"offered_tokenizers_mib": 0}, {"offered_tokenizers": Path("/proc/nowhere")}])
+async def test_a_sidecar_that_takes_none_says_so(
+    tiny_models: Path, tmp_path: Path, folder: Path, settings: dict[str, object]
+) -> None:
+    async with sidecar(tiny_models, **{"offered_tokenizers": tmp_path / "kept", **settings}) as (_, addresses):
+        client = engine(f"127.0.0.1:{addresses.port}", folder)
+        await until(lambda: client.tokenizer_state == "refused")
+        client.ask("r", token_ids=[1])
+        await until(lambda: client.waiting == 0)
+        answer = client.take("r")
+        client.close()
+        counted = await metrics_of(addresses)
+    assert answer is not None and answer.unread
+    assert counted["lpc_tokenizer_offers_total['refused']"] == 1
+    assert not (tmp_path / "kept").exists()
+
+
+async def test_files_that_changed_since_they_were_offered_are_not_taken(
+    tiny_models: Path, tmp_path: Path, folder: Path
+) -> None:
+    files = look_at(files_of(folder)())
+    offer = pb.TokenizerOffer(
+        served_model="m", digest=files.digest, files=[pb.TokenizerFile(name=n, bytes=b) for n, b in files.sizes.items()]
+    )
+    async with receiving(tiny_models, tmp_path / "kept") as (stub, addresses):
+        stream = stub.PredictStream()
+        await stream.write(pb.PredictStreamRequest(request_id="o", offer=offer))
+        assert (await stream.read()).tokenizer.state == pb.TOKENIZER_STATE_WANTED
+        data = b"x" * sum(files.sizes.values())
+        await stream.write(pb.PredictStreamRequest(request_id="o", chunk=pb.TokenizerChunk(data=data)))
+        status = (await stream.read()).tokenizer
+        assert status.state == pb.TOKENIZER_STATE_REFUSED and "do not have the digest" in status.message
+        await stream.write(pb.PredictStreamRequest(request_id="r", conversation=chat("hello")))
+        assert (await stream.read()).prediction.probability > 0, "the stream goes on"
+        await stream.done_writing()
+        counted = await metrics_of(addresses)
+    assert counted["lpc_tokenizer_offers_total['damaged']"] == 1
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+async def test_one_that_was_removed_from_the_sidecar_is_asked_for_again(
+    tiny_models: Path, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    async with receiving(tiny_models, kept) as (_, addresses):
+        await send(f"127.0.0.1:{addresses.port}", folder)
+    (digest,) = kept.iterdir()
+    (digest / "tokenizer.json").write_text("{}")
+    async with receiving(tiny_models, kept) as (_, addresses):
+        await send(f"127.0.0.1:{addresses.port}", folder)
+        counted = await metrics_of(addresses)
+    assert counted["lpc_tokenizer_offers_total['received']"] == 1
+    assert offered.OfferedTokenizers(kept, 2**20).intact(digest.name)
+
+
+async def test_a_client_that_makes_no_offer_is_refused_as_before_and_says_why(
+    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
+        client = PredictorClient(f"127.0.0.1:{addresses.port}", served_model="m", timeout_s=60)
+        for n in range(3):
+            client.ask(n, token_ids=[1])
+        await until(lambda: client.waiting == 0)
+        client.close()
+    assert client.counters.failed == 3
+    assert sum("the predictor refuses requests (NOT_FOUND)" in record.message for record in caplog.records) == 1
+
+
+async def test_nobody_listens_then_nothing_is_offered(folder: Path) -> None:
+    client = engine(f"127.0.0.1:{free_port()}", folder)
+    client.ask("r", token_ids=[1])
+    await asyncio.sleep(0.3)
+    assert client.tokenizer_state == "unknown"
+    client.close()
