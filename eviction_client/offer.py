@@ -111,7 +111,9 @@ class Offer:
                 self._looked = True
         sizes = self._files.sizes if self._files is not None else {}
         files = [predictor_pb2.TokenizerFile(name=name, bytes=size) for name, size in sizes.items()]
-        offer = predictor_pb2.TokenizerOffer(served_model=self.served_model, digest=self.digest_of(self.served_model), files=files)
+        offer = predictor_pb2.TokenizerOffer(
+            served_model=self.served_model, digest=self.digest_of(self.served_model), files=files
+        )
         return predictor_pb2.PredictStreamRequest(request_id=REQUEST_ID, offer=offer)
 
     def parts(self, most: int) -> Iterator[predictor_pb2.PredictStreamRequest]:

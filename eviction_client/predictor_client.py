@@ -193,7 +193,9 @@ class PredictorClient:
                 self._links.pop(peer).retire()
             for peer in peers:
                 if peer not in self._links and not self._closed.is_set():
-                    self._links[peer] = Link(peer, self._connect, self._book, self._access, self._reachability, self._patience, self._clock)
+                    self._links[peer] = Link(
+                        peer, self._connect, self._book, self._access, self._reachability, self._patience, self._clock
+                    )
             if not may_change(self._address):
                 return
             self._closed.wait(self._resolve_s * random.uniform(0.75, 1.25))

@@ -52,9 +52,7 @@ class PredictionStream:
     caller has sent meanwhile was not read, and may be asked anew, of any sidecar.
     """
 
-    def __init__(
-        self, caller: Caller, predict: Predict, models: ServedModels, limits: StreamLimits, metrics: Metrics
-    ) -> None:
+    def __init__(self, caller: Caller, predict: Predict, models: ServedModels, limits: StreamLimits, metrics: Metrics) -> None:
         self._caller = caller
         self._predict = predict
         self._limits = limits
