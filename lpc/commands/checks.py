@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
+from lpc.commands.token_request import token_requests
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import Access, access_of
@@ -185,27 +186,19 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
             advice = "set LPC_PREDICTOR_TOKEN to a token of its token file" if refused else "see the sidecar's log"
             yield Finding("token" if refused else "model", "fail", f"the sidecar answers {error.code().name}", advice)
             return
-    times = "with think times" if info.serves_think_times else "without think times"
-    yield Finding(
-        "model", "ok", f"{info.model_name} {info.model_version} ({info.precision}, {info.execution_provider}), {times}"
-    )
-    limits = info.limits
-    yield Finding(
-        "limits",
-        "ok",
-        f"{limits.max_request_bytes} bytes, {limits.max_messages} messages, {limits.max_token_ids} token ids, "
-        f"{limits.max_queue_items} waiting, {limits.max_stream_in_flight} in flight on a stream",
-    )
-    yield _served(settings.served_model, list(info.served_models))
-
-
-def _served(wanted: str, served: list[str]) -> Finding:
-    known = ", ".join(served) or "none"
-    if wanted and wanted not in served:
-        return Finding("served models", "fail", f"{wanted} is none of the sidecar's ({known})", "add it to LPC_SERVED_MODELS")
-    if not served:
-        return Finding("served models", "warn", "none: engines that send token ids get no predictions", "set LPC_SERVED_MODELS")
-    return Finding("served models", "ok", known)
+        times = "with think times" if info.serves_think_times else "without think times"
+        yield Finding(
+            "model", "ok", f"{info.model_name} {info.model_version} ({info.precision}, {info.execution_provider}), {times}"
+        )
+        limits = info.limits
+        yield Finding(
+            "limits",
+            "ok",
+            f"{limits.max_request_bytes} bytes, {limits.max_messages} messages, {limits.max_token_ids} token ids, "
+            f"{limits.max_queue_items} waiting, {limits.max_stream_in_flight} in flight on a stream",
+        )
+        for outcome in token_requests(channel, access, info, settings.served_model):
+            yield Finding("token request", *outcome)
 
 
 def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:

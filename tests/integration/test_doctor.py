@@ -20,9 +20,11 @@ from lpc.commands import checks, cli
 from lpc.commands.checks import Finding, examine
 from lpc.commands.doctor import show
 from tests.authority import Authority
+from tests.chat_templates import STYLES, tokenizer_of
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_server import sidecar
 from tests.integration.test_tls import of, tls_redis, tls_sidecar
+from tests.integration.test_tokenizer_offer import send
 
 
 async def looked(**settings: object) -> dict[str, Finding]:
@@ -35,26 +37,48 @@ def at_redis(url: str, **settings: object) -> dict[str, Finding]:
     return {finding.check: finding for finding in examine(ClientSettings(**values))}  # type: ignore[arg-type]
 
 
-async def test_a_sidecar_that_is_well(tiny_models: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    tokenizer_of(STYLES["chatml"]).save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+async def test_a_sidecar_that_is_well(
+    tiny_models: Path, tokenizer: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    async with sidecar(tiny_models, served_models={"m": "/nowhere"}) as (_, addresses):
+    async with sidecar(tiny_models, served_models={"m": str(tokenizer)}) as (_, addresses):
         found = await looked(
             predictor_address=f"127.0.0.1:{addresses.port}", redis_url=redis_server.url, redis_timeout_s=5, served_model="m"
         )
     assert {name: f.status for name, f in found.items() if name != "redis latency"} == dict.fromkeys(
-        ["address", "health", "model", "limits", "served models", "hash seed", "redis", "clock"], "ok"
+        ["address", "health", "model", "limits", "token request", "hash seed", "redis", "clock"], "ok"
     )
     assert "tiny v1" in found["model"].found
     assert "4096 messages" in found["limits"].found
-    assert found["served models"].found == "m"
+    assert found["token request"].found.startswith("m: token ids were read (tokenizer of LPC_SERVED_MODELS), probability 0.")
 
 
-async def test_served_models_that_do_not_fit(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as (_, addresses):
-        address = f"127.0.0.1:{addresses.port}"
-        assert (await looked(predictor_address=address))["served models"].status == "warn"
-        missing = (await looked(predictor_address=address, served_model="m"))["served models"]
+async def test_token_ids_that_cannot_be_read(tiny_models: Path, tmp_path: Path) -> None:
+    async with sidecar(tiny_models, offered_tokenizers=tmp_path) as (_, addresses):
+        nobody = (await looked(predictor_address=f"127.0.0.1:{addresses.port}"))["token request"]
+    assert nobody.status == "warn" and "no engine has offered" in nobody.found and "plug-in" in nobody.advice
+    async with sidecar(tiny_models, offered_tokenizers_mib=0) as (_, addresses):
+        missing = (await looked(predictor_address=f"127.0.0.1:{addresses.port}", served_model="m"))["token request"]
     assert missing.status == "fail" and "LPC_SERVED_MODELS" in missing.advice
+    async with sidecar(tiny_models, served_models={"m": str(tmp_path / "nowhere")}) as (_, addresses):
+        broken = (await looked(predictor_address=f"127.0.0.1:{addresses.port}"))["token request"]
+    assert broken.status == "fail" and "cannot be loaded from" in broken.found
+    async with sidecar(tiny_models, served_models={"m": str(tmp_path / "nowhere")}, returns_refit_s=0) as (_, addresses):
+        refused = (await looked(predictor_address=f"127.0.0.1:{addresses.port}"))["token request"]
+    assert refused.status == "fail" and "cannot be loaded from" in refused.found
+
+
+async def test_token_ids_of_an_engine_that_offered_its_tokenizer(tiny_models: Path, tmp_path: Path, tokenizer: Path) -> None:
+    async with sidecar(tiny_models, offered_tokenizers=tmp_path / "kept") as (_, addresses):
+        await send(f"127.0.0.1:{addresses.port}", tokenizer)
+        found = (await looked(predictor_address=f"127.0.0.1:{addresses.port}"))["token request"]
+    assert found.status == "ok" and "m: token ids were read (tokenizer offered by an engine" in found.found
 
 
 async def test_a_token_that_is_missing(tiny_models: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_renumbered_field_would_be_noticed(tmp_path: Path) -> None:
     (tmp_path / "lpc/v1").mkdir(parents=True)
     proto = (ROOT / "proto/lpc/v1/predictor.proto").read_text()
     (tmp_path / "buf.yaml").write_text((ROOT / "proto/buf.yaml").read_text())
-    (tmp_path / "lpc/v1/predictor.proto").write_text(proto.replace("double probability = 1;", "double probability = 7;"))
+    (tmp_path / "lpc/v1/predictor.proto").write_text(proto.replace("double probability = 1;", "double probability = 77;"))
     result = buf("breaking", "--against", str(ROOT / "proto/released.json"), cwd=tmp_path)
     assert result.returncode != 0
     assert "probability" in result.stdout

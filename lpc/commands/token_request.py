@@ -1,0 +1,79 @@
+"""One real token request, end to end, as an engine sends it: what becomes of the token ids of a prompt at the sidecar."""
+
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+import grpc
+
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc.wire.access import Access
+
+TIMEOUT_S: Final = 10.0
+IDS: Final = 32
+MOST: Final = 8
+"""Tokenizers that are tried."""
+
+
+class Outcome(NamedTuple):
+    """What became of it. ``advice``: what to do; empty when all is well."""
+
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def token_requests(channel: grpc.Channel, access: Access, info: pb.GetModelInfoResponse, wanted: str) -> Iterator[Outcome]:
+    """Ask about a prompt through each tokenizer that the sidecar knows, or that of one served model.
+
+    Args:
+        info: what the sidecar says of itself.
+        wanted: the served model; empty for all.
+    """
+    known = [one for one in info.tokenizers if not wanted or one.served_model == wanted][:MOST]
+    for one in known or [pb.KnownTokenizer(served_model=wanted)]:
+        yield _judged(_ask(channel, access, one), one, takes_offers=info.limits.max_tokenizer_bytes > 0)
+
+
+def _ask(channel: grpc.Channel, access: Access, known: pb.KnownTokenizer) -> pb.PredictStreamResponse:
+    """Return what a stream answers to ids from the middle of the vocabulary, where ordinary text is."""
+    step = max(known.vocabulary // (2 * IDS), 1)
+    ids = [known.vocabulary // 4 + step * n for n in range(IDS)]
+    tokens = pb.TokenIds(
+        ids=[i for i in ids if i < known.vocabulary] or [1], served_model=known.served_model, tokenizer=known.digest
+    )
+    requests = [
+        # Without files, since none are sent; it says that this caller understands answers to prompts that were not read.
+        pb.PredictStreamRequest(
+            request_id="tokenizer", offer=pb.TokenizerOffer(served_model=known.served_model, digest=known.digest)
+        ),
+        pb.PredictStreamRequest(request_id="1", conversation=pb.Conversation(tokens=tokens)),
+    ]
+    stream = rpc.ContinuationPredictorStub(channel).PredictStream(iter(requests), timeout=TIMEOUT_S, metadata=access.metadata)
+    try:
+        for response in stream:
+            if response.request_id == "1":
+                return response
+    except grpc.RpcError as error:
+        return pb.PredictStreamResponse(error=pb.PredictionError(message=f"the stream broke: {error.code().name}"))
+    return pb.PredictStreamResponse(error=pb.PredictionError(message="the stream ended without an answer"))
+
+
+def _judged(response: pb.PredictStreamResponse, known: pb.KnownTokenizer, *, takes_offers: bool) -> Outcome:
+    name = known.served_model or "any model"
+    if response.WhichOneof("result") != "prediction":
+        return Outcome("fail", f"{name}: {response.error.message}", "set LPC_SERVED_MODELS in the sidecar, or see its log")
+    if not response.prediction.unread:
+        origin = f"offered by an engine, {known.digest[:12]}" if known.digest else "of LPC_SERVED_MODELS"
+        found = f"{name}: token ids were read (tokenizer {origin}), probability {response.prediction.probability:.3f}"
+        return Outcome("ok", found)
+    answered = f"{name}: token ids were not read, and answered by lengths and times alone"
+    if known.status.state == pb.TOKENIZER_STATE_FAILED:
+        return Outcome("fail", f"{answered}: {known.status.message}", "correct LPC_SERVED_MODELS, or the engine's tokenizer")
+    if known.status.state == pb.TOKENIZER_STATE_LOADING:
+        return Outcome("warn", f"{answered}: the tokenizer is being loaded", "wait some seconds")
+    if takes_offers:
+        advice = "start the engine with the plug-in, which offers its own and says in its log what came of it, or set "
+        return Outcome("warn", f"{answered}: no engine has offered a tokenizer yet", f"{advice}LPC_SERVED_MODELS")
+    advice = "set LPC_SERVED_MODELS, or LPC_OFFERED_TOKENIZERS_MIB above 0, in the sidecar"
+    return Outcome("fail", f"{answered}: it is not configured, and the sidecar takes none from engines", advice)
