@@ -108,6 +108,7 @@ ENV PATH=/opt/lpc/bin:$PATH \
     LPC_MODELS=/models \
     LPC_PROVIDER=cpu \
     LPC_UNIX_SOCKET=/run/lpc/predictor.sock \
+    LPC_OFFERED_TOKENIZERS=/cache/tokenizers \
     HF_HOME=/cache/huggingface
 EXPOSE 50051 9090
 USER 10001:10001
@@ -154,6 +155,7 @@ ENV PATH=/opt/lpc/bin:$PATH \
     LPC_MODELS=/models \
     LPC_PROVIDER=cuda \
     LPC_UNIX_SOCKET=/run/lpc/predictor.sock \
+    LPC_OFFERED_TOKENIZERS=/cache/tokenizers \
     HF_HOME=/cache/huggingface
 EXPOSE 50051 9090
 USER 10001:10001
