@@ -97,6 +97,7 @@ RUN groupadd --gid 10001 lpc \
     && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache
 COPY --from=venv-cpu /opt/lpc /opt/lpc
 COPY --from=models --chown=0:0 /models /models
+# hadolint ignore=DL3064
 ENV PATH=/opt/lpc/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -144,6 +145,7 @@ RUN apt-get update \
     && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache
 COPY --from=venv-gpu /opt/lpc /opt/lpc
 COPY --from=models --chown=0:0 /models /models
+# hadolint ignore=DL3064
 ENV PATH=/opt/lpc/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \

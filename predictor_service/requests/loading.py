@@ -28,6 +28,7 @@ MEMORY_BYTES: Final = 6 * 2**30
 """Address space of the process that reads what an engine has offered: a template can build texts of any length."""
 MAX_VOCABULARY: Final = 2**22
 """An id far beyond the others would take as much memory here."""
+CPU_S: Final = 300
 NICENESS: Final = 10
 """Serving comes first."""
 
@@ -86,8 +87,10 @@ class TokenizerLoader:
                 process.kill()
 
     def _read(self, source: str, target: Path, *, offered: bool) -> None:
-        command = [sys.executable, "-m", __name__, source, str(target), "offered" if offered else "configured"]
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        # Whatever lies in the working directory is not imported (-P).
+        command = [sys.executable, "-P", "-m", __name__, source, str(target), "offered" if offered else "configured"]
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         if offered:
             environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         null = subprocess.DEVNULL
@@ -168,6 +171,8 @@ def main(source: str, target: Path, *, offered: bool) -> int:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        # Should the sidecar be killed, and not end this process.
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     try:
         tokenizer = _tokenizer(source, offered=offered)
         backend = tokenizer.backend_tokenizer

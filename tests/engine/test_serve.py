@@ -1,7 +1,6 @@
 """`vllm serve`, twice, with one sidecar and one Redis: metrics, pooled scores, and outages under load."""
 
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -25,9 +24,9 @@ SECRET = "the password is swordfish"
 
 
 class Sidecar:
-    """The real sidecar, in the project's own environment, with the tests' tiny model."""
+    """The real sidecar, in the project's own environment, with the tests' tiny model. No tokenizer is configured."""
 
-    def __init__(self, folder: Path, tokenizer: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.python = ROOT / ".venv" / "bin" / "python"
         self.models = folder / "artifacts"
         program = (
@@ -41,7 +40,7 @@ class Sidecar:
             "LPC_PORT": str(self.port),
             "LPC_MODELS": str(self.models),
             "LPC_METRICS_PORT": "",
-            "LPC_SERVED_MODELS": json.dumps({"tiny": str(tokenizer)}),
+            "LPC_OFFERED_TOKENIZERS": str(folder / "tokenizers"),
         }
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -112,7 +111,7 @@ class Fleet:
         (folder / "redis").mkdir()
         self.redis = RedisServer(folder / "redis")
         self.redis.start()
-        self.sidecar = Sidecar(folder, model)
+        self.sidecar = Sidecar(folder)
         self.sidecar.start()
         settings = {"LPC_PREDICTOR_ADDRESS": f"127.0.0.1:{self.sidecar.port}", "LPC_REDIS_URL": self.redis.url}
         self.folder, self.model = folder, model
@@ -180,15 +179,31 @@ def scored(engine: VllmServer) -> float:
 
 
 @pytest.mark.timeout(400)
+def test_the_first_prediction_works_with_the_tokenizer_that_the_engines_offer(fleet: Fleet) -> None:
+    for engine in fleet.engines:
+        assert eventually(lambda engine=engine: engine.metrics().get(("lpc_tokenizer_state", "ready")) == 1, 120)
+    fleet.chats("first", count=2, turns=1)
+    for engine in fleet.engines:
+        assert eventually(lambda engine=engine: engine.metrics()["lpc_predictions_total", "answered"] == 1, 60)
+        assert engine.metrics()["lpc_predictions_unread_total", ""] == 0
+    # Both have the same: one has sent it.
+    assert len(list((fleet.folder / "tokenizers").iterdir())) == 1
+    assert fleet.sidecar.log.read_text().count("prompts of served model tiny are read (tokenizer") == 1
+
+
+@pytest.mark.timeout(400)
 def test_two_engines_hit_and_tell_their_metrics(fleet: Fleet) -> None:
     rounds = 0
+    before = {engine: engine.metrics()["lpc_predictions_total", "asked"] for engine in fleet.engines}
     # On a busy machine the sidecar may answer many requests too late.
     while rounds < 10 and not all(scored(engine) for engine in fleet.engines):
         rounds += 1
         fleet.chats(f"round {rounds}")
         time.sleep(2)  # metrics are written once a second
     for engine in fleet.engines:
-        assert eventually(lambda engine=engine: engine.metrics()["lpc_predictions_total", "asked"] == 36 * rounds)
+        assert eventually(
+            lambda engine=engine: engine.metrics()["lpc_predictions_total", "asked"] == before[engine] + 36 * rounds
+        )
         metrics = engine.metrics()
         print({label: count for (name, label), count in metrics.items() if name == "lpc_predictions_total"})
         assert scored(engine) > 0
