@@ -146,8 +146,8 @@ $(VENV)/crd/node_modules: | $(VENV)/.installed
 	@command -v npm >/dev/null || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends npm; }
 	npm install --prefix $(VENV)/crd --silent --ignore-scripts --no-audit --no-fund @kubernetes-models/prometheus-operator@6.0.0
 
-RELEASES := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0
-engine-versions: engine ## the same tests of queue and hooks against other vLLM releases (1 GB of wheels)
+RELEASES := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
+engine-versions: engine ## the same tests of queue and hooks against all tested vLLM releases (1.5 GB of wheels)
 	$(ENGINE)/bin/python tests/engine/versions.py data/vllm $(RELEASES)
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)

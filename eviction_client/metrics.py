@@ -47,6 +47,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_queue_runs": (Gauge, "Runs of equal keys in the free queue.", ""),
     "lpc_scheduler_seconds": (Counter, "Time that the plug-in has taken in the scheduler's thread.", ""),
     "lpc_failures": (Counter, "Exceptions of the plug-in that were kept from the engine.", ""),
+    "lpc_stock_fallback": (Gauge, "1 where the plug-in does not work in this engine, which runs its own LRU instead.", ""),
     "lpc_late_answers": (Counter, "Predictions that came when their request had ended, laid on the blocks still free.", ""),
     "lpc_predictions_unread": (Counter, "Predictions for prompts that the sidecar could not read: by lengths and times.", ""),
     "lpc_tokenizer_state": (Gauge, "1 for how the sidecar stands with this engine's tokenizer, else 0.", "state"),

@@ -212,13 +212,6 @@ class FreeBlockQueue(Generic[B]):
         return len(self._runs)
 
     @property
-    def next_score(self) -> float:
-        """Score of the block evicted next, rounded to RUN_WIDTH; FIRST_OUT when it has no content or nothing is free."""
-        run = self._first[NEXT]
-        key = run[KEY]
-        return FIRST_OUT if key is None or run[HEAD] is not self.head.next_free_block else key - TO_KEY
-
-    @property
     def highest_score(self) -> float:
         """Score of the blocks evicted last, rounded to RUN_WIDTH; FIRST_OUT when none has one."""
         run = self._last[PREVIOUS]

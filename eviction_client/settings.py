@@ -45,7 +45,9 @@ class ClientSettings(BaseSettings):
     shadow: bool = Field(default=False, description="keep the engine's own order and only report what ours would have hit")
     max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application's hint may ask for")
     on_unknown_engine: Literal["refuse", "stock"] = Field(
-        default="refuse", description="an engine version that was never tested: refuse to start, or start with its own order"
+        default="stock",
+        description="where the check at start finds that the plug-in does not work in this engine: start with the engine's own "
+        "order (stock), or refuse to start",
     )
 
     pooling: Literal["auto", "off", "shared", "fleet"] = Field(

@@ -194,10 +194,12 @@ def test_who_walks_the_blocks_after_a_cursor_sees_those_freed_before_it() -> Non
 
 def test_a_batch_that_is_freed_later_keeps_its_order_and_its_keys_however_often_it_is_turned_round() -> None:
     blocks = [KVCacheBlock(block_id=i) for i in range(3)]
-    batch = KeyedBlocks(blocks, Keys(4.0, 5.0), "a")
+    batch = KeyedBlocks(blocks, Keys(4.0, 5.0), "a", made=4.0, go_last=True)
     once = reversed(batch)
-    assert isinstance(once, KeyedBlocks) and once.keys == Keys(4.0, 5.0) and once.request_id == "a" and ids(once) == [2, 1, 0]
+    assert isinstance(once, KeyedBlocks) and (once.keys, once.made, once.go_last) == (Keys(4.0, 5.0), 4.0, True)
+    assert once.request_id == "a" and ids(once) == [2, 1, 0]
     assert ids(reversed(once)) == [0, 1, 2] == ids(batch)
+    assert once.keys_at(6.0) == Keys(6.0, 7.0)
 
 
 def test_keys_are_in_force_for_one_free_even_when_that_fails() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from lpc.bench.processes import RedisServer, free_port
 from lpc.bench.tiny_llama import build
 
 ROOT = Path(__file__).resolve().parents[2]
+SCHEDULER = "eviction_client.engines.vllm.LearnedScheduler"
 SECRET = "the password is swordfish"
 
 
@@ -60,18 +62,19 @@ class Sidecar:
 class VllmServer:
     """`vllm serve`, with the plug-in if it gets settings, else stock."""
 
-    def __init__(self, folder: Path, model: Path, **settings: str) -> None:
+    def __init__(self, folder: Path, model: Path, *, scheduler: str = SCHEDULER, **settings: str) -> None:
         self.port = free_port()
         self.log = folder / f"vllm-{self.port}.log"
         command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--served-model-name", "tiny"]
         if settings:
-            command += ["--scheduler-cls", "eviction_client.engines.vllm.LearnedScheduler"]
+            command += ["--scheduler-cls", scheduler]
         command += ["--enforce-eager", "--port", str(self.port)]
         command += ["--block-size", "32", "--num-gpu-blocks-override", "160", "--max-model-len", "2048"]
         command += ["--kv-cache-memory-bytes", str(2**28), "--max-num-seqs", "8"]
         # One thread for a model of two layers: with more, two engines on two cores mostly wait for each other's threads.
         threads = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        environment = {**os.environ, **threads, "VLLM_LOGGING_LEVEL": "INFO", **settings}
+        path = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+        environment = {**os.environ, **threads, **path, "VLLM_LOGGING_LEVEL": "INFO", **settings}
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log, start_new_session=True)
@@ -130,8 +133,10 @@ class Fleet:
         self.sidecar.signal(signal.SIGKILL)
         self.redis.kill()
 
-    def chats(self, label: str, count: int = 24, turns: int = 3, stock: Sequence[VllmServer] = ()) -> list[float]:
-        """Multi-turn chats on both engines at once; every request must succeed. Returns the seconds of each."""
+    def chats(
+        self, label: str, count: int = 24, turns: int = 3, reply: int = 160, stock: Sequence[VllmServer] = ()
+    ) -> list[float]:
+        """Multi-turn chats on both engines at once; all requests must succeed. Returns the seconds of each. Replies: tokens."""
         engines = stock or self.engines
 
         def chat(number: int) -> list[float]:
@@ -144,7 +149,7 @@ class Fleet:
                 answer = client.chat.completions.create(
                     model="tiny",
                     messages=messages,
-                    max_tokens=160,
+                    max_tokens=reply,
                     temperature=0,
                     extra_body={"ignore_eos": True, "vllm_xargs": {"lpc_priority": 0}},
                 )
@@ -212,6 +217,65 @@ def test_two_engines_hit_and_tell_their_metrics(fleet: Fleet) -> None:
         assert metrics["lpc_predictor_connected", ""] == 1
         assert metrics["lpc_store_healthy", ""] == 1
         assert metrics["lpc_trusting", ""] in (0, 1)
+
+
+@pytest.fixture
+def busy_machine() -> Iterator[None]:
+    """As many processes as cores, that do nothing but compute."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def ended(fleet: Fleet) -> tuple[float, float]:
+    """Requests that came to their end, and those of them for which a prediction came, in time or late."""
+    by = [{label: n for (name, label), n in e.metrics().items() if name == "lpc_requests_scored_total"} for e in fleet.engines]
+    predicted = sum(counts.get("prediction", 0.0) for counts in by)
+    return predicted + sum(counts.get("unanswered", 0.0) for counts in by), predicted + sum(
+        counts.get("late", 0.0) for counts in by
+    )
+
+
+@pytest.mark.timeout(600)
+def test_short_replies_on_a_busy_machine_end_with_a_prediction_in_95_of_100(fleet: Fleet, busy_machine: None) -> None:
+    before = ended(fleet)
+    fleet.chats("short", count=48, reply=8)
+    assert eventually(lambda: ended(fleet)[0] - before[0] == 144)
+    eventually(lambda: ended(fleet)[1] - before[1] == 144, 15)  # an answer is worthless after ten seconds
+    share = (ended(fleet)[1] - before[1]) / 144
+    print(f"{share:.1%} of 144 short requests ended with a prediction")
+    assert share >= 0.95
+
+
+def test_the_plug_in_speaks_in_vllms_log(fleet: Fleet) -> None:
+    for engine in fleet.engines:
+        lines = [line for line in engine.log.read_text().splitlines() if "learned prefix cache: on" in line]
+        assert len(lines) == 1
+        assert re.search(r"\(EngineCore.* INFO .*: on, keys pooled: fleet; .*check passed in \d+ ms", lines[0])
+
+
+@pytest.fixture
+def drifted(fleet: Fleet) -> Iterator[VllmServer]:
+    """The plug-in in a vLLM whose queue evicts in another order than any release that is known."""
+    address = f"127.0.0.1:{fleet.sidecar.port}"
+    server = VllmServer(
+        fleet.folder, fleet.model, scheduler="tests.engine.drifted.LearnedScheduler", LPC_PREDICTOR_ADDRESS=address
+    )
+    server.wait()
+    yield server
+    server.stop()
+
+
+@pytest.mark.timeout(400)
+def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_says_so_once(fleet: Fleet, drifted: VllmServer) -> None:
+    assert len(fleet.chats("drifted", count=4, reply=8, stock=[drifted, drifted])) == 12
+    lines = [line for line in drifted.log.read_text().splitlines() if "learned prefix cache" in line]
+    assert len(lines) == 1
+    assert re.search(r"ERROR .* does not work in this vLLM .* operation .* Stock LRU instead", lines[0])
+    assert eventually(lambda: drifted.metrics().get(("lpc_stock_fallback", "")) == 1.0)
+    assert all(engine.metrics()["lpc_stock_fallback", ""] == 0.0 for engine in fleet.engines)
 
 
 @pytest.mark.timeout(400)

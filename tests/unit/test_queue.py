@@ -52,17 +52,15 @@ def test_blocks_without_content_leave_before_all_others_in_the_given_order() -> 
     assert ids(queue.popleft_n(5)) == [4, 2, 3, 0, 1]
 
 
-def test_the_next_score_is_that_of_the_block_evicted_next() -> None:
+def test_the_highest_score_is_that_of_the_block_evicted_last() -> None:
     queue, b = make_queue()
-    assert queue.next_score == FIRST_OUT
-    queue.insert(b[0:2], 1.0)
-    queue.insert(b[2:3], 2.01 * RUN_WIDTH)
-    assert queue.next_score == 1.0 == rounded(1.0)
+    assert queue.highest_score == FIRST_OUT
     queue.prepend_n(b[3:4])
-    assert queue.next_score == FIRST_OUT
-    queue.popleft_n(3)
-    assert queue.next_score == rounded(2.01 * RUN_WIDTH) and abs(queue.next_score - 2.01 * RUN_WIDTH) < queue.tolerance
-    assert queue.next_score == queue.highest_score
+    assert queue.highest_score == FIRST_OUT
+    queue.insert(b[0:2], 2.01 * RUN_WIDTH)
+    queue.insert(b[2:3], 1.0)
+    assert queue.highest_score == rounded(2.01 * RUN_WIDTH) and abs(queue.highest_score - 2.01 * RUN_WIDTH) < queue.tolerance
+    assert [score for _, score in queue.candidates(4)] == [FIRST_OUT, 1.0, queue.highest_score, queue.highest_score]
 
 
 def test_infinite_scores_stand_at_the_ends() -> None:

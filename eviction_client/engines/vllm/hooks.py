@@ -8,7 +8,10 @@
   while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`KeyedBlocks`, which brings its
   keys to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
 - ``block_pool.unpin_blocks``, where it exists, becomes :meth:`Hooks.unpin_blocks`;
-- ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request, ``schedule`` calls :meth:`Hooks.step` first.
+- the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request, ``schedule`` calls
+  :meth:`Hooks.step` first, ``shutdown`` closes the scorer last.
+
+All of them are attributes of these very objects: their classes, and so every other engine of the process, stay vLLM's own.
 
 So keys lie in a call or in a batch, never on a block, and cannot outlive the free that they are meant for. Frees that carry
 none (sliding windows, copy on write) get no credit, at the current time. Blocks of a request that goes on (preempted,
@@ -22,6 +25,7 @@ Nothing here may raise into the scheduler: a hook that fails is counted and logg
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
@@ -45,6 +49,9 @@ class Hooks:
     Args:
         adopt: put our queue into the block pool; else (shadow mode) the engine's own order stays.
 
+    Raises:
+        Exception: the engine has no such parts. Then nothing was attached.
+
     Attributes:
         queue: ours, in the block pool; None in shadow mode.
         raised: blocks whose key was raised because another conversation holds them.
@@ -56,23 +63,45 @@ class Hooks:
         self.raised = 0
         self._unanswered: dict[str, list[Chain]] = {}
         """By request: what was freed of those whose answer may still come."""
+        self._put_off: WeakValueDictionary[str, KeyedBlocks] = WeakValueDictionary()
+        """By request: what is not freed yet of those whose answer may still come."""
         self._hash_block_size: int = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
         manager = scheduler.kv_cache_manager
+        pool = manager.block_pool
+        self._stock_add_request: Callable[..., None] = scheduler.add_request
+        self._stock_schedule: Callable[..., Any] = scheduler.schedule
+        self._stock_shutdown: Callable[..., None] = scheduler.shutdown
         self._stock_free: Callable[[Request], None] = manager.free
         self._stock_pop: Callable[[Request], list[KVCacheBlock]] = manager.pop_blocks_for_free
-        manager.free = self.free
-        manager.pop_blocks_for_free = self.pop_blocks_for_free
+        self._stock_free_blocks: Callable[[Iterable[KVCacheBlock]], None] = pool.free_blocks
+        self._stock_unpin: Callable[..., None] | None = getattr(pool, "unpin_blocks", None)
         if adopt:
-            pool = manager.block_pool
+            # From here on nothing fails: the stock queue has given its blocks away.
             free = pool.free_block_queue.get_all_free_blocks()
             self.queue = LearnedFreeQueue(free, lifetime=scorer.lifetime, clock=self._now)
             self.queue.trusting = scorer.trusting
             pool.free_block_queue = self.queue
-            self._stock_free_blocks: Callable[[Iterable[KVCacheBlock]], None] = pool.free_blocks
             pool.free_blocks = self.free_blocks
-            if hasattr(pool, "unpin_blocks"):
-                self._stock_unpin = pool.unpin_blocks
+            if self._stock_unpin is not None:
                 pool.unpin_blocks = self.unpin_blocks
+        manager.free = self.free
+        manager.pop_blocks_for_free = self.pop_blocks_for_free
+        scheduler.add_request, scheduler.schedule, scheduler.shutdown = self.add_request, self.schedule, self.shutdown
+
+    def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """``Scheduler.add_request``, which also asks the predictor."""
+        self._stock_add_request(request, *args, **kwargs)
+        self.admitted(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """``Scheduler.schedule``, before which what is due is done."""
+        self.step()
+        return self._stock_schedule(*args, **kwargs)
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """``Scheduler.shutdown``, which also lets go of predictor and store."""
+        self._stock_shutdown(*args, **kwargs)
+        self.scorer.close()
 
     def admitted(self, request: Request) -> None:
         """Ask the predictor, unless there are no token ids or they will change (streamed input)."""
@@ -95,9 +124,13 @@ class Hooks:
         scorer, queue = self.scorer, self.queue
         try:
             for request_id, keys in scorer.late():
-                for chain in self._unanswered.pop(str(request_id), ()):
-                    if queue is not None and keys is not None:
+                chains = self._unanswered.pop(str(request_id), ())
+                put_off = self._put_off.pop(str(request_id), None)
+                if queue is not None and keys is not None:
+                    for chain in chains:
                         queue.lay(chain, keys.key)
+                    if put_off is not None:
+                        put_off.keys = keys
             if queue is not None:
                 queue.trusting = scorer.trusting
                 if queue.unsettled:
@@ -120,19 +153,25 @@ class Hooks:
         """``KVCacheManager.pop_blocks_for_free``, whose blocks keep the request's keys until they are freed."""
         keys = self._keys_of(request)
         blocks = self._stock_pop(request)
-        return blocks if self.queue is None or not blocks else KeyedBlocks(blocks, keys, request.request_id)
+        if self.queue is None or not blocks:
+            return blocks
+        batch = KeyedBlocks(blocks, keys, request.request_id, made=self._now(), go_last=not request.is_finished())
+        if self.scorer.awaits(request.request_id):
+            self._put_off[request.request_id] = batch
+        return batch
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """``BlockPool.free_blocks``, which gives a batch that was put off the keys that it was given then."""
         if isinstance(ordered_blocks, KeyedBlocks) and self.queue is not None:
-            chains = self.queue.keying(ordered_blocks.keys, self._stock_free_blocks, ordered_blocks)
+            keys = self._highest() if ordered_blocks.go_last else ordered_blocks.keys_at(self._now())
+            chains = self.queue.keying(keys, self._stock_free_blocks, ordered_blocks)
             self._remember(ordered_blocks.request_id, chains)
         else:
             self._stock_free_blocks(ordered_blocks)
 
     def unpin_blocks(self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]) -> None:
         """``BlockPool.unpin_blocks``: these go last."""
-        assert self.queue is not None
+        assert self.queue is not None and self._stock_unpin is not None
         self.queue.keying(self._highest(), self._stock_unpin, blocks, on_reuse)
 
     def look_ahead(self) -> None:

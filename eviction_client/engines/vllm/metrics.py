@@ -33,6 +33,7 @@ def values_of(hooks: Hooks) -> Values:
         ("lpc_pooled_refused", ""): scorer.implausible,
         ("lpc_scheduler_seconds", ""): scorer.seconds,
         ("lpc_failures", ""): scorer.failures,
+        ("lpc_stock_fallback", ""): 0.0,
         ("lpc_trusting", ""): float(scorer.trusting),
         ("lpc_guard_switches", ""): scorer.switches,
         ("lpc_lifetime_seconds", ""): scorer.lifetime.seconds if hooks.queue is not None else scorer.shadow_lifetime,

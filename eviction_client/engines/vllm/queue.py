@@ -17,15 +17,28 @@ class KeyedBlocks(list[KVCacheBlock]):
     Attributes:
         keys: of all these blocks, as decided when the batch was made; None: the untagged ones at the time of the free.
         request_id: of the request that held them.
+        made: when the batch was made, seconds since the epoch.
+        go_last: the request goes on: whatever is free when they are freed goes before them.
     """
 
-    def __init__(self, blocks: Iterable[KVCacheBlock], keys: Keys | None, request_id: str) -> None:
+    def __init__(
+        self, blocks: Iterable[KVCacheBlock], keys: Keys | None, request_id: str, *, made: float, go_last: bool = False
+    ) -> None:
         super().__init__(blocks)
         self.keys = keys
         self.request_id = request_id
+        self.made = made
+        self.go_last = go_last
 
     def __reversed__(self) -> "KeyedBlocks":  # type: ignore[override]  # all that its caller does is iterate
-        return KeyedBlocks(self[::-1], self.keys, self.request_id)
+        return KeyedBlocks(self[::-1], self.keys, self.request_id, made=self.made, go_last=self.go_last)
+
+    def keys_at(self, now: float) -> Keys | None:
+        """Return the keys where they are freed at ``now``: for stock vLLM they are last used then. Their credit stays."""
+        if self.keys is None:
+            return None
+        waited = max(now - self.made, 0.0)
+        return Keys(self.keys.t_last + waited, self.keys.key + waited)
 
 
 class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):

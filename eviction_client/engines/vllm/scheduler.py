@@ -1,21 +1,19 @@
-"""The scheduler that vLLM is given by ``--scheduler-cls eviction_client.engines.vllm.LearnedScheduler``."""
+"""The scheduler that vLLM is given by ``--scheduler-cls eviction_client.engines.vllm.LearnedScheduler``.
 
+It is vLLM's own, built by vLLM's own class; the plug-in is attached to it once the check at start has passed. Before that, only
+what no release can be without is imported of vLLM, so that whatever a new one has moved, it starts.
+"""
+
+import copy
 import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
-
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from typing import Any, ClassVar
 
 from eviction_client.background import BackgroundThread, StartBackground
-from eviction_client.engines.vllm.hooks import Hooks
-from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.engines.vllm.namespace import namespace_of
-from eviction_client.engines.vllm.tokenizer import finder_of
-from eviction_client.engines.vllm.versions import why_not
+from eviction_client.engines.vllm.logs import join_vllms_logging
+from eviction_client.engines.vllm.versions import RELEASE, TESTED, unsuitable
 from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics
 from eviction_client.offer import FindFiles
@@ -23,6 +21,7 @@ from eviction_client.predictor_client import PredictorClient
 from eviction_client.scorer import Predictor, Scorer
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import MetadataStore, open_store
+from lpc.errors import LpcError
 from lpc.wire.access import access_of
 
 logger = logging.getLogger(__name__)
@@ -34,8 +33,8 @@ class LearnedScheduler:
     Its ``__new__`` returns a scheduler of vLLM's own class. Tests and embedders subclass it to inject the parts below.
 
     Raises:
-        EngineUnsupported: the plug-in does not work in this vLLM or this configuration, and LPC_ON_UNKNOWN_ENGINE is not
-            ``stock``.
+        EngineUnsupported: the plug-in does not work in this vLLM or this configuration, and LPC_ON_UNKNOWN_ENGINE is
+            ``refuse``; else that is one line in the log and a metric, and the scheduler is stock.
         pydantic.ValidationError: an LPC_ setting is malformed.
     """
 
@@ -56,24 +55,49 @@ class LearnedScheduler:
         )
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the scheduler that ``scheduler_config.async_scheduling`` asks for, and attach to it."""
-        base = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
+        """Build the scheduler that vLLM would, and attach to it."""
+        join_vllms_logging()
         settings = cls.settings or ClientSettings()
         if (retired := ClientSettings.retired(os.environ)) is not None:
             logger.warning("learned prefix cache: %s", retired)
-        reason = why_not(vllm_config)
-        if reason is None and not vllm_config.cache_config.enable_prefix_caching:
+        own = copy.copy(vllm_config.scheduler_config)
+        own.scheduler_cls = None
+        scheduler = own.get_scheduler_cls()(vllm_config, *args, **kwargs)
+        if not vllm_config.cache_config.enable_prefix_caching:
             logger.warning("learned prefix cache: prefix caching is off, so there is nothing to do")
-            return base(vllm_config, *args, **kwargs)
-        if reason is not None:
-            if settings.on_unknown_engine == "stock":
-                logger.warning("learned prefix cache: %s Stock LRU instead.", reason)
-                return base(vllm_config, *args, **kwargs)
-            raise EngineUnsupported(f"{reason} Set LPC_ON_UNKNOWN_ENGINE=stock to start with stock LRU.")
-        scheduler = _LEARNED[base](vllm_config, *args, **kwargs)
-        pools = {manager.block_pool for manager in scheduler.kv_cache_manager.coordinator.single_type_managers}
-        if pools - {scheduler.kv_cache_manager.block_pool}:
-            raise EngineUnsupported("this model's KV cache lies in several block pools, which frees cross.")
+            return scheduler
+        metrics = EngineMetrics(str(getattr(vllm_config.parallel_config, "data_parallel_index", 0)))
+        started = time.perf_counter()
+        reason = _why_not(vllm_config, scheduler)
+        milliseconds = 1000 * (time.perf_counter() - started)
+        if reason is None:
+            try:
+                cls._attach(scheduler, settings, vllm_config, metrics)
+            except LpcError:
+                raise  # a setting that cannot be
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+        if reason is None:
+            mode = "shadow mode" if settings.shadow else f"on, keys pooled: {settings.pools}"
+            release = f"vLLM {RELEASE}" if RELEASE in TESTED else f"vLLM {RELEASE} is an untested release"
+            logger.info("learned prefix cache: %s; %s, check passed in %.0f ms", mode, release, milliseconds)
+            return scheduler
+        metrics.update({("lpc_stock_fallback", ""): 1.0})
+        reason = f"does not work in this vLLM {RELEASE}: {reason}."
+        if settings.on_unknown_engine == "refuse":
+            raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU.")
+        logger.error(
+            "learned prefix cache: the plug-in %s Stock LRU instead; serving is as without it. Known to work: vLLM %s",
+            *(reason, ", ".join(TESTED)),
+        )
+        return scheduler
+
+    @classmethod
+    def _attach(cls, scheduler: Any, settings: ClientSettings, vllm_config: Any, metrics: EngineMetrics) -> None:
+        import eviction_client.engines.vllm.hooks as hooks
+        import eviction_client.engines.vllm.metrics as shown
+        from eviction_client.engines.vllm.tokenizer import finder_of
+
         model = vllm_config.model_config
         served = model.served_model_name if isinstance(model.served_model_name, str) else model.model
         scorer = Scorer(
@@ -84,37 +108,26 @@ class LearnedScheduler:
             clock=cls.clock,
             background=cls.background,
         )
-        scheduler.lpc = Hooks(scheduler, scorer, adopt=not settings.shadow)
-        metrics = EngineMetrics(str(vllm_config.parallel_config.data_parallel_index))
-        scorer.on_tick.append(lambda: metrics.update(values_of(scheduler.lpc)))
-        logger.info("learned prefix cache: %s", "shadow mode" if settings.shadow else f"on, keys pooled: {settings.pools}")
-        return scheduler
+        try:
+            attached = scheduler.lpc = hooks.Hooks(scheduler, scorer, adopt=not settings.shadow)
+        except BaseException:
+            scorer.close()
+            raise
+        scorer.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
 
 
-def _learned(base: type[Scheduler]) -> type[Scheduler]:
-    class Learned(base):
-        lpc: Hooks
-
-        def add_request(self, request: Request) -> None:
-            super().add_request(request)
-            self.lpc.admitted(request)
-
-        def schedule(self, *args: Any, **kwargs: Any) -> Any:
-            self.lpc.step()
-            return super().schedule(*args, **kwargs)
-
-        def shutdown(self) -> None:
-            super().shutdown()
-            self.lpc.scorer.close()
-
-    Learned.__name__ = Learned.__qualname__ = f"Learned{base.__name__}"
-    return Learned
-
-
-_LEARNED: Final[dict[type[Scheduler], type[Scheduler]]] = {base: _learned(base) for base in (Scheduler, AsyncScheduler)}
+def _why_not(vllm_config: Any, scheduler: Any) -> str | None:
+    """Return why the plug-in cannot work in this engine; None where it can. Raises nothing."""
+    try:
+        import eviction_client.engines.vllm.conformance as conformance
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return unsuitable(vllm_config) or conformance.why_not(scheduler)
 
 
 def _store(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> MetadataStore | None:
+    from eviction_client.engines.vllm.namespace import namespace_of
+
     if settings.pools == "off" or settings.shadow:
         return None
     namespace = namespace_of(settings, vllm_config, scheduler)

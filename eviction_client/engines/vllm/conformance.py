@@ -1,0 +1,303 @@
+"""Proof, at start, that our free queue does in this very vLLM what its own does.
+
+Three things are tried, in milliseconds, on pools made for the purpose; the engine's own is only looked at:
+
+1. *Interface.* Every name by which any loaded part of vLLM uses the pool's queue is one that ours has of its own, and what is
+   wrapped takes the arguments that the wrapper passes on.
+2. *Order.* One random course of allocations, hits, frees, deferred frees, unpinnings, evictions and a reset is run through two
+   block pools of the engine's class: with the queue that it comes with, and with ours and the hooks. Without credit everything
+   that can be seen must be equal, block by block, under either rule.
+3. *Credit.* Chains leave the pool in the order of their keys, after a late answer and a change of rule, too.
+
+So a release that changes something else works the day it comes out, and one that changes what the plug-in relies on keeps its
+own order.
+"""
+
+import contextlib
+import inspect
+import logging
+import random
+import sys
+from collections.abc import Iterator
+from types import CodeType, SimpleNamespace
+from typing import Any, Final
+
+from eviction_client.credit import Lifetime
+from eviction_client.engines.vllm.hooks import Hooks
+from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.score import Keys
+
+BLOCKS: Final = 48
+OPERATIONS: Final = 240
+STEP_S: Final = 0.3
+"""Between two operations of a course: some frees fall into one second, some do not."""
+
+_READ_ONLY: Final = frozenset(("get_all_free_blocks",))
+"""Methods that ours has from the stock queue: they walk the links, which are the same."""
+_WRAPPED: Final = {
+    "kv_cache_manager.free": ["request"],
+    "kv_cache_manager.pop_blocks_for_free": ["request"],
+    "kv_cache_manager.block_pool.free_blocks": ["ordered_blocks"],
+    "kv_cache_manager.block_pool.unpin_blocks": ["blocks", "on_reuse"],
+}
+_OPTIONAL: Final = frozenset(("kv_cache_manager.block_pool.unpin_blocks",))
+
+
+def why_not(scheduler: Any) -> str | None:
+    """Return what of this engine the plug-in would not get right; None where it passed. Raises nothing."""
+    try:
+        pool = scheduler.kv_cache_manager.block_pool
+        managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+        if any(manager.block_pool is not pool for manager in managers):
+            return "this model's KV cache lies in several block pools, which frees cross"
+        with _no_log_of(type(pool)):
+            return _interface(scheduler) or _order(pool) or _credit(pool)
+    except Exception as error:
+        return f"the check of its block pool failed: {type(error).__name__}: {error}"
+
+
+def _interface(scheduler: Any) -> str | None:
+    pool = scheduler.kv_cache_manager.block_pool
+    stock = pool.free_block_queue
+    if not issubclass(LearnedFreeQueue, type(stock)):
+        return f"its free queue is a {type(stock).__name__}, which ours cannot stand in for"
+    ours = LearnedFreeQueue()
+    for name in sorted(_names_used_on_queues(type(pool))):
+        if not hasattr(stock, name) or name in _READ_ONLY or name.startswith("__"):
+            continue
+        is_method = callable(getattr(stock, name))
+        if not hasattr(ours, name) or (is_method and getattr(type(ours), name) is getattr(type(stock), name)):
+            return f"it uses `{name}` of its free queue, which ours does not have"
+    for path, expected in _WRAPPED.items():
+        found: Any = scheduler
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        if found is None and path in _OPTIONAL:
+            continue
+        if found is None or list(inspect.signature(found).parameters) != expected:
+            return f"its {path}({', '.join(expected)}) is gone or takes other arguments"
+    return None
+
+
+def _names_used_on_queues(pool: type) -> set[str]:
+    """Return every name in the functions, of the pool and of all of vLLM that is loaded, that take up a pool's free queue."""
+    classes = {*pool.__mro__}
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("vllm.v1.") and module is not None:
+            classes |= {x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module_name}
+    names: set[str] = set()
+    for cls in classes:
+        for function in vars(cls).values():
+            code = getattr(getattr(function, "fget", None) or function, "__code__", None)
+            if code is not None and "free_block_queue" in code.co_names:
+                names.update(_names_in(code))
+    return names
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+class _Request:
+    """A request as the hooks read it, that has finished with these blocks."""
+
+    sampling_params = session_id = cache_salt = None
+    status: object = None
+    num_computed_tokens = num_prompt_tokens = 0
+    block_hashes: tuple[bytes, ...] = ()
+
+    def __init__(self, request_id: str, blocks: list[Any], finished: bool = True) -> None:
+        self.request_id = request_id
+        self.blocks = blocks
+        self._finished = finished
+
+    def is_finished(self) -> bool:
+        return self._finished
+
+
+class _Scorer:
+    """A scorer as the hooks use it. Its clock is the course's."""
+
+    def __init__(self) -> None:
+        self.time = 1e9
+        self.lifetime = Lifetime(BLOCKS)
+        self.seconds = 0.0
+        self.trusting = False
+        self.credits: dict[str, float] = {}
+        self.coming: list[tuple[str, Keys]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def finished(self, request_id: str, **_: object) -> Keys:
+        return Keys(self.time, self.time + self.credits.get(request_id, 0.0))
+
+    def awaits(self, request_id: str) -> bool:
+        return request_id not in self.credits
+
+    def late(self) -> list[tuple[str, Keys]]:
+        late, self.coming = self.coming, []
+        return late
+
+    def look_ahead(self, _: object) -> dict[bytes, float]:
+        return {}
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+    def close(self) -> None:
+        pass
+
+
+class _Engine:
+    """The part of a scheduler that the hooks touch, around a small pool of the engine's class; with or without them."""
+
+    def __init__(self, pool: Any, *, learned: bool, trusting: bool = False) -> None:
+        parameters = inspect.signature(type(pool)).parameters.values()
+        required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        given = {name: getattr(pool, name) for name in required}  # pools keep what they were built from
+        self.block_pool: Any = type(pool)(**{**given, "num_gpu_blocks": BLOCKS, "enable_caching": True})
+        self.scorer: Any = _Scorer()
+        self.scorer.trusting = trusting
+        self.block_size: int = self.block_pool.hash_block_size
+        self.kv_cache_manager = self
+        self._contents = 0
+        if learned:
+            Hooks(self, self.scorer, adopt=True)
+
+    def add_request(self, request: object) -> None: ...
+
+    def schedule(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def free(self, request: Any) -> None:
+        self.block_pool.free_blocks(reversed(request.blocks))
+
+    def pop_blocks_for_free(self, request: Any) -> list[Any]:
+        blocks: list[Any] = request.blocks
+        return blocks
+
+    def allocate(self, blocks: int, with_content: int) -> tuple[list[Any], list[bytes]]:
+        """Return new blocks, and the hashes of the first of them, which are in the prefix cache from now on."""
+        taken = self.block_pool.get_new_blocks(blocks)
+        hashes = [(self._contents + place).to_bytes(32, "big") for place in range(with_content)]
+        self._contents += with_content
+        self.block_pool.cache_full_blocks(
+            request=SimpleNamespace(block_hashes=hashes),
+            blocks=taken,
+            num_cached_blocks=0,
+            num_full_blocks=with_content,
+            block_size=self.block_size,
+            kv_cache_group_id=0,
+        )
+        return taken, hashes
+
+    def order(self) -> list[int]:
+        """Ids of the free blocks in eviction order, as whoever walks the links sees them."""
+        return [block.block_id for block in self.block_pool.free_block_queue.get_all_free_blocks()]
+
+
+def _order(pool: Any) -> str | None:
+    stock = list(_course(_Engine(pool, learned=False)))
+    for trusting in (False, True):
+        ours = _course(_Engine(pool, learned=True, trusting=trusting))
+        for number, expected in enumerate(stock):
+            found = next(ours, None)
+            if found != expected:
+                return f"with our queue its block pool is not as it was after operation {number} ({expected[0]}) of the check"
+    return None
+
+
+def _course(engine: _Engine) -> Iterator[tuple[str, object]]:
+    """Run a random course through a pool, the same for all; yield after each operation its name and all that can be seen."""
+    rng = random.Random(14)
+    pool = engine.block_pool
+    running: list[list[Any]] = []
+    deferred: list[list[Any]] = []
+    chains: list[list[bytes]] = []
+    reused: list[int] = []
+    for number in range(OPERATIONS):
+        engine.scorer.time += STEP_S
+        engine.schedule()
+        kinds = ["allocate"] * 4 + ["hit"] * 2 * bool(chains) + ["free", "free", "defer", "preempt"] * bool(running)
+        kinds += ["drain"] * bool(deferred) + ["evict"] * (number % 40 > 30)
+        kinds += ["unpin"] * bool(running and hasattr(pool, "unpin_blocks"))
+        kind = rng.choice(kinds)
+        if kind in ("allocate", "hit") and pool.get_num_free_blocks() < BLOCKS // 4:
+            kind = "free" if running else "drain"
+        seen: object = None
+        if kind == "allocate":
+            count = rng.randint(1, 6)
+            blocks, hashes = engine.allocate(count, rng.randint(0, count))
+            running.append(blocks)
+            chains.append(hashes)
+        elif kind == "hit":
+            hit = []
+            for block_hash in rng.choice(chains[-12:]):
+                found = pool.get_cached_block(block_hash, [0])
+                if found is None:
+                    break
+                hit.append(found[0])
+            pool.touch(hit)
+            running.append([*hit, *pool.get_new_blocks(1)])
+        elif kind in ("free", "preempt"):
+            blocks = running.pop(rng.randrange(len(running)))
+            engine.free(_Request(f"{number}", blocks, finished=kind == "free"))
+        elif kind == "defer":
+            blocks = running.pop(rng.randrange(len(running)))
+            deferred.append(engine.pop_blocks_for_free(_Request(f"{number}", blocks)))
+        elif kind == "drain":
+            pool.free_blocks(reversed(deferred.pop(0)))
+        elif kind == "unpin":
+            pool.unpin_blocks(running.pop(rng.randrange(len(running))), lambda block: reused.append(block.block_id))
+        else:
+            pool.evict_blocks({rng.randrange(1, BLOCKS) for _ in range(3)})
+        seen = [[block.block_id for block in running[-1]]] if running else []
+        yield kind, (seen, engine.order(), pool.get_num_free_blocks(), list(reused))
+    for blocks in [*running, *deferred]:
+        pool.free_blocks(reversed(blocks))
+    yield "reset", (pool.reset_prefix_cache(), engine.order(), list(reused))
+    yield "all", [block.block_id for block in pool.get_new_blocks(BLOCKS - 1)]
+
+
+def _credit(pool: Any) -> str | None:
+    engine = _Engine(pool, learned=True, trusting=True)
+    scorer = engine.scorer
+    chains = {name: engine.allocate(3, 3)[0] for name in ("more", "less", "average", "late")}
+    rest = engine.block_pool.get_new_blocks(engine.block_pool.get_num_free_blocks())
+    scorer.credits = {"more": 600.0, "less": -600.0, "average": 0.0}
+    for name, chain in chains.items():
+        scorer.time += STEP_S * 10
+        engine.free(_Request(name, chain))
+    scorer.coming = [("late", Keys(scorer.time, scorer.time + 300.0))]
+
+    def order(*names: str) -> list[int]:
+        return [block.block_id for name in names for block in reversed(chains[name])]
+
+    for trusting, expected in ((True, ("less", "average", "late", "more")), (False, tuple(chains)), (True, None)):
+        scorer.trusting = trusting
+        engine.schedule()
+        if engine.order() != order(*(expected or ("less", "average", "late", "more"))):
+            return "chains with credit do not leave its block pool in the order of their keys"
+    taken = [block.block_id for block in engine.block_pool.get_new_blocks(6)]
+    if taken != order("less", "average") or not rest:
+        return "its block pool does not evict first what our queue has first"
+    return None
+
+
+@contextlib.contextmanager
+def _no_log_of(pool: type) -> Iterator[None]:
+    """What pools say of a check ("prefix cache reset") is not the engine's."""
+    loggers = [logging.getLogger(cls.__module__) for cls in pool.__mro__ if cls is not object]
+    enabled = [logger for logger in loggers if not logger.disabled]
+    for logger in enabled:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger in enabled:
+            logger.disabled = False

@@ -1,0 +1,193 @@
+"""The check at start: it passes in this vLLM, and what it finds in another costs the credit, never the engine."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from eviction_client.engines.vllm import conformance, scheduler, versions
+from eviction_client.engines.vllm.metrics import values_of
+from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.errors import EngineUnsupported
+from lpc.bench.bare_scheduler import Engine, conversations, vllm_config
+
+
+def test_this_vllm_passes_and_the_check_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(50, learned=False)
+    before = engine.pool.get_num_free_blocks(), engine.pool.free_block_queue
+    with caplog.at_level(logging.DEBUG):
+        assert conformance.why_not(engine.scheduler) is None
+    assert (engine.pool.get_num_free_blocks(), engine.pool.free_block_queue) == before
+    assert not caplog.records
+
+
+def test_the_course_of_the_check_does_all_that_an_engine_does() -> None:
+    names = [name for name, _ in conformance._course(conformance._Engine(Engine(50, learned=False).pool, learned=True))]
+    least = {"allocate": 50, "hit": 10, "free": 20, "defer": 10, "drain": 10, "preempt": 10, "evict": 3, "reset": 1}
+    if hasattr(BlockPool, "unpin_blocks"):
+        least["unpin"] = 10
+    assert {name: count for name, count in least.items() if names.count(name) < count} == {}
+
+
+def test_what_the_scheduler_says_at_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(scheduler, "TESTED", (versions.RELEASE,))
+    Engine(50)
+    monkeypatch.setattr(scheduler, "TESTED", ())
+    Engine(50)
+    tested, untested = [record.getMessage() for record in caplog.records if "learned prefix cache: on" in record.message]
+    assert f"vLLM {versions.RELEASE}, check passed in" in tested
+    assert f"vLLM {versions.RELEASE} is an untested release, check passed in" in untested
+
+
+Drift = Callable[[pytest.MonkeyPatch], None]
+
+
+def calls_an_unknown_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release whose pool puts some blocks to the middle of its queue."""
+
+    def append_warm(self: Any, blocks: list[KVCacheBlock]) -> None:
+        self.append_n(blocks)
+
+    def unpin_blocks(self: Any, blocks: Iterable[KVCacheBlock], on_reuse: object) -> None:
+        queue = self.free_block_queue
+        queue.append_warm(list(blocks))
+
+    monkeypatch.setattr(FreeKVCacheBlockQueue, "append_warm", append_warm, raising=False)
+    monkeypatch.setattr(BlockPool, "unpin_blocks", unpin_blocks, raising=False)
+
+
+def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release whose queue is no longer least recently used."""
+    monkeypatch.setattr(FreeKVCacheBlockQueue, "append_n", FreeKVCacheBlockQueue.prepend_n)
+
+
+def reads_its_queue_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release whose pool takes what was freed last, past all methods of its queue."""
+    stock = BlockPool.get_new_blocks
+
+    def get_new_blocks(self: Any, num_blocks: int) -> list[KVCacheBlock]:
+        queue, end = self.free_block_queue, getattr(self.free_block_queue, "fake_free_list_tail")  # noqa: B009
+        if num_blocks == 1 and type(queue) is FreeKVCacheBlockQueue:
+            queue.remove(last := end.prev_free_block)
+            queue.prepend_n([last])
+        return stock(self, num_blocks)
+
+    monkeypatch.setattr(BlockPool, "get_new_blocks", get_new_blocks)
+
+
+def has_another_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SegmentedQueue(FreeKVCacheBlockQueue):
+        pass
+
+    monkeypatch.setattr("vllm.v1.core.block_pool.FreeKVCacheBlockQueue", SegmentedQueue)
+
+
+def frees_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCacheManager, "pop_blocks_for_free", None)
+
+
+def takes_another_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = BlockPool.free_blocks
+
+    def free_blocks(self: Any, ordered_blocks: Iterable[KVCacheBlock], keep: bool = False) -> None:
+        stock(self, ordered_blocks)
+
+    monkeypatch.setattr(BlockPool, "free_blocks", free_blocks)
+
+
+def cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release in which there is no second pool beside the engine's."""
+    stock = BlockPool.__init__
+
+    def init(self: Any, num_gpu_blocks: int, enable_caching: bool, hash_block_size: int, *more: Any, **named: Any) -> None:
+        if num_gpu_blocks == conformance.BLOCKS:
+            raise RuntimeError("no such pool")
+        stock(self, num_gpu_blocks, enable_caching, hash_block_size, *more, **named)
+
+    monkeypatch.setattr(BlockPool, "__init__", init)
+
+
+def has_moved_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "eviction_client.engines.vllm.hooks", None)
+
+
+DRIFT: dict[Drift, str] = {
+    calls_an_unknown_method: "uses `append_warm` of its free queue",
+    evicts_in_another_order: "not as it was after operation",
+    reads_its_queue_from_the_end: "not as it was after operation",
+    has_another_queue: "its free queue is a SegmentedQueue",
+    frees_by_another_name: r"pop_blocks_for_free\(request\) is gone",
+    takes_another_argument: r"free_blocks\(ordered_blocks\) is gone or takes other arguments",
+    cannot_be_built: "RuntimeError: no such pool",
+    has_moved_a_module: "ModuleNotFoundError",
+}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("drift", DRIFT, ids=lambda drift: drift.__name__)
+def test_an_engine_that_fails_serves_with_stock_lru_one_error_and_a_metric(
+    drift: Drift, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drift(monkeypatch)
+    made = conversations(1, 20)
+    engine = Engine(100, asynchronous=asynchronous)
+    assert type(engine.scheduler) is (AsyncScheduler if asynchronous else Scheduler)
+    assert not hasattr(engine.scheduler, "lpc") and not isinstance(engine.pool.free_block_queue, LearnedFreeQueue)
+    stock = Engine(100, learned=False, asynchronous=asynchronous)
+    ours = engine.run(made)
+    assert (ours.outputs, ours.evicted) == (stock.run(made).outputs, stock.outcome.evicted)
+    (error,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert re.search(DRIFT[drift], error) and "Stock LRU instead" in error
+    assert REGISTRY.get_sample_value("lpc_stock_fallback", {"engine": "0"}) == 1.0
+
+
+def test_who_asks_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    evicts_in_another_order(monkeypatch)
+    with pytest.raises(EngineUnsupported, match=r"not as it was.*LPC_ON_UNKNOWN_ENGINE"):
+        Engine(50, on_unknown_engine="refuse")
+
+
+def test_a_configuration_without_a_place_for_the_plug_in_runs_stock(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_config().model_config, "is_diffusion", True, raising=False)
+    assert not hasattr(Engine(50).scheduler, "lpc")
+    assert "diffusion models have a scheduler of their own" in caplog.text
+
+
+def test_an_engine_that_works_says_so_in_the_same_metric() -> None:
+    hooks = Engine(50).scheduler.lpc
+    assert values_of(hooks)["lpc_stock_fallback", ""] == 0.0
+
+
+AT_INFO = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}
+
+
+def test_the_plug_ins_lines_appear_among_vllms_in_vllms_form() -> None:
+    program = "from lpc.bench.bare_scheduler import Engine; Engine(50)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=AT_INFO, check=True)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if "learned prefix cache: on" in line]
+    assert len(lines) == 1
+    assert re.search(r"INFO \d\d-\d\d \d\d:\d\d:\d\d \[\S*scheduler\.py:\d+\] learned prefix cache: on", lines[0])
+
+
+def test_who_has_configured_our_logging_keeps_it() -> None:
+    program = (
+        "import logging, sys; logging.basicConfig(stream=sys.stdout, format='mine %(message)s', level='INFO');"
+        "from lpc.bench.bare_scheduler import Engine; Engine(50)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=AT_INFO, check=True)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if "learned prefix cache: on" in line]
+    assert [line.split(":")[0] for line in lines] == ["mine learned prefix cache"]
