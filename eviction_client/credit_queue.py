@@ -80,6 +80,19 @@ class CreditQueue(FreeBlockQueue[B]):
             self._unmoved = self._older_than(self._ages)
 
     @property
+    def freed(self) -> int:
+        """Chains freed so far."""
+        return self._number
+
+    def freed_since(self, freed: int) -> list[Chain]:
+        """Return the chains freed since :attr:`freed` was so many, as far as they are still free; the one freed last first."""
+        chains, chain = [], self._ages[_OLDER]
+        while chain is not self._ages and chain[_NUMBER] > freed:
+            chains.append(chain)
+            chain = chain[_OLDER]
+        return chains
+
+    @property
     def unsettled(self) -> int:
         """Chains that may still lie by a rule that is no longer in force, at most."""
         if self._unmoved is None:
@@ -98,14 +111,20 @@ class CreditQueue(FreeBlockQueue[B]):
         t_last, key = keys
         if t_last != t_last or key != key:
             raise ValueError("a block's key must be a number, not NaN")
-        key = (key if self._trusting else t_last) + TO_KEY
-        previous = self._runs.get(key) or self._last_below(key)
+        if not self._trusting:
+            key = t_last
+        key += TO_KEY
+        runs = self._runs
+        previous = runs.get(key)
+        if previous is None:
+            previous = self._last_below(key)
         following = previous[NEXT]
         ages = self._ages
         older = ages[_OLDER]
-        self._number += 1
-        chain: Chain = [blocks[0], key, previous, following, keys, self._number, older, ages]
-        previous[NEXT] = following[PREVIOUS] = self._runs[key] = self._run_starting_at[blocks[0].block_id] = chain
+        self._number = number = self._number + 1
+        first = blocks[0]
+        chain: Chain = [first, key, previous, following, keys, number, older, ages]
+        previous[NEXT] = following[PREVIOUS] = runs[key] = self._run_starting_at[first.block_id] = chain
         older[_NEWER] = ages[_OLDER] = chain
         behind = following[HEAD]
         last = behind.prev_free_block
@@ -205,23 +224,6 @@ class CreditQueue(FreeBlockQueue[B]):
         older: Chain = chain[_OLDER]
         return None if older is self._ages else older
 
-    def _last_below(self, key: float) -> Chain:
-        """Return the chain behind which the first of this key belongs; the key is in the index afterwards."""
-        keys, runs = self._keys, self._runs
-        place = bisect_left(keys, key)
-        if place == len(keys):
-            keys.append(key)
-            last: Chain = self._last[PREVIOUS]
-            return last
-        start, previous = place, None
-        while start and (previous := runs.get(keys[start - 1])) is None:
-            start -= 1
-        if start < place:
-            del keys[start:place]
-        if keys[start] != key:
-            keys.insert(start, key)
-        return self._first if previous is None else previous
-
     def _sort(self, chain: Chain) -> int:
         """Move a chain to where the rule in force wants it; return how many others of equal key were passed."""
         keys = chain[_KEYS]
@@ -260,19 +262,19 @@ class CreditQueue(FreeBlockQueue[B]):
 
     def _leave(self, chain: Chain) -> None:
         """Take a chain out of the index of keys."""
-        key = chain[KEY]
-        if self._runs[key] is chain:
+        key, runs = chain[KEY], self._runs
+        if runs[key] is chain:
             previous = chain[PREVIOUS]
             if previous[KEY] == key and previous[PREVIOUS] is not None:  # else that one has ended, too
-                self._runs[key] = previous
-            else:
-                super()._forget(chain)
+                runs[key] = previous
+                return
+            self._drop(key)
 
     def _forget(self, run: Run) -> None:
         """Take an ended chain out of the index and of the list by age."""
         self._leave(run)
-        if run is self._unmoved:
-            self._unmoved = self._older_than(run)
         older, newer = run[_OLDER], run[_NEWER]
+        if run is self._unmoved:
+            self._unmoved = None if older is self._ages else older
         older[_NEWER], newer[_OLDER] = newer, older
         run[_OLDER] = run[_NEWER] = None

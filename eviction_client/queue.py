@@ -13,11 +13,11 @@ Invariants:
     hit again leaves its run from the other end (engines touch a chain root first), so that taking a block out is a
     plain unlinking. When a head is taken out the next block becomes the head, unless that one is another run's: then
     the run has ended.
- 4. The runs form a linked list of their own, between two sentinels, and all are alive. ``_keys`` may hold keys of ended
-    runs, which cost nothing but their place.
+ 4. The runs form a linked list of their own, between two sentinels, and all are alive. ``_keys`` from ``_gone`` on holds the
+    keys of these, in order; what lies before are keys of runs that have been evicted, dropped now and then.
 
-Cost, R runs: ``insert`` of n blocks O(n) into a run that exists, else O(log R + n); ``remove`` O(1); ``popleft_n``
-O(n).
+Cost, R runs: ``insert`` of n blocks O(n) into a run that exists, else O(log R + n) and moving R pointers; ``remove`` O(1) and
+the same where a run ends; ``popleft_n`` O(n).
 """
 
 from bisect import bisect_left
@@ -71,6 +71,9 @@ KEY: Final = 1
 PREVIOUS: Final = 2
 NEXT: Final = 3
 
+SWEPT_FROM: Final = 64
+"""Keys of evicted runs that the index may hold beside as many as there are runs."""
+
 
 class FreeBlockQueue(Generic[B]):
     """Free blocks in eviction order: smallest score first.
@@ -100,6 +103,7 @@ class FreeBlockQueue(Generic[B]):
         self._run_starting_at: dict[int, Run] = {-1: self._last}
         self._runs: dict[float, Run] = {}
         self._keys: list[float] = []
+        self._gone = 0
 
     def insert(self, blocks: Sequence[B], score: float) -> None:
         """Put blocks into the order, ``blocks[0]`` to be evicted first. Blocks must not be in the queue.
@@ -121,6 +125,8 @@ class FreeBlockQueue(Generic[B]):
 
     def prepend_n(self, blocks: Sequence[B]) -> None:
         """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
+        if not blocks:
+            return
         last: Any = self.head
         following = last.next_free_block
         for block in blocks:
@@ -227,31 +233,45 @@ class FreeBlockQueue(Generic[B]):
 
     def _start_run(self, score: float, head: B) -> Any:
         """Enter a run into the index; return the block before which it belongs."""
-        keys = self._keys
-        runs = self._runs
         key = score + TO_KEY
         if key != key:
             raise ValueError("a block's score must be a number, not NaN")
-        place = bisect_left(keys, key)
-        if place == len(keys):
-            following = self._last
-            keys.append(key)
-        else:
-            following = runs.get(keys[place]) or self._sweep_from(place)
-            keys.insert(place, key)
-        previous = following[PREVIOUS]
+        previous = self._last_below(key)
+        following = previous[NEXT]
         run = [head, key, previous, following]
-        previous[NEXT] = following[PREVIOUS] = runs[key] = self._run_starting_at[head.block_id] = run
+        previous[NEXT] = following[PREVIOUS] = self._runs[key] = self._run_starting_at[head.block_id] = run
         return following[HEAD]
 
-    def _sweep_from(self, place: int) -> Run:
-        """Drop the keys of ended runs from ``place`` on; return the run that comes next."""
-        keys, runs = self._keys, self._runs
-        end = place
-        while end < len(keys) and keys[end] not in runs:
-            end += 1
-        del keys[place:end]
-        return runs[keys[place]] if place < len(keys) else self._last
+    def _last_below(self, key: float) -> Run:
+        """Return the run behind which one of this key belongs, which has none yet; the key is in the index afterwards."""
+        keys = self._keys
+        place = bisect_left(keys, key, self._gone)
+        if place == len(keys):
+            keys.append(key)
+            last: Run = self._last[PREVIOUS]
+            return last
+        if place == self._gone:
+            if place:
+                self._gone = place = place - 1
+                keys[place] = key
+            else:
+                keys.insert(0, key)
+            return self._first
+        keys.insert(place, key)
+        return self._runs[keys[place - 1]]
+
+    def _drop(self, key: float) -> None:
+        """Take a key out of the index that has no run any more."""
+        keys, gone = self._keys, self._gone
+        del self._runs[key]
+        if keys[gone] != key:
+            del keys[bisect_left(keys, key, gone)]
+            return
+        gone += 1
+        if gone > SWEPT_FROM and 2 * gone > len(keys):
+            del keys[:gone]
+            gone = 0
+        self._gone = gone
 
     def _behead(self, block: B, after: B) -> None:
         """Note that a run has lost its head ``block``, which stood before ``after``."""
@@ -268,10 +288,8 @@ class FreeBlockQueue(Generic[B]):
         run[PREVIOUS] = run[NEXT] = None  # ended runs must not wait for the cycle collector
 
     def _forget(self, run: Run) -> None:
-        """Take an ended run out of the index. Its key stays, unless more than half of the keys are such."""
-        del self._runs[run[KEY]]
-        if len(self._keys) > 2 * len(self._runs) + 64:
-            self._keys = sorted(self._runs)
+        """Take an ended run out of the index."""
+        self._drop(run[KEY])
 
     def _end_popped_runs(self, run: Run, first: B) -> None:
         """End the runs whose blocks have been popped (popped blocks have no links), from ``run``, the first, on.

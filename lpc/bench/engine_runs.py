@@ -380,7 +380,7 @@ class _Side:
         self.now = 1.8e9
         chains = [self._fill(self.pool.get_new_blocks(chain)) for _ in range(size // chain)]
         for blocks in chains:
-            self._free(blocks, rng.gauss(0.0, CREDIT_SPREAD_S))
+            self._free(blocks, self._next_keys(rng.gauss(0.0, CREDIT_SPREAD_S)))
 
     def _fill(self, blocks: list[Any]) -> list[Any]:
         for block in blocks:
@@ -389,12 +389,15 @@ class _Side:
             self.pool.cached_block_hash_to_block.insert(key, block)
         return blocks
 
-    def _free(self, blocks: list[Any], credit: float) -> None:
+    def _next_keys(self, credit: float) -> Keys:
         self.now += 0.5
+        return Keys(self.now, self.now + credit)
+
+    def _free(self, blocks: list[Any], keys: Keys) -> None:
         if self.queue is None:
             self.pool.free_blocks(reversed(blocks))
         else:
-            self.queue.keying(Keys(self.now, self.now + credit), self.pool.free_blocks, reversed(blocks))
+            self.queue.keying(keys, self.pool.free_blocks, reversed(blocks))
 
     def turn(self, step: int, credit: float) -> tuple[int, int]:  # noqa: ARG002
         """Return the nanoseconds to free and to allocate a chain."""
@@ -402,8 +405,9 @@ class _Side:
         blocks = self.pool.get_new_blocks(self.chain)
         allocated = time.perf_counter_ns()
         self._fill(blocks)
+        keys = self._next_keys(credit)
         before = time.perf_counter_ns()
-        self._free(blocks, credit)
+        self._free(blocks, keys)
         return time.perf_counter_ns() - before, allocated - started
 
 

@@ -146,7 +146,9 @@ class Hooks:
         if self.queue is None:
             self._stock_free(request)
             return
-        self._remember(request.request_id, self.queue.keying(keys, self._stock_free, request))
+        freed = self.queue.freed
+        self.queue.keying(keys, self._stock_free, request)
+        self._remember(request.request_id, freed)
         self.look_ahead()
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
@@ -164,8 +166,9 @@ class Hooks:
         """``BlockPool.free_blocks``, which gives a batch that was put off the keys that it was given then."""
         if isinstance(ordered_blocks, KeyedBlocks) and self.queue is not None:
             keys = self._highest() if ordered_blocks.go_last else ordered_blocks.keys_at(self._now())
-            chains = self.queue.keying(keys, self._stock_free_blocks, ordered_blocks)
-            self._remember(ordered_blocks.request_id, chains)
+            freed = self.queue.freed
+            self.queue.keying(keys, self._stock_free_blocks, ordered_blocks)
+            self._remember(ordered_blocks.request_id, freed)
         else:
             self._stock_free_blocks(ordered_blocks)
 
@@ -220,8 +223,8 @@ class Hooks:
         self.scorer.seconds += time.perf_counter() - started
         return keys
 
-    def _remember(self, request_id: str, chains: list[Chain]) -> None:
-        if chains and self.scorer.awaits(request_id):
+    def _remember(self, request_id: str, freed: int) -> None:
+        if self.queue is not None and self.scorer.awaits(request_id) and (chains := self.queue.freed_since(freed)):
             self._unanswered.setdefault(request_id, []).extend(chains)
 
     def _now(self) -> float:

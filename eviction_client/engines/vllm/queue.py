@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from eviction_client.credit import Lifetime
-from eviction_client.credit_queue import Chain, CreditQueue
+from eviction_client.credit_queue import CreditQueue
 from eviction_client.score import Keys
 
 
@@ -57,37 +57,26 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         self.fake_free_list_head = self.head
         self.fake_free_list_tail = self.tail
         self._keys_in_force: Keys | None = None
-        self._freed: list[Chain] | None = None
         self.prepend_n(blocks)
 
-    def keying(self, keys: Keys | None, free: Callable[..., None], *arguments: Any) -> list[Chain]:
+    def keying(self, keys: Keys | None, free: Callable[..., None], *arguments: Any) -> None:
         """Call ``free(*arguments)``, vLLM's own; the blocks with content that it appends get these keys (None: those of now).
 
         vLLM's frees end in ``append_n(blocks)``, which has no place for keys. They are kept for the length of this call.
-
-        Returns:
-            The chains that were freed.
         """
         self._keys_in_force = keys
-        freed: list[Chain] = []
-        self._freed = freed
         try:
             free(*arguments)
         finally:
-            self._keys_in_force = self._freed = None
-        return freed
+            self._keys_in_force = None
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put blocks with content into the order, ``blocks[0]`` to be evicted first."""
-        if not blocks:
-            return
         keys = self._keys_in_force
         if keys is None:
             now = self.clock()
             keys = Keys(now, now)
-        chain = self.insert_keyed(blocks, keys)
-        if chain is not None and self._freed is not None:
-            self._freed.append(chain)
+        self.insert_keyed(blocks, keys)
 
     def append(self, block: KVCacheBlock) -> None:
         """As :meth:`append_n`."""
