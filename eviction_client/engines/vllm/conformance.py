@@ -20,7 +20,7 @@ import random
 import sys
 from collections.abc import Iterator
 from types import CodeType, SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from eviction_client.credit import Lifetime
 from eviction_client.engines.vllm.hooks import Hooks
@@ -160,7 +160,7 @@ class _Engine:
         required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         given = {name: getattr(pool, name) for name in required}  # pools keep what they were built from
         self.block_pool: Any = type(pool)(**{**given, "num_gpu_blocks": BLOCKS, "enable_caching": True})
-        self.scorer: Any = _Scorer()
+        self.scorer = cast(Any, _Scorer())
         self.scorer.trusting = trusting
         self.block_size: int = self.block_pool.hash_block_size
         self.kv_cache_manager = self
