@@ -88,7 +88,8 @@ def _names_used_on_queues(pool: type) -> set[str]:
     names: set[str] = set()
     for cls in classes:
         for function in vars(cls).values():
-            code = getattr(getattr(function, "fget", None) or function, "__code__", None)
+            plain = getattr(function, "fget", None) or getattr(function, "__func__", function)
+            code = getattr(plain, "__code__", None)
             if code is not None and "free_block_queue" in code.co_names:
                 names.update(_names_in(code))
     return names

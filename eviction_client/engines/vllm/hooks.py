@@ -40,8 +40,8 @@ from eviction_client.scorer import Scorer
 LOOK_AHEAD: Final = 256
 """Blocks to be evicted next about which the store is asked."""
 MOVED_PER_STEP: Final = 16
-"""Chains that may be moved in one step of the scheduler after the rule in force has changed. A move takes 1 to 1.5 microseconds,
-several times as much where nothing is in the processor's caches, so that no step is 100 microseconds late."""
+"""Chains that may be moved in one step of the scheduler after the rule in force has changed. A move takes 1 to 1.5 microseconds
+or several times that where nothing is in a processor cache, so that no step is 100 microseconds late."""
 
 
 class Hooks:
