@@ -50,7 +50,8 @@ def serve(command: list[str], root: Path) -> None:
     env = {name: below(root, value) for name, value in cpu.env().items() if name != "PATH"}
     env |= {"PATH": f"{root}/opt/lpc/bin:/usr/bin:/bin", "HOME": os.environ["HOME"]}
     env |= {"LPC_PORT": str(free_port()), "LPC_METRICS_PORT": str(free_port()), "LPC_HOST": "127.0.0.1"}
-    (root / "run").mkdir(exist_ok=True)
+    for name in ("run", "cache"):
+        (root / name).mkdir(exist_ok=True)
     check = [str(python), *(below(root, word) for word in cpu.command("HEALTHCHECK")[1:])]
     assert subprocess.run(check, env=env, capture_output=True, check=False).returncode == 1, "healthy before it runs"
     # Not in the checkout: `-m` would find its packages there, not the image's.
