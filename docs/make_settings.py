@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_settings import BaseSettings
 
 from eviction_client.settings import ClientSettings
+from lpc.wire.redis_settings import RedisSettings
 from predictor_service.settings import ServiceSettings
 
 TARGET = Path(__file__).with_name("settings.md")
@@ -49,7 +50,7 @@ def page() -> str:
     for title, settings, text in PARTS:
         rows = [
             f"| `LPC_{name.upper()}` | {kind(field.annotation)} | {default(settings, name)} | {sentence(field.description)} |"
-            for name, field in settings.model_fields.items()
+            for name, field in sorted(settings.model_fields.items(), key=lambda named: named[0] in RedisSettings.model_fields)
         ]
         parts.append(
             "\n".join([f"\n## {title}\n", f"{text}\n", "| Variable | Type | Default | |", "|---|---|---|---|", *rows, ""])

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
-from eviction_client.redis_url import RedisLogin, RedisUrl
 from lpc.wire.access import stays_on_this_machine
 from lpc.wire.certificates import CertificateFiles
+from lpc.wire.redis_settings import RedisSettings
 
 RETIRED: Final = ("LPC_TAU_S", "LPC_PRIOR")
 """Variables of earlier releases that have no meaning any more."""
@@ -17,7 +17,7 @@ RETIRED: Final = ("LPC_TAU_S", "LPC_PRIOR")
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class ClientSettings(BaseSettings):
+class ClientSettings(RedisSettings):
     """What an engine needs to know to evict by learned scores. Environment variables carry the prefix ``LPC_``."""
 
     # Inputs are not shown in errors: a Redis URL may hold a password.
@@ -59,46 +59,23 @@ class ClientSettings(BaseSettings):
         default=None,
         description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it scores stay in this process",
     )
-    redis_user: str | None = Field(
-        default=None, description="user of Redis' access list, as it is; without it the URL's (there percent-encoded)"
-    )
-    redis_password: SecretStr | None = Field(default=None, description="its password, as it is; without it the URL's")
-    redis_password_file: Path | None = Field(
-        default=None, description="file that holds its password instead, read at each connection: a new one needs no restart"
-    )
-    redis_ca: Path | None = Field(
-        default=None, description="PEM file of the authority that signed Redis's certificate; without it the system's"
-    )
-    redis_certificate: Path | None = Field(default=None, description="PEM file of this engine's certificate for Redis")
-    redis_key: Path | None = Field(default=None, description="PEM file of its key, without a pass phrase")
-    redis_cluster: bool = Field(default=False, description="the URL is a node of a Redis Cluster")
     redis_shards: int = Field(
         default=4,
         ge=1,
         le=1024,
         description="keys over which scores are spread, equal in the whole fleet; on a cluster about 4 per primary",
     )
-    redis_timeout_s: Seconds = Field(default=1.0, description="time for one answer of Redis, and for a connection")
     store_pending_blocks: int = Field(default=200_000, ge=1, description="scores waiting to be written; over it the oldest go")
     store_blocks: int = Field(default=1_000_000, ge=1, description="blocks that the in-memory store remembers")
 
     @field_validator(
         *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token"),
-        *("redis_user", "redis_password", "redis_password_file", "redis_ca", "redis_certificate", "redis_key"),
         mode="before",
     )
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         """An environment variable can only be empty, not None."""
         return None if value == "" else value
-
-    @field_validator("redis_url")
-    @classmethod
-    def _readable(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is None or not (text := url.get_secret_value().strip()):
-            return None
-        RedisUrl.parse(text)
-        return SecretStr(text)
 
     @model_validator(mode="after")
     def _fleet_has_a_redis(self) -> Self:
@@ -115,33 +92,12 @@ class ClientSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
-        for name, files in (("predictor", self.predictor_files), ("redis", self.redis_files)):
-            if (files.certificate is None) != (files.key is None):
-                raise ValueError(f"{name}_certificate and {name}_key go together: set both or none")
+        if (self.predictor_files.certificate is None) != (self.predictor_files.key is None):
+            raise ValueError("predictor_certificate and predictor_key go together: set both or none")
         if self.predictor_certificate is not None and self.predictor_ca is None:
             raise ValueError("predictor_certificate needs predictor_ca: set it to the authority of the sidecar's certificate")
-        url = self.redis_url.get_secret_value() if self.redis_url is not None else ""
-        if url and self.redis_files.present and not url.startswith("rediss://"):
-            raise ValueError("redis_ca, redis_certificate and redis_key need a redis_url that begins with rediss://")
         if self.token and self.predictor_ca is None and not stays_on_this_machine(self.predictor_address):
             raise ValueError("predictor_token would travel in clear: set predictor_ca, or reach the sidecar on this machine")
-        return self
-
-    @model_validator(mode="after")
-    def _one_password_for_redis(self) -> Self:
-        given = [name for name in ("redis_user", "redis_password", "redis_password_file") if getattr(self, name) is not None]
-        if not given:
-            return self
-        if self.redis_url is None:
-            raise ValueError(f"{given[0]} needs redis_url: set LPC_REDIS_URL")
-        url = RedisUrl.parse(self.redis_url.get_secret_value())
-        places = [name for name in given if name != "redis_user"] + ["redis_url"] * (url.password is not None)
-        if len(places) > 1:
-            raise ValueError(f"the password of Redis is in {' and in '.join(places)}: leave it in one of them")
-        if not places:
-            raise ValueError("redis_user needs a password: set redis_password or redis_password_file")
-        if self.redis_user is not None and url.user is not None:
-            raise ValueError("the user of Redis is in redis_user and in redis_url: leave it in one of them")
         return self
 
     @staticmethod
@@ -156,17 +112,6 @@ class ClientSettings(BaseSettings):
     def predictor_files(self) -> CertificateFiles:
         """Certificates for the sidecar."""
         return CertificateFiles(self.predictor_certificate, self.predictor_key, self.predictor_ca)
-
-    @property
-    def redis_files(self) -> CertificateFiles:
-        """Certificates for Redis."""
-        return CertificateFiles(self.redis_certificate, self.redis_key, self.redis_ca)
-
-    @property
-    def redis_login(self) -> RedisLogin:
-        """Who connects to Redis, where the URL does not say it."""
-        password = self.redis_password.get_secret_value() if self.redis_password is not None else None
-        return RedisLogin(self.redis_user, password, self.redis_password_file)
 
     @property
     def token(self) -> str | None:

@@ -81,6 +81,18 @@ class Metrics:
             "lpc_label_memory_turns", "Turns remembered until their horizon has passed.", registry=registry
         )
         self.label_rows = Counter("lpc_label_rows", "Rows of the label log.", ["result"], registry=registry)
+        self.sightings = Counter(
+            "lpc_sightings",
+            "With Redis, turns by where the one before was seen: first (nowhere), own, elsewhere, repeated (this very turn was, "
+            "elsewhere), unasked (Redis is away or too slow); heard: turns of this sidecar that returned elsewhere.",
+            ["found"],
+            registry=registry,
+        )
+        self.sightings_shared = Gauge(
+            "lpc_sightings_shared",
+            "1 while sidecars tell each other of their turns, 0 while Redis is away or none is given.",
+            registry=registry,
+        )
         self.returns_learnt = Gauge(
             "lpc_returns_learnt",
             "What the return model has learnt from: turns that it remembered, and returns to them; those before a restart too.",
@@ -108,6 +120,8 @@ class Metrics:
                 self.labelled.labels(bound, continued)
         for reason in get_args(Reason):
             self.unlabelled.labels(reason)
+        for found in ("first", "own", "elsewhere", "repeated", "unasked", "heard"):
+            self.sightings.labels(found)
         for fate in ("written", "dropped"):
             self.label_rows.labels(fate)
         self.unread_prompts = Counter(
@@ -178,6 +192,10 @@ class Metrics:
     def watch_labels(self, turns: Callable[[], float]) -> None:
         """Report how many turns are remembered for their labels, at every scrape."""
         self.label_memory.set_function(turns)
+
+    def watch_sightings(self, shared: Callable[[], bool]) -> None:
+        """Report whether turns are shared, at every scrape."""
+        self.sightings_shared.set_function(shared)
 
     def watch_returns(self, quality: Callable[[], Quality]) -> None:
         """Report what the return model has learnt, at every scrape."""

@@ -16,6 +16,7 @@ from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateError, CertificateFiles
+from lpc.wire.redis_connection import Connection
 from lpc.wire.watched import refresh_forever
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.inference import Inference
@@ -39,6 +40,7 @@ from predictor_service.rpc.tls import ServerTls
 from predictor_service.rpc.tracing import Tracing, TracingError
 from predictor_service.serving import Serving
 from predictor_service.settings import ServiceSettings
+from predictor_service.sightings.shared import Sightings
 
 log = logging.getLogger(__name__)
 
@@ -242,6 +244,29 @@ def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, st
     return served_models
 
 
+def _sightings(
+    settings: ServiceSettings,
+    parts: Parts,
+    labels: Labels,
+    returns: ReturnLearning | None,
+    metrics: Metrics,
+    stack: contextlib.AsyncExitStack,
+) -> Sightings | None:
+    if settings.redis_url is None or not labels.capacity:
+        return None
+    redis = Connection(
+        settings.redis_url.get_secret_value(),
+        cluster=settings.redis_cluster,
+        timeout_s=settings.redis_timeout_s,
+        files=settings.redis_files,
+        login=settings.redis_login,
+    )
+    returned = returns.returned_elsewhere if returns is not None else lambda _conversation, _at: None
+    sightings = Sightings(redis, labels, returned, metrics, parts.clock)
+    stack.push_async_callback(asyncio.to_thread, sightings.close)
+    return sightings
+
+
 def _service(
     settings: ServiceSettings,
     parts: Parts,
@@ -259,7 +284,9 @@ def _service(
     gaps = parts.gaps(settings.gap_memory_conversations)
     metrics.watch_gaps(lambda: len(gaps))
     provider = serving.model.provider
-    preparation = Preparation(parser, gaps, labels, metrics, threads=TOKENIZER_THREADS[provider], clock=parts.clock)
+    sightings = _sightings(settings, parts, labels, returns, metrics, stack)
+    threads = TOKENIZER_THREADS[provider]
+    preparation = Preparation(parser, gaps, labels, metrics, sightings=sightings, threads=threads, clock=parts.clock)
     batch_tokens = settings.max_batch_tokens or BATCH_TOKENS[provider]
     queue = BatchQueue(settings.max_queue_items, settings.max_batch_items, batch_tokens)
     metrics.watch_queue(lambda: queue.depth, lambda: queue.wait_s, queue.max_items)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from lpc.wire.redis_settings import RedisSettings
 
 
 def _standard_endpoint() -> str | None:
@@ -19,7 +21,7 @@ def _standard_endpoint() -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
-class ServiceSettings(BaseSettings):
+class ServiceSettings(RedisSettings):
     """What an operator can set. Flags come before the environment, the environment before the file."""
 
     model_config = SettingsConfigDict(env_prefix="LPC_", extra="forbid", frozen=True)
@@ -122,6 +124,12 @@ class ServiceSettings(BaseSettings):
     )
     returns_state: Path | None = Field(
         None, description="File in which what was learnt of returns outlives a restart; empty: none."
+    )
+
+    redis_url: SecretStr | None = Field(
+        None,
+        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis, by which sidecars tell each other of their "
+        "turns (hashes and numbers for a label horizon, never text); without it, each learns from its own turns alone.",
     )
 
     served_models: dict[str, str] = Field(

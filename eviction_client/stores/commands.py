@@ -1,16 +1,15 @@
 """What is said to Redis: the question for scores, the scripts that change them, and a probe of whether all of it is allowed.
 
-``client`` is always one of :class:`eviction_client.stores.connection.Connection`. Everything here raises what redis-py raises.
+``client`` is always one of :class:`lpc.wire.redis_connection.Connection`. Everything here raises what redis-py raises.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import redis
-
 from eviction_client.stores.base import BlockHash
-from eviction_client.stores.layout import MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, UNIT, Layout, floor, members, sha1
+from eviction_client.stores.layout import MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, UNIT, Layout, floor, members
+from lpc.wire.redis_connection import evaluate, pipeline
 
 TRIM_CHUNK: Final = 4096
 """Most blocks that one script removes: Redis serves nobody else while it runs (about 1 ms per 1,000 blocks)."""
@@ -46,33 +45,3 @@ def probe(client: Any, layout: Layout) -> None:
     record = (1, 1000, 1000, UNIT, MEMBER_BYTES, 0.0, 0.0, b"\0" * MEMBER_BYTES)
     client.execute_command("EVAL", RECORD_SCRIPT, 2, key, own.batch_key(0), *record)
     client.execute_command("EVAL", TRIM_SCRIPT, 1, key, "inf", 1)
-
-
-def pipeline(client: Any) -> Any:
-    """Return a pipeline without a transaction."""
-    # Only a plain client knows transactions, and scores need none.
-    return client.pipeline(transaction=False) if isinstance(client, redis.Redis) else client.pipeline()
-
-
-def evaluate(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
-    """Run a script once for each of ``commands`` in one pipeline; return the answers in order.
-
-    A server that does not know the script (restarted, failed over) gets its text. Raises the first error otherwise; the
-    other commands may have been run.
-    """
-    sha = sha1(script)
-    batch = pipeline(client)
-    for command in commands:
-        batch.execute_command("EVALSHA", sha, *command)
-    answers: list[Any] = batch.execute(raise_on_error=False)
-    unknown = [i for i, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
-    if unknown:
-        batch = pipeline(client)
-        for i in unknown:
-            batch.execute_command("EVAL", script, *commands[i])
-        for i, answer in zip(unknown, batch.execute(raise_on_error=False), strict=True):
-            answers[i] = answer
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers

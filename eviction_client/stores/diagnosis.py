@@ -6,8 +6,8 @@ from typing import Final
 import redis
 
 from eviction_client.errors import StoreAccessDenied, StoreError, StoreUnreachable, StoreUnsuitable
-from eviction_client.stores.connection import ERRORS, PasswordFileError
 from lpc.wire.certificates import verdict
+from lpc.wire.redis_connection import ERRORS, PasswordFileError
 
 NOT_WHOLE: Final = (
     redis.exceptions.ClusterDownError,

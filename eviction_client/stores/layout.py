@@ -87,11 +87,6 @@ return sunk
 """
 
 
-def sha1(script: str) -> str:
-    """Return the name under which Redis caches a script (EVALSHA)."""
-    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-
-
 def floor(score: float) -> float:
     """Return the stored value of a finite score: the multiple of the unit at or below it, within the limit.
 

@@ -19,17 +19,17 @@ import redis
 from redis.backoff import AbstractBackoff, EqualJitterBackoff
 
 from eviction_client.errors import StoreError
-from eviction_client.redis_url import NOBODY, RedisLogin, RedisUrl
 from eviction_client.score import forgotten_below
 from eviction_client.stores import commands
 from eviction_client.stores.base import BlockHash, ConversationId, StoreCounters
-from eviction_client.stores.connection import ERRORS, NO_FILES, PASSING, Connection
 from eviction_client.stores.diagnosis import explain
 from eviction_client.stores.layout import RECORD_SCRIPT, Layout
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.outbox import Batch, Outbox
 from eviction_client.stores.tally import Tally
 from lpc.wire.certificates import CertificateFiles
+from lpc.wire.redis_connection import ERRORS, NO_FILES, PASSING, Connection, evaluate
+from lpc.wire.redis_url import NOBODY, RedisLogin, RedisUrl
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ class RedisStore:
 
     def _write(self, client: Any, batch: Batch) -> None:
         try:
-            commands.evaluate(client, RECORD_SCRIPT, batch.commands)
+            evaluate(client, RECORD_SCRIPT, batch.commands)
         except PASSING:
             if batch.stale:
                 self._outbox.settle(written=False)

@@ -228,10 +228,10 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         return
     import redis
 
-    from eviction_client.redis_url import RedisUrl
-    from eviction_client.stores.connection import Connection
     from eviction_client.stores.diagnosis import explain
     from eviction_client.stores.redis import RedisStore
+    from lpc.wire.redis_connection import Connection
+    from lpc.wire.redis_url import RedisUrl
 
     url, timeout_s = settings.redis_url.get_secret_value(), settings.redis_timeout_s
     if settings.redis_files.present:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -23,10 +23,12 @@ from lpc.model.inference import Model
 from lpc.model.returns.memory import Arrived
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.errors import CLOSING, Unavailable
-from predictor_service.labels.memory import WINDOW, Labels, Turn
+from predictor_service.labels.memory import Labels, Turn
+from predictor_service.labels.names import WINDOW, Names, names_of
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser
 from predictor_service.returns.turns import arrived
+from predictor_service.sightings.shared import Sightings
 
 TOKENIZER_THREADS: Final = {"cpu": 1, "cuda": 8}
 """One tokenises far faster than a CPU infers, and a second one only takes cores from it; a GPU wants more."""
@@ -43,6 +45,8 @@ class Prepared:
         turn: remembered for its label; None where its conversation cannot be recognised.
         asked: what the return model is told of it, but the log-odds.
         turn_count: user turns so far.
+        names: of a turn that has just arrived, in the fleet's hashes; None where other sidecars are not told of it.
+        arrived_at: when it came, seconds since the Unix epoch; for one asked again later than its turn.
         microseconds: that reading and tokenisation took.
     """
 
@@ -52,11 +56,16 @@ class Prepared:
     turn: Turn | None
     asked: Arrived
     turn_count: int
+    names: Names | None
+    arrived_at: float
     microseconds: int
 
 
 class Preparation:
-    """Prepares conversations in its threads. Lives on one event loop. ``clock``: seconds since the Unix epoch."""
+    """Prepares conversations in its threads. Lives on one event loop.
+
+    ``clock``: seconds since the Unix epoch. ``sightings``: by which sidecars tell each other of turns; None where they do not.
+    """
 
     def __init__(
         self,
@@ -65,6 +74,7 @@ class Preparation:
         labels: Labels,
         metrics: Metrics,
         *,
+        sightings: Sightings | None,
         threads: int,
         clock: Callable[[], float],
     ) -> None:
@@ -72,6 +82,7 @@ class Preparation:
         self._gaps = gaps
         self._labels = labels
         self._metrics = metrics
+        self._sightings = sightings
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, "tokenize")
         self._closed = False
@@ -87,14 +98,28 @@ class Preparation:
         loop = asyncio.get_running_loop()
         prepared = await loop.run_in_executor(self._threads, self._prepare, conversation, model, self._clock())
         self._metrics.tokenize_seconds.observe(prepared.microseconds / 1e6)
-        return prepared
+        turn, asked = await self._seen(prepared.turn, prepared.names, prepared.arrived_at, prepared.asked)
+        return replace(prepared, turn=turn, asked=asked)
+
+    async def _seen(self, turn: Turn | None, names: Names | None, at: float, asked: Arrived) -> tuple[Turn | None, Arrived]:
+        """Ask what other sidecars know of a turn's conversation, once for each turn; return both as they are then."""
+        if self._sightings is None or turn is None or turn.asked_at != at or turn.waits_as is not None:
+            return turn, asked
+        found, past = await self._sightings.arrive(turn, names, asked.input_tokens)
+        if found == "repeated":
+            # The sidecar that was asked first labels it and learns from it.
+            self._labels.repeated_elsewhere(turn)
+            return None, asked._replace(conversation=b"")
+        return turn, asked._replace(conversation=turn.conversation, past=past)
 
     async def note_unread(self, conversation: pb.Conversation) -> Arrived:
         """Note that a conversation arrives whose token ids cannot be read; return what the return model is told of it."""
         if self._closed:
             raise Unavailable(CLOSING)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._note_unread, conversation, self._clock())
+        at = self._clock()
+        turn, names, asked = await loop.run_in_executor(self._threads, self._note_unread, conversation, at)
+        return (await self._seen(turn, names, at, asked))[1]
 
     def close(self) -> None:
         """Refuse new work, and forget what has not begun."""
@@ -109,9 +134,16 @@ class Preparation:
         arrival = self._arrive(conversation, turns.turn_count, at) if model.think_time is not None else None
         features = model.encode(turns)
         asked = arrived(conversation, turns, turn, at)
-        return Prepared(model, features, arrival, turn, asked, turns.turn_count, (time.perf_counter_ns() - start) // 1000)
+        names = self._names(turns, conversation.conversation_id)
+        taken = (time.perf_counter_ns() - start) // 1000
+        return Prepared(model, features, arrival, turn, asked, turns.turn_count, names, at, taken)
 
-    def _note_unread(self, conversation: pb.Conversation, at: float) -> Arrived:
+    def _names(self, turns: UserTurns, conversation_id: str) -> Names | None:
+        """Return a turn's names in the fleet's hashes."""
+        key = self._sightings.key if self._sightings is not None else None
+        return None if key is None else names_of(turns, conversation_id, key)
+
+    def _note_unread(self, conversation: pb.Conversation, at: float) -> tuple[Turn | None, Names | None, Arrived]:
         """In one of the threads."""
         prompt = blake2b(np.array(conversation.tokens.ids, "<u4").tobytes(), digest_size=16).hexdigest()
         limit = self._parser.limits.max_turn_count
@@ -121,7 +153,8 @@ class Preparation:
             count = min(self._labels.turn_of(prompt, conversation.conversation_id), limit)
         turns = with_turn_count(UserTurns((prompt,), 1, told_apart=False), count, limit)
         turn = self._labels.arrive(turns, conversation.conversation_id, at)
-        return arrived(conversation, turns, turn, at)._replace(reply_tokens=math.nan)
+        asked = arrived(conversation, turns, turn, at)._replace(reply_tokens=math.nan)
+        return turn, self._names(turns, conversation.conversation_id), asked
 
     def _arrive(self, conversation: pb.Conversation, turn_count: int, at: float) -> Arrival:
         by_tokens = conversation.WhichOneof("input") == "tokens"

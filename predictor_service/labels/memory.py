@@ -15,9 +15,10 @@ Every turn is labelled ``horizon_s`` after it arrived, even if the next one came
 dropped at a restart would all be turns that did not continue, and in the first hour every turn would seem to have continued.
 For the same reason a full memory takes no new turn, rather than dropping the oldest, which are the least likely to continue.
 
-Known errors. A turn is taken for the last one when its successor went to another sidecar or came after the horizon; when the
-caller edited the history, or shows fewer than WINDOW prompts of a longer one; and when the served model's chat template writes
-something else into the last user message than into earlier ones (Mistral's with a system prompt). An id avoids the last two.
+Known errors. A turn is taken for the last one when its successor went to another sidecar, unless these tell each other of their
+turns (`predictor_service.sightings`), or came after the horizon; when the caller edited the history, or shows fewer than WINDOW
+prompts of a longer one; and when the served model's chat template writes something else into the last user message than into
+earlier ones (Mistral's with a system prompt). An id avoids the last two.
 Not labelled at all is what could never be recognised: plain prompts, and histories known to be cut that short, without an id.
 """
 
@@ -28,23 +29,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lpc.model.artifact import Manifest
 from lpc.model.conversation import UserTurns
-
-IDENTITY_PROMPTS: Final = 4
-"""Prompts that name a turn. One less than the paper's window, so that the next request, which sees one more, shows them all."""
-WINDOW: Final = IDENTITY_PROMPTS + 1
-"""Prompts of a request that are needed here; independent of the model's window, so that names outlive a reload."""
-
-CERTAIN_CHARS: Final = 64
-"""Characters from which on a first prompt seen twice is one conversation's, not two users'."""
-
-LOOKED_AT: Final = 64
-"""Turns waiting under one name that are looked through for the one whose count fits."""
+from lpc.model.returns.memory import Past
+from predictor_service.labels.names import LOOKED_AT, Names, names_of
 
 CHUNK: Final = 1000
 """Turns labelled while the lock is held once."""
@@ -73,6 +64,13 @@ class Foretold(NamedTuple):
     manifest: Manifest
 
 
+class Waiting(NamedTuple):
+    """A turn that other sidecars may see the next one of: the name that it waits under, in the fleet's hashes, and its own."""
+
+    name: bytes
+    turn: bytes
+
+
 @dataclass(eq=False, slots=True)
 class Turn:
     """A turn that was asked about. Names are keyed hashes of 16 bytes; no text.
@@ -86,6 +84,8 @@ class Turn:
         prediction: None until it is answered, and for ever if it is not.
         next_at: the next turn's arrival; None until there is one.
         remembered: whether there was room for it; else it gets no label, and no later turn is recognised as its next one.
+        past: what is known of the conversation up to this turn, where sidecars share it; at first, up to the one before.
+        waits_as, waited_as: what other sidecars know this turn by, and knew the one before, if that was here.
     """
 
     name: bytes
@@ -99,6 +99,9 @@ class Turn:
     foretold: Foretold | None = None
     next_at: float | None = None
     remembered: bool = True
+    past: Past | None = None
+    waits_as: Waiting | None = None
+    waited_as: Waiting | None = None
 
 
 class Label(NamedTuple):
@@ -127,14 +130,6 @@ class TurnObserver:
 
     def unlabelled(self, reason: Reason, count: int) -> None:
         """So many predictions get no label."""
-
-
-class _Names(NamedTuple):
-    own: bytes
-    before: bytes | None
-    text: bytes
-    certain: bool
-    by_id: bool
 
 
 class Labels:
@@ -167,7 +162,7 @@ class Labels:
         """
         if not self.capacity:
             return None
-        names = self._names(turns, conversation_id)
+        names = names_of(turns, conversation_id, self._key)
         if names is None:
             self._unlabelled("unidentified", 1)
             return None
@@ -179,9 +174,10 @@ class Labels:
             if before is not None:
                 before.next_at = at
                 self._stop_waiting(before)
-            conversation = names.own
-            if not names.by_id:  # others may begin with the same prompts
-                conversation = os.urandom(len(names.own)) if before is None else before.conversation
+            if before is not None:
+                conversation = before.conversation
+            else:  # others may begin with the same prompts
+                conversation = names.own if names.by_id else os.urandom(len(names.own))
             turn = Turn(
                 name=names.own,
                 text=names.text,
@@ -192,6 +188,8 @@ class Labels:
                 history_chars=turns.history_chars,
                 last_reply_chars=turns.last_reply_chars,
                 remembered=len(self._turns) < self.capacity,
+                past=None if before is None else before.past,
+                waited_as=None if before is None else before.waits_as,
             )
             if turn.remembered:
                 self._turns.append(turn)
@@ -214,7 +212,7 @@ class Labels:
             prompt: the only one known of the turn.
             conversation_id: opaque; empty for none.
         """
-        names = self._names(UserTurns((prompt,), 1, told_apart=False), conversation_id)
+        names = names_of(UserTurns((prompt,), 1, told_apart=False), conversation_id, self._key)
         if names is None:
             return 1
         with self._lock:
@@ -232,6 +230,25 @@ class Labels:
         turn.foretold = foretold
         for observer in self._observers:
             observer.answered(turn)
+
+    def returned_elsewhere(self, turn: Turn, at: float) -> None:
+        """Note that the next turn of a turn's conversation arrived at another sidecar, at ``at``."""
+        with self._lock:
+            if turn.next_at is not None or not turn.remembered:
+                return
+            turn.next_at = at
+            self._stop_waiting(turn)
+        for observer in self._observers:
+            observer.returned(turn)
+
+    def repeated_elsewhere(self, turn: Turn) -> None:
+        """Note that another sidecar has been asked the same turn before, so that it is that one's to label."""
+        with self._lock:
+            if not turn.remembered:
+                return
+            turn.remembered = False
+            self._stop_waiting(turn)
+        self._unlabelled("repeated", 1)
 
     def expire(self, now: float) -> None:
         """Label the turns whose horizon has passed at ``now``, seconds since the Unix epoch."""
@@ -266,35 +283,14 @@ class Labels:
         for observer in self._observers:
             observer.unlabelled(reason, count)
 
-    def _names(self, turns: UserTurns, conversation_id: str) -> _Names | None:
-        """Return a turn's names; None where its conversation could not be recognised again."""
-        prompts = turns.prompts
-        text = self._hash(b"prompts", prompts[-IDENTITY_PROMPTS:])
-        if conversation_id:
-            own = self._hash(b"id", (conversation_id,))
-            return _Names(own, own, text, certain=True, by_id=True)
-        whole = len(prompts) == turns.turn_count
-        if not turns.told_apart or not (whole or len(prompts) >= WINDOW):
-            return None
-        before = self._hash(b"prompts", prompts[-WINDOW:-1]) if len(prompts) > 1 else None
-        return _Names(text, before, text, certain=len(prompts) > 1 or len(prompts[0]) >= CERTAIN_CHARS, by_id=False)
-
-    def _hash(self, kind: bytes, texts: Sequence[str]) -> bytes:
-        digest = blake2b(digest_size=16, key=self._key, person=kind)
-        for text in texts:
-            data = text.encode()
-            digest.update(len(data).to_bytes(8, "big"))
-            digest.update(data)
-        return digest.digest()
-
-    def _again(self, names: _Names, turn_count: int) -> Turn | None:
+    def _again(self, names: Names, turn_count: int) -> Turn | None:
         """Return the turn that waits already, if this is the same one."""
         if not names.certain:
             return None
         waiting = islice(self._waiting.get(names.own, ()), LOOKED_AT)
         return next((turn for turn in waiting if turn.text == names.text and turn.turn_count == turn_count), None)
 
-    def _before(self, names: _Names, turn_count: int) -> Turn | None:
+    def _before(self, names: Names, turn_count: int) -> Turn | None:
         """Return the turn that waits for this one."""
         waiting = self._waiting.get(names.before) if names.before is not None else None
         if not waiting:
@@ -303,10 +299,11 @@ class Labels:
         return next((turn for turn in islice(waiting, LOOKED_AT) if turn.turn_count == turn_count - 1), waiting[0])
 
     def _stop_waiting(self, turn: Turn) -> None:
-        waiting = self._waiting[turn.name]
-        waiting.remove(turn)
+        waiting = self._waiting.get(turn.name, [])
+        if turn in waiting:
+            waiting.remove(turn)
         if not waiting:
-            del self._waiting[turn.name]
+            self._waiting.pop(turn.name, None)
 
 
 async def expire_forever(labels: Labels, clock: Callable[[], float]) -> None:

@@ -54,6 +54,13 @@ class ReturnLearning:
             return [[0.0] * len(LIFETIMES) for _ in turns]
         return tables
 
+    def returned_elsewhere(self, conversation: bytes, at: float) -> None:
+        """Learn that a conversation's next turn arrived at another sidecar, ``at`` seconds since the epoch."""
+        try:
+            self._model.arrive_elsewhere(conversation, at)
+        except Exception as error:
+            self._failed("a return to another sidecar could not be learnt", error)
+
     def restore(self) -> None:
         """Take what was kept, if it can be."""
         if self._kept is None:

@@ -20,12 +20,12 @@ import yaml
 from prometheus_client import generate_latest
 from typer.testing import CliRunner
 
-from eviction_client.redis_url import RedisLogin
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.bench.processes import free_port
 from lpc.commands.cli import app
+from lpc.wire.redis_url import RedisLogin
 from predictor_service.batching.queue import PATIENCE_SHARE
 from predictor_service.metrics import Metrics
 from predictor_service.settings import ServiceSettings

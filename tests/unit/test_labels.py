@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from lpc.model.artifact import Manifest
 from lpc.model.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
 from lpc.model.features import FeatureSettings
-from predictor_service.labels.memory import CHUNK, WINDOW, Foretold, Label, Labels, Reason, Turn, TurnObserver
+from predictor_service.labels.memory import CHUNK, Foretold, Label, Labels, Reason, Turn, TurnObserver
+from predictor_service.labels.names import WINDOW
 
 HORIZON = 100.0
 MANIFEST = Manifest("m", "v1", "fp32", {}, FeatureSettings(), 4, "", "", {}, {}, "")

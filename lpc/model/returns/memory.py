@@ -26,6 +26,26 @@ OPENINGS: Final = 10_000
 FORECASTERS: Final = 2
 
 
+class Past(NamedTuple):
+    """What is known of a conversation up to a turn, wherever its turns arrived.
+
+    Attributes:
+        history: of arrivals.
+        input_tokens, growth_tokens: of that turn, as `Facts` has them.
+    """
+
+    history: GapHistory
+    input_tokens: float
+    growth_tokens: float
+
+    def arrive(self, at: float, input_tokens: float) -> "Past":
+        """Return it after the next turn."""
+        return Past(self.history.arrive(at), input_tokens, max(input_tokens - self.input_tokens, 0.0))
+
+
+NO_PAST: Final = Past(UNSEEN, np.nan, np.nan)
+
+
 class Arrived(NamedTuple):
     """A turn as it is answered.
 
@@ -35,6 +55,7 @@ class Arrived(NamedTuple):
         turn_count, input_tokens, reply_tokens, log_odds, category: as `Facts` has them.
         opening: a digest of how its conversation begins; empty where not known.
         last: no later turn could be recognised as following this one, which itself may follow another.
+        past: up to the turn before, where that arrived elsewhere; None where it did not, or it is not known.
     """
 
     conversation: bytes
@@ -46,6 +67,7 @@ class Arrived(NamedTuple):
     category: str = ""
     opening: bytes = b""
     last: bool = False
+    past: Past | None = None
 
 
 @dataclass(slots=True)
@@ -174,7 +196,10 @@ class TurnMemory:
             return None
         left = self._sampled.pop(turn.conversation, None) or self._others.pop(turn.conversation, None)
         followed = None
-        if before is not None:
+        if left is not None and turn.past is not None and left is not before:
+            # Its next turn arrived elsewhere, and nobody has told yet.
+            followed = self._follow(left, turn.past.history.latest)
+        elif before is not None:
             followed = self._follow(before, turn.at)
         elif left is not None:
             self._leave(left)
@@ -188,6 +213,15 @@ class TurnMemory:
         if len(known) > self.capacity:
             known.popitem(last=False)
         return followed
+
+    def arrive_elsewhere(self, conversation: bytes, at: float) -> "tuple[int, float] | None":
+        """Note that a conversation's next turn arrived at another sidecar; return as `take` does."""
+        known = self._sampled.get(conversation) or self._others.get(conversation)
+        if known is None or at <= known.history.latest:
+            return None
+        self._sampled.pop(conversation, None)
+        self._others.pop(conversation, None)
+        return self._follow(known, at)
 
     def told(self, numbers: NDArray[np.int64]) -> Floats:
         """Return what was foretold of turns, [n, FORECASTERS, INTERVALS]; NaN where nothing was."""
@@ -247,6 +281,10 @@ class TurnMemory:
     def _before(self, turn: Arrived) -> _Conversation | None:
         """Return what is known of a turn's conversation; None as well where the clock was set back since."""
         known = self._sampled.get(turn.conversation) or self._others.get(turn.conversation)
+        past = turn.past
+        if past is not None and (known is None or known.history.latest < past.history.latest):
+            growth = past.growth_tokens
+            known = _Conversation(past.history, Facts(1, past.input_tokens, growth_tokens=growth), -1)
         return None if known is None or turn.at < known.history.latest - IDLE_S else known
 
     def _elapse(self, at: float) -> None:

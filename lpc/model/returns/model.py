@@ -126,6 +126,13 @@ class ReturnModel:
                 start = stop
         return np.concatenate(parts)
 
+    def arrive_elsewhere(self, conversation: bytes, at: float) -> None:
+        """Note that a conversation's next turn arrived at another sidecar, ``at`` seconds since the epoch."""
+        with self._lock:
+            found = self._memory.arrive_elsewhere(conversation, at)
+            if found is not None and not (found[0] <= self._judged and found[1] >= GIVEN_UP_S):
+                self._judge(np.array([found[0]]), np.array([found[1]]), np.ones(1, np.bool_))
+
     def foretell(self, turn: Arrived) -> tuple[Floats, float] | None:
         """Return hazards [2, INTERVALS], by counts and by head, and the head's share; the turn is not taken in.
 

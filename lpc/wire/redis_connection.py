@@ -1,5 +1,6 @@
 """A connection to Redis, single or Cluster: how it is opened, and what may go wrong on it."""
 
+import hashlib
 import logging
 from pathlib import Path
 from typing import Any, Final
@@ -10,8 +11,8 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
-from eviction_client.redis_url import NOBODY, RedisLogin, RedisUrl
 from lpc.wire.certificates import CertificateFiles
+from lpc.wire.redis_url import NOBODY, RedisLogin, RedisUrl
 
 logger = logging.getLogger(__name__)
 
@@ -138,3 +139,33 @@ class Connection:
     def _remember_nodes(self) -> None:
         if self._cluster:
             self._nodes = [(node.host, node.port) for node in self._client.get_nodes()] or self._nodes
+
+
+def pipeline(client: Any) -> Any:
+    """Return a pipeline without a transaction."""
+    # Only a plain client knows transactions, and scores need none.
+    return client.pipeline(transaction=False) if isinstance(client, redis.Redis) else client.pipeline()
+
+
+def evaluate(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
+    """Run a script once for each of ``commands`` in one pipeline; return the answers in order.
+
+    A server that does not know the script (restarted, failed over) gets its text. Raises the first error otherwise; the
+    other commands may have been run.
+    """
+    sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+    batch = pipeline(client)
+    for command in commands:
+        batch.execute_command("EVALSHA", sha, *command)
+    answers: list[Any] = batch.execute(raise_on_error=False)
+    unknown = [i for i, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
+    if unknown:
+        batch = pipeline(client)
+        for i in unknown:
+            batch.execute_command("EVAL", script, *commands[i])
+        for i, answer in zip(unknown, batch.execute(raise_on_error=False), strict=True):
+            answers[i] = answer
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers

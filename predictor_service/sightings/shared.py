@@ -1,0 +1,279 @@
+"""A sidecar's part in the fleet's sightings: one thread that speaks to Redis, and what is asked of it.
+
+A turn's answer waits for Redis for PATIENCE_S at most, a round trip or two as a rule. What gathers meanwhile goes in one
+pipeline. Whatever is wrong with Redis: turns are not asked about, answers do not wait, the log says it once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from redis.backoff import EqualJitterBackoff
+
+from lpc.model.returns.memory import NO_PAST, Past
+from lpc.wire.redis_connection import Connection
+from predictor_service.labels.memory import Labels, Turn, Waiting
+from predictor_service.labels.names import Names
+from predictor_service.metrics import Metrics
+from predictor_service.sightings import board
+from predictor_service.sightings.record import ID_BYTES, Sighting
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 0.05
+"""Longest time that an answer waits for Redis: it takes one on a machine that infers anyway."""
+HEAR_S: Final = 1.0
+"""Seconds between two looks for news."""
+KEY_S: Final = 600.0
+"""Seconds between two looks whether the fleet's key is still the same."""
+MOST_ASKED: Final = 4096
+"""Turns that wait for Redis; more are not asked about."""
+AT_ONCE: Final = 256
+"""Turns of one pipeline."""
+CLOSE_S: Final = 2.0
+
+Found: TypeAlias = Literal["first", "own", "elsewhere", "repeated", "unasked"]
+"""What is known of the turn before: there is none; it was here, or at another sidecar; it is this turn that was there; or
+nobody could be asked."""
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    turn: Turn
+    names: Names
+    input_tokens: float
+    answer: "asyncio.Future[tuple[Found, Past | None]]"
+    loop: asyncio.AbstractEventLoop
+    given_up: bool = False
+
+    def resolve(self, found: Found, past: Past | None = None) -> None:
+        """Answer, from any thread."""
+        if self.given_up:
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._set, found, past)
+        except RuntimeError:  # the loop is closed, and nobody waits
+            return
+
+    def _set(self, found: Found, past: Past | None) -> None:
+        if not self.answer.done():
+            self.answer.set_result((found, past))
+
+
+class Sightings:
+    """Tells other sidecars of this one's turns, and hears of theirs.
+
+    Args:
+        redis: of the fleet.
+        labels: of this sidecar, whose turns may return elsewhere.
+        returned: told a conversation and when its next turn came, when that was at another sidecar.
+        clock: seconds since the epoch.
+
+    Attributes:
+        key: of the fleet's hashes; None while Redis is away.
+    """
+
+    def __init__(
+        self,
+        redis: Connection,
+        labels: Labels,
+        returned: Callable[[bytes, float], None],
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.key: bytes | None = None
+        self._redis = redis
+        self._labels = labels
+        self._returned = returned
+        self._metrics = metrics
+        self._clock = clock
+        self._sidecar = os.urandom(ID_BYTES)
+        self._mine: OrderedDict[bytes, Turn] = OrderedDict()
+        """Turns that others may see the next one of, oldest first; the thread's alone."""
+        self._queue: queue.Queue[_Asked | None] = queue.Queue(MOST_ASKED)
+        self._backoff = EqualJitterBackoff(cap=30.0, base=0.5)
+        self._failures = 0
+        self._said_away = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sightings", daemon=True)
+        metrics.watch_sightings(lambda: self.key is not None)
+        self._thread.start()
+
+    async def arrive(self, turn: Turn, names: Names | None, input_tokens: float) -> tuple[Found, Past | None]:
+        """Leave a sighting of a turn, and find the one before; the turn then knows its conversation.
+
+        Args:
+            turn: that has just arrived.
+            names: in the fleet's hashes; None while there is no key.
+            input_tokens: of its prompt with its history.
+
+        Returns:
+            What was found, and what is known of the conversation up to the turn before.
+        """
+        found: Found = "unasked"
+        past: Past | None = None
+        loop = asyncio.get_running_loop()
+        if names is not None:
+            asked = _Asked(turn, names, input_tokens, loop.create_future(), loop)
+            try:
+                self._queue.put_nowait(asked)
+            except queue.Full:
+                pass
+            else:
+                await asyncio.wait((asked.answer,), timeout=PATIENCE_S)
+                if asked.answer.done():
+                    found, past = asked.answer.result()
+                asked.given_up = True
+        if found == "unasked":
+            turn.past = None
+        self._metrics.sightings.labels(found).inc()
+        return found, past
+
+    def close(self) -> None:
+        """Speak to Redis no more."""
+        self._closing.set()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+        self._thread.join(CLOSE_S)
+
+    # In the thread.
+
+    def _run(self) -> None:
+        heard = keyed = 0.0
+        while not self._closing.is_set():
+            asked: list[_Asked] = []
+            try:
+                if self.key is None or time.monotonic() - keyed > KEY_S:
+                    self.key = board.fleet_key(self._redis.client)
+                    keyed = time.monotonic()
+                    self._found()
+                asked = self._gather(HEAR_S - (time.monotonic() - heard))
+                if asked:
+                    self._round(asked)
+                if time.monotonic() - heard >= HEAR_S:
+                    self._hear()
+                    heard = time.monotonic()
+            except Exception as error:  # of Redis, or a fault of ours: serving goes on, each sidecar by itself
+                self._lost(error)
+                for one in asked:
+                    one.resolve("unasked")
+                self._drain()
+                self._failures = min(self._failures + 1, 16)
+                self._closing.wait(self._backoff.compute(self._failures))
+        self._drain()
+        self._redis.close()
+
+    def _gather(self, patience: float) -> list[_Asked]:
+        """Return what is asked, at once if there is anything, else after so many seconds nothing."""
+        asked: list[_Asked] = []
+        try:
+            first = self._queue.get(timeout=max(patience, 0.001))
+            while first is not None:
+                asked.append(first)
+                if len(asked) >= AT_ONCE:
+                    break
+                first = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        return [one for one in asked if not one.given_up]
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                one = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if one is not None:
+                one.resolve("unasked")
+
+    def _round(self, asked: Sequence[_Asked]) -> None:
+        """Find what came before each turn, answer, and leave what the next ones need."""
+        client = self._redis.client
+        # One of two turns that came at once cannot know that the other is its next one; labels have seen to that.
+        looked = board.look(client, [one.names.own for one in asked])
+        news: list[_Asked] = []
+        for one, there in zip(asked, looked, strict=True):
+            if any(self._same(one, sighting) for sighting in there):
+                one.resolve("repeated")
+            else:
+                news.append(one)
+        follows = [one for one in news if one.turn.waited_as is None and one.names.before is not None]
+        wanted = [(one.names.before or b"", one.turn.turn_count) for one in follows]
+        taken = dict(zip(map(id, follows), board.take_next(client, wanted), strict=True)) if wanted else {}
+        told: list[tuple[Sighting, float]] = []
+        left: list[tuple[bytes, Sighting]] = []
+        mine: list[Waiting] = []
+        for one in news:
+            turn, before = one.turn, taken.get(id(one))
+            found: Found = "first" if turn.waited_as is None else "own"
+            if before is not None:
+                told.append((before, turn.asked_at))
+                found = "elsewhere"
+                turn.past = before.past
+                if not one.given_up:
+                    turn.conversation = before.conversation
+            elif turn.waited_as is not None:
+                self._mine.pop(turn.waited_as.turn, None)
+                mine.append(turn.waited_as)
+            past = turn.past
+            turn.past = (past or NO_PAST).arrive(turn.asked_at, one.input_tokens)
+            if turn.remembered:
+                name = os.urandom(ID_BYTES)
+                turn.waits_as = Waiting(one.names.own, name)
+                self._mine[name] = turn
+                sighting = Sighting(self._sidecar, name, one.names.text, turn.conversation, turn.turn_count, turn.past)
+                left.append((one.names.own, sighting))
+            one.resolve(found, past)
+        if mine:
+            board.take_own(client, self._sidecar, mine)
+        if left:
+            board.put(client, left, self._labels.horizon_s)
+        if told:
+            board.tell(client, told)
+
+    def _same(self, one: _Asked, sighting: Sighting) -> bool:
+        """Say whether a sighting is of the same turn, asked elsewhere."""
+        return (
+            one.names.certain
+            and sighting.text == one.names.text
+            and sighting.turn_count == one.turn.turn_count
+            and sighting.sidecar != self._sidecar
+        )
+
+    def _hear(self) -> None:
+        """Learn which of this sidecar's turns have returned elsewhere."""
+        for name, at in board.hear(self._redis.client, self._sidecar):
+            turn = self._mine.pop(name, None)
+            if turn is not None:
+                self._labels.returned_elsewhere(turn, at)
+                self._returned(turn.conversation, at)
+                self._metrics.sightings.labels("heard").inc()
+        now = self._clock()
+        while self._mine:
+            oldest = next(iter(self._mine))
+            if self._mine[oldest].asked_at + self._labels.horizon_s > now:
+                break
+            del self._mine[oldest]
+
+    def _found(self) -> None:
+        self._failures = 0
+        if self._said_away:
+            self._said_away = False
+            log.info("Redis is back: sidecars tell each other of their turns again")
+
+    def _lost(self, error: Exception) -> None:
+        self.key = None
+        self._redis.close()
+        if not self._said_away:
+            self._said_away = True
+            log.warning(
+                "Redis cannot be used (%s): until it can, a return to another sidecar is not seen", type(error).__name__
+            )

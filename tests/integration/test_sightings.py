@@ -1,0 +1,235 @@
+"""A conversation whose turns reach different sidecars, with a real Redis, without one, and with one that dies."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from lpc.bench.processes import RedisServer
+from lpc.model.arrivals import GapHistory
+from lpc.model.returns.memory import Arrived, Past, TurnMemory
+from lpc.v1 import predictor_pb2 as pb
+from predictor_service.labels.names import LOOKED_AT
+from predictor_service.sightings import board
+from predictor_service.sightings.record import RECORD_BYTES, Sighting, sightings_in
+from tests.integration.test_returns import Sidecar, sidecar
+from tests.integration.test_server import _scrape
+
+HORIZON_S = 600.0
+
+
+def turn(*prompts: str, name: str = "") -> pb.Conversation:
+    """The request of a conversation's latest turn, with all before it."""
+    messages = []
+    for prompt in prompts[:-1]:
+        messages += [pb.ChatMessage(role="user", content=prompt), pb.ChatMessage(role="assistant", content="yes")]
+    messages.append(pb.ChatMessage(role="user", content=prompts[-1]))
+    return pb.Conversation(chat=pb.ChatMessages(messages=messages), conversation_id=name)
+
+
+@contextlib.asynccontextmanager
+async def fleet(models: Path, redis_url: str, size: int = 2, **settings: object) -> AsyncIterator[list[Sidecar]]:
+    async with contextlib.AsyncExitStack() as stack:
+        made = [
+            await stack.enter_async_context(sidecar(models, redis_url=redis_url, label_horizon_s=HORIZON_S, **settings))
+            for _ in range(size)
+        ]
+        if redis_url:
+            for one in made:
+                await one.until(lambda one=one: shows(one, "lpc_sightings_shared 1.0"))  # type: ignore[misc]
+        yield made
+
+
+async def shows(one: Sidecar, line: str) -> bool:
+    return line in await _scrape(one.addresses)
+
+
+async def counts(one: Sidecar, metric: str) -> dict[str, float]:
+    lines = [line for line in (await _scrape(one.addresses)).splitlines() if line.startswith(f"{metric}{{")]
+    return {line.split('"')[-2]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+async def labelled(one: Sidecar) -> dict[str, float]:
+    """What became of the predictions: continued or not."""
+    found = {"true": 0.0, "false": 0.0}
+    for line in (await _scrape(one.addresses)).splitlines():
+        if line.startswith("lpc_labelled_predictions_total{"):
+            for answer in found:
+                found[answer] += float(line.rsplit(" ", 1)[1]) * (f'continued="{answer}"' in line)
+    return found
+
+
+async def learnt(one: Sidecar) -> dict[str, float]:
+    return await counts(one, "lpc_returns_learnt")
+
+
+async def set_clocks(sidecars: list[Sidecar], seconds: float) -> None:
+    for one in sidecars:
+        one.now += seconds
+
+
+PROMPTS = ("tell me of caches, at some length, so that nobody else would begin so", "and then?", "and after that?")
+
+
+@pytest.mark.parametrize("name", ["", "conversation-1"])
+async def test_a_turn_whose_next_one_reaches_another_sidecar_has_returned(
+    tiny_models: Path, redis_server: RedisServer, name: str
+) -> None:
+    async with fleet(tiny_models, redis_server.url, label_log=None) as (a, b):
+        both = [a, b]
+        await a.ask(turn(PROMPTS[0], name=name))
+        await set_clocks(both, 30)
+        await b.ask(turn(*PROMPTS[:2], name=name))
+        await a.until(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
+        await set_clocks(both, 40)
+        await a.ask(turn(*PROMPTS, name=name))
+        await b.until(lambda: shows(b, 'lpc_returns_learnt{of="returns"} 1.0'))
+        assert (await counts(a, "lpc_sightings_total"))["elsewhere"] == (await counts(a, "lpc_sightings_total"))["heard"] == 1
+        # The gaps are those of the whole conversation, though each sidecar saw every other turn.
+        facts = a.model._memory._facts[1]
+        assert (facts.turn_count, facts.last_gap) == (3, 40.0)
+        assert facts.mean_gap == pytest.approx((30 * 40) ** 0.5, rel=1e-3)
+        await set_clocks(both, HORIZON_S)
+        await a.until(lambda: is_labelled(a, 2))
+        assert await labelled(a) == {"true": 1.0, "false": 1.0}  # the first went on, the last did not
+        await b.until(lambda: is_labelled(b, 1))
+        assert await labelled(b) == {"true": 1.0, "false": 0.0}
+
+
+async def is_labelled(one: Sidecar, count: int) -> bool:
+    return sum((await labelled(one)).values()) == count
+
+
+async def test_without_redis_each_sidecar_knows_its_own_turns_only(tiny_models: Path) -> None:
+    """As docs/learning.md says: to the first sidecar the conversation has ended."""
+    async with fleet(tiny_models, "") as (a, b):
+        await a.ask(turn(PROMPTS[0]))
+        await set_clocks([a, b], 30)
+        await b.ask(turn(*PROMPTS[:2]))
+        await set_clocks([a, b], HORIZON_S)
+        await a.until(lambda: is_labelled(a, 1))
+        assert await labelled(a) == {"true": 0.0, "false": 1.0}
+        assert await shows(a, "lpc_sightings_shared 0.0")
+
+
+async def test_a_turn_asked_again_elsewhere_is_neither_a_return_nor_learnt_twice(
+    tiny_models: Path, redis_server: RedisServer
+) -> None:
+    async with fleet(tiny_models, redis_server.url) as (a, b):
+        both = [a, b]
+        await a.ask(turn(*PROMPTS[:2]))
+        await set_clocks(both, 1)
+        await b.ask(turn(*PROMPTS[:2]))
+        assert (await counts(b, "lpc_sightings_total"))["repeated"] == 1
+        assert (await learnt(b))["turns"] == 0
+        await set_clocks(both, 30)
+        await b.ask(turn(*PROMPTS))
+        await a.until(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
+        await set_clocks(both, HORIZON_S)
+        await a.until(lambda: is_labelled(a, 1))
+        await b.until(lambda: is_labelled(b, 1))
+        assert await labelled(a) == {"true": 1.0, "false": 0.0}
+        assert await labelled(b) == {"true": 0.0, "false": 1.0}
+        assert (await counts(b, "lpc_unlabelled_predictions_total"))["repeated"] == 1
+
+
+async def test_what_a_sidecar_sees_return_itself_no_other_one_takes(tiny_models: Path, redis_server: RedisServer) -> None:
+    async with fleet(tiny_models, redis_server.url) as (a, b):
+        await a.ask(turn("hi"))
+        await set_clocks([a, b], 10)
+        await a.ask(turn("hi", "how are you"))
+        await set_clocks([a, b], 10)
+        # Another user, whose first turn nobody has seen.
+        await b.ask(turn("hi", "what is a cache"))
+        found = [await counts(one, "lpc_sightings_total") for one in (a, b)]
+        assert (found[0]["own"], found[1]["elsewhere"], found[1]["first"]) == (1, 0, 1)
+
+
+async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
+    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "predictor_service.sightings")
+    with RedisServer(tmp_path) as server:
+        async with fleet(tiny_models, server.url, redis_timeout_s=0.5) as (a, b):
+            server.kill()
+            for n in range(5):
+                assert await a.ask(turn(f"a question of its own, number {n}"))
+                await set_clocks([a, b], 1)
+            await a.until(lambda: shows(a, "lpc_sightings_shared 0.0"))
+            await b.until(lambda: shows(b, "lpc_sightings_shared 0.0"))
+            await asyncio.sleep(2)
+            assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]  # of two sidecars
+            # Meanwhile each learns from its own turns.
+            await a.ask(turn(*PROMPTS[:1]))
+            await set_clocks([a, b], 20)
+            await a.ask(turn(*PROMPTS[:2]))
+            assert (await learnt(a))["returns"] == 1
+            server.start()
+            for one in (a, b):
+                await one.until(lambda one=one: shows(one, "lpc_sightings_shared 1.0"))  # type: ignore[misc]
+            await set_clocks([a, b], 20)
+            await b.ask(turn("something new that is long enough to be told from all others, I hope"))
+            await set_clocks([a, b], 20)
+            await a.ask(turn("something new that is long enough to be told from all others, I hope", "well?"))
+            assert (await counts(a, "lpc_sightings_total"))["elsewhere"] == 1
+
+
+async def test_redis_holds_no_text_and_forgets(tiny_models: Path, redis_server: RedisServer) -> None:
+    async with fleet(tiny_models, redis_server.url, size=1) as (a,):
+        await a.ask(turn("zebra crossing", name="giraffe"))
+        await a.ask(turn("zebra crossing", "hippopotamus"))
+        with contextlib.closing(redis_server.client()) as client:
+            keys = list(client.keys("*"))
+            assert len(keys) >= 3 and all(key.startswith(b"lpc:seen:") for key in keys)
+            for key in keys:
+                assert client.pttl(key) > 0
+                for word in (b"zebra", b"giraffe", b"hippo"):
+                    assert word not in key and word not in (client.get(key) or b"")
+
+
+def seen(number: int, count: int = 1) -> Sighting:
+    past = Past(GapHistory(1.7e9 + number, 30.0, 3.4, 1), 512.0, 128.0)
+    return Sighting(b"sidecar.", number.to_bytes(8, "big"), bytes(16), bytes(16), count, past)
+
+
+def test_of_several_turns_under_one_name_the_one_whose_count_fits_is_taken_else_the_oldest(redis_server: RedisServer) -> None:
+    with contextlib.closing(redis_server.client()) as client:
+        board.put(client, [(b"n", seen(n, count)) for n, count in enumerate((5, 2, 2))], 60)
+        taken = [board.take_next(client, [(b"n", 3)])[0] for _ in range(4)]
+        assert [one and int.from_bytes(one.turn, "big") for one in taken] == [1, 2, 0, None]
+        assert taken[0] == seen(1, 2)
+
+
+def test_under_one_name_there_is_room_for_a_bounded_number(redis_server: RedisServer) -> None:
+    with contextlib.closing(redis_server.client()) as client:
+        for n in range(LOOKED_AT + 10):
+            board.put(client, [(b"n", seen(n))], 60)
+        (there,) = board.look(client, [b"n"])
+        assert [int.from_bytes(one.turn, "big") for one in there] == list(range(10, LOOKED_AT + 10))
+
+
+def test_a_record_is_read_as_it_was_written_and_a_broken_one_is_passed_over() -> None:
+    one = seen(7, 3)
+    assert list(sightings_in(one.pack() + one.pack()[: RECORD_BYTES - 1])) == [one]
+    assert list(sightings_in(None)) == []
+
+
+def test_a_return_that_is_told_late_changes_nothing() -> None:
+    """The conversation has come back here before the news of its turn elsewhere is read."""
+    memory = TurnMemory(100)
+
+    def take(at: float, past: Past | None = None) -> tuple[int, float] | None:
+        arrived = Arrived(b"c", at, 1, 10.0, float("nan"), 0.0, past=past)
+        facts = memory.facts(arrived)
+        from lpc.model.returns.facts import inputs
+
+        return memory.take(arrived, facts, inputs([facts])[0], None)
+
+    assert take(100.0) is None
+    elsewhere = Past(GapHistory(130.0, 30.0, 3.4, 1), 20.0, 10.0)
+    assert take(170.0, elsewhere) == (0, 30.0)  # it returned after 30 s, not after 70
+    assert memory.arrive_elsewhere(b"c", 130.0) is None
+    assert memory.arrive_elsewhere(b"c", 200.0) == (1, 30.0)
+    assert memory.returns == 2
