@@ -83,7 +83,7 @@ class Metrics:
         self.label_rows = Counter("lpc_label_rows", "Rows of the label log.", ["result"], registry=registry)
         self.sightings = Counter(
             "lpc_sightings",
-            "With Redis, turns by where the one before was seen: first (nowhere), own, elsewhere, repeated (this very turn was, "
+            "Turns by where the one before was seen, with Redis: first (nowhere), own, elsewhere, repeated (this one was, "
             "elsewhere), unasked (Redis is away or too slow); heard: turns of this sidecar that returned elsewhere.",
             ["found"],
             registry=registry,

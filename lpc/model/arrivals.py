@@ -6,8 +6,7 @@ The law (`GapHistory`), the same in sidecar, training and simulator:
 - What is not known is NaN: a first turn has no gap before it.
 - An arrival that is noted after a later one changes nothing: the gaps are those up to the latest turn.
 
-A sidecar (`GapMemory`) knows the gaps of those turns only that came to it; with several sidecars, let a conversation's requests
-go to one.
+A sidecar (`GapMemory`) knows the gaps of those turns only that came to it.
 """
 
 import math

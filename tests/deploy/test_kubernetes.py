@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -305,3 +306,38 @@ def check_rights(port: int, password: str) -> None:
         for forbidden in (("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "GET", "*"), ("GET", "other")):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 engine.execute_command(*forbidden)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_sidecars_that_share_an_address_and_a_redis_tell_each_other_of_turns(overlay: str) -> None:
+    """As docs/learning.md says: labels of several sidecars are learnt from only so. All overlays but `minimal` have a Redis."""
+    objects = rendered(overlay)
+    has_redis = any(o["metadata"]["name"] == "lpc-redis" for o in objects)
+    settings = named(objects, "ConfigMap", "lpc-predictor")["data"]
+    assert ("LPC_REDIS_URL" in settings) is has_redis is (overlay != "minimal")
+    assert has_redis or "LPC_LABEL_LOG" not in settings
+    if not has_redis:
+        return
+    url = urlsplit(settings["LPC_REDIS_URL"])
+    assert (url.hostname, url.scheme) == ("lpc-redis.lpc.svc", "rediss" if overlay == "mtls" else "redis")
+    assert settings.get("LPC_REDIS_CLUSTER") == ("true" if overlay == "redis-cluster" else None)
+    (pod,) = [pod for owner, pod in pods(objects) if owner.split()[1] == "lpc-predictor"]
+    environment = {e["name"]: e for e in pod["spec"]["containers"][0]["env"]}
+    assert environment["LPC_REDIS_USER"]["value"] == "engine"
+    assert environment["LPC_REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": "lpc-redis", "key": "password"}
+
+    def lets(rules: list[Object], side: str, label: str) -> bool:
+        peers = [peer for rule in rules for peer in rule[side] if {"port": "redis"} in rule["ports"]]
+        return {"podSelector": {"matchLabels": {"app.kubernetes.io/name": label}}} in peers
+
+    assert lets(named(objects, "NetworkPolicy", "lpc-predictor")["spec"]["egress"], "to", "lpc-redis")
+    assert lets(named(objects, "NetworkPolicy", "lpc-redis")["spec"]["ingress"], "from", "lpc-predictor")
+
+
+def test_the_page_on_learning_and_the_overlay_agree() -> None:
+    page = " ".join((ROOT / "docs/learning.md").read_text().split())
+    settings = named(rendered("learning"), "ConfigMap", "lpc-predictor")["data"]
+    assert f"LPC_LABEL_LOG={settings['LPC_LABEL_LOG']}" in (DEPLOY / "components/learning/kustomization.yaml").read_text()
+    # One folder for all sidecars, which the page must allow, and turns that are told, on which it makes labels depend.
+    assert "several sidecars may share one" in page and "the folder; give each sidecar its own" not in page
+    assert "With `LPC_REDIS_URL` they tell each other" in page and "LPC_REDIS_URL" in settings

@@ -14,6 +14,7 @@ from lpc.v1 import predictor_pb2 as pb
 from predictor_service.labels.names import LOOKED_AT
 from predictor_service.sightings import board
 from predictor_service.sightings.record import RECORD_BYTES, Sighting, sightings_in
+from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import Sidecar, sidecar
 from tests.integration.test_server import _scrape
 
@@ -233,3 +234,15 @@ def test_a_return_that_is_told_late_changes_nothing() -> None:
     assert memory.arrive_elsewhere(b"c", 130.0) is None
     assert memory.arrive_elsewhere(b"c", 200.0) == (1, 30.0)
     assert memory.returns == 2
+
+
+async def test_the_engines_user_of_redis_may_do_all_of_it(tiny_models: Path, guarded_redis: GuardedRedis) -> None:
+    async with fleet(tiny_models, guarded_redis.url) as (a, b):
+        await a.ask(turn(PROMPTS[0]))
+        await set_clocks([a, b], 30)
+        await b.ask(turn(*PROMPTS[:2]))
+        await a.until(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
+        await b.ask(turn(*PROMPTS))
+        assert (await counts(b, "lpc_sightings_total"))["own"] == 1
+        await asyncio.sleep(1)
+        assert guarded_redis.refused() == set()

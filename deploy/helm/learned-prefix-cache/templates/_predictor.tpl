@@ -66,7 +66,13 @@ spec:
       envFrom:
         - configMapRef:
             name: {{ include "lpc.prefix" . }}-predictor
-      {{- with .Values.extraEnv }}
+      {{- $env := .Values.extraEnv }}
+      {{- if include "lpc.sightings" . }}
+      {{- $key := dict "name" (include "lpc.redisSecret" .) "key" "password" }}
+      {{- $env = prepend $env (dict "name" "LPC_REDIS_PASSWORD" "valueFrom" (dict "secretKeyRef" $key)) }}
+      {{- $env = prepend $env (dict "name" "LPC_REDIS_USER" "value" "engine") }}
+      {{- end }}
+      {{- with $env }}
       env: {{ toYaml . | nindent 8 }}
       {{- end }}
       ports:

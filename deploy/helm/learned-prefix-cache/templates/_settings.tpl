@@ -19,7 +19,29 @@
 {{- $_ := set $found "LPC_TLS_KEY" "/etc/lpc/tls/tls.key" }}
 {{- if .Values.tls.clientCertificates }}{{ $_ := set $found "LPC_TLS_CLIENT_CA" "/etc/lpc/tls/ca.crt" }}{{ end }}
 {{- end }}
+{{- if include "lpc.sightings" . }}
+{{- $tls := .Values.redis.tls.enabled }}
+{{- $_ := set $found "LPC_REDIS_URL" (printf "%s://%s-redis.%s.svc:6379/0" (ternary "rediss" "redis" $tls) (include "lpc.prefix" .) .Release.Namespace) }}
+{{- if $tls }}
+{{- $_ := set $found "LPC_REDIS_CA" "/etc/lpc/tls/ca.crt" }}
+{{- $_ := set $found "LPC_REDIS_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
+{{- $_ := set $found "LPC_REDIS_KEY" "/etc/lpc/tls/tls.key" }}
+{{- end }}
+{{- end }}
+{{- if eq .Values.redis.mode "external" }}
+{{- $_ := set $found "LPC_REDIS_URL" .Values.redis.external.url }}
+{{- end }}
+{{- if or (eq .Values.redis.mode "cluster") (and (eq .Values.redis.mode "external") .Values.redis.external.cluster) }}
+{{- $_ := set $found "LPC_REDIS_CLUSTER" "true" }}
+{{- end }}
 {{- toYaml (mergeOverwrite $found .Values.settings) }}
+{{- end -}}
+
+{{/* Not empty where the sidecars tell each other of turns through the chart's own Redis: not where it wants certificates that they lack. */}}
+{{- define "lpc.sightings" -}}
+{{- if or (eq .Values.redis.mode "cluster") (and (eq .Values.redis.mode "embedded") (or .Values.tls.enabled (not .Values.redis.tls.enabled))) -}}
+true
+{{- end -}}
 {{- end -}}
 
 {{/* The engines' settings. */}}
