@@ -4,8 +4,6 @@
 # Packages come from PyPI, or from where PIP_INDEX_URL and PIP_EXTRA_INDEX_URL say (build arguments; they are not kept in the
 # sidecar's images, but in the build cache: no passwords there).
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
-# ONNX Runtime 1.31 is built for CUDA 13 and cuDNN 9.
-ARG CUDA_IMAGE=nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04
 ARG ENGINE_IMAGE=vllm/vllm-openai:v0.32.0
 # baked or mounted
 ARG ARTEFACT=baked
@@ -120,9 +118,8 @@ ENTRYPOINT ["lpc"]
 CMD ["serve"]
 
 
-FROM ${PYTHON_IMAGE} AS python
-
-FROM ${CUDA_IMAGE} AS gpu
+# CUDA and cuDNN come with the packages; NVIDIA's container toolkit brings the driver, by the two variables.
+FROM ${PYTHON_IMAGE} AS gpu
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CUDA)" \
@@ -130,17 +127,8 @@ LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CUDA)" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.base.name="docker.io/nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04"
-# Python 3.11, which all tests ran with; this Ubuntu has 3.12. Its modules need these libraries of the system.
-COPY --from=python /usr/local /usr/local
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends \
-        ca-certificates libbz2-1.0 libffi8 liblzma5 libsqlite3-0 libssl3t64 libuuid1 zlib1g \
-    && rm -rf /var/lib/apt/lists/* \
-    && ldconfig \
-    && python3.11 -c "import bz2, ctypes, hashlib, lzma, sqlite3, ssl, uuid, zlib" \
-    && groupadd --gid 10001 lpc \
+      org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
+RUN groupadd --gid 10001 lpc \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
     && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache
 COPY --from=venv-gpu /opt/lpc /opt/lpc
@@ -158,7 +146,9 @@ ENV PATH=/opt/lpc/bin:$PATH \
     LPC_PROVIDER=cuda \
     LPC_UNIX_SOCKET=/run/lpc/predictor.sock \
     LPC_OFFERED_TOKENIZERS=/cache/tokenizers \
-    HF_HOME=/cache/huggingface
+    HF_HOME=/cache/huggingface \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 EXPOSE 50051 9090
 USER 10001:10001
 STOPSIGNAL SIGTERM

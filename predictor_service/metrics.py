@@ -48,6 +48,11 @@ class Metrics:
         self.batch_tokens = Histogram(
             "lpc_batch_tokens", "Tokens of a model batch, padding counted.", buckets=TOKENS, registry=registry
         )
+        self.batch_token_budget = Gauge(
+            "lpc_batch_token_budget",
+            "Tokens that a model batch may have, padding counted, as the memory allows.",
+            registry=registry,
+        )
         self.padding_tokens = Counter("lpc_padding_tokens", "Tokens computed for padding.", registry=registry)
         self.reloads = Counter("lpc_model_reloads", "Attempts to load a new model version.", ["result"], registry=registry)
         self.model_info = Gauge(

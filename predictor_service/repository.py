@@ -5,16 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from lpc.errors import ArtifactError
+from lpc.errors import ArtifactError, LpcError
 from lpc.model.artifact import MANIFEST, Manifest, read_manifest
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
 from lpc.model.promotion import PROMOTED, Promotion, read_promotion
+from lpc.model.session import InferenceSettings, ProviderError
 from lpc.model.versions import candidates, newest_first
 
 log = logging.getLogger(__name__)
 
 LoadModel: TypeAlias = Callable[[Path, InferenceSettings], Model]
-"""Makes a model of a version's folder. Raises ArtifactError."""
+"""Makes a model of a version's folder. Raises ArtifactError or ProviderError."""
 
 
 class ModelRepository:
@@ -32,6 +33,7 @@ class ModelRepository:
 
         Raises:
             ArtifactError: there is none; the message is about the first that was tried.
+            ProviderError: CUDA was asked for and cannot be used; no version is to blame.
         """
         first_error: ArtifactError | None = None
         try:
@@ -52,8 +54,8 @@ class ModelRepository:
         A promotion that cannot be followed leaves what is served: the newest may be what the operator turned away from.
 
         Raises:
-            ArtifactError: the version cannot be loaded, or the promotion cannot be read. Neither is tried again until its file
-                changes.
+            ArtifactError, ProviderError: the version cannot be loaded, or the promotion cannot be read. Neither is tried again
+                until its file changes.
         """
         path = self.folder / PROMOTED
         try:
@@ -72,7 +74,7 @@ class ModelRepository:
                 if read_manifest(folder).created <= current.created:
                     return None
                 return self._load(folder, self._settings)
-            except ArtifactError as error:
+            except (ArtifactError, ProviderError) as error:
                 self._note_broken(folder, error)
                 raise
         return None
@@ -85,14 +87,14 @@ class ModelRepository:
             if read_manifest(folder) == current:
                 return None
             return self._load(folder, self._settings)
-        except ArtifactError as error:
+        except (ArtifactError, ProviderError) as error:
             self._note_broken(folder, error)
             raise
 
     def _is_broken(self, path: Path) -> bool:
         return self._broken.get(path.name) == _stamp(path)
 
-    def _note_broken(self, path: Path, error: ArtifactError) -> None:
+    def _note_broken(self, path: Path, error: LpcError) -> None:
         self._broken[path.name] = _stamp(path)
         if path.name == PROMOTED:
             log.error("the promotion is not followed: %s", error)

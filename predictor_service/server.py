@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.model.arrivals import GapMemory
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
 from lpc.model.returns.model import ReturnModel
+from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateError, CertificateFiles
 from lpc.wire.redis_connection import Connection
 from lpc.wire.watched import refresh_forever
 from predictor_service.batching.batcher import Batcher
+from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.inference import Inference
+from predictor_service.batching.memory import memory_given
 from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
-from predictor_service.batching.queue import BATCH_TOKENS, BatchQueue
+from predictor_service.batching.queue import BatchQueue
 from predictor_service.errors import StartError
 from predictor_service.labels.memory import Labels, TurnObserver, expire_forever
 from predictor_service.metrics import LabelMetrics, Metrics
@@ -65,7 +68,7 @@ class Parts:
 
     Attributes:
         clock: seconds since the Unix epoch, by which turns arrive.
-        load: makes a model of a version's folder. Raises ArtifactError.
+        load: makes a model of a version's folder. Raises ArtifactError or ProviderError.
         parser: reads conversations.
         gaps: remembers the gaps between a conversation's turns, of so many conversations.
         returns: learns when conversations return, from so many turns.
@@ -93,6 +96,7 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
     Raises:
         StartError: an address is taken, a certificate or the token file cannot be used, or traces cannot be made.
         ArtifactError: no version of the model can be served.
+        ProviderError: CUDA was asked for and cannot be used.
     """
     metrics = Metrics()
     tls, callers = _credentials(settings, metrics)
@@ -104,10 +108,11 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         listener = Listener(settings, tls, interceptors, parts.keepalive)
         metrics_port = _serve_metrics(settings, metrics, stack)
         served_models = _served_models(settings, parts, metrics, stack)
-        serving = await _serving(settings, parts, metrics)
+        budget = _budget(settings, metrics)
+        serving = await _serving(settings, parts, budget, metrics)
         labels = _labels(settings, metrics, stack)
         returns = await _returns(settings, parts, metrics, stack)
-        service = _service(settings, parts, serving, served_models, labels, returns, metrics, tracing, stack)
+        service = _service(settings, parts, serving, budget, served_models, labels, returns, metrics, tracing, stack)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_PATIENCE_S)
         await listener.start(service)
         stack.push_async_callback(listener.drain, service)
@@ -125,7 +130,7 @@ async def serve(settings: ServiceSettings, parts: Parts = Parts()) -> None:
     """Serve until SIGINT or SIGTERM, then drain.
 
     Raises:
-        StartError, ArtifactError: it cannot start.
+        StartError, ArtifactError, ProviderError: it cannot start.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -197,10 +202,22 @@ def _serve_metrics(settings: ServiceSettings, metrics: Metrics, stack: contextli
         ) from error
 
 
-async def _serving(settings: ServiceSettings, parts: Parts, metrics: Metrics) -> Serving:
+def _budget(settings: ServiceSettings, metrics: Metrics) -> TokenBudget:
+    """Make the budget of batches, with room for what the sidecar will remember."""
+    per_turn = 1300 if settings.label_log is not None else 500
+    held = settings.label_memory_turns * per_turn + settings.gap_memory_conversations * 300
+    held += settings.returns_turns * 1000 if settings.returns_refit_s else 0
+    budget = TokenBudget(settings.max_batch_tokens, memory_given(settings.memory_mib), held)
+    metrics.batch_token_budget.set_function(lambda: budget.tokens)
+    return budget
+
+
+async def _serving(settings: ServiceSettings, parts: Parts, budget: TokenBudget, metrics: Metrics) -> Serving:
     inference = InferenceSettings(settings.provider, settings.threads, settings.cuda_memory_mib)
     repository = ModelRepository(settings.models, settings.model, inference, parts.load)
-    return Serving(await asyncio.to_thread(repository.load_newest), repository, metrics)
+    model = await asyncio.to_thread(repository.load_newest)
+    await asyncio.to_thread(budget.measure, model)
+    return Serving(model, repository, budget, metrics)
 
 
 def _labels(settings: ServiceSettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> Labels:
@@ -271,6 +288,7 @@ def _service(
     settings: ServiceSettings,
     parts: Parts,
     serving: Serving,
+    budget: TokenBudget,
     served_models: ServedModels,
     labels: Labels,
     returns: ReturnLearning | None,
@@ -287,25 +305,23 @@ def _service(
     sightings = _sightings(settings, parts, labels, returns, metrics, stack)
     threads = TOKENIZER_THREADS[provider]
     preparation = Preparation(parser, gaps, labels, metrics, sightings=sightings, threads=threads, clock=parts.clock)
-    batch_tokens = settings.max_batch_tokens or BATCH_TOKENS[provider]
-    queue = BatchQueue(settings.max_queue_items, settings.max_batch_items, batch_tokens)
+    queue = BatchQueue(settings.max_queue_items, settings.max_batch_items, budget)
     metrics.watch_queue(lambda: queue.depth, lambda: queue.wait_s, queue.max_items)
     batcher = Batcher(queue, Inference(embeddings=settings.label_log is not None, returns=returns), metrics)
     stack.push_async_callback(batcher.close)
     stack.callback(preparation.close)
-    published = _limits(settings, batch_tokens, served_models)
+    published = _limits(settings, served_models)
     streams = StreamLimits(settings.max_stream_in_flight, settings.connection_age_s, settings.connection_grace_s)
     return PredictorService(serving, parser, preparation, batcher, labels, returns, published, streams, metrics, tracing)
 
 
-def _limits(settings: ServiceSettings, batch_tokens: int, served_models: ServedModels) -> pb.Limits:
+def _limits(settings: ServiceSettings, served_models: ServedModels) -> pb.Limits:
     return pb.Limits(
         max_request_bytes=settings.max_request_bytes,
         max_messages=settings.max_messages,
         max_token_ids=settings.max_token_ids,
         max_batch_items=settings.max_batch_items,
         max_queue_items=settings.max_queue_items,
-        max_batch_tokens=batch_tokens,
         max_stream_in_flight=settings.max_stream_in_flight,
         max_turn_count=settings.max_turn_count,
         max_tokenizer_bytes=0 if served_models.offered is None else served_models.offered.max_one,

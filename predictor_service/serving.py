@@ -5,6 +5,8 @@ import logging
 
 from lpc.errors import ArtifactError
 from lpc.model.inference import Model
+from lpc.model.session import ProviderError
+from predictor_service.batching.budget import TokenBudget
 from predictor_service.metrics import Metrics
 from predictor_service.repository import ModelRepository
 
@@ -14,8 +16,9 @@ log = logging.getLogger(__name__)
 class Serving:
     """Holds the model in service. Requests that were prepared for an earlier one are run by that one."""
 
-    def __init__(self, model: Model, repository: ModelRepository, metrics: Metrics) -> None:
+    def __init__(self, model: Model, repository: ModelRepository, budget: TokenBudget, metrics: Metrics) -> None:
         self._repository = repository
+        self._budget = budget
         self._metrics = metrics
         self._take(model)
 
@@ -27,8 +30,8 @@ class Serving:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                model = await asyncio.to_thread(self._repository.load_newer, self.model.manifest)
-            except ArtifactError:  # the repository has said why
+                model = await asyncio.to_thread(self._load_newer)
+            except (ArtifactError, ProviderError):  # the repository has said why
                 self._metrics.reloads.labels("failed").inc()
             except OSError as error:
                 log.error("model repository %s cannot be read: %s", self._repository.folder, error.strerror)
@@ -37,6 +40,12 @@ class Serving:
                 if model is not None:
                     self._take(model)
                     self._metrics.reloads.labels("loaded").inc()
+
+    def _load_newer(self) -> Model | None:
+        model = self._repository.load_newer(self.model.manifest)
+        if model is not None:
+            self._budget.measure(model)
+        return model
 
     def _take(self, model: Model) -> None:
         self.model = model

@@ -12,13 +12,14 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from onnx import TensorProto, helper
-from onnxruntime import InferenceSession, get_available_providers
+from onnxruntime import InferenceSession
 from rich.table import Table
 from tqdm import tqdm
 
 from lpc.bench import BenchmarkError
 from lpc.model.features import Features
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
+from lpc.model.session import CUDA, InferenceSettings, why_no_cuda
 from lpc.training.export import real_conversations
 from lpc.wire.terminal import console
 from predictor_service.repository import ModelRepository
@@ -37,8 +38,11 @@ def run(
 
     Raises:
         ArtifactError: there is none, or it cannot run on this provider.
-        BenchmarkError: there is a GPU, but nothing tells how much of it is used.
+        ProviderError: CUDA is asked for and cannot be used.
+        BenchmarkError: there is no CUDA here though it is asked for, or nothing tells how much of the GPU is used.
     """
+    if provider == "cuda" and (why := why_no_cuda()) is not None:
+        raise BenchmarkError(f"there is no CUDA to measure: {why}")
     context = _gpu_memory() if provider != "cpu" and _empty_cuda_session() else 0.0
     model = ModelRepository(models, name, InferenceSettings(provider=provider)).load_newest()
     rows = []
@@ -97,16 +101,18 @@ def _measure(model: Model, ids: list[int], length: int, batch: int, rounds: int)
 
 def _empty_cuda_session() -> bool:
     """Make a CUDA context in this process; return whether there is one."""
-    if "CUDAExecutionProvider" not in get_available_providers():
+    if why_no_cuda() is not None:
         return False
     node = helper.make_node("Identity", ["x"], ["y"])
     shapes = [helper.make_tensor_value_info(side, TensorProto.FLOAT, [1]) for side in "xy"]
     graph = helper.make_model(helper.make_graph([node], "empty", shapes[:1], shapes[1:]), ir_version=10)
     graph.opset_import[0].version = 17
-    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    session = InferenceSession(graph.SerializeToString(), providers=providers)
-    session.run(None, {"x": np.zeros(1, np.float32)})
-    return bool(session.get_providers()[0] == providers[0])
+    try:
+        session = InferenceSession(graph.SerializeToString(), providers=[CUDA, "CPUExecutionProvider"], enable_fallback=0)
+        session.run(None, {"x": np.zeros(1, np.float32)})
+    except Exception:  # ONNX Runtime's own C++ types; loading the model says why
+        return False
+    return bool(session.get_providers()[0] == CUDA)
 
 
 def _gpu_memory() -> float:

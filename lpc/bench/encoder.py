@@ -9,7 +9,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 from lpc.bench import BenchmarkError
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
+from lpc.model.session import InferenceSettings
 from lpc.training.export import real_conversations
 from lpc.wire.terminal import console
 

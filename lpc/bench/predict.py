@@ -27,12 +27,13 @@ from rich.table import Table
 from lpc.bench.processes import Sidecar
 from lpc.bench.requests import conversations, request
 from lpc.model.features import Features
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
+from lpc.model.session import InferenceSettings
 from lpc.model.versions import served as served_version
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
-from predictor_service.batching.queue import BATCH_TOKENS
+from predictor_service.batching.budget import BATCH_TOKENS
 
 IN_FLIGHT: Final = 64
 CHANNEL: Final = [("grpc.max_send_message_length", -1)]

@@ -1,36 +1,24 @@
 """One loaded model version: its feature encoder and its ONNX Runtime session."""
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from lpc.errors import ArtifactError
+from lpc.errors import ArtifactError, LpcError
 from lpc.model.arrivals import Arrival
 from lpc.model.artifact import THINK_TIME, Manifest, verify
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, Features
 from lpc.model.probability import P_MIN
+from lpc.model.session import InferenceSettings, Provider, first_line, open_session
 from lpc.model.think_time import ThinkTime, ThinkTimeError
 
-log = logging.getLogger(__name__)
-
-MIB: Final = 2**20
-
-
-@dataclass(frozen=True)
-class InferenceSettings:
-    """Where and how a session runs. ``threads`` 0: one per core; ``cuda_memory_mib`` bounds the CUDA arena."""
-
-    provider: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = 0
-    cuda_memory_mib: int = 512
+_OUT_OF_MEMORY: Final = ("failed to allocate", "smaller than requested", "bad_alloc", "out of memory", "alloc_failed")
+"""What ONNX Runtime's messages say, in lower case, when a batch does not fit: it has no type of its own for that."""
 
 
 class LogNormal(NamedTuple):
@@ -58,7 +46,7 @@ class Model:
 
     Attributes:
         manifest: what the version's folder holds.
-        provider: where the session runs.
+        provider: where the session really runs, whatever was asked for.
         think_time: when the next turn comes; None where the version has not learnt it.
     """
 
@@ -67,15 +55,17 @@ class Model:
 
         Raises:
             ArtifactError: it is missing, damaged or cannot be run here.
+            ProviderError: CUDA was asked for and cannot be used.
         """
         self.manifest: Manifest = verify(folder)
-        self.provider = _provider(settings)
+        self.provider: Provider
         try:
             self._features = FeatureEncoder(Tokenizer.from_file(str(folder / "tokenizer.json")), self.manifest.features)
-            self._session = _session(folder / "model.onnx", self.provider, settings)
+            self._session, self.provider = open_session(folder / "model.onnx", settings)
+        except LpcError:
+            raise
         except Exception as error:  # the libraries raise bare Exception and their own C++ types
-            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            raise ArtifactError(f"the artefact in {folder} cannot be loaded: {reason}; export it again") from error
+            raise ArtifactError(f"the artefact in {folder} cannot be loaded: {first_line(error)}; export it again") from error
         expected = {"input_ids", "attention_mask", "scalars"}
         found = {node.name for node in self._session.get_inputs()}
         if found != expected:
@@ -97,6 +87,7 @@ class Model:
 
         Raises:
             ArtifactError: the model gave something that is not a probability.
+            MemoryError: the batch does not fit into the memory that there is.
         """
         return self._probabilities(self._outputs(batch, "probability")[0])
 
@@ -112,9 +103,14 @@ class Model:
 
     def _outputs(self, batch: Sequence[Features], *names: str) -> list[NDArray[Any]]:
         inputs = graph_inputs(batch)
-        if self.provider == "cuda":
-            return self._run_cuda(inputs, names)
-        return self._session.run(list(names), inputs)  # type: ignore[no-any-return]
+        try:
+            if self.provider == "cuda":
+                return self._run_cuda(inputs, names)
+            return self._session.run(list(names), inputs)  # type: ignore[no-any-return]
+        except Exception as error:
+            if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+                raise MemoryError(f"a batch of {inputs['input_ids'].size} tokens: {first_line(error)}") from error
+            raise
 
     def think_times(self, arrivals: Sequence[Arrival]) -> list[LogNormal | None]:
         """Return when each conversation's next turn is expected after this one's arrival, given that it comes.
@@ -144,30 +140,3 @@ class Model:
             binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
         return binding.copy_outputs_to_cpu()  # type: ignore[no-any-return]
-
-
-def _provider(settings: InferenceSettings) -> Literal["cpu", "cuda"]:
-    available = "CUDAExecutionProvider" in ort.get_available_providers()
-    if settings.provider == "cuda" and not available:
-        raise ArtifactError(
-            "provider is cuda, but this build of ONNX Runtime has no CUDA: install "
-            "learned-prefix-cache[gpu], or set provider=auto"
-        )
-    return "cuda" if available and settings.provider != "cpu" else "cpu"
-
-
-def _session(path: Path, provider: Literal["cpu", "cuda"], settings: InferenceSettings) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = settings.threads
-    options.log_severity_level = 3
-    if provider == "cpu":
-        # The thread pool must not spin between batches: the cores belong to the engine and the event loop.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    cuda = {"gpu_mem_limit": settings.cuda_memory_mib * MIB, "arena_extend_strategy": "kSameAsRequested"}
-    session = ort.InferenceSession(str(path), options, providers=[("CUDAExecutionProvider", cuda), "CPUExecutionProvider"])
-    if session.get_providers()[0] != "CUDAExecutionProvider":
-        if settings.provider == "cuda":
-            raise ArtifactError("provider is cuda, but no CUDA device could be used; see ONNX Runtime's message above")
-        log.warning("no usable CUDA device: inference runs on the CPU")
-    return session

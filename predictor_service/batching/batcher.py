@@ -1,12 +1,15 @@
 """The loop between queue and model: wait for work, take the next batch, run it, hand out what came."""
 
 import asyncio
+import logging
 
 from predictor_service.batching.inference import Inference
 from predictor_service.batching.prepare import Prepared
 from predictor_service.batching.queue import Batch, BatchQueue, Entry, Outcome
-from predictor_service.errors import CLOSING, Expired, Unavailable
+from predictor_service.errors import CLOSING, Expired, Overloaded, Unavailable
 from predictor_service.metrics import Metrics
+
+log = logging.getLogger(__name__)
 
 
 class Batcher:
@@ -72,6 +75,9 @@ class Batcher:
         asked = [entry.asked for entry in batch.entries]
         try:
             inferred, infer_us = await self._inference.run(batch.entries[0].model, features, arrivals, asked)
+        except MemoryError as error:
+            self._too_large(batch, error)
+            return
         except Exception as error:
             for entry in batch.entries:
                 if not entry.outcome.done():
@@ -83,3 +89,16 @@ class Batcher:
         for entry, one in zip(batch.entries, inferred, strict=True):
             if not entry.outcome.done():
                 entry.outcome.set_result(Outcome(one, int((started - entry.queued) * 1e6), infer_us))
+
+    def _too_large(self, batch: Batch, error: MemoryError) -> None:
+        """Try again in smaller batches; what does not fit alone is refused."""
+        budget = self.queue.budget
+        if len(batch.entries) > 1:
+            budget.shrink(batch.tokens)
+            log.warning("memory did not hold a batch: from now on at most %d tokens (%s)", budget.tokens, error)
+            self.queue.put_back([entry for entry in batch.entries if not entry.outcome.done()])
+            return
+        log.error("memory does not hold a single conversation: raise the memory limit (%s)", error)
+        for entry in batch.entries:
+            if not entry.outcome.done():
+                entry.outcome.set_exception(Overloaded("this sidecar's memory does not hold a conversation of this length"))

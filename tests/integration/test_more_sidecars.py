@@ -14,7 +14,8 @@ import pytest
 from eviction_client.predictor_client import PredictorClient
 from lpc.bench.processes import free_port
 from lpc.model.features import Features
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
+from lpc.model.session import InferenceSettings
 from predictor_service.server import Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of

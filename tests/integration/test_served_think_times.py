@@ -14,7 +14,8 @@ import pytest
 
 from eviction_client.predictor_client import PredictorClient
 from lpc.model.arrivals import NO_GAPS, Arrival, Gaps
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
+from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import Addresses, Parts, running

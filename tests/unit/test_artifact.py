@@ -9,7 +9,8 @@ import pytest
 
 from lpc.errors import ArtifactError
 from lpc.model.artifact import file_sha256, read_manifest, verify
-from lpc.model.inference import InferenceSettings, Model
+from lpc.model.inference import Model
+from lpc.model.session import InferenceSettings
 from tests.tiny_model import tiny_think_time
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.returns.memory import Arrived
+from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.queue import BatchQueue, Entry
 from predictor_service.errors import Overloaded
 
@@ -31,7 +32,7 @@ def _close_loop() -> object:
 
 
 def filled(lengths: list[int], *, items: int = 256, tokens: int = 512) -> tuple[BatchQueue, list[Entry]]:
-    queue = BatchQueue(10_000, items, tokens)
+    queue = BatchQueue(10_000, items, TokenBudget(tokens))
     entries = [entry(length) for length in lengths]
     for waiting in entries:
         queue.put(waiting, 0.0)
@@ -77,7 +78,7 @@ def test_an_entry_longer_than_the_budget_runs_alone() -> None:
 
 
 def test_entries_of_another_model_wait_for_their_own_batch() -> None:
-    queue = BatchQueue(10, 8, 512)
+    queue = BatchQueue(10, 8, TokenBudget(512))
     old, new = entry(5, model="old"), entry(5, model="new")
     queue.put(old, 0.0)
     queue.put(new, 0.0)
@@ -86,7 +87,7 @@ def test_entries_of_another_model_wait_for_their_own_batch() -> None:
 
 
 def test_entries_whose_caller_has_gone_or_whose_deadline_passed_are_not_run() -> None:
-    queue = BatchQueue(10, 8, 512)
+    queue = BatchQueue(10, 8, TokenBudget(512))
     gone, late, alive = entry(5), entry(5, deadline=1.0), entry(5, deadline=3.0)
     for waiting in (gone, late, alive):
         queue.put(waiting, 0.0)
@@ -97,7 +98,7 @@ def test_entries_whose_caller_has_gone_or_whose_deadline_passed_are_not_run() ->
 
 
 def test_permits_are_taken_all_or_none_and_come_back() -> None:
-    queue = BatchQueue(3, 8, 512)
+    queue = BatchQueue(3, 8, TokenBudget(512))
     queue.admit(2)
     with pytest.raises(Overloaded, match="2 conversations wait for the model, and at most 3 may"):
         queue.admit(2)
@@ -107,7 +108,7 @@ def test_permits_are_taken_all_or_none_and_come_back() -> None:
 
 
 def test_a_request_that_would_wait_in_vain_is_refused_at_once() -> None:
-    queue = BatchQueue(1000, 8, 512)
+    queue = BatchQueue(1000, 8, TokenBudget(512))
     queue.admit(100, 10.0)
     # 100 at a tenth of a second each are ten seconds of work.
     queue.served(10, 1.0)
@@ -119,7 +120,7 @@ def test_a_request_that_would_wait_in_vain_is_refused_at_once() -> None:
 
 
 def test_the_pace_that_counts_is_the_present_one() -> None:
-    queue = BatchQueue(1000, 8, 512)
+    queue = BatchQueue(1000, 8, TokenBudget(512))
     queue.admit(100)
     queue.served(10, 1000.0)
     for _ in range(1000):
@@ -128,7 +129,7 @@ def test_the_pace_that_counts_is_the_present_one() -> None:
 
 
 def test_nobody_is_refused_for_a_short_wait_or_before_the_pace_is_known() -> None:
-    queue = BatchQueue(1000, 8, 512)
+    queue = BatchQueue(1000, 8, TokenBudget(512))
     queue.admit(100, 0.01)
     queue.served(1000, 9.0)
     queue.admit(1, 0.01)

@@ -102,11 +102,15 @@ def test_a_sidecar_images_settings_exist_and_are_valid(target: str, monkeypatch:
 
 
 @pytest.mark.parametrize("target", SIDECARS)
-def test_the_two_sidecar_images_differ_in_base_provider_and_packages_only(target: str) -> None:
+def test_the_two_sidecar_images_differ_in_provider_packages_and_the_driver_they_ask_for_only(target: str) -> None:
     ours, other = STAGES[target], STAGES["cpu"]
     for instruction in ("USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT", "CMD"):
         assert ours.texts(instruction) == other.texts(instruction)
-    assert {**ours.env(), "LPC_PROVIDER": ""} == {**other.env(), "LPC_PROVIDER": ""}
+    assert ours.base == other.base
+    of_nvidia = {name: value for name, value in ours.env().items() if name.startswith("NVIDIA_")}
+    wanted = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    assert of_nvidia == (wanted if target == "gpu" else {})
+    assert {**ours.env(), "LPC_PROVIDER": ""} == {**other.env(), "LPC_PROVIDER": "", **of_nvidia}
     assert "healthcheck.py" in ours.command("HEALTHCHECK")[-1]
 
 

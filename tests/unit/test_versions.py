@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from lpc.commands.cli import app
 from lpc.errors import ArtifactError
 from lpc.model.artifact import read_manifest
-from lpc.model.inference import InferenceSettings
 from lpc.model.promotion import PROMOTED, Promotion, read_promotion
+from lpc.model.session import InferenceSettings
 from lpc.model.versions import promote, prune, rollback, served, unpin
 from predictor_service.repository import ModelRepository
 

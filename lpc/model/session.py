@@ -1,0 +1,122 @@
+"""An ONNX Runtime session, and where it really runs: what was asked for is a wish, the session knows what came of it."""
+
+import contextlib
+import ctypes
+import io
+import logging
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import onnxruntime as ort
+
+from lpc.errors import LpcError
+
+log = logging.getLogger(__name__)
+
+MIB: Final = 2**20
+Provider: TypeAlias = Literal["cpu", "cuda"]
+CUDA: Final = "CUDAExecutionProvider"
+
+
+class ProviderError(LpcError):
+    """The execution provider that was asked for cannot be used here."""
+
+
+@dataclass(frozen=True)
+class InferenceSettings:
+    """Where and how a session runs. ``threads`` 0: one per core; ``cuda_memory_mib`` bounds the CUDA arena."""
+
+    provider: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 0
+    cuda_memory_mib: int = 512
+
+
+def open_session(graph: Path, settings: InferenceSettings) -> tuple[ort.InferenceSession, Provider]:
+    """Return a session, and where it runs: with ``auto`` on CUDA where that works, else on the CPU, and the log says why.
+
+    Raises:
+        ProviderError: CUDA was asked for and cannot be used.
+        Exception: the libraries' own, where the graph cannot be loaded.
+    """
+    if settings.provider != "cpu":
+        found = _on_cuda(graph, settings)
+        if isinstance(found, ort.InferenceSession):
+            return found, "cuda"
+        if settings.provider == "cuda":
+            raise ProviderError(f"provider is cuda, but {found}; with provider=auto it would run on the CPU")
+        log.info("inference runs on the CPU: %s", found)
+    options = _options(settings)
+    # The thread pool must not spin between batches: the cores belong to the engine and the event loop.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"]), "cpu"
+
+
+def why_no_cuda() -> str | None:
+    """Return one clause on why no session of this process can run on CUDA; None where nothing is known against it."""
+    if CUDA not in ort.get_available_providers():
+        return "this build of ONNX Runtime has no CUDA: install learned-prefix-cache[gpu] in place of [server]"
+    # The driver first: loading CUDA's libraries takes 200 MB, which a machine without a GPU need not spend.
+    if (why := _driver_at_fault()) is not None:
+        return why
+    missing = _missing_libraries()
+    if missing:
+        return f"CUDA's libraries {', '.join(missing)} cannot be loaded: install learned-prefix-cache[gpu], which brings them"
+    return None
+
+
+@cache
+def _driver_at_fault() -> str | None:
+    """Return one clause on what is wrong with the NVIDIA driver or its devices; None where nothing is."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver (libcuda.so.1): install it, or give the container a GPU"
+    speaks, needs = ctypes.c_int(), str(ort.cuda_version or "")
+    driver.cuDriverGetVersion(ctypes.byref(speaks))
+    if needs and speaks.value // 1000 < int(needs.split(".")[0]):
+        spoken = f"{speaks.value // 1000}.{speaks.value % 1000 // 10}"
+        return f"the NVIDIA driver speaks CUDA {spoken}, and this ONNX Runtime needs {needs}: renew the driver"
+    if code := driver.cuInit(0):
+        return f"the NVIDIA driver finds no device that can be used (cuInit: {code}): give the container a GPU"
+    return None
+
+
+@cache
+def _missing_libraries() -> tuple[str, ...]:
+    """Load CUDA and cuDNN, from the packages of the extra `gpu` or from the system; return the names of what is not there."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):  # it says what failed, and raises nothing
+        ort.preload_dlls()
+    return tuple(re.findall(r"^Failed to load (?:.*/)?([^:/]+):", said.getvalue(), re.MULTILINE))
+
+
+def _on_cuda(graph: Path, settings: InferenceSettings) -> "ort.InferenceSession | str":
+    """Return a session on CUDA, or one clause on why there is none."""
+    if (why := why_no_cuda()) is not None:
+        return why
+    arena = {"gpu_mem_limit": settings.cuda_memory_mib * MIB, "arena_extend_strategy": "kSameAsRequested"}
+    providers = [(CUDA, arena), "CPUExecutionProvider"]
+    try:
+        # Without its fallback: that would go over to the CPU at the first failure, and tell nobody.
+        session = ort.InferenceSession(str(graph), _options(settings), providers=providers, enable_fallback=0)
+    except Exception as error:  # the libraries raise their own C++ types
+        return f"no CUDA device can be used ({first_line(error)}): check the driver with nvidia-smi"
+    if session.get_providers()[0] != CUDA:
+        return "ONNX Runtime could not use a CUDA device, see its message above: check the driver with nvidia-smi"
+    return session
+
+
+def _options(settings: InferenceSettings) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = settings.threads
+    options.log_severity_level = 3
+    return options
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's error, at most 200 characters."""
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
