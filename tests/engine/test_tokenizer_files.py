@@ -1,0 +1,42 @@
+"""The files of the tokenizer that a vLLM has loaded are found in its folder and in the hub's cache; nothing is fetched."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from eviction_client.engines.vllm.tokenizer import finder_of
+from eviction_client.offer import NoTokenizer, look_at
+from lpc.bench.tiny_llama import build
+
+
+def config(source: Path | str, revision: str | None = None, download_dir: Path | None = None) -> SimpleNamespace:
+    model = SimpleNamespace(tokenizer=str(source), tokenizer_revision=revision)
+    return SimpleNamespace(model_config=model, load_config=SimpleNamespace(download_dir=download_dir and str(download_dir)))
+
+
+def test_in_a_folder_only_what_belongs_to_the_tokenizer(tmp_path: Path) -> None:
+    folder = build(tmp_path / "model")
+    assert finder_of(config(folder))().keys() == {"tokenizer.json", "tokenizer_config.json"}
+
+
+@pytest.mark.parametrize("revision", [None, "main", "c0ffee"])
+def test_in_the_hubs_cache_the_revision_that_was_loaded(tmp_path: Path, revision: str | None) -> None:
+    cached = tmp_path / "models--some--model"
+    folder = build(cached / "snapshots" / "c0ffee")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("c0ffee")
+    found = look_at(finder_of(config("some/model", revision, tmp_path))())
+    assert found.digest == look_at(finder_of(config(folder))()).digest
+    with pytest.raises(NoTokenizer, match="neither a folder nor in this machine's cache"):
+        finder_of(config("some/model", "another", tmp_path))()
+
+
+def test_a_file_of_weights_is_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(NoTokenizer, match="is a file"):
+        finder_of(config(tmp_path / "model.gguf"))()
+    (tmp_path / "mistral").mkdir()
+    (tmp_path / "mistral" / "tekken.json").write_text("{}")
+    with pytest.raises(NoTokenizer, match=r"has no tokenizer\.json"):
+        look_at(finder_of(config(tmp_path / "mistral"))())
