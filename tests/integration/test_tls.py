@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable
+from eviction_client.peers import Peer
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
@@ -99,6 +100,25 @@ async def test_the_unix_socket_stays_plain_and_private_beside_mutual_tls(
         assert 0 < await probability(f"unix://{path}") < 1
         # One set of settings for all engines: the certificates of the TCP port do no harm.
         assert 0 < await probability(f"unix://{path}", **of(authority.issue("engine"))) < 1
+
+
+async def test_an_address_that_a_name_was_resolved_to_shows_the_names_certificate(
+    tiny_models: Path, authority: Authority
+) -> None:
+    """As of a headless service, whose sidecars are asked one by one."""
+    async with tls_sidecar(tiny_models, authority.issue("sidecar", san="DNS:sidecars.test"), mutual=False) as addresses:
+        target = f"ipv4:127.0.0.1:{addresses.port}"
+        access = access_of(ClientSettings(predictor_address=target, predictor_ca=authority.certificate))()
+
+        def ask(name: str) -> float:
+            with access.channel(target, Peer(target, name).options) as channel:
+                stub = rpc.ContinuationPredictorStub(channel)
+                return stub.Predict(one(chat("hello")), timeout=30).prediction.probability
+
+        assert 0 < await asyncio.to_thread(ask, f"sidecars.test:{addresses.port}") < 1
+        for wrong in (f"others.test:{addresses.port}", ""):
+            with pytest.raises(grpc.RpcError):
+                await asyncio.to_thread(ask, wrong)
 
 
 async def test_the_engines_client_speaks_mutual_tls(tiny_models: Path, authority: Authority) -> None:
