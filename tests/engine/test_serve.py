@@ -240,6 +240,7 @@ def ended(fleet: Fleet) -> tuple[float, float]:
 
 @pytest.mark.timeout(600)
 def test_short_replies_on_a_busy_machine_end_with_a_prediction_in_95_of_100(fleet: Fleet, busy_machine: None) -> None:
+    time.sleep(2)  # metrics are written once a second
     before = ended(fleet)
     fleet.chats("short", count=48, reply=8)
     assert eventually(lambda: ended(fleet)[0] - before[0] == 144)
