@@ -14,6 +14,7 @@ own order.
 """
 
 import contextlib
+import gc
 import inspect
 import logging
 import random
@@ -50,7 +51,7 @@ def why_not(scheduler: Any) -> str | None:
         managers = scheduler.kv_cache_manager.coordinator.single_type_managers
         if any(manager.block_pool is not pool for manager in managers):
             return "this model's KV cache lies in several block pools, which frees cross"
-        with _no_log_of(type(pool)):
+        with _undisturbed(type(pool)):
             return _interface(scheduler) or _order(pool) or _credit(pool)
     except Exception as error:
         return f"the check of its block pool failed: {type(error).__name__}: {error}"
@@ -291,10 +292,12 @@ def _credit(pool: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def _no_log_of(pool: type) -> Iterator[None]:
-    """What pools say of a check ("prefix cache reset") is not the engine's."""
+def _undisturbed(pool: type) -> Iterator[None]:
+    """Keep what the pools of a check say out of the log, and the cycle collector, half a second with vLLM loaded, out of it."""
     loggers = [logging.getLogger(cls.__module__) for cls in pool.__mro__ if cls is not object]
     enabled = [logger for logger in loggers if not logger.disabled]
+    collects = gc.isenabled()
+    gc.disable()
     for logger in enabled:
         logger.disabled = True
     try:
@@ -302,3 +305,5 @@ def _no_log_of(pool: type) -> Iterator[None]:
     finally:
         for logger in enabled:
             logger.disabled = False
+        if collects:
+            gc.enable()
