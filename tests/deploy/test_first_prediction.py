@@ -1,6 +1,8 @@
 """`kubectl apply` or `helm install`, simulated: the sidecar's container is started as a real process with the manifests' own
-command and environment, as the pod's user, and an engine with the manifests' settings and no other gets its token ids read."""
+command and environment, as the pod's user, and an engine with the manifests' settings and no other gets its token ids read.
+Where the manifests name a Redis it is away here, as it may be on the first day: predictions do not wait for it."""
 
+import base64
 import os
 import shutil
 import subprocess
@@ -61,9 +63,14 @@ def environment_of(container: Object, objects: list[Object]) -> dict[str, str]:
     """Return what `env` and `envFrom` come to."""
     found: dict[str, str] = {}
     for source in container.get("envFrom", []):
-        wanted = ("ConfigMap", source["configMapRef"]["name"])
-        found |= next(o["data"] for o in objects if (o["kind"], o["metadata"]["name"]) == wanted)
-    return found | {entry["name"]: entry["value"] for entry in container.get("env", []) if "value" in entry}
+        found |= named(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
+    for entry in container.get("env", []):
+        if "value" in entry:
+            found[entry["name"]] = entry["value"]
+        else:
+            key = entry["valueFrom"]["secretKeyRef"]
+            found[entry["name"]] = base64.b64decode(named(objects, "Secret", key["name"])["data"][key["key"]]).decode()
+    return found
 
 
 def placed(objects: list[Object], folder: Path, models: Path) -> Container:
