@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 
 from lpc.bench.processes import RedisServer
-from lpc.model.arrivals import GapHistory
+from lpc.model.arrivals import GapHistory, GapMemory
 from lpc.model.returns.memory import Arrived, Past, TurnMemory
 from lpc.v1 import predictor_pb2 as pb
+from lpc.wire.redis_connection import Connection
+from predictor_service.batching.prepare import Preparation
+from predictor_service.labels.memory import Labels
 from predictor_service.labels.names import LOOKED_AT
+from predictor_service.metrics import Metrics
+from predictor_service.requests.parser import RequestLimits, RequestParser
+from predictor_service.requests.served_models import ServedModels
 from predictor_service.sightings import board
 from predictor_service.sightings.record import RECORD_BYTES, Sighting, sightings_in
+from predictor_service.sightings.shared import Sightings
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import Sidecar, sidecar
 from tests.integration.test_server import _scrape
@@ -246,3 +253,35 @@ async def test_the_engines_user_of_redis_may_do_all_of_it(tiny_models: Path, gua
         assert (await counts(b, "lpc_sightings_total"))["own"] == 1
         await asyncio.sleep(1)
         assert guarded_redis.refused() == set()
+
+
+async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_server: RedisServer) -> None:
+    """They are known by the id of their conversation."""
+    now = [1_700_000_000.0]
+    returned: list[tuple[bytes, float]] = []
+    sides: list[tuple[Preparation, Sightings]] = []
+    for _ in range(2):
+        labels = Labels(100, HORIZON_S, [])
+        told = Sightings(Connection(redis_server.url), labels, lambda *news: returned.append(news), Metrics(), lambda: now[0])
+        parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
+        prepared = Preparation(parser, GapMemory(0), labels, Metrics(), sightings=told, threads=1, clock=lambda: now[0])
+        sides.append((prepared, told))
+    try:
+        for _, told in sides:
+            while told.key is None:
+                await asyncio.sleep(0.01)
+        ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
+        first = await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id="c"))
+        now[0] += 30.0
+        ids.ids.extend(range(200))
+        second = await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id="c"))
+        assert first.past is None
+        assert second.past is not None and second.past.input_tokens == 500
+        assert second.conversation == first.conversation
+        while not returned:
+            await asyncio.sleep(0.05)
+        assert returned == [(first.conversation, now[0])]
+    finally:
+        for prepared, told in sides:
+            prepared.close()
+            told.close()
