@@ -17,7 +17,7 @@
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
     ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded
     ├── EmbeddingError          lpc.training.embedding: turns cannot be embedded or read again
-    ├── HeadError               lpc.training.head: a head cannot be trained or read
+    ├── HeadError               lpc.training.head_file: a head cannot be trained or read
     ├── ExportError             lpc.training.export: an artefact cannot be made
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
     ├── SimulationError         lpc.simulator.run: a simulation cannot be run as asked

@@ -3,11 +3,9 @@
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from lpc.model.conversation import UserTurns
 from tests.authority import authority
 from tests.guarded_redis import guarded_redis, guarded_session
 from tests.redis_server import redis_server, redis_session
@@ -26,10 +24,9 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def timed_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `tiny_models`, but with think times, and compared with PyTorch on one conversation to save time."""
+    """As `tiny_models`, but with think times."""
     root = tmp_path_factory.mktemp("timed-models")
-    with patch("lpc.training.export.real_conversations", return_value=[UserTurns(("hello",), 1)]):
-        build_tiny_artifact(root, think_time=tiny_think_time())
+    build_tiny_artifact(root, think_time=tiny_think_time())
     return root
 
 

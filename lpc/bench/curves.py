@@ -17,10 +17,10 @@ from rich.table import Table
 from tqdm import tqdm
 
 from lpc.bench import BenchmarkError
+from lpc.bench.requests import real_conversations
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.session import CUDA, InferenceSettings, why_no_cuda
-from lpc.training.export import real_conversations
 from lpc.wire.terminal import console
 from predictor_service.repository import ModelRepository
 

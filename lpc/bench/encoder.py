@@ -9,9 +9,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 from lpc.bench import BenchmarkError
+from lpc.bench.requests import real_conversations
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
-from lpc.training.export import real_conversations
 from lpc.wire.terminal import console
 
 TURNS: Final = 192

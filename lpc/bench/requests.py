@@ -2,9 +2,20 @@
 
 import random
 
+from lpc.logs.datasets.conversation import examples_of
+from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.model.conversation import UserTurns
-from lpc.training.export import real_conversations
 from lpc.v1 import predictor_pb2 as pb
+
+
+def real_conversations(count: int, window: int) -> list[UserTurns]:
+    """Return user turns of ShareGPT, evenly spread over the first 2,000 turns of its file."""
+    turns: list[UserTurns] = []
+    for conversation in load_sharegpt():
+        turns += [example.turns for example in examples_of(conversation, window)]
+        if len(turns) >= max(2000, count):
+            break
+    return turns[:: max(1, len(turns) // count)][:count]
 
 
 def conversations(count: int, rounds: int) -> list[list[UserTurns]]:

@@ -64,7 +64,6 @@ def _embed(
     conversations = load(dataset, data, skipped, records=records)
     screen = console()
     source = load_encoder(encoder)
-    width = int(source.model.config.hidden_size)  # type: ignore[union-attr, arg-type]
     metadata = {
         "name": "none",
         "features": FeatureSettings(prefix=source.prefix).to_dict(),
@@ -73,7 +72,7 @@ def _embed(
     }
     torch.manual_seed(0)
     blank = models / ".blank-head.safetensors"
-    Head(width, 1, metadata=metadata).save(blank)
+    Head(source.width, 1, metadata=metadata).save(blank)
     artifact = export(models, name="encoder-only", encoder=encoder, head=blank, precision=precision)
     count = embedding.embed(
         conversations,

@@ -27,7 +27,7 @@ def _evaluate(
     from lpc.commands import predictor_quality, think_times
     from lpc.logs.traces import open_trace
     from lpc.training.evaluate import evaluate as compare
-    from lpc.training.head import SHIPPED_HEADS, HeadError
+    from lpc.training.head_file import SHIPPED_HEADS, HeadError
     from lpc.training.online_returns import evaluate_online_returns
     from lpc.training.think_time import HELD_OUT_S, evaluate_think_time
     from lpc.wire.terminal import console

@@ -34,7 +34,7 @@ def _export(
     from lpc.model.artifact import read_manifest
     from lpc.model.versions import served
     from lpc.training.export import export as write
-    from lpc.training.head import DEFAULT_HEAD
+    from lpc.training.head_file import DEFAULT_HEAD
     from lpc.wire.terminal import console
 
     folder = write(

@@ -138,7 +138,7 @@ def _conversations(spec: WorkloadSpec) -> Conversations:
             raise SimulationError("the sample of ShareGPT has the shipped head's probabilities: give --embeddings with --head")
         return load_sample()
     from lpc.simulator.embedded import embedded  # torch takes seconds to import
-    from lpc.training.head import DEFAULT_HEAD
+    from lpc.training.head_file import DEFAULT_HEAD
 
     return embedded(spec.embeddings, spec.head or DEFAULT_HEAD)
 

@@ -48,7 +48,7 @@ def write_sample(conversations: Conversations, path: Path = SAMPLE) -> None:
 def main(embeddings: Path) -> None:
     """Make the sample from a folder that `lpc embed` made. Raises EmbeddingError, HeadError."""
     from lpc.simulator.embedded import embedded
-    from lpc.training.head import DEFAULT_HEAD
+    from lpc.training.head_file import DEFAULT_HEAD
 
     found = embedded(embeddings, DEFAULT_HEAD)
     write_sample(found)

@@ -4,27 +4,15 @@ Paper (Learned Prefix Caching, NeurIPS 2025, section 3.3): an MLP of three layer
 and the number of turns.
 """
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lpc.errors import LpcError
+from lpc.training.head_file import HeadFile
 
 HIDDEN: Final = 128
-FORMAT: Final = "lpc-head-2"
-SHIPPED_HEADS: Final = Path(__file__).parent / "heads"
-"""Where the package keeps the heads that it ships, as `lpc train` lays them out: ``<name>/head.safetensors`` and a card."""
-DEFAULT_HEAD: Final = SHIPPED_HEADS / "default" / "head.safetensors"
-
-
-class HeadError(LpcError):
-    """A head's file cannot be used. The message says why and what to do."""
 
 
 class Head(nn.Module):
@@ -67,38 +55,22 @@ class Head(nn.Module):
             self.output.weight.mul_(slope)
             self.output.bias.mul_(slope).add_(offset)
 
+    def to_file(self) -> HeadFile:
+        """Return what the head's file holds."""
+        return HeadFile({name: tensor.detach().numpy() for name, tensor in self.state_dict().items()}, self.metadata)
+
     def save(self, path: Path) -> None:
         """Write the head and its metadata, whole or not at all."""
-        # One entry of metadata: safetensors writes several in no fixed order, and the same head shall be the same file.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, partial, {FORMAT: json.dumps(self.metadata, sort_keys=True)})
-        partial.replace(path)
+        self.to_file().save(path)
 
     @classmethod
     def load(cls, path: Path) -> "Head":
         """Read a head. Raises HeadError when the file is missing or is not a head."""
-        try:
-            with safe_open(path, "pt") as file:
-                header = file.metadata() or {}
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except FileNotFoundError as error:
-            raise HeadError(f"no head at {path}: train one with `lpc train`") from error
-        except (OSError, SafetensorError) as error:
-            raise HeadError(f"{path} is not a readable head: {error}; train one with `lpc train`") from error
-        if FORMAT not in header:
-            raise HeadError(f"{path} is not a head of format {FORMAT}: train one with `lpc train`")
-        scalars = state["scalar_mean"].numel()
-        hidden, inputs = state["hidden.0.weight"].shape
-        head = cls(inputs - scalars, scalars, hidden, json.loads(header[FORMAT]))
-        head.load_state_dict(state)
+        file = HeadFile.load(path)
+        head = cls(file.width, file.scalars, len(file.parameters["hidden.0.bias"]), dict(file.metadata))
+        head.load_state_dict({name: torch.from_numpy(values.copy()) for name, values in file.parameters.items()})
         return head.eval()
 
     def digest(self) -> str:
         """Return the SHA-256 of the parameters, hexadecimal."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.numpy().tobytes())
-        return digest.hexdigest()
+        return self.to_file().digest()

@@ -12,9 +12,7 @@ from typer.testing import CliRunner
 
 from lpc.commands.cli import app
 from lpc.model.artifact import read_manifest
-from lpc.model.conversation import UserTurns
 from lpc.model.versions import promote, served
-from lpc.training import export as exporting
 from lpc.training.encoders import EncoderError
 from lpc.training.export import ExportError
 from lpc.training.label_log import read_label_log
@@ -25,14 +23,6 @@ from tests.integration.test_server import chat, one, sidecar
 from tests.label_log import DAY_MS, END_MS, made_up_rows, write_made_up
 
 WIDTH = 32
-
-
-@pytest.fixture(autouse=True)
-def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare exports with PyTorch on two conversations: how close they are is test_export's business."""
-    monkeypatch.setattr(
-        exporting, "real_conversations", lambda count, window: [UserTurns((t,), 1) for t in ("hello", "thanks")]
-    )
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lpc.training.head import DEFAULT_HEAD, Head, HeadError
+from lpc.training.head import Head
+from lpc.training.head_file import DEFAULT_HEAD, HeadError
 from lpc.training.quality import calibration_error, figures
 from lpc.training.train import LPC, OURS, Recipe, Side, fit, probabilities
 

@@ -1,9 +1,11 @@
-"""A sentence encoder: model, tokenizer, and where they come from."""
+"""A sentence encoder: weights, tokenizer, and where they come from."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import nn
 
 from lpc.errors import LpcError
 
@@ -14,18 +16,40 @@ class EncoderError(LpcError):
 
 @dataclass(frozen=True)
 class Encoder:
-    """A BERT-like encoder in fp32, evaluation mode.
+    """A BERT-like encoder: post-layer normalisation, absolute positions, GELU (the exact one).
 
     Attributes:
-        model: called with input_ids and attention_mask [batch, tokens], gives last_hidden_state [batch, tokens, width].
+        weights: by their names in `transformers.BertModel`, fp32; matrices [output features, input features].
+        heads: of attention; each is width / heads wide.
+        epsilon: of layer normalisation.
+        first_position: row of the position embeddings that the first token takes: 0 in BERT, 2 in RoBERTa.
         tokenizer: adds nothing by itself; `<s>`, `<pad>`, `</s>` are special tokens of its vocabulary.
         id: names source and model.
         sha256: of the weights' file, hexadecimal.
         prefix: what its training put before every text: "query: " for the e5 family.
     """
 
-    model: nn.Module
+    weights: Mapping[str, NDArray[np.float32]]
+    heads: int
+    epsilon: float
+    first_position: int
     tokenizer: Tokenizer
     id: str
     sha256: str
     prefix: str = ""
+
+    @property
+    def width(self) -> int:
+        """Of its embeddings."""
+        return self.weights["embeddings.word_embeddings.weight"].shape[1]
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return sum(name.endswith("attention.self.query.weight") for name in self.weights)
+
+    @property
+    def positions(self) -> NDArray[np.float32]:
+        """What is added to the word embeddings of tokens 0, 1, ...: position and the one token type that text has."""
+        table = self.weights["embeddings.position_embeddings.weight"][self.first_position :]
+        return table + self.weights["embeddings.token_type_embeddings.weight"][0]

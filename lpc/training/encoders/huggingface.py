@@ -1,9 +1,11 @@
 """An encoder of the e5 family from a transformers folder or, where a hub is reachable, by its name there."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
-from torch import nn
+import numpy as np
+from numpy.typing import NDArray
 from transformers import AutoModel, AutoTokenizer
 
 from lpc.training.encoders.encoder import Encoder, EncoderError
@@ -25,19 +27,31 @@ def load_huggingface(source: str) -> Encoder:
         raise EncoderError(f"cannot load the encoder {source!r}: {reason}") from error
     if model.config.model_type not in FAMILY:
         raise EncoderError(f"{source!r} is a {model.config.model_type} model; encoders of the kinds {FAMILY} are supported")
+    if model.config.hidden_act != "gelu":
+        raise EncoderError(f"{source!r} computes {model.config.hidden_act!r}; encoders with gelu are supported")
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json)")
     folder = Path(source)
     # A package keeps its model in a folder "model": its own name says more.
     name = source if not folder.is_dir() else folder.parent.name if folder.name == "model" else folder.name
-    return Encoder(model, backend, id=name, sha256=_digest(model), prefix="query: " if "e5" in name else "")
+    weights = {key: parameter.detach().numpy() for key, parameter in model.named_parameters()}
+    return Encoder(
+        weights,
+        heads=model.config.num_attention_heads,
+        epsilon=model.config.layer_norm_eps,
+        first_position=0 if model.config.model_type == "bert" else model.config.pad_token_id + 1,
+        tokenizer=backend,
+        id=name,
+        sha256=_digest(weights),
+        prefix="query: " if "e5" in name else "",
+    )
 
 
-def _digest(model: nn.Module) -> str:
+def _digest(weights: Mapping[str, NDArray[np.float32]]) -> str:
     """Hash the parameters themselves: the same for every file format and folder they were loaded from."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, values in sorted(weights.items()):
         digest.update(name.encode())
-        digest.update(parameter.detach().numpy().tobytes())
+        digest.update(values.tobytes())
     return digest.hexdigest()

