@@ -14,15 +14,22 @@ help: ## what can be made
 
 setup: $(VENV)/.installed ## build .venv with what `make run` and `make test` need
 
-$(VENV)/.installed: requirements/dev.txt pyproject.toml hatch_build.py proto/lpc/v1/predictor.proto
+# In two steps, so that who wants to see it run does not wait for PyTorch and the linters. What pip does not compile, Python
+# compiles when it is imported: a tenth of it.
+$(VENV)/.run: requirements/run.txt pyproject.toml hatch_build.py proto/lpc/v1/predictor.proto
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or name another with make PYTHON=/path/to/python"; exit 1; }
-	@echo "== installing the pinned packages into $(VENV) (a few minutes the first time)"
+	@echo "== installing the pinned packages that running needs into $(VENV) (about a minute the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --progress-bar on -r requirements/dev.txt
+	$(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on -r requirements/run.txt
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@touch $@
 
-run: setup ## build the model artefact, start the sidecar, score three conversations, serve until Ctrl-C
+$(VENV)/.installed: $(VENV)/.run requirements/dev.txt
+	@echo "== installing what tests and training need besides (a few minutes the first time)"
+	$(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on -r requirements/dev.txt
+	@touch $@
+
+run: $(VENV)/.run ## make the model, simulate a small cache, start the sidecar, score three conversations, serve until Ctrl-C
 	@exec $(BIN)/lpc demo
 
 .PHONY: lint

@@ -1,8 +1,8 @@
 """Renews the pinned requirement files from pyproject.toml (`make lock`).
 
-dev.txt: what `make run` and `make test` need; server.txt and gpu.txt: the images of the sidecar; train.txt: the image that
-trains and exports. torch is pinned to a plain version, without the local part that a CPU build carries, so that one file
-serves whichever build an index offers.
+dev.txt: what `make run` and `make test` need; run.txt: the part of it that `make run` installs; server.txt and gpu.txt: the
+images of the sidecar; train.txt: the image that trains. torch is pinned to a plain version, without the local part that a CPU
+build carries, so that one file serves whichever build an index offers.
 """
 
 import re
@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FILES = {
     "dev.txt": ["--extra", "sim", "--extra", "minilm", "--extra", "test"],
+    "run.txt": ["--extra", "demo", "--constraint", str(HERE / "dev.txt")],
     "server.txt": ["--extra", "server", "--extra", "otel"],
     "gpu.txt": ["--extra", "gpu", "--extra", "otel"],
     "train.txt": ["--extra", "train"],

@@ -3,6 +3,8 @@
 A command imports what it needs when it runs: the base install (the client) has none of the server's or trainer's needs.
 """
 
+import os
+
 import typer
 
 from lpc.commands import bench, models
@@ -30,6 +32,8 @@ app.add_typer(models.app, name="models")
 
 def main() -> None:
     """Run the command; every error that a user can cause is one line and exit code 2."""
+    # Else importing it for a tokenizer advises to install PyTorch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         app()
     except ModuleNotFoundError as error:

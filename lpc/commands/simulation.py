@@ -12,7 +12,7 @@ from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.report.gain import nearest, pairs
 from lpc.simulator.run import DEFAULT_POLICIES, Run, SimulationError, WorkloadSpec, build, load_trace, parse_capacity, sweep
 from lpc.simulator.summary import derived
-from lpc.simulator.workloads import WORKLOADS
+from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.wire.terminal import console
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
@@ -130,9 +130,10 @@ def _workloads(names: str | None) -> list[str | None]:
     if names is None:
         return [None]
     found = list(WORKLOADS) if names == "all" else _parts(names)
-    unknown = [name for name in found if name not in WORKLOADS]
+    known = [*WORKLOADS, *EVERYDAY]
+    unknown = [name for name in found if name not in known]
     if unknown:
-        raise SimulationError(f"unknown workload {unknown[0]!r:.40}: choose of {', '.join(WORKLOADS)}, or all")
+        raise SimulationError(f"unknown workload {unknown[0]!r:.40}: choose of {', '.join(known)}, or all")
     return [*found]
 
 

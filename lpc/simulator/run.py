@@ -18,7 +18,7 @@ from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.sample import load_sample
 from lpc.simulator.sharegpt import Conversations, ThinkTimes, sharegpt
 from lpc.simulator.workload import Workload, from_trace
-from lpc.simulator.workloads import WORKLOADS
+from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.think_time import turns_of
 
 KV_BYTES_PER_TOKEN: Final = 131_072
@@ -40,7 +40,7 @@ class WorkloadSpec:
     Attributes:
         trace: file; None: a generated workload, or ShareGPT.
         format: of the trace.
-        workload: one of `WORKLOADS`, drawn with the seed; None: a trace, or ShareGPT.
+        workload: one of `WORKLOADS` or `EVERYDAY`, drawn with the seed; None: a trace, or ShareGPT.
         think_time, law, active, seed: of ShareGPT; active and seed also of agent sessions, seed of generated workloads.
         embeddings: folder made by `lpc embed`, for ShareGPT; None: the sample that ships.
         head: the predictor's on those embeddings; None: the one shipped.
@@ -146,9 +146,10 @@ def _conversations(spec: WorkloadSpec) -> Conversations:
 def _generate(spec: WorkloadSpec) -> Workload:
     if spec.trace is not None:
         raise SimulationError("replay either a log or a generated workload: give --trace or --workload, not both")
-    generator = WORKLOADS.get(spec.workload or "")
+    known = {**WORKLOADS, **EVERYDAY}
+    generator = known.get(spec.workload or "")
     if generator is None:
-        raise SimulationError(f"unknown workload {spec.workload!r:.40}: choose of {', '.join(WORKLOADS)}")
+        raise SimulationError(f"unknown workload {spec.workload!r:.40}: choose of {', '.join(known)}")
     return generator(spec.seed)
 
 

@@ -21,11 +21,12 @@ from lpc.training.head_file import HeadFile
 
 Precision = Literal["fp32", "fp16", "int8"]
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "fp16", "int8")
+DTYPES: Final = {"fp32": np.float32, "fp16": np.float16, "int8": np.float32}
+"""Of the encoder's constants as they are built; int8 is made from the fp32 matrices by ONNX Runtime."""
 OPSET: Final = 17
 IR_VERSION: Final = 8
 MICROSOFT: Final = "com.microsoft"
-QUANTISED: Final = ("Gather", "MatMul")
-"""What int8 applies to: word embeddings and the encoder's matrices."""
+WORDS: Final = "embeddings.word_embeddings.weight"
 
 
 class _Graph:
@@ -52,7 +53,7 @@ def write_onnx(encoder: Encoder, head: HeadFile, precision: Precision, path: Pat
     Outputs: probability [batch] fp32, embedding [batch, width] fp32: the mean over unmasked tokens, of length 1.
     """
     graph = _Graph()
-    hidden = _encoder(graph, encoder, np.float16 if precision == "fp16" else np.float32)
+    hidden = _encoder(graph, encoder, precision)
     encoder_nodes = len(graph.nodes)
     # Pooling, normalisation and head stay in fp32: sums over 512 tokens and a probability want the range.
     _pooling(graph, hidden)
@@ -84,7 +85,7 @@ def write_onnx(encoder: Encoder, head: HeadFile, precision: Precision, path: Pat
     quantize_dynamic(
         model,
         path,
-        op_types_to_quantize=list(QUANTISED),
+        op_types_to_quantize=["MatMul"],
         per_channel=True,
         # Seven bits: on processors without VNNI the 8-bit product sums saturate, and the cost is 0.0005 of cosine.
         reduce_range=True,
@@ -95,8 +96,21 @@ def write_onnx(encoder: Encoder, head: HeadFile, precision: Precision, path: Pat
     logging.disable(logging.NOTSET)
 
 
-def _encoder(graph: _Graph, encoder: Encoder, dtype: type[np.float32 | np.float16]) -> str:
+def _words(graph: _Graph, encoder: Encoder, precision: Precision) -> str:
+    """Add the word embeddings of `input_ids`, in eight bits with a scale for each word; return the name of the output."""
+    table = encoder.weights[WORDS]
+    if precision != "int8":
+        return graph.add("Gather", [graph.constant(WORDS, table.astype(DTYPES[precision])), "input_ids"], "words")
+    scale = np.maximum(np.abs(table).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny)
+    steps = np.rint(table / scale).astype(np.int8)
+    found = graph.add("Gather", [graph.constant(WORDS, steps), "input_ids"], "words.steps")
+    scales = graph.add("Gather", [graph.constant(f"{WORDS}.scale", scale), "input_ids"], "words.scale")
+    return graph.add("Mul", [graph.add("Cast", [found], "words.float", to=TensorProto.FLOAT), scales], "words")
+
+
+def _encoder(graph: _Graph, encoder: Encoder, precision: Precision) -> str:
     """Add the encoder; return the name of its last layer's output, [batch, tokens, width] fp32."""
+    dtype = DTYPES[precision]
 
     def parameter(name: str) -> str:
         return graph.constant(name, encoder.weights[name].astype(dtype))
@@ -111,12 +125,11 @@ def _encoder(graph: _Graph, encoder: Encoder, dtype: type[np.float32 | np.float1
         return graph.add("SkipLayerNormalization", inputs, layer, domain=MICROSOFT, epsilon=encoder.epsilon)
 
     mask = graph.add("Cast", ["attention_mask"], "mask", to=TensorProto.INT32)
-    words = graph.add("Gather", [parameter("embeddings.word_embeddings.weight"), "input_ids"], "words")
     first, axis = (graph.constant(name, np.array([value])) for name, value in (("first", 0), ("axis", 0)))
     tokens = graph.add("Shape", ["input_ids"], "tokens", start=1, end=2)
     positions = graph.constant("positions", encoder.positions.astype(dtype))
     present = graph.add("Slice", [positions, first, tokens, axis], "positions.present")
-    summed = graph.add("Add", [words, present], "embeddings")
+    summed = graph.add("Add", [_words(graph, encoder, precision), present], "embeddings")
     norm = "embeddings.LayerNorm"
     hidden = graph.add(
         "LayerNormalization",
@@ -147,7 +160,7 @@ def _encoder(graph: _Graph, encoder: Encoder, dtype: type[np.float32 | np.float1
         wide_output = graph.add("BiasGelu", wide, f"{layer}.intermediate.gelu", domain=MICROSOFT)
         dense = f"{layer}.output.dense"
         hidden = normalised(product(wide_output, dense), hidden, f"{layer}.output.LayerNorm", f"{dense}.bias")
-    return hidden if dtype is np.float32 else graph.add("Cast", [hidden], "hidden", to=TensorProto.FLOAT)
+    return hidden if precision != "fp16" else graph.add("Cast", [hidden], "hidden", to=TensorProto.FLOAT)
 
 
 def _pooling(graph: _Graph, hidden: str) -> None:

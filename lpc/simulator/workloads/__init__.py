@@ -21,9 +21,10 @@ from lpc.simulator.workloads import (
     herd,
     loop,
     night,
+    production,
 )
 
-__all__ = ["WORKLOADS", "Generator"]
+__all__ = ["EVERYDAY", "WORKLOADS", "Generator"]
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,8 @@ WORKLOADS: Final[Mapping[str, Generator]] = MappingProxyType(
     }
 )
 """By name, in the order of tables."""
+
+EVERYDAY: Final[Mapping[str, Generator]] = MappingProxyType(
+    {"production": Generator(production.production, "an hour of chat in the shape of a real trace (Mooncake)")}
+)
+"""By name; not made to refute anything, so not in the tables."""
