@@ -157,5 +157,21 @@ RELEASES := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
 engine-versions: engine ## the same tests of queue and hooks against all tested vLLM releases (1.5 GB of wheels)
 	$(ENGINE)/bin/python tests/engine/versions.py data/vllm $(RELEASES)
 
+.PHONY: test-python release
+# PyTorch and scikit-learn are not installed for another Python: engine and sidecar do without.
+NEED_TRAINING := artifact head read_label_log think_time think_time_from_log
+OTHER := .venv-$(notdir $(PYTHON))
+test-python: ## unit tests of client and sidecar, and an export, with another Python: make test-python PYTHON=python3.13
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/pip install --disable-pip-version-check --quiet -r requirements/run.txt --constraint requirements/dev.txt \
+	  pytest pytest-asyncio pytest-timeout hypothesis
+	$(OTHER)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
+	$(OTHER)/bin/python -m pytest tests/unit --confcutdir=tests/unit \
+	  $(foreach name,$(NEED_TRAINING),--ignore tests/unit/test_$(name).py)
+	$(OTHER)/bin/lpc export --models $(OTHER)/models
+
+release: setup ## dist/: wheel, sdist, models, SBOMs, image tags, checksums; the same bytes for the same commit
+	$(BIN)/python -m deploy.release
+
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(ENGINE) lpc/v1 models build dist out
+	rm -rf $(VENV) $(ENGINE) .venv-python* lpc/v1 models build dist out

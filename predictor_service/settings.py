@@ -230,6 +230,19 @@ class ServiceSettings(RedisSettings):
         """Put the file named by LPC_CONFIG, if any, behind flags and environment."""
         del dotenv_settings, file_secret_settings
         path = os.environ.get("LPC_CONFIG")
-        if path is None:
+        if not path:
             return init_settings, env_settings
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(path))
+        return init_settings, env_settings, _settings_file(settings_cls, Path(path))
+
+
+def _settings_file(settings_cls: type[BaseSettings], path: Path) -> TomlConfigSettingsSource:
+    """Return the settings of a TOML file. Raises ValueError, which names it, where it cannot be read."""
+    try:
+        path.open("rb").close()  # the source takes a file that is missing for an empty one
+        return TomlConfigSettingsSource(settings_cls, path)
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no settings file {path} (--config or LPC_CONFIG)") from error
+    except OSError as error:
+        raise ValueError(f"the settings file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # of the TOML, or not UTF-8
+        raise ValueError(f"the settings file {path} is not TOML: {error}") from error

@@ -9,12 +9,11 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
@@ -24,6 +23,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import Access, access_of
 from lpc.wire.certificates import CertificateError, read, verdict
+from lpc.wire.variables import unknown_variables
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
 TIMEOUT_S: Final = 5.0
@@ -50,7 +50,8 @@ class Finding:
 
 def examine(settings: ClientSettings) -> list[Finding]:
     """Run every check that the settings call for. Never raises."""
-    findings = _guarded("address", lambda: _address(settings))
+    findings = _guarded("settings", lambda: _variables(os.environ))
+    findings += _guarded("address", lambda: _address(settings))
     reachable = all(finding.status != "fail" for finding in findings)
     findings += _guarded("certificate", lambda: _certificate(settings, reachable))
     if reachable and all(finding.status != "fail" for finding in findings):
@@ -69,6 +70,12 @@ def _guarded(check: str, run: Callable[[], Iterator[Finding]]) -> list[Finding]:
     except Exception as error:
         findings.append(Finding(check, "fail", f"the check itself failed: {type(error).__name__}", "report this as a bug"))
     return findings
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for unknown in unknown_variables(environment):
+        what, _, advice = unknown.partition(": ")
+        yield Finding("settings", "warn", what, advice)
 
 
 def _target(address: str) -> tuple[str, int] | str:
@@ -167,13 +174,11 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
     access: Access = access_of(settings)()
     with access.channel(address) as channel:
         try:
-            request = health_pb2.HealthCheckRequest(service=SERVICE)
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
+            status = _health(channel)
         except grpc.RpcError as error:
             yield Finding("health", "fail", f"no answer in gRPC: {error.code().name}", _health_advice(error.code(), settings))
             return
-        serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        serving = status == "SERVING"
         yield Finding(
             "health", "ok" if serving else "fail", status, "" if serving else "it starts or drains: wait, or see its log"
         )
@@ -199,6 +204,17 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
         )
         for outcome in token_requests(channel, access, info, settings.served_model):
             yield Finding("token request", *outcome)
+
+
+def _health(channel: grpc.Channel) -> str:
+    """Return what gRPC's health service says of the sidecar.
+
+    Its messages are a string and an enum: the package with their stubs is the server's, which engines need not have.
+    """
+    service = SERVICE.encode()
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    answer = check(b"\x0a" + bytes([len(service)]) + service, timeout=TIMEOUT_S)
+    return {b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}.get(answer, "UNKNOWN")
 
 
 def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:

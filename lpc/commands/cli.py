@@ -3,7 +3,9 @@
 A command imports what it needs when it runs: the base install (the client) has none of the server's or trainer's needs.
 """
 
+import importlib.metadata
 import os
+from typing import Annotated
 
 import typer
 
@@ -21,13 +23,29 @@ from lpc.commands.simulate import simulate
 from lpc.commands.train import train
 from lpc.commands.train_time import train_time
 
-app = typer.Typer(help="Learned prefix caching: keep the conversations that go on.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"learned-prefix-cache {importlib.metadata.version('learned-prefix-cache')}")
+        raise typer.Exit
+
+
+@app.callback()
+def lpc(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Learned prefix caching: keep the conversations that go on."""
 
 
 for command in (serve, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
+app.add_typer(models.app, name="model", hidden=True)  # what fingers type
 
 
 def main() -> None:

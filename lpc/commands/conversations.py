@@ -45,6 +45,8 @@ def ask(conversations: Sequence[pb.Conversation], settings: ClientSettings, time
 
 def read(file: str) -> list[pb.Conversation]:
     """Return the conversations of a file (-: standard input): JSON, JSON Lines, or text as one prompt. Raises PredictError."""
+    if file == "-" and sys.stdin.isatty():
+        print("type a prompt, or chat JSON, and end it with Ctrl-D on a line of its own", file=sys.stderr)
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         text = data.decode("utf-8")

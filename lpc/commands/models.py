@@ -1,6 +1,7 @@
 """`lpc models`: what versions a model has, which one is served, and changing that."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from lpc.model.versions import Version
 
-app = typer.Typer(help="Versions of a model: list them, choose which one is served.", no_args_is_help=True)
+app = typer.Typer(help="Versions of a model: fetch and list them, choose which one is served.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -66,6 +67,43 @@ def prune_versions(
 
     gone = or_fail(lambda: prune(models / model, keep))
     _say(f"removed {len(gone)}: {', '.join(gone)}" if gone else "nothing to remove")
+
+
+@app.command("pull")
+def pull_version(
+    source: Annotated[str, typer.Argument(help="A version's file, as a path or an http(s) address.")],
+    models: Models = Path("models"),
+    sha256: Annotated[
+        str | None, typer.Option("--sha256", help="Its checksum; default: as the SHA256SUMS beside it says.")
+    ] = None,
+) -> None:
+    """Fetch a version that was published as a file, and check it. A version that is there already is kept."""
+    from tqdm import tqdm
+
+    from lpc.model.archive import pull
+    from lpc.model.versions import served
+
+    with tqdm(desc="fetching", unit="B", unit_scale=True) as progress:
+        folder = or_fail(lambda: pull(source, models, sha256=sha256, progress=progress.update))
+    _say(f"{folder}")
+    if (now := or_fail(lambda: served(folder.parent))) != folder:
+        _say(f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that")
+
+
+@app.command("pack")
+def pack_version(
+    version: Annotated[str, typer.Argument(help="As `lpc models list` names it.")],
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+    to: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(),
+) -> None:
+    """Write a version into one file, for `lpc models pull` elsewhere."""
+    from lpc.model.archive import pack
+    from lpc.model.artifact import file_sha256, read_manifest
+
+    created = or_fail(lambda: read_manifest(models / model / version)).created
+    file = or_fail(lambda: pack(models / model / version, to, time=int(datetime.fromisoformat(created).timestamp())))
+    _say(f"{file}\nsha256 {file_sha256(file)}")
 
 
 def _show(models: Path, name: str, *, as_json: bool) -> None:

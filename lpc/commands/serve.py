@@ -1,12 +1,14 @@
 """`lpc serve`: the sidecar."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lpc.commands.outcome import or_fail
+from lpc.commands.outcome import fail, or_fail
 from lpc.commands.settings import service_settings
 
 
@@ -31,6 +33,17 @@ def serve(
         model=model,
         provider=provider,
     )
+    if not settings.model_fields_set & {"models", "model"} and not (settings.models / settings.model).exists():
+        _make_default(settings.models)
     from predictor_service import server  # after the log is set up: libraries write to it when they are imported
 
     or_fail(lambda: asyncio.run(server.serve(settings)))
+
+
+def _make_default(models: Path) -> None:
+    """Make the model that ships, where nobody has said which to serve. In a process of its own: it takes 2 GB for a while."""
+    typer.echo(f"lpc: {models.resolve()} has no model: making the one that ships, once (half a minute)", err=True)
+    export = [sys.executable, "-m", "lpc", "export", "--models", str(models)]
+    done = subprocess.run(export, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        fail("it could not be made; make one with `lpc export`, or fetch one with `lpc models pull`")

@@ -1,16 +1,25 @@
 """Settings objects from flags: what a flag leaves out comes from the environment and the settings file."""
 
+import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lpc.commands.outcome import fail
+from lpc.wire.variables import nearest, unknown_variables
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from eviction_client.settings import ClientSettings
     from predictor_service.settings import ServiceSettings
+
+
+log = logging.getLogger(__name__)
+
+SERVED_MODELS: Final = (
+    """LPC_SERVED_MODELS='{"qwen3": "/models/qwen3"}', a JSON object of served model names and their tokenizers"""
+)
 
 
 def client_settings(**flags: object) -> "ClientSettings":
@@ -33,16 +42,16 @@ def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
     from predictor_service.settings import ServiceSettings
 
     if config is not None:
-        if not config.is_file():
-            fail(f"there is no settings file {config}")
         os.environ["LPC_CONFIG"] = str(config)
     try:
         settings = ServiceSettings(**_given(flags))  # type: ignore[arg-type]
     except ValidationError as error:
         fail(f"settings: {_problems(error)}")
-    except ValueError as error:  # a TOML file or JSON in the environment that cannot be parsed
-        fail(f"settings: {error}")
+    except ValueError as error:  # a settings file or JSON in the environment that cannot be read
+        fail(f"settings: {f'give {SERVED_MODELS}' if 'served_models' in str(error) else error}")
     logs.configure(settings.log_level, settings.log_format)
+    for unknown in unknown_variables(os.environ):
+        log.warning("%s", unknown)
     return settings
 
 
@@ -52,4 +61,17 @@ def _given(flags: dict[str, object]) -> dict[str, object]:
 
 def _problems(error: "ValidationError") -> str:
     """Return what pydantic refuses, without the input, which may be a secret."""
-    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
+    return "; ".join(
+        _problem(str(e["type"]), [str(part) for part in e["loc"]], e["msg"]) for e in error.errors(include_input=False)
+    )
+
+
+def _problem(kind: str, place: list[str], message: str) -> str:
+    name = ".".join(place)
+    if kind == "extra_forbidden":  # of the settings file: flags and variables that are unknown never come so far
+        from predictor_service.settings import ServiceSettings
+
+        return f"{os.environ.get('LPC_CONFIG')}: {name} is no setting{nearest(name, ServiceSettings.model_fields)}"
+    if place[:1] == ["served_models"]:
+        return f"{name}: {message}; give {SERVED_MODELS}"
+    return f"{name}: {message}"

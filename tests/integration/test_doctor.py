@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import replace
@@ -25,6 +28,7 @@ from tests.guarded_redis import GuardedRedis
 from tests.integration.test_server import sidecar
 from tests.integration.test_tls import of, tls_redis, tls_sidecar
 from tests.integration.test_tokenizer_offer import send
+from tests.only import ROOT, base_install, hide_all_but
 
 
 async def looked(**settings: object) -> dict[str, Finding]:
@@ -246,3 +250,28 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert run("--redis-url", "http://:hunter2@r") == 2
     said = capsys.readouterr()
     assert "redis_url: " in said.err and "hunter2" not in said.err + said.out
+
+
+async def test_the_base_install_suffices_and_nothing_heavy_is_loaded(tiny_models: Path, tmp_path: Path) -> None:
+    only = hide_all_but(base_install(), tmp_path / "only")
+    program = (
+        "import atexit, sys; sys.argv = ['lpc', 'doctor', '--json'];"
+        "atexit.register(lambda: print(sorted({'numpy', 'onnxruntime', 'torch', 'transformers'} & set(sys.modules))));"
+        "from lpc.commands.cli import main; main()"
+    )
+    async with sidecar(tiny_models) as (_, addresses):
+        env = {**os.environ, "PYTHONPATH": f"{only}:{ROOT}", "LPC_PREDICTOR_ADDRESS": f"127.0.0.1:{addresses.port}"}
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
+    *answer, loaded = done.stdout.strip().splitlines()
+    found = {check["check"]: check["status"] for check in json.loads("\n".join(answer))["checks"]}
+    assert found["health"] == found["model"] == "ok"
+    assert loaded == "[]"
+
+
+def test_a_variable_with_a_typing_error_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LPC_REDIS_ULR", "redis://secret")
+    found = {finding.check: finding for finding in examine(ClientSettings(predictor_address="127.0.0.1:1"))}["settings"]
+    assert (found.status, found.found, found.advice) == ("warn", "LPC_REDIS_ULR is no setting", "is LPC_REDIS_URL meant?")

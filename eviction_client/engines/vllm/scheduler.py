@@ -23,6 +23,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import MetadataStore, open_store
 from lpc.errors import LpcError
 from lpc.wire.access import access_of
+from lpc.wire.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class LearnedScheduler:
         settings = cls.settings or ClientSettings()
         if (retired := ClientSettings.retired(os.environ)) is not None:
             logger.warning("learned prefix cache: %s", retired)
+        for unknown in unknown_variables(os.environ):
+            logger.warning("learned prefix cache: %s", unknown)
         own = copy.copy(vllm_config.scheduler_config)
         own.scheduler_cls = None
         scheduler = own.get_scheduler_cls()(vllm_config, *args, **kwargs)

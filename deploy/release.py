@@ -1,0 +1,112 @@
+"""Makes everything that a release publishes (`make release`), into `dist/`: the same bytes for the same commit.
+
+Wheel and sdist, the model artefacts for CPU (int8) and GPU (fp16) as `lpc models pull` takes them, a CycloneDX bill of
+materials of each image's Python packages, the tags of the images with the command that builds each, and SHA256SUMS of it all.
+Times in the files are the commit's, or SOURCE_DATE_EPOCH. Publishing is left to who may: the last lines say how.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import NAMESPACE_URL, uuid5
+
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output import make_outputter
+from cyclonedx.schema import OutputFormat, SchemaVersion
+from packageurl import PackageURL
+
+from lpc.model.archive import SUMS, pack
+from lpc.training.export import export
+
+ROOT = Path(__file__).parents[1]
+PRECISIONS = ("int8", "fp16")
+BILLS = ("server", "gpu", "train")
+IMAGES = {
+    "lpc-sidecar:{version}-cpu": "--target cpu",
+    "lpc-sidecar:{version}-gpu": "--target gpu --build-arg PRECISION=fp16",
+    "lpc-trainer:{version}": "--target trainer",
+    "lpc-engine:{version}": "--target engine",
+}
+
+
+def main(dist: Path) -> None:
+    """Make all, and say what to do with it."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    time = epoch()
+    if dist.exists():
+        shutil.rmtree(dist)
+    dist.mkdir(parents=True)
+    packages(dist, time)
+    with tempfile.TemporaryDirectory() as models:
+        for precision in PRECISIONS:
+            pack(export(Path(models), precision=precision, created=datetime.fromtimestamp(time, UTC)), dist, time=time)
+    for name in BILLS:
+        (dist / f"sbom-{name}.cdx.json").write_text(bill(name, version, time))
+    (dist / "images.txt").write_text(
+        "".join(f"{tag} docker build {flags} --tag {tag} .\n".format(version=version) for tag, flags in IMAGES.items())
+    )
+    sums(dist)
+    print((dist / SUMS).read_text())
+    print(f"to publish: twine upload {dist}/*.whl {dist}/learned_prefix_cache-*.tar.gz; attach the rest to the release's page,")
+    print(f"build and push the images of {dist}/images.txt; users fetch a model with `lpc models pull ADDRESS`")
+
+
+def epoch() -> int:
+    """Return SOURCE_DATE_EPOCH, else the time of the commit, seconds."""
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if given is None:
+        given = subprocess.run(
+            ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+    return int(given)
+
+
+def packages(dist: Path, time: int) -> None:
+    """Write wheel and sdist."""
+    tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # protoc looks there for its plug-ins
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", str(dist.resolve())],
+        cwd=ROOT,
+        env={**os.environ, "SOURCE_DATE_EPOCH": str(time), "PATH": tools},
+        check=True,
+    )
+
+
+def bill(requirements: str, version: str, time: int) -> str:
+    """Return the bill of materials of a requirements file as CycloneDX 1.6 JSON."""
+    bom = Bom()
+    # Neither random nor now, so that the same packages give the same file.
+    bom.serial_number = uuid5(NAMESPACE_URL, f"learned-prefix-cache/{version}/{requirements}/{time}")
+    bom.metadata.timestamp = datetime.fromtimestamp(time, UTC)
+    own = PackageURL("pypi", name="learned-prefix-cache", version=version)
+    bom.metadata.component = Component(
+        name=own.name, version=version, type=ComponentType.APPLICATION, purl=own, bom_ref=own.to_string()
+    )
+    parts = []
+    for name, pin in re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / f"requirements/{requirements}.txt").read_text()):
+        purl = PackageURL("pypi", name=name, version=pin)
+        parts.append(Component(name=name, version=pin, type=ComponentType.LIBRARY, purl=purl, bom_ref=purl.to_string()))
+    bom.components.update(parts)
+    bom.register_dependency(bom.metadata.component, parts)
+    return make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=2) + "\n"
+
+
+def sums(folder: Path) -> None:
+    """Write the checksums of all files of a folder, as `sha256sum --check` reads them."""
+    lines = []
+    for path in sorted(path for path in folder.iterdir() if path.name != SUMS):
+        with path.open("rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+    (folder / SUMS).write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "dist")

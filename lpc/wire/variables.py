@@ -1,0 +1,57 @@
+"""The names of all settings, of sidecar and engine: each sees the other's variables and must not take them for typing errors.
+
+The two settings objects do not know each other, so their names stand here too; a test compares them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Final
+
+PREFIX: Final = "LPC_"
+SIDECAR: Final = """
+    client_rate, client_streams, connection_age_s, connection_grace_s, cuda_memory_mib, drain_timeout_s,
+    gap_memory_conversations, host, label_horizon_s, label_log, label_log_interval_s, label_log_mib, label_log_rows,
+    label_memory_turns, log_format, log_level, max_batch_items, max_batch_tokens, max_messages, max_queue_items,
+    max_request_bytes, max_stream_in_flight, max_token_ids, max_turn_count, metrics_host, metrics_port, model, models,
+    offered_tokenizers, offered_tokenizers_mib, port, provider, reload_interval_s, returns_refit_s, returns_state,
+    returns_turns, served_models, threads, tls_certificate, tls_client_ca, tls_key, tokens, traces_endpoint, unix_socket,
+    unix_socket_mode
+"""
+"""Fields of `predictor_service.settings.ServiceSettings`."""
+ENGINE: Final = """
+    guard, max_retain_s, on_unknown_engine, pooling, predictor_address, predictor_ca, predictor_capacity,
+    predictor_certificate, predictor_key, predictor_timeout_s, predictor_token, redis_ca, redis_certificate,
+    redis_cluster, redis_key, redis_password, redis_password_file, redis_shards, redis_timeout_s, redis_url, redis_user,
+    served_model, shadow, store_blocks, store_pending_blocks
+"""
+"""Fields of `eviction_client.settings.ClientSettings`."""
+OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_TAU_S", "LPC_PRIOR"))
+"""Variables that are no fields: the settings file, the folder of engines' metrics, and those of earlier releases."""
+OURS: Final = ("LPC_TEST_", "LPC_FUZZ_")
+"""What the tests are set with begins so."""
+
+KNOWN: Final = OTHERS | {f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SIDECAR + ENGINE)}
+
+_SERVICE: Final = re.compile(r"(LPC(?:_\w+?)?)_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+"""What Kubernetes sets in every pod for a Service whose name begins with lpc-."""
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each variable of an environment that looks like a setting and is none, with the nearest name."""
+    return [
+        f"{name} is no setting{nearest(name, KNOWN)}"
+        for name in sorted(environment)
+        if name.startswith(PREFIX) and name not in KNOWN and not name.startswith(OURS) and not _of_kubernetes(name, environment)
+    ]
+
+
+def _of_kubernetes(name: str, environment: Mapping[str, str]) -> bool:
+    link = _SERVICE.fullmatch(name)
+    return link is not None and f"{link[1]}_SERVICE_HOST" in environment
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about a name that nobody knows: which one may have been meant."""
+    found = get_close_matches(name, known, n=1, cutoff=0.75)
+    return f": is {found[0]} meant?" if found else ": see docs/settings.md"

@@ -1,0 +1,42 @@
+"""A typing error in a variable's name is said, with the name that was meant; what others set is left alone."""
+
+import re
+
+from eviction_client.settings import RETIRED, ClientSettings
+from lpc.wire.variables import ENGINE, KNOWN, SIDECAR, unknown_variables
+from predictor_service.settings import ServiceSettings
+
+
+def test_the_names_are_those_of_the_settings_objects() -> None:
+    """A setting that is added must be named in lpc/wire/variables.py too."""
+    assert set(re.findall(r"\w+", SIDECAR)) == set(ServiceSettings.model_fields)
+    assert set(re.findall(r"\w+", ENGINE)) == set(ClientSettings.model_fields)
+    assert set(RETIRED) <= KNOWN
+
+
+def test_a_typing_error_is_named_with_the_nearest_name() -> None:
+    found = unknown_variables({"LPC_REDIS_ULR": "redis://r", "LPC_SERVED_MODLES": "{}", "PATH": "/bin"})
+    assert found == [
+        "LPC_REDIS_ULR is no setting: is LPC_REDIS_URL meant?",
+        "LPC_SERVED_MODLES is no setting: is LPC_SERVED_MODELS meant?",
+    ]
+
+
+def test_a_name_that_is_like_none_is_named_alone() -> None:
+    assert unknown_variables({"LPC_BANANA": "1"}) == ["LPC_BANANA is no setting: see docs/settings.md"]
+
+
+def test_each_side_knows_the_others_variables() -> None:
+    assert unknown_variables({"LPC_SERVED_MODEL": "qwen3", "LPC_SERVED_MODELS": "{}", "LPC_CONFIG": "lpc.toml"}) == []
+
+
+def test_what_kubernetes_sets_for_a_service_is_no_typing_error() -> None:
+    links = {
+        "LPC_PREDICTOR_SERVICE_HOST": "10.0.0.1",
+        "LPC_PREDICTOR_SERVICE_PORT": "50051",
+        "LPC_PREDICTOR_SERVICE_PORT_GRPC": "50051",
+        "LPC_PREDICTOR_PORT": "tcp://10.0.0.1:50051",
+        "LPC_PREDICTOR_PORT_50051_TCP_ADDR": "10.0.0.1",
+    }
+    assert unknown_variables(links) == []
+    assert unknown_variables({"LPC_METRIC_PORT": "9"}) == ["LPC_METRIC_PORT is no setting: is LPC_METRICS_PORT meant?"]
