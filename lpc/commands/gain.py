@@ -4,7 +4,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from lpc.commands.hit_rates import draw_png
+from lpc.simulator.report.gain import nearest, pairs
+from lpc.simulator.report.hit_rates import write_png
 from lpc.simulator.run import Run, WorkloadSpec, sweep
 from lpc.simulator.summary import BASELINE, OURS, derived
 from lpc.wire.terminal import console
@@ -31,5 +32,5 @@ def show_gain(picture: Path) -> None:
         table.add_row(f"{size:.0%}", f"{theirs:.1%}", f"[bold]{ours:.1%}[/bold]", f"{round(100 * (ours / theirs - 1)):+d}%")
     screen = console()
     screen.print(table)
-    draw_png(summary, picture)
+    write_png(summary, picture, nearest(pairs(summary), None))
     screen.print(f"picture: {picture}")

@@ -4,6 +4,7 @@ import math
 from typing import Final
 
 import numpy as np
+from scipy.special import ndtr
 
 from lpc.model.probability import logit
 from lpc.simulator.knowledge import AGES, Floats, Knowledge, Outlook
@@ -89,7 +90,5 @@ def returned_share(log_mean: float, log_sigma: float, knowledge: Knowledge) -> F
     """Return of those that continue the share that has returned at each age, [ages]."""
     if knowledge.share is not None:
         return knowledge.share
-    from scipy.special import ndtr  # 0.3 s and 100 MB, which `lpc demo` need not have
-
     share: Floats = ndtr((np.log(AGES) - log_mean) / log_sigma)
     return share

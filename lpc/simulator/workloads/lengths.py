@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, logit, ndtr
 
 Floats = NDArray[np.float64]
 Gaps = Callable[[int], Floats]
@@ -35,8 +36,6 @@ MOST_TURNS: Final = 80
 
 def tokens_at(quantiles: tuple[int, ...], z: Floats) -> NDArray[np.int64]:
     """Return lengths for standard normal deviates: the table's quantiles, with logarithms interpolated."""
-    from scipy.special import ndtr  # as below: 100 MB, which `lpc demo` need not have
-
     places = np.linspace(0, 1, len(quantiles))
     lengths: Floats = np.exp(np.interp(ndtr(z), places, np.log(quantiles)))
     return lengths.round().astype(np.int64)
@@ -48,8 +47,6 @@ def draw_lengths(random: np.random.Generator, goes_on: tuple[float, ...] = GOES_
     Args:
         goes_on: the share that goes on after turn 1, 2, ...; the last for all further ones.
     """
-    from scipy.special import expit, logit
-
     own = random.standard_normal(2)[:, None]
     z = np.sqrt(0.5) * own + np.sqrt(0.5) * random.standard_normal((2, MOST_TURNS))
     share = np.array(goes_on)[np.minimum(np.arange(MOST_TURNS), len(goes_on) - 1)]
