@@ -72,10 +72,10 @@ CMD ["export", "--models", "/models"]
 FROM ${PYTHON_IMAGE} AS models-mounted
 RUN install -d -o 10001 -g 10001 /models
 
-FROM trainer AS models-baked
+FROM venv-cpu AS models-baked
 # int8 for cpu, fp16 for gpu
 ARG PRECISION=int8
-RUN lpc export --models /models --precision "${PRECISION}"
+RUN /opt/lpc/bin/lpc export --models /models --precision "${PRECISION}"
 
 # hadolint ignore=DL3006
 FROM models-${ARTEFACT} AS models

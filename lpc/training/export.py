@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import tokenizers
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from lpc.errors import ArtifactError, LpcError
@@ -153,7 +154,9 @@ def compare(model: Path, encoder: Encoder, head: HeadFile, settings: FeatureSett
     cosines, differences = [], []
     for turns in tqdm(PROMPTS, "comparing with fp32", unit=" prompts", leave=False):
         inputs = features.encode(turns)
-        vector = reference.embedding(encoder, inputs.input_ids)
+        # Threads of NumPy's products wait for each other: on a loaded machine a hundred times as long as they compute.
+        with threadpool_limits(1):
+            vector = reference.embedding(encoder, inputs.input_ids)
         probability, embedding = session.run(["probability", "embedding"], graph_inputs([inputs]))
         cosines.append(float((embedding[0] * vector).sum()))
         differences.append(abs(float(probability[0]) - reference.probability(head, vector, inputs.scalars)))

@@ -39,7 +39,7 @@ class HeadFile:
     @property
     def width(self) -> int:
         """Of the embedding that it takes."""
-        return self.parameters["hidden.0.weight"].shape[1] - self.scalars
+        return int(self.parameters["hidden.0.weight"].shape[1]) - self.scalars
 
     def digest(self) -> str:
         """Return the SHA-256 of the parameters, hexadecimal."""

@@ -59,7 +59,7 @@ def test_a_sound_artefact_says_what_it_is(tiny_models: Path) -> None:
     manifest = verify(tiny_models / "tiny" / "v1")
     assert manifest == read_manifest(tiny_models / "tiny" / "v1")
     assert (manifest.name, manifest.version, manifest.precision, manifest.embedding_width) == ("tiny", "v1", "fp32", 32)
-    assert manifest.verification["prompts"] == 200
+    assert manifest.verification["prompts"] == 24
 
 
 DAMAGED_TIMES: dict[str, tuple[Callable[[Path], object], str]] = {

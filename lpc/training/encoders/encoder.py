@@ -41,7 +41,7 @@ class Encoder:
     @property
     def width(self) -> int:
         """Of its embeddings."""
-        return self.weights["embeddings.word_embeddings.weight"].shape[1]
+        return int(self.weights["embeddings.word_embeddings.weight"].shape[1])
 
     @property
     def layers(self) -> int:
@@ -52,4 +52,4 @@ class Encoder:
     def positions(self) -> NDArray[np.float32]:
         """What is added to the word embeddings of tokens 0, 1, ...: position and the one token type that text has."""
         table = self.weights["embeddings.position_embeddings.weight"][self.first_position :]
-        return table + self.weights["embeddings.token_type_embeddings.weight"][0]
+        return np.asarray(table + self.weights["embeddings.token_type_embeddings.weight"][0], np.float32)
