@@ -212,7 +212,7 @@ def _health(channel: grpc.Channel) -> str:
     Its messages are a string and an enum: the package with their stubs is the server's, which engines need not have.
     """
     service = SERVICE.encode()
-    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
     answer = check(b"\x0a" + bytes([len(service)]) + service, timeout=TIMEOUT_S)
     return {b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}.get(answer, "UNKNOWN")
 
