@@ -28,7 +28,7 @@ def embedding(encoder: Encoder, input_ids: list[int]) -> Array:
     def normalised(values: Array, name: str) -> Array:
         centred = values - values.mean(-1, keepdims=True)
         scaled = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + encoder.epsilon)
-        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+        return np.asarray(scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"], np.float32)
 
     def split(values: Array) -> Array:
         return values.reshape(len(values), heads, -1).transpose(1, 0, 2)
