@@ -48,7 +48,7 @@ def served_once(only: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     return folder, answer.stdout
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_serve_with_nothing_there_makes_the_model_that_ships_without_pytorch(served_once: tuple[Path, str]) -> None:
     folder, answer = served_once
     (version,) = (folder / "models/e5-small").glob("int8-*")
@@ -58,7 +58,7 @@ def test_serve_with_nothing_there_makes_the_model_that_ships_without_pytorch(ser
     assert version.name in answer
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_serve_makes_no_model_where_somebody_said_which(only: dict[str, str], tmp_path: Path) -> None:
     result = subprocess.run(
         [*LPC, "serve", "--port", "0", "--models", "models"], cwd=tmp_path, env=only, capture_output=True, text=True
@@ -68,7 +68,7 @@ def test_serve_makes_no_model_where_somebody_said_which(only: dict[str, str], tm
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_newcomer_sees_a_gain_three_probabilities_and_a_command_that_works(
     served_once: tuple[Path, str], only: dict[str, str]
 ) -> None:
