@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+import yaml
 
 from eviction_client.predictor_client import PredictorClient
 from lpc.bench.processes import free_port
@@ -19,6 +21,7 @@ from lpc.model.session import InferenceSettings
 from predictor_service.server import Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.dockerfile import ROOT
 
 BATCH_S = 0.1
 BATCH_ITEMS = 4
@@ -98,6 +101,34 @@ class Engine:
             if not self.client.waiting:
                 return
             await asyncio.sleep(0.01)
+
+
+async def test_the_autoscaler_sees_the_overload_before_a_request_is_refused(
+    tiny_models: Path, served: tuple[Path, list[int]]
+) -> None:
+    """By the seconds of work that wait; of items there are few at a slow sidecar, of whatever number it refuses."""
+    folder, ids = served
+    port, metrics = free_port(), free_port()
+    hpa = yaml.safe_load((ROOT / "deploy/base/hpa.yaml").read_text())["spec"]["metrics"][0]["pods"]
+    client = PredictorClient(f"127.0.0.1:{port}", served_model="m", timeout_s=4.0)
+    seen = [0.0]
+
+    async def look() -> None:
+        while not client.counters.refused:
+            page = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{metrics}/metrics").read().decode())
+            seen.append(float(page.partition(f"\n{hpa['metric']['name']} ")[2].split()[0]))
+            await asyncio.sleep(0.1)
+
+    try:
+        async with sidecar(tiny_models, folder, "127.0.0.1", port, metrics_port=metrics):
+            looking = asyncio.create_task(look())
+            engine = Engine(client, ids)
+            while not looking.done():
+                await engine.ask(80, 0.5)
+            await looking
+    finally:
+        client.close()
+    assert max(seen) > float(hpa["target"]["averageValue"])
 
 
 async def test_connections_that_are_ended_for_their_age_lose_nothing(tiny_models: Path, served: tuple[Path, list[int]]) -> None:
