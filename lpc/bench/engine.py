@@ -39,7 +39,7 @@ QUICK_REQUESTS: Final = 320
 LONGEST: Final = 7000
 """Tokens of a conversation; longer ones are left out."""
 REPLY_BYTES: Final = 24
-"""Tokens of each reply (`engine_runs.REPLY`)."""
+"""Tokens of each reply (`engine_hits.REPLY`)."""
 
 
 def conversations(requests: int, tokenizer: Path) -> dict[str, list[list[int]]]:

@@ -22,6 +22,7 @@ from rich.table import Table
 from lpc.bench import BenchmarkError
 from lpc.bench.engine import check_engine, last_line, tiny_model
 from lpc.bench.processes import Sidecar
+from lpc.bench.tiny_llama import BLOCK
 from lpc.bench.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace, open_trace
 from lpc.simulator.workload import from_trace
@@ -35,9 +36,7 @@ QUICK_REQUESTS: Final = 4000
 """Enough for the sidecar to learn something, and for the guard to see that it pays."""
 QUICK_SHARES: Final = (0.03,)
 LONGEST: Final = 8192
-"""Tokens of the longest prompt that the tiny model takes (`engine_trace_runs.LONGEST`)."""
-BLOCK: Final = 32
-"""Tokens of the engine's blocks (`engine_trace_runs.BLOCK`)."""
+"""Tokens of the longest prompt that the tiny model takes (`engine_replay.BATCH_TOKENS`)."""
 REAL_REFIT_S: Final = 86_400.0
 """Never, that is: the virtual clock says when the return model is refitted."""
 
@@ -122,7 +121,7 @@ def coarser(trace: Trace, longest: int) -> Trace:
 
 
 def rows_of(trace: Trace) -> list[list[Any]]:
-    """Return what `engine_trace_runs.Request` has of each request."""
+    """Return what `trace_replay.Request` has of each request."""
     return [
         [r.arrival, r.conversation, r.turn, r.category, r.input_tokens, r.output_tokens, list(r.blocks)] for r in trace.requests
     ]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.engine_trace_runs import ASSISTANT, BLOCK, END, PRINTABLE, USER, Replay, Request
+from lpc.bench.tiny_llama import BLOCK
+from lpc.bench.trace_replay import ASSISTANT, END, PRINTABLE, USER, Replay, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"

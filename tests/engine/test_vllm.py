@@ -58,7 +58,9 @@ def test_a_kv_connector_gets_and_gives_what_it_does_with_stock(model: Path, tmp_
     program = """
 import json, sys
 from pathlib import Path
-from lpc.bench.engine_runs import serve
+from lpc.bench.engine_environment import settle
+settle()
+from lpc.bench.engine_hits import serve
 model, texts, stored = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
 def run(name, **sides):
     extra = {"shared_storage_path": str(stored / name)}

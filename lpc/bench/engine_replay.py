@@ -1,0 +1,158 @@
+"""One side of `lpc bench engine --trace`: real vLLM serves the requests of a trace, model and all.
+
+A reply is one token, as in an engine that only prefills. Time is virtual: a request arrives when the trace says, a step takes
+STEP_S. The sidecar reads the same clock, and the clock stands while it is asked, so that answers do not depend on how busy the
+machine is. The engine holds only BLOCK tokens of each block of the trace because more would cost hours on a CPU.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Final
+
+from vllm import SamplingParams
+from vllm.inputs import TokensPrompt
+
+from eviction_client.background import AtOnce
+from eviction_client.predictor_client import PredictorClient
+from eviction_client.scorer import Predictor
+from eviction_client.settings import ClientSettings
+from lpc.bench.bare_scheduler import ENDED_S, Told
+from lpc.bench.tiny_engine import TinyEngine
+from lpc.bench.trace_replay import Replay, Request
+from lpc.bench.virtual_clock import VirtualClock
+
+STEP_S: Final = 0.05
+BATCH_TOKENS: Final = 8192
+"""Tokens that a step computes at most: of the longest prompt that the tiny model takes."""
+TOGETHER: Final = 64
+"""Requests that run at a time."""
+SERVED: Final = "tiny"
+ANSWER_WITHIN_S: Final = 60.0
+"""Real time that the sidecar has for an answer."""
+
+
+def number_of(request_id: Hashable) -> int:
+    """Return a request's place in the trace; vLLM may append a random part to the id that it was given."""
+    return int(str(request_id).partition("-")[0])
+
+
+class Asked(PredictorClient):
+    """The plug-in's own client, which waits for each answer while the virtual clock stands."""
+
+    def __init__(self, address: str, replay: Replay) -> None:
+        super().__init__(address, served_model=SERVED, timeout_s=ANSWER_WITHIN_S)
+        self._replay = replay
+        until = time.monotonic() + ANSWER_WITHIN_S
+        while not self.healthy and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def ask(self, request_id: Hashable, **known: Any) -> None:
+        """As the plug-in asks, and until the answer is there."""
+        known["token_ids"] = self._replay.told(number_of(request_id))
+        super().ask(request_id, **known)
+        until = time.monotonic() + ANSWER_WITHIN_S
+        while self.waiting and time.monotonic() < until:
+            if not self.healthy:
+                raise SystemExit("the sidecar went away")
+            time.sleep(0.0002)
+
+
+def serve(
+    model: Path,
+    replay: Replay,
+    blocks: int,
+    clock: VirtualClock,
+    *,
+    count_from: float,
+    predictor: Predictor | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Serve a trace on real vLLM with so many blocks; return figures, and digests of all tokens and evictions in order.
+
+    Args:
+        count_from: cached and prompt tokens are counted for requests that arrive from this second on.
+        predictor: for our scheduler; None: stock vLLM.
+        settings: of the plug-in.
+    """
+    attributes = {
+        "settings": ClientSettings(**settings),
+        "clock": staticmethod(clock),
+        "background": AtOnce,
+        "open_predictor": staticmethod(lambda *_: predictor),
+    }
+    tiny = TinyEngine(
+        model,
+        blocks + 1,  # vLLM keeps one for itself
+        learned=attributes if predictor is not None else None,
+        max_model_len=replay.longest + 1,
+        max_num_seqs=TOGETHER,
+        max_num_batched_tokens=BATCH_TOKENS,
+    )
+    engine = tiny.engine
+    outputs: dict[int, list[int]] = {}
+    counts = {"cached_tokens": 0, "prompt_tokens": 0, "cached_tokens_in_all": 0, "prompt_tokens_in_all": 0}
+    start = now = clock()
+    upcoming = iter(enumerate(replay.requests))
+    following = next(upcoming, None)
+    started = time.perf_counter()
+    while following is not None or engine.has_unfinished_requests():
+        if following is not None and not engine.has_unfinished_requests():
+            now = max(now, start + following[1].arrival)
+        clock.set(now)
+        while following is not None and start + following[1].arrival <= now:
+            number, request = following
+            _admit(engine, number, request, replay.prompt(number))
+            following = next(upcoming, None)
+        now += STEP_S
+        clock.set(now)
+        for output in engine.step():
+            if not output.finished:
+                continue
+            number = number_of(output.request_id)
+            outputs[number] = list(output.outputs[0].token_ids)
+            cached, prompt = output.num_cached_tokens or 0, len(output.prompt_token_ids)
+            counts["cached_tokens_in_all"] += cached
+            counts["prompt_tokens_in_all"] += prompt
+            if replay.requests[number].arrival >= count_from:
+                counts["cached_tokens"] += cached
+                counts["prompt_tokens"] += prompt
+    figures: dict[str, Any] = {
+        **counts,
+        "requests": len(outputs),
+        "evictions": len(tiny.evicted),
+        "tokens_sha256": hashlib.sha256(json.dumps(sorted(outputs.items())).encode()).hexdigest(),
+        "evictions_sha256": hashlib.sha256(b"".join(block.to_bytes(4, "little") for block in tiny.evicted)).hexdigest(),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    if predictor is not None:
+        figures["counters"] = tiny.counters()
+        figures["answered_share"] = tiny.scheduler.lpc.scorer.scored["prediction"] / max(len(outputs), 1)
+    del engine
+    tiny.close()
+    return figures
+
+
+def _admit(engine: Any, number: int, request: Request, prompt: list[int]) -> None:
+    parameters = SamplingParams(
+        temperature=0,
+        max_tokens=1,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args={"session_id": request.conversation},
+    )
+    engine.add_request(str(number), TokensPrompt(prompt_token_ids=prompt), parameters)
+
+
+def predictor_of(side: str, replay: Replay, address: str | None) -> Predictor | None:
+    """Return what a side asks: stock nothing, even one who says the same of all, oracle the trace, plugin a sidecar."""
+    if side == "stock":
+        return None
+    if side == "even":
+        return Told(lambda _: 0.0)
+    if side == "oracle":
+        return Told(lambda request: 0.0 if replay.goes_on[number_of(request)] else ENDED_S)
+    assert address is not None
+    return Asked(address, replay)
