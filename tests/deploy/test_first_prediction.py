@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 from urllib.request import urlopen
 
 import pytest
@@ -21,7 +20,6 @@ import pytest
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from lpc.bench.processes import free_port
-from lpc.model.conversation import UserTurns
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.deploy.chart import charted
 from tests.deploy.test_kubernetes import Object, example, named, pods, rendered
@@ -53,9 +51,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model under the name that the manifests serve, as the image carries one."""
     root = tmp_path_factory.mktemp("image") / "models"
     root.mkdir()
-    # Compared with PyTorch on one conversation, to save time.
-    with patch("lpc.training.export.real_conversations", return_value=[UserTurns(("hello",), 1)]):
-        build_tiny_artifact(root, name="e5-small")
+    build_tiny_artifact(root, name="e5-small")
     return root
 
 
