@@ -53,7 +53,19 @@ redis-server:
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq redis-server; } || \
 	  { echo "redis-server is needed by the tests: install it with your system's package manager"; exit 1; }
 
-.PHONY: browser
+# Ray is 80 MB that nothing else needs: an environment of its own, above the tests'.
+RAY := .venv-ray
+test-ray: setup $(RAY)/.installed ## simulation, embedding and ablations on a real Ray cluster
+	PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m pytest tests/integration/test_cluster.py -k ray
+
+$(RAY)/.installed: requirements/dev.txt | $(VENV)/.installed
+	$(PYTHON) -m venv $(RAY)
+	for site in $(RAY)/lib/python*/site-packages; do \
+	  echo $(CURDIR)/$(VENV)/lib/$$(basename $$(dirname $$site))/site-packages > $$site/tests.pth; done
+	$(RAY)/bin/pip install --disable-pip-version-check --quiet ray==2.60.0
+	@touch $@
+
+.PHONY: browser test-ray
 browser: # opens the pages that `lpc simulate` writes
 	@command -v chromium >/dev/null || { echo "== installing chromium"; \
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium; } || \
@@ -174,4 +186,4 @@ release: setup ## dist/: wheel, sdist, models, SBOMs, image tags, checksums; the
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(ENGINE) .venv-python* lpc/v1 models build dist out
+	rm -rf $(VENV) $(ENGINE) $(RAY) .venv-python* lpc/v1 models build dist out

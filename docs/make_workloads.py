@@ -13,6 +13,7 @@ from typing import Any, Final
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import Run, WorkloadSpec, sweep
 from lpc.simulator.workloads import WORKLOADS
+from lpc.training.spread import Workers
 
 HERE: Final = Path(__file__).parent
 POLICIES: Final = "lru,slru,lpc,wa,gittins,plugin,oracle,belady"
@@ -35,7 +36,7 @@ def rows_of(policies: Sequence[str], names: Sequence[str], seeds: int, jobs: int
         for policy, inverted in asked
         for share in SHARES
     ]
-    rows = sweep(runs, jobs)
+    rows = sweep(runs, Workers(jobs))
     for run, row in zip(runs, rows, strict=True):
         row["share"] = run.capacity
     return rows

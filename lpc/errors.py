@@ -19,6 +19,7 @@
     ├── EmbeddingError          lpc.training.embedding: turns cannot be embedded or read again
     ├── HeadError               lpc.training.head_file: a head cannot be trained or read
     ├── ExportError             lpc.training.export: an artefact cannot be made
+    ├── ClusterError            lpc.training.spread: work cannot be spread over processes or a cluster
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
     ├── SimulationError         lpc.simulator.run: a simulation cannot be run as asked
     ├── BenchmarkError          lpc.bench: a benchmark cannot be run here

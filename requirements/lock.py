@@ -16,7 +16,7 @@ FILES = {
     "run.txt": ["--extra", "demo", "--constraint", str(HERE / "dev.txt")],
     "server.txt": ["--extra", "server", "--extra", "otel"],
     "gpu.txt": ["--extra", "gpu", "--extra", "otel"],
-    "train.txt": ["--extra", "train"],
+    "train.txt": ["--extra", "train", "--extra", "cluster"],
 }
 
 for name, selection in FILES.items():

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lpc.commands.options import Encoder, Models, Precision
+from lpc.commands.options import Cluster, Encoder, Jobs, Models, Precision
 from lpc.commands.outcome import or_fail
 from lpc.logs.datasets.conversation import Split
 
@@ -25,12 +25,14 @@ def embed(
     precision: Annotated[Precision, typer.Option(help="Precision of the encoder.")] = "int8",
     split: Annotated[Split | None, typer.Option(help="Only conversations of this half.")] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after about this many turns.")] = None,
-    jobs: Annotated[int, typer.Option(help="Shards at once.")] = 1,
-    threads: Annotated[int, typer.Option(help="Threads per job; 0: one per core.")] = 0,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
+    threads: Annotated[int, typer.Option(help="Threads per process; 0: one per core.")] = 0,
 ) -> None:
     """Embed every user turn of a dataset into Parquet, never text. Interrupted runs go on where they stopped."""
     place = out or Path("data") / (f"{dataset}-records" if records else dataset)
-    or_fail(lambda: _embed(place, dataset, data, records, encoder, variant, models, precision, split, limit, jobs, threads))
+    work = (jobs, cluster, threads)
+    or_fail(lambda: _embed(place, dataset, data, records, encoder, variant, models, precision, split, limit, *work))
 
 
 def _embed(
@@ -45,6 +47,7 @@ def _embed(
     split: Split | None,
     limit: int | None,
     jobs: int,
+    cluster: str | None,
     threads: int,
 ) -> None:
     """Export the encoder first, under an untrained head, if it is not there."""
@@ -57,8 +60,10 @@ def _embed(
     from lpc.training.encoders import load_encoder
     from lpc.training.export import export
     from lpc.training.head import Head
+    from lpc.training.spread import workers_of
     from lpc.wire.terminal import console
 
+    workers = workers_of(jobs, cluster)
     skipped = Skipped()
     # First, since it refuses a wrong name or path at once, and an encoder takes its time.
     conversations = load(dataset, data, skipped, records=records)
@@ -82,7 +87,7 @@ def _embed(
         variant=variant,
         split=split,
         limit=limit,
-        jobs=jobs,
+        workers=workers,
         threads=threads,
     )
     for reason, number in skipped.counts.items():

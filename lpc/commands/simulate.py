@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lpc.commands.options import JsonFile
+from lpc.commands.options import Cluster, Jobs, JsonFile
 from lpc.commands.outcome import fail, report
 
 
@@ -44,7 +44,8 @@ def simulate(
         Path | None, typer.Option(help="Folder made by `lpc embed`, for the whole of ShareGPT; default: the sample shipped.")
     ] = None,
     head: Annotated[Path | None, typer.Option(help="The predictor's head on --embeddings; default: the one shipped.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at once; -1: one per core.")] = 1,
+    jobs: Jobs = 1,
+    cluster: Cluster = None,
     skip_limit: Annotated[float, typer.Option(help="Share of a trace's lines that may be wrong.")] = 0.01,
     describe: Annotated[
         bool, typer.Option("--describe", help="Say what the log or workload is like, and simulate nothing.")
@@ -62,6 +63,7 @@ def simulate(
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
     from lpc.simulator.cost import Cost
     from lpc.simulator.run import WorkloadSpec
+    from lpc.training.spread import workers_of
 
     spec = WorkloadSpec(
         trace=trace,
@@ -97,7 +99,7 @@ def simulate(
             guard=guard,
             predictor_gib=predictor_gib,
             cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000),
-            jobs=jobs,
+            workers=workers_of(jobs, cluster),
             picture=picture,
             html=html,
         ),

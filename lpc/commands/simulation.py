@@ -13,6 +13,7 @@ from lpc.simulator.report.gain import nearest, pairs
 from lpc.simulator.run import DEFAULT_POLICIES, Run, SimulationError, WorkloadSpec, build, load_trace, parse_capacity, sweep
 from lpc.simulator.summary import derived
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
+from lpc.training.spread import Workers
 from lpc.wire.terminal import console
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
@@ -35,14 +36,14 @@ def simulate(
     guard: bool,
     predictor_gib: str,
     cost: Cost,
-    jobs: int,
+    workers: Workers,
     picture: Path | None,
     html: Path | None,
 ) -> dict[str, Any]:
     """Run every combination; print the table; write the pictures; return `rows` and `summary`.
 
     Raises:
-        SimulationError, TraceError, EmbeddingError, HeadError: what is asked for cannot be run.
+        SimulationError, TraceError, EmbeddingError, HeadError, ClusterError: what is asked for cannot be run.
     """
     names = _names(policies)
     workloads = _workloads(spec.workload)
@@ -54,8 +55,8 @@ def simulate(
     second = parse_capacity(tier) if tier else 0
     times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
     memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
-    if seeds < 1 or engines < 1 or jobs == 0:
-        raise SimulationError("--seeds and --engines must be at least 1, --jobs not 0")
+    if seeds < 1 or engines < 1:
+        raise SimulationError("--seeds and --engines must be at least 1")
     if spec.trace is not None and spec.format != "agents" and seeds > 1:
         raise SimulationError("a trace with times is replayed as it is: --seeds is for what is drawn, and for agent sessions")
     if picture is not None or html is not None:
@@ -90,7 +91,7 @@ def simulate(
             "ShareGPT: the sample that ships. For all of it: lpc embed (half an hour), then --embeddings data/sharegpt. "
             "For your own traffic: --trace FILE --format chat"
         )
-    rows = sweep(runs, jobs)
+    rows = sweep(runs, workers)
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)
     summary = derived(rows)

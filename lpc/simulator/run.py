@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from joblib import Parallel, delayed, effective_n_jobs
 from tqdm import tqdm
 
 from lpc.errors import LpcError
@@ -19,6 +18,7 @@ from lpc.simulator.sample import load_sample
 from lpc.simulator.sharegpt import Conversations, ThinkTimes, sharegpt
 from lpc.simulator.workload import Workload, from_trace
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
+from lpc.training.spread import HERE, Workers, parts_for, spread
 from lpc.training.think_time import turns_of
 
 KV_BYTES_PER_TOKEN: Final = 131_072
@@ -221,11 +221,14 @@ def parse_capacity(text: str) -> int | float:
     return value
 
 
-def sweep(runs: Sequence[Run], jobs: int = 1) -> list[dict[str, Any]]:
-    """Run all, ``jobs`` at once (-1: one per core); rows in the order of ``runs``.
+def sweep(runs: Sequence[Run], workers: Workers = HERE) -> list[dict[str, Any]]:
+    """Run all; rows in the order of ``runs``.
 
-    With joblib's Ray and Dask backends they spread over a cluster. The same runs give the same rows whatever ``jobs`` is:
-    each builds its workload from its spec.
+    The same runs give the same rows whoever the workers are: each builds its workload from its spec. Those of a cluster read a
+    trace under the path that it has here.
+
+    Raises:
+        SimulationError, TraceError, ClusterError: what is asked for cannot be run, or not there.
     """
     for run in runs:
         if run.policy not in REGISTRY:
@@ -234,26 +237,18 @@ def sweep(runs: Sequence[Run], jobs: int = 1) -> list[dict[str, Any]]:
     groups: dict[WorkloadSpec, list[int]] = {}
     for place, run in enumerate(runs):
         groups.setdefault(run.workload, []).append(place)
-    workers = effective_n_jobs(jobs)
-    parts = [part for places in groups.values() for part in _split(places, -(-workers // len(groups)))]
+    parts = [part for places in groups.values() for part in _split(places, -(-parts_for(workers) // len(groups)))]
     rows: list[dict[str, Any]] = [{} for _ in runs]
     with tqdm(total=len(runs), desc="simulating", unit=" runs") as progress:
-        if workers == 1:
-            for part in parts:
-                for place in part:
-                    rows[place] = run_one(runs[place])
-                    progress.update()
-            return rows
-        work = (delayed(_run_part)(part, [runs[place] for place in part]) for part in parts)
-        for part, done in Parallel(n_jobs=workers, return_as="generator_unordered")(work):
-            for place, row in zip(part, done, strict=True):
-                rows[place] = row
-            progress.update(len(part))
+        for place, done in spread([(_run_part, ([runs[i] for i in part],)) for part in parts], workers):
+            for i, row in zip(parts[place], done, strict=True):
+                rows[i] = row
+            progress.update(len(done))
     return rows
 
 
-def _run_part(part: list[int], runs: list[Run]) -> tuple[list[int], list[dict[str, Any]]]:
-    return part, [run_one(run) for run in runs]
+def _run_part(runs: list[Run]) -> list[dict[str, Any]]:
+    return [run_one(run) for run in runs]
 
 
 def _split(places: list[int], parts: int) -> Iterator[list[int]]:

@@ -1,19 +1,27 @@
 """The paper's recipe on variants of its input and on other encoders, all on the same conversations."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from tqdm import tqdm
 
-from lpc.training.embedding import Embedded, EmbeddingError, load_embedded
+from lpc.training.embedding import DESCRIPTION, Embedded, EmbeddingError, load_embedded
 from lpc.training.quality import figures, intervals
+from lpc.training.spread import HERE, Workers, spread
+from lpc.training.threads import one_thread
 from lpc.training.train import LPC, Recipe, fit, probabilities, side_of, threshold_of
 
 NO_TURNS = Recipe((), minority_up=True, learning_rate=LPC.learning_rate, batch=LPC.batch, epochs=LPC.epochs)
 
+Training = Literal["variant", "same", "fed", "whole", "no turns", "english", "judged in english"]
+"""On what a head is trained and judged: a variant; the default input on its turns; the variant, judged on those; all of the
+default input, the same without turn counts, its English turns only; all, judged on the English ones."""
 
-def ablate(base: Path, variants: Path, seed: int = 0) -> tuple[str, dict[str, Any]]:
+
+def ablate(base: Path, variants: Path, seed: int = 0, workers: Workers = HERE) -> tuple[str, dict[str, Any]]:
     """Return the dataset's name, and the figures of each variant, beside those of the default input on the same turns.
 
     Variants hold a sample of the conversations, so these are split anew, by other digits of their hash: 50% training, 10%
@@ -22,26 +30,46 @@ def ablate(base: Path, variants: Path, seed: int = 0) -> tuple[str, dict[str, An
     Args:
         base: embeddings of the default input.
         variants: a folder of folders made by `lpc embed --variant`, or with another encoder or precision, from the same data.
+        workers: who trains. Those of a cluster read both folders under the paths that they have here.
 
     Raises:
         EmbeddingError: nothing to compare, or too little of it.
+        ClusterError: the workers cannot be used.
     """
     folders = {path.parent.name: path.parent for path in sorted(variants.glob("*/embedding.json"))}
     if not folders:
         raise EmbeddingError(f"no variants in {variants}: make them with `make ablations`")
+    # What is compared, and by which training: the variant itself, and the default input beside it.
+    asked: list[tuple[str, Path | None, Training]] = [
+        (n, at, side) for n, at in folders.items() for side in ("variant", "same")
+    ]
+    if "fp32" in folders:
+        asked.append(("trained on fp32, fed int8", folders["fp32"], "fed"))
+    asked += [("", None, "whole"), ("no turn count", None, "no turns"), ("english only", None, "english")]
+    asked.append(("", None, "judged in english"))
+    found: dict[tuple[Path | None, Training], dict[str, Any]] = {}
+    with tqdm(total=len(asked), desc="training", unit=" heads") as progress:
+        for place, figures_there in spread([(_train, (base, at, side, seed)) for _, at, side in asked], workers):
+            found[asked[place][1:]] = figures_there
+            progress.update()
+    beside: dict[Training, Training] = {"variant": "same", "fed": "same", "no turns": "whole", "english": "judged in english"}
+    result = {n: found[at, side] | {"default": found[at, beside[side]]} for n, at, side in asked if side in beside}
+    return str(json.loads((base / DESCRIPTION).read_text())["dataset"]), result
+
+
+@one_thread()
+def _train(base: Path, folder: Path | None, side: Training, seed: int) -> dict[str, Any]:
     whole = load_embedded(base)
-    pairs = {name: _same_turns(load_embedded(folder), whole, folder) for name, folder in folders.items()}
-    result = {
-        name: _figures(variant, LPC, seed) | {"default": _figures(same, LPC, seed)} for name, (variant, same) in pairs.items()
-    }
-    if "fp32" in pairs:
-        fp32, int8 = pairs["fp32"]
-        result["trained on fp32, fed int8"] = _figures(fp32, LPC, seed, fed=int8) | {"default": _figures(int8, LPC, seed)}
-    plain = _figures(whole, LPC, seed)
-    english = whole.language == "en"
-    result["no turn count"] = _figures(whole, NO_TURNS, seed) | {"default": plain}
-    result["english only"] = _figures(whole.take(english), LPC, seed) | {"default": _figures(whole, LPC, seed, judged=english)}
-    return str(whole.description["dataset"]), result
+    if folder is None:
+        english = whole.language == "en"
+        if side == "english":
+            return _figures(whole.take(english), LPC, seed)
+        judged = english if side == "judged in english" else None
+        return _figures(whole, NO_TURNS if side == "no turns" else LPC, seed, judged=judged)
+    variant, same = _same_turns(load_embedded(folder), whole, folder)
+    if side == "fed":
+        return _figures(variant, LPC, seed, fed=same)
+    return _figures(variant if side == "variant" else same, LPC, seed)
 
 
 def _same_turns(variant: Embedded, whole: Embedded, folder: Path) -> tuple[Embedded, Embedded]:

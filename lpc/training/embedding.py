@@ -15,7 +15,6 @@ import numpy as np
 import onnxruntime as ort
 import pyarrow as pa
 import pyarrow.parquet as pq
-from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -27,6 +26,7 @@ from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureSettings
 from lpc.model.inference import graph_inputs
 from lpc.model.label_rows import COUNTS
+from lpc.training.spread import HERE, Workers, spread
 from lpc.training.variants import VARIANTS
 
 EXAMPLES_PER_SHARD: Final = 2048
@@ -84,7 +84,7 @@ def embed(
     variant: str = "default",
     split: Split | None = None,
     limit: int | None = None,
-    jobs: int = 1,
+    workers: Workers = HERE,
     threads: int = 2,
 ) -> int:
     """Embed all user turns of the conversations; return the number of examples in ``out``.
@@ -94,12 +94,14 @@ def embed(
         variant: of the input, one of `lpc.training.variants.VARIANTS`: the paper's ablations.
         split: only the conversations on this side; default: all.
         limit: stop after about this many examples (whole shards).
-        jobs: shards at once (joblib; its Ray and Dask backends spread them over a cluster).
-        threads: threads of ONNX Runtime per job.
+        workers: who embeds, a shard at a time. Those of a cluster read ``artifact`` under the path that it has here; the shards
+            are written here.
+        threads: threads of ONNX Runtime per worker.
 
     Raises:
         EmbeddingError: ``out`` holds embeddings of another encoder, settings or dataset.
         ArtifactError: the artefact is missing or broken.
+        ClusterError: the workers cannot be used.
     """
     manifest = read_manifest(artifact)
     if variant not in VARIANTS:
@@ -132,13 +134,14 @@ def embed(
     done = [path for path, _ in todo if path.exists()]
     with tqdm(total=sum(len(s) for _, s in todo), desc="embedding", unit=" turns") as progress:
         progress.update(sum(len(s) for p, s in todo if p in set(done)))
-        tasks = (
-            delayed(_embed_shard)(artifact, variant, settings, shard, path, threads)
-            for path, shard in todo
-            if not path.exists()
-        )
-        for count in Parallel(n_jobs=jobs, return_as="generator_unordered")(tasks):
-            progress.update(count)
+        left = [(path, shard) for path, shard in todo if path not in set(done)]
+        tasks = [(_embed_shard, (artifact, variant, settings, shard, threads)) for _, shard in left]
+        for place, table in spread(tasks, workers):
+            path = left[place][0]
+            partial = path.with_suffix(".partial")
+            pq.write_table(table, partial, compression="zstd")
+            partial.replace(path)
+            progress.update(len(table))
     return sum(len(shard) for _, shard in todo)
 
 
@@ -179,9 +182,9 @@ def _shards(examples: list[Example]) -> list[list[Example]]:
     return [examples[i : i + EXAMPLES_PER_SHARD] for i in range(0, len(examples), EXAMPLES_PER_SHARD)]
 
 
-def _embed_shard(
-    artifact: Path, variant: str, settings: FeatureSettings, shard: Sequence[Example], path: Path, threads: int
-) -> int:
+def _embed_shard(artifact: Path, variant: str, settings: FeatureSettings, shard: Sequence[Example], threads: int) -> pa.Table:
+    if not (artifact / "model.onnx").exists():
+        raise EmbeddingError(f"this worker has no {artifact}: give it the model repository under the path that it has at home")
     encoder = VARIANTS[variant].encoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -193,7 +196,7 @@ def _embed_shard(
         for i, vector in zip(batch, session.run(["embedding"], inputs)[0], strict=True):
             embeddings[i] = vector.astype(np.float16)
     width = len(embeddings[0])
-    table = pa.table(
+    return pa.table(
         {
             "embedding": pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(embeddings)), width),
             **{name: pa.array([of(example.turns) for example in shard], pa.int32()) for name, of in SCALARS.items()},
@@ -204,10 +207,6 @@ def _embed_shard(
             "language": pa.array([language_of(" ".join(e.turns.prompts)) for e in shard]),
         }
     )
-    partial = path.with_suffix(".partial")
-    pq.write_table(table, partial, compression="zstd")
-    partial.replace(path)
-    return len(shard)
 
 
 def _batches(lengths: list[int]) -> list[list[int]]:

@@ -34,7 +34,7 @@ from tests.dockerfile import ROOT, stages
 
 DEPLOY = ROOT / "deploy"
 OVERLAYS = ("minimal", "cpu", "gpu", "node", "redis-cluster", "mtls", "learning")
-EXAMPLES = ("vllm", "vllm-one-pod")
+EXAMPLES = ("vllm", "vllm-one-pod", "dask", "ray")
 Object = dict[str, Any]
 
 # The oldest and the newest release whose schemas the validator has, of those with autoscaling/v2 and gRPC probes.

@@ -18,6 +18,7 @@ from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import Run, SimulationError, WorkloadSpec, build, parse_capacity, sweep
 from lpc.simulator.sample import load_sample, write_sample
 from lpc.simulator.summary import derived
+from lpc.training.spread import Workers
 from tests.integration.test_learned_policies import trace
 from tests.integration.test_train import WIDTH, write_embeddings
 
@@ -85,10 +86,10 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
 def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) -> None:
     spec = WorkloadSpec(trace=qwen, format="qwen")
     runs = [Run(spec, name, size) for name in ("lru", "plugin", "arc") for size in (0.03, 0.1)]
-    alone, together, all_cores = sweep(runs, 1), sweep(runs, 2), sweep(runs, -1)
+    alone, together, all_cores = (sweep(runs, Workers(jobs)) for jobs in (1, 2, -1))
     assert alone == together == all_cores
     run._build.cache_clear()
-    assert sweep(runs, 1) == alone
+    assert sweep(runs) == alone
 
 
 def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path: Path) -> None:
@@ -314,6 +315,9 @@ def test_what_is_no_capacity_is_refused(text: str) -> None:
         (["--seeds", "2"], "replayed as it is"),
         (["--count-from", "99999"], "but the trace has"),
         (["--engines", "0"], "must be at least 1"),
+        (["--jobs", "0"], "--jobs must not be 0"),
+        (["--cluster", "spark=here"], "names no cluster"),
+        (["--cluster", "dask=tcp://127.0.0.1:1", "--jobs", "2"], "give either --jobs"),
         (["--cache", "large"], "'large' is not a capacity"),
         (["--html", "p.html", "--predictor-gib", "0,1"], "how hits depend on one thing"),
     ],

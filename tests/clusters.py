@@ -1,0 +1,116 @@
+"""Real clusters of two worker processes on the loopback address, and tasks for them that misbehave."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lpc.bench.processes import free_port
+from lpc.simulator.run import Run, run_one
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class DaskCluster:
+    """A scheduler and its workers, one thread each if not said otherwise."""
+
+    address: str
+    log: Path
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, *, threads: int = 1) -> None:
+        """Start a worker."""
+        options = ["--nthreads", str(threads), "--no-nanny", "--no-dashboard", "--host", "127.0.0.1"]
+        self.workers.append(_process("distributed.cli.dask_worker", [self.address, *options], self.log))
+
+    def wait(self) -> None:
+        """Wait until the scheduler listens and every worker that was started has its place."""
+        host, port = self.address.removeprefix("tcp://").split(":")
+        _until(
+            lambda: _listens(host, int(port)) and self.log.read_bytes().count(b"Registered to:") >= len(self.workers), self.log
+        )
+
+
+@contextmanager
+def dask_cluster(folder: Path, *, workers: int = 2, threads: int = 1, forgiving: int = 3) -> Iterator[DaskCluster]:
+    """Run a scheduler, which forgives a task so many dead workers, and so many workers; end them."""
+    port = str(free_port())
+    options = ["--host", "127.0.0.1", "--port", port, "--no-dashboard", "--no-show"]
+    made = DaskCluster(f"tcp://127.0.0.1:{port}", folder / "dask.log")
+    forgives = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(forgiving)}
+    scheduler = _process("distributed.cli.dask_scheduler", options, made.log, forgives)
+    try:
+        for _ in range(workers):
+            made.start(threads=threads)
+        made.wait()
+        yield made
+    finally:
+        for process in (*made.workers, scheduler):
+            process.kill()
+            process.wait(20)
+
+
+@contextmanager
+def ray_cluster(folder: Path) -> Iterator[str]:
+    """Run a Ray node with two workers; yield its address."""
+    port = free_port()
+    options = ["start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", str(port), "--num-cpus", "2"]
+    options += ["--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", str(folder / "ray")]
+    node = _process("ray.scripts.scripts", options, folder / "ray.log")
+    try:
+        _until(lambda: b"Ray runtime started" in (folder / "ray.log").read_bytes(), folder / "ray.log")
+        yield f"127.0.0.1:{port}"
+    finally:
+        node.terminate()  # its children end with it
+        node.wait(60)
+
+
+def _until(true: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + 100
+    while not true():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex((host, port)) == 0
+
+
+def _process(module: str, options: list[str], log: Path, also: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(also or {})}
+    with log.open("ab") as said:
+        return subprocess.Popen([sys.executable, "-m", module, *options], env=environment, stdout=said, stderr=said)
+
+
+def die_once(marks: str, run: Run) -> dict[str, Any]:
+    """Simulate; the first two to come take their worker with them."""
+    for number in range(2):
+        try:
+            Path(marks, str(number)).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        os._exit(9)
+    return run_one(run)
+
+
+def die() -> None:
+    """Take the worker along."""
+    os._exit(9)
+
+
+def count_together(folder: str) -> int:
+    """Return how many tasks of this process run at once, after a while."""
+    mark = Path(folder) / f"{os.getpid()}-{time.monotonic_ns()}"
+    mark.touch()
+    time.sleep(0.1)
+    together = len(list(Path(folder).glob(f"{os.getpid()}-*")))
+    mark.unlink()
+    return together
