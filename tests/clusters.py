@@ -85,7 +85,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def _process(module: str, options: list[str], log: Path, also: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(also or {})}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(also or {})}
     with log.open("ab") as said:
         return subprocess.Popen([sys.executable, "-m", module, *options], env=environment, stdout=said, stderr=said)
 
