@@ -101,7 +101,8 @@ class VllmServer:
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=60, max_retries=0)
 
     def stop(self) -> None:
-        os.killpg(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it may have died; the others are to be stopped all the same
+            os.killpg(self.process.pid, signal.SIGTERM)
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
