@@ -87,8 +87,7 @@ def measured(
     base, each, fits, items = now(), 0.0, 0, 1
     while items == 1 or items * length <= most:
         if fits and room is not None and base + each * items > room:
-            # Between what has fitted and twice as much: by what one took.
-            fits = max(fits, int((room - base) / each))
+            # Nothing between the two: a size that never ran may take far more, as the runtime's arena grows by doubling.
             break
         try:
             top = peak(partial(run, items))
