@@ -170,16 +170,17 @@ engine-versions: engine ## the same tests of queue and hooks against all tested 
 	$(ENGINE)/bin/python tests/engine/versions.py data/vllm $(RELEASES)
 
 .PHONY: test-python release
-# PyTorch and scikit-learn are not installed for another Python: engine and sidecar do without.
-NEED_TRAINING := artifact head read_label_log think_time think_time_from_log
+# PyTorch, training's packages and the linters are not installed for another Python: engine and sidecar do without.
+WITH_ALL := artifact datasets errors floors head image read_label_log session settings_page think_time think_time_from_log \
+  versions wire_contract
 OTHER := .venv-$(notdir $(PYTHON))
-test-python: ## unit tests of client and sidecar, and an export, with another Python: make test-python PYTHON=python3.13
+test-python: redis-server ## unit tests of client and sidecar, and an export, with another Python: make test-python PYTHON=python3.13
 	$(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/pip install --disable-pip-version-check --quiet -r requirements/run.txt --constraint requirements/dev.txt \
 	  pytest pytest-asyncio pytest-timeout hypothesis
 	$(OTHER)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
-	$(OTHER)/bin/python -m pytest tests/unit --confcutdir=tests/unit \
-	  $(foreach name,$(NEED_TRAINING),--ignore tests/unit/test_$(name).py)
+	$(OTHER)/bin/python -m pytest tests/unit --ignore tests/unit/simulator \
+	  $(foreach name,$(WITH_ALL),--ignore tests/unit/test_$(name).py)
 	$(OTHER)/bin/lpc export --models $(OTHER)/models
 
 release: setup ## dist/: wheel, sdist, models, SBOMs, image tags, checksums; the same bytes for the same commit

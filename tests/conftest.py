@@ -9,7 +9,6 @@ import pytest
 from tests.authority import authority
 from tests.guarded_redis import guarded_redis, guarded_session
 from tests.redis_server import redis_server, redis_session
-from tests.tiny_model import build_tiny_artifact, tiny_think_time
 
 __all__ = ["authority", "guarded_redis", "guarded_session", "redis_server", "redis_session", "timed_models", "tiny_models"]
 
@@ -17,6 +16,8 @@ __all__ = ["authority", "guarded_redis", "guarded_session", "redis_server", "red
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository with one version of the tiny model. Read only: copy it to change it."""
+    from tests.tiny_model import build_tiny_artifact  # PyTorch, which `make test-python` does not install
+
     root = tmp_path_factory.mktemp("models")
     build_tiny_artifact(root)
     return root
@@ -25,6 +26,8 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def timed_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `tiny_models`, but with think times."""
+    from tests.tiny_model import build_tiny_artifact, tiny_think_time
+
     root = tmp_path_factory.mktemp("timed-models")
     build_tiny_artifact(root, think_time=tiny_think_time())
     return root
