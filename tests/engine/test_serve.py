@@ -42,6 +42,7 @@ class Sidecar:
             "LPC_PORT": str(self.port),
             "LPC_MODELS": str(self.models),
             "LPC_METRICS_PORT": "",
+            "LPC_UNIX_SOCKET": "",
             "LPC_OFFERED_TOKENIZERS": str(folder / "tokenizers"),
         }
         self.process: subprocess.Popen[bytes] | None = None
