@@ -32,8 +32,8 @@ LEEWAY_S: Final = 60.0
 """A credit is at most the lifetime and this, and at least minus that. A key is set once, at the lifetime of that moment: where
 an average curve stays flat for an hour, a small difference is worth an hour, and blocks that were given it would sit in the
 cache long after its lifetime had fallen because of them. Measured without a guard at 5% of the working set, points above
-LRU with and without the bound: chats whose users are back in seconds or after many minutes -5.4 and -14.1, agents -0.6 and -1.9;
-the Mooncake trace 3.4 and 3.2, at 2% 7.4 and 7.7."""
+LRU with and without the bound: chats whose users are back in seconds or after many minutes -5.4 and -14.1, agents -0.6 and
+-1.9; the Mooncake trace 3.4 and 3.2, at 2% 7.4 and 7.7."""
 TILT: Final = 1e-3
 """By which the logarithm of an index falls for each factor of e in (1 s + age)."""
 
