@@ -19,7 +19,8 @@ index never reaches the price has the age at which it would, were its index to g
 Credits are not bounded by the lifetime. A bound of the lifetime and two minutes was tried, since where an average curve stays
 flat for an hour a small difference is worth an hour: without a guard `chat-bimodal` at 5% lost 6.9 points instead of 14.1,
 agents 0.6 instead of 1.9. But the guard lets neither come into force; under it the bound made `day` at 1% with inverted
-predictions, which then look harmless at first, lose 1.0 points instead of none, and the Mooncake trace at 1, 2, 3% 0.6, 0.2, 0.1.
+predictions, which then look harmless at first, lose 1.0 points instead of none, and the Mooncake trace at 1, 2, 3% 0.6, 0.2,
+0.1.
 """
 
 from typing import Final
