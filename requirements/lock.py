@@ -14,8 +14,8 @@ HERE = Path(__file__).parent
 FILES = {
     "dev.txt": ["--extra", "sim", "--extra", "minilm", "--extra", "test"],
     "run.txt": ["--extra", "demo", "--constraint", str(HERE / "dev.txt")],
-    "server.txt": ["--extra", "server", "--extra", "otel"],
-    "gpu.txt": ["--extra", "gpu", "--extra", "otel"],
+    "server.txt": ["--extra", "server", "--extra", "otel", "--extra", "cache-large", "--extra", "gateway"],
+    "gpu.txt": ["--extra", "gpu", "--extra", "otel", "--extra", "cache-large", "--extra", "gateway"],
     "train.txt": ["--extra", "train", "--extra", "cluster"],
 }
 
