@@ -16,7 +16,7 @@ setup: $(VENV)/.installed ## build .venv with what `make run` and `make test` ne
 
 # In two steps, so that who wants to see it run does not wait for PyTorch and the linters. What pip does not compile, Python
 # compiles when it is imported: a tenth of it.
-$(VENV)/.run: requirements/run.txt pyproject.toml hatch_build.py proto/lpc/v1/predictor.proto
+$(VENV)/.run: requirements/run.txt pyproject.toml hatch_build.py proto/lpc/v1/predictor.proto proto/lpc/cache/v1/response_cache.proto
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or name another with make PYTHON=/path/to/python"; exit 1; }
 	@echo "== installing the pinned packages that running needs into $(VENV) (about a minute the first time)"
 	$(PYTHON) -m venv $(VENV)
@@ -187,4 +187,4 @@ release: setup ## dist/: wheel, sdist, models, SBOMs, image tags, checksums; the
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(ENGINE) $(RAY) .venv-python* lpc/v1 models build dist out
+	rm -rf $(VENV) $(ENGINE) $(RAY) .venv-python* lpc/v1 lpc/cache/v1 models build dist out

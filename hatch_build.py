@@ -1,4 +1,4 @@
-"""Build hook: generates the typed gRPC stubs `lpc/v1/*_pb2*.py{,i}` from `proto/`.
+"""Build hook: generates the typed gRPC stubs `lpc/v1/*_pb2*.py{,i}` and `lpc/cache/v1/*` from `proto/`.
 
 They are build products and never committed. The pinned generator (see `build-system.requires`) emits code of
 protobuf generation 6.31, which runs on every protobuf runtime that vLLM 0.32 and LMCache 0.5 both accept.
@@ -30,5 +30,6 @@ class GenerateStubs(BuildHookInterface):  # type: ignore[type-arg]
             ],
             check=True,
         )
-        (root / "lpc" / "v1" / "__init__.py").write_text('"""Generated from proto/lpc/v1; see hatch_build.py."""\n')
-        build_data["artifacts"].append("/lpc/v1/*.py*")
+        for package in sorted({str(Path(proto).parent) for proto in protos}):
+            (root / package / "__init__.py").write_text(f'"""Generated from proto/{package}; see hatch_build.py."""\n')
+            build_data["artifacts"].append(f"/{package}/*.py*")

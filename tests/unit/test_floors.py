@@ -43,6 +43,7 @@ def test_no_import_goes_up_and_no_circle_exists(copy: Path) -> None:
         ("eviction_client/score.py", "import predictor_service", "eviction_client is not allowed to import predictor_service"),
         ("eviction_client/score.py", "import numpy", "eviction_client is not allowed to import numpy"),
         ("lpc/model/features.py", "import grpc", "lpc.model is not allowed to import grpc"),
+        ("lpc/responses/__init__.py", "import lpc.cache", "lpc.responses is not allowed to import lpc.cache"),
         ("lpc/training/head.py", "import lpc.training.train", "No cycles are allowed in lpc.training"),
     ],
 )

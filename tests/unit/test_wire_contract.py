@@ -34,8 +34,9 @@ def test_a_renumbered_field_would_be_noticed(tmp_path: Path) -> None:
     assert "probability" in result.stdout
 
 
-def test_the_stubs_are_of_the_protobuf_generation_that_vllm_and_lmcache_share() -> None:
-    stub = (ROOT / "lpc/v1/predictor_pb2.py").read_text()
+@pytest.mark.parametrize("name", ["lpc/v1/predictor_pb2.py", "lpc/cache/v1/response_cache_pb2.py"])
+def test_the_stubs_are_of_the_protobuf_generation_that_vllm_and_lmcache_share(name: str) -> None:
+    stub = (ROOT / name).read_text()
     assert "# Protobuf Python Version: 6.31." in stub
 
 
