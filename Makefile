@@ -136,12 +136,15 @@ $(ENGINE)/.installed: requirements/engine.txt pyproject.toml
 test-engine: setup engine redis-server ## the tests that start real vLLM, and those against its real block pool
 	$(ENGINE_TESTS) tests/engine
 
-.PHONY: test-image test-podmonitor deploy-tools settings audit
+.PHONY: test-image test-podmonitor deploy-tools settings support audit
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
 	$(BIN)/python -m tests.image.build_without_engine
 
 settings: setup ## renew docs/settings.md from the settings objects
 	$(BIN)/python docs/make_settings.py
+
+support: setup ## renew docs/support.md from docs/support.json, which tests write (tests/support.py)
+	$(BIN)/python docs/make_support.py
 
 # --strict, since without it pip-audit skips what it cannot look up, and then finds nothing.
 AUDIT :=

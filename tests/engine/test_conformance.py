@@ -22,6 +22,8 @@ from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.errors import EngineUnsupported
 from lpc.bench.bare_scheduler import Engine, conversations, vllm_config
 
+pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the check at start")
+
 
 def test_this_vllm_passes_and_the_check_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(50, learned=False)
@@ -135,6 +137,7 @@ DRIFT: dict[Drift, str] = {
 }
 
 
+@pytest.mark.refuses(engine="vLLM", tier="GPU pool", what="a block pool or queue that works otherwise: stock LRU")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("drift", DRIFT, ids=lambda drift: drift.__name__)
 def test_an_engine_that_fails_serves_with_stock_lru_one_error_and_a_metric(
@@ -159,6 +162,7 @@ def test_who_asks_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Engine(50, on_unknown_engine="refuse")
 
 
+@pytest.mark.refuses(engine="vLLM", tier="GPU pool", what="diffusion models: stock LRU")
 def test_a_configuration_without_a_place_for_the_plug_in_runs_stock(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

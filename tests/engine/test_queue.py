@@ -15,6 +15,7 @@ from eviction_client.queue import RUN_WIDTH, rounded
 from eviction_client.score import Keys
 from tests.engine.pools import SHORT, adopt, give_hash, ids, order, pool_of
 
+pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="its block pool, random operations")
 BLOCKS = 60
 KEYS = st.none() | st.floats(-20, 20) | st.integers(-3, 3).map(lambda n: n * RUN_WIDTH) | st.sampled_from([1e7, -1e7])
 

@@ -23,6 +23,10 @@ from lpc.bench.processes import RedisServer
 from lpc.model.returns import MAX_CREDIT_S
 from tests.engine.pools import give_hash
 
+pytestmark = pytest.mark.supports(
+    engine="vLLM", tier="GPU pool", what="its scheduler without a model, synchronous and asynchronous, full and hybrid"
+)
+
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def asynchronous(request: pytest.FixtureRequest) -> bool:

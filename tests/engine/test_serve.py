@@ -20,6 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from lpc.bench.processes import RedisServer, free_port
 from lpc.bench.tiny_llama import build
 
+pytestmark = pytest.mark.supports(
+    engine="vLLM", tier="GPU pool", what="`vllm serve`, two engines with sidecar and Redis, outages"
+)
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULER = "eviction_client.engines.vllm.LearnedScheduler"
 SECRET = "the password is swordfish"

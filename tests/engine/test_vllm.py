@@ -10,6 +10,9 @@ import pytest
 
 from lpc.bench.tiny_llama import build
 
+pytestmark = pytest.mark.supports(
+    engine="vLLM", tier="GPU pool", what="a tiny Llama: tokens and evictions as stock, oracle, a KV connector"
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 

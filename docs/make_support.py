@@ -1,0 +1,51 @@
+"""Writes docs/support.md from docs/support.json, which tests write (`make support`). With --check it only says whether it is current."""
+
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.support import TIERS, read
+
+TARGET = Path(__file__).with_name("support.md")
+HEAD = """# What is supported
+
+Made by tests: each line of a cell is what tests that passed have shown with that release, on the day named; what is refused
+is named by the tests that see it refused. `PYTEST_ADDOPTS='--support-table docs/support.json'` before a run of tests renews
+their rows, `make support` this page.
+
+| Engine | Tier | Release | What was run | What is refused |
+|---|---|---|---|---|
+"""
+FOOT = """
+Where the plug-in does not know a release it tries it at start (vLLM's GPU pool) or refuses it, and the engine serves with its own
+order; `lpc doctor` says, in an engine's environment, what is installed there and whether we work with it.
+"""
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Return the whole page."""
+    order = list(TIERS)
+    sort = sorted(rows, key=lambda row: (order.index((row["engine"], row["tier"])), release(row["version"]), row["what"]))
+    lines = []
+    for (engine, tier, version), group in groupby(sort, key=lambda row: (row["engine"], row["tier"], row["version"])):
+        cells: dict[str, list[str]] = {"supports": [], "refuses": []}
+        for row in group:
+            cells[row["outcome"]].append(f"{row['what']} ({row['date']})")
+        shown = ("<br>".join(cells[outcome]) or "–" for outcome in ("supports", "refuses"))
+        lines.append(f"| {engine} | {tier} | {version or '–'} | {' | '.join(shown)} |\n")
+    return HEAD + "".join(lines) + FOOT
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return what a release is sorted by."""
+    return tuple(int(part) for part in version.replace("post", "").split(".") if part.isdecimal())
+
+
+if __name__ == "__main__":
+    current = page(read(TARGET.with_suffix(".json")))
+    if "--check" in sys.argv:
+        sys.exit(0 if TARGET.read_text() == current else "docs/support.md is not current: make support")
+    TARGET.write_text(current)
