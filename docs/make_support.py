@@ -1,4 +1,4 @@
-"""Writes docs/support.md from docs/support.json, which tests write (`make support`). With --check it only says whether it is current."""
+"""Writes docs/support.md from docs/support.json, which tests write (`make support`). With --check it says if it is current."""
 
 import sys
 from itertools import groupby
@@ -20,8 +20,8 @@ their rows, `make support` this page.
 |---|---|---|---|---|
 """
 FOOT = """
-Where the plug-in does not know a release it tries it at start (vLLM's GPU pool) or refuses it, and the engine serves with its own
-order; `lpc doctor` says, in an engine's environment, what is installed there and whether we work with it.
+A release that is not here is tried at start (vLLM's GPU pool) or refused, and then the engine serves with its own order;
+`lpc doctor` says, in an engine's environment, what is installed there and whether we work with it.
 """
 
 
@@ -34,8 +34,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         cells: dict[str, list[str]] = {"supports": [], "refuses": []}
         for row in group:
             cells[row["outcome"]].append(f"{row['what']} ({row['date']})")
-        shown = ("<br>".join(cells[outcome]) or "–" for outcome in ("supports", "refuses"))
-        lines.append(f"| {engine} | {tier} | {version or '–'} | {' | '.join(shown)} |\n")
+        shown = ("<br>".join(cells[outcome]) or "-" for outcome in ("supports", "refuses"))
+        lines.append(f"| {engine} | {tier} | {version or '-'} | {' | '.join(shown)} |\n")
     return HEAD + "".join(lines) + FOOT
 
 
