@@ -13,7 +13,7 @@
     ├── TracingError            predictor_service.rpc.tracing: traces are asked for and cannot be made
     ├── TokenizerError          predictor_service.requests.loading: a tokenizer cannot be read
     ├── OfferRefused            predictor_service.requests.offered: the tokenizer that an engine offers is not taken
-    ├── TokenFileError          predictor_service.rpc.callers: the token file cannot be used
+    ├── TokenFileError          lpc.wire.tokens: the token file cannot be used
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
     ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded
     ├── EmbeddingError          lpc.training.embedding: turns cannot be embedded or read again

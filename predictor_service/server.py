@@ -18,6 +18,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateError, CertificateFiles
 from lpc.wire.redis_connection import Connection
+from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import refresh_forever
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.budget import TokenBudget
@@ -34,7 +35,7 @@ from predictor_service.requests.offered import OfferedTokenizers
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import STATES, ServedModels
 from predictor_service.returns.learning import ReturnLearning
-from predictor_service.rpc.callers import CallerLimits, Callers, TokenFileError
+from predictor_service.rpc.callers import CallerLimits, Callers
 from predictor_service.rpc.interceptors import ServiceInterceptor
 from predictor_service.rpc.listening import Keepalive, Listener
 from predictor_service.rpc.service import PredictorService

@@ -16,6 +16,7 @@ from lpc.commands.doctor import doctor
 from lpc.commands.embed import embed
 from lpc.commands.evaluate import evaluate
 from lpc.commands.export import export
+from lpc.commands.gateway import gateway
 from lpc.commands.outcome import fail
 from lpc.commands.predict import predict
 from lpc.commands.serve import serve
@@ -41,7 +42,7 @@ def lpc(
     """Learned prefix caching: keep the conversations that go on."""
 
 
-for command in (serve, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
+for command in (serve, gateway, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")

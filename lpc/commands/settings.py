@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from eviction_client.settings import ClientSettings
+    from lpc.gateway.settings import GatewaySettings
     from predictor_service.settings import ServiceSettings
 
 
@@ -50,6 +51,27 @@ def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
     except ValueError as error:  # a settings file or JSON in the environment that cannot be read
         fail(f"settings: {f'give {SERVED_MODELS}' if 'served_models' in str(error) else error}")
     logs.configure(settings.log_level, settings.log_format)
+    for unknown in unknown_variables(os.environ):
+        log.warning("%s", unknown)
+    return settings
+
+
+def gateway_settings(**flags: object) -> "GatewaySettings":
+    """Return the gateway's settings and set up its log; as :func:`client_settings`."""
+    from pydantic import ValidationError
+
+    from lpc.gateway.settings import GatewaySettings
+    from lpc.wire import log_lines
+
+    try:
+        settings = GatewaySettings(**_given(flags))  # type: ignore[arg-type]
+    except ValidationError as error:
+        fail(f"settings: {_problems(error)}")
+    except ValueError:  # JSON in the environment that cannot be read
+        fail("""settings: give LPC_GATEWAY_SCOPES='{"client": ["faq"]}', a JSON object of clients and their scopes""")
+    log_lines.configure(settings.log_level, settings.log_format)
+    # Its lines name addresses and times of each request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     for unknown in unknown_variables(os.environ):
         log.warning("%s", unknown)
     return settings

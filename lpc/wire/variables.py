@@ -27,12 +27,19 @@ ENGINE: Final = """
     served_model, shadow, store_blocks, store_pending_blocks
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
+GATEWAY: Final = """
+    gateway_cache, gateway_connect_timeout_s, gateway_conversations, gateway_drain_timeout_s, gateway_engine_ca,
+    gateway_engine_key, gateway_engines, gateway_host, gateway_lookup_timeout_s, gateway_max_answer_bytes,
+    gateway_max_request_bytes, gateway_metrics_host, gateway_metrics_port, gateway_port, gateway_probe_interval_s,
+    gateway_scopes, gateway_tls_certificate, gateway_tls_key, gateway_tokens, gateway_wait_s, log_format, log_level
+"""
+"""Fields of `lpc.gateway.settings.GatewaySettings`."""
 OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_TAU_S", "LPC_PRIOR"))
 """Variables that are no fields: the settings file, the folder of engines' metrics, and those of earlier releases."""
 OURS: Final = ("LPC_TEST_", "LPC_FUZZ_")
 """What the tests are set with begins so."""
 
-KNOWN: Final = OTHERS | {f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SIDECAR + ENGINE)}
+KNOWN: Final = OTHERS | {f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SIDECAR + ENGINE + GATEWAY)}
 
 _SERVICE: Final = re.compile(r"(LPC(?:_\w+?)?)_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
 """What Kubernetes sets in every pod for a Service whose name begins with lpc-."""

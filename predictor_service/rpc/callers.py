@@ -2,24 +2,20 @@
 
 Operators know callers as clients: so the settings (`client_rate`), the metrics (`lpc_client_...`) and the messages call them.
 
-A token file has one ``name: sha256`` line per token, in hexadecimal; ``#`` begins a comment. The tokens themselves are nowhere
-in the sidecar. A name may have several, so that a new one is spread before the old one goes. A peer on the Unix socket
-needs none: whoever may open the socket has been let in by its mode, 0600.
+The token file's form is :mod:`lpc.wire.tokens`'s. A peer on the Unix socket needs no token: whoever may open the socket has
+been let in by its mode, 0600.
 """
 
 import contextlib
-import hmac
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lpc.errors import LpcError
+from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
 from lpc.wire.watched import WatchedFiles
 from predictor_service.errors import Overloaded, Unauthenticated
 from predictor_service.metrics import REFUSALS, Metrics
@@ -30,18 +26,11 @@ ANYONE: Final = "anonymous"
 """Name of all callers on the TCP port of a sidecar without tokens."""
 UNIX: Final = "unix"
 """Name of all callers on the Unix socket."""
-MAX_TOKENS: Final = 1000
-"""Each is a label of metrics, and is compared with at every call (0.3 microseconds)."""
+TAKEN: Final = (ANYONE, UNIX)
 WHO_ARE_YOU: Final = (
     "no valid token: send the metadata `authorization: Bearer TOKEN` with a token of the sidecar's token file "
     "(engines: LPC_PREDICTOR_TOKEN)"
 )
-_LINE: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})\s*:\s*([0-9a-fA-F]{64})")
-_BEARER: Final = "bearer "
-
-
-class TokenFileError(LpcError):
-    """The token file cannot be used. The message says why, without quoting it: someone may have put a token there."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +132,7 @@ class Callers:
         self._names: dict[bytes, str] = {}
         if path is not None:
             self._watched = WatchedFiles([path])
-            self._names = read_tokens(path)
+            self._names = read_tokens(path, TAKEN)
             if not self._names:
                 raise TokenFileError(f"{path} holds no token: add a line `name: sha256`")
 
@@ -163,7 +152,7 @@ class Callers:
         if self._path is None or not self._watched.changed():
             return False
         try:
-            names = read_tokens(self._path)
+            names = read_tokens(self._path, TAKEN)
         except TokenFileError as error:
             log.error("the new token file is not used: %s", error)
             return False
@@ -181,14 +170,7 @@ class Callers:
         if self._path is None:
             return Entered(self._caller(ANYONE), None)
         shown = [value for key, value in metadata if key == "authorization"]
-        if len(shown) != 1 or not isinstance(shown[0], str) or shown[0][: len(_BEARER)].lower() != _BEARER:
-            raise Unauthenticated(WHO_ARE_YOU)
-        digest = sha256(shown[0][len(_BEARER) :].strip().encode()).digest()
-        found: tuple[bytes, str] | None = None
-        # All of them, so that the time taken does not tell which came close.
-        for known, name in self._names.items():
-            if hmac.compare_digest(known, digest):
-                found = known, name
+        found = owner_of(shown[0], self._names) if len(shown) == 1 and isinstance(shown[0], str) else None
         if found is None:
             raise Unauthenticated(WHO_ARE_YOU)
         return Entered(self._caller(found[1]), found[0])
@@ -198,32 +180,3 @@ class Callers:
         if caller is None:
             caller = self._callers[name] = Caller(name, self._limits, self._metrics)
         return caller
-
-
-def read_tokens(path: Path) -> dict[bytes, str]:
-    """Return the name of each token's SHA-256 digest. Raises TokenFileError."""
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise TokenFileError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TokenFileError(f"{path} is not UTF-8: write `name: sha256` lines") from error
-    names: dict[bytes, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.partition("#")[0].strip()
-        if not line:
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise TokenFileError(
-                f"{path}, line {number}: expected `name: sha256`, a name of letters, digits, dots, dashes or underscores and "
-                "64 hexadecimal digits"
-            )
-        name, digest = match[1], bytes.fromhex(match[2])
-        if name in (ANYONE, UNIX):
-            raise TokenFileError(f"{path}, line {number}: the name {name} is taken: choose another")
-        if names.setdefault(digest, name) != name:
-            raise TokenFileError(f"{path}, line {number}: this token belongs to two clients: make one for each")
-    if len(names) > MAX_TOKENS:
-        raise TokenFileError(f"{path} holds {len(names)} tokens, at most {MAX_TOKENS} are possible")
-    return names

@@ -17,7 +17,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from lpc.wire.certificates import CertificateFiles, read
-from predictor_service.rpc.callers import read_tokens
+from lpc.wire.tokens import read_tokens
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
 from tests.guarded_redis import GuardedRedis, code_block, rules

@@ -25,7 +25,7 @@ from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.errors import StartError
-from predictor_service.logs import JsonFormatter
+from lpc.wire.log_lines import JsonFormatter
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
 from predictor_service.settings import ServiceSettings

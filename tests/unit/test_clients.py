@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from predictor_service.errors import Overloaded, Unauthenticated
 from predictor_service.metrics import Metrics
-from predictor_service.rpc.callers import CALLER, Bucket, Caller, CallerLimits, Callers, TokenFileError, read_tokens
+from lpc.wire.tokens import TokenFileError, read_tokens
+from predictor_service.rpc.callers import CALLER, Bucket, Caller, CallerLimits, Callers
 
 TCP = "ipv4:10.0.0.7:4711"
 

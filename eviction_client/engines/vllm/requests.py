@@ -1,9 +1,10 @@
 """What the plug-in reads of a vLLM request."""
 
-import hashlib
 from typing import Any, Final
 
 from vllm.v1.request import Request, RequestStatus
+
+from lpc.wire.session import name_under_salt
 
 _COMPLETED: Final = frozenset(
     getattr(RequestStatus, name)
@@ -35,4 +36,4 @@ def session_of(request: Request) -> str | None:
     salt = getattr(request, "cache_salt", None)
     if not salt:
         return session
-    return hashlib.blake2b(session.encode(), key=hashlib.sha256(salt.encode()).digest(), digest_size=16).hexdigest()
+    return name_under_salt(session, salt)

@@ -1,0 +1,38 @@
+"""`lpc gateway`: the OpenAI-compatible proxy before the engines."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from lpc.commands.options import Address, Authority, Certificate, Key
+from lpc.commands.outcome import or_fail
+from lpc.commands.settings import client_settings, gateway_settings
+
+
+def gateway(
+    engines: Annotated[str | None, typer.Option(help="Base URLs of the engines, separated by commas.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus metrics.")] = None,
+    cache: Annotated[bool | None, typer.Option("--cache/--no-cache", help="Ask the sidecar's response caches.")] = None,
+    address: Address = None,
+    ca: Authority = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """Run the gateway until Ctrl-C: OpenAI's API before one or more engines, with answers given again where that is allowed.
+
+    Every setting can also be given as LPC_GATEWAY_...; the sidecar is reached as engines reach it, by LPC_PREDICTOR_...
+    """
+    settings = gateway_settings(
+        gateway_engines=engines,
+        gateway_host=host,
+        gateway_port=port,
+        gateway_metrics_port=metrics_port,
+        gateway_cache=cache,
+    )
+    sidecar = client_settings(predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key)
+    from lpc.gateway import server  # after the log is set up
+
+    or_fail(lambda: asyncio.run(server.serve(settings, sidecar)))

@@ -1,0 +1,99 @@
+"""Who asks: a client by its token, or whoever shows the same Authorization to the engine."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from lpc.gateway.headers import Headers, first
+from lpc.gateway.settings import GatewaySettings
+from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
+from lpc.wire.watched import WatchedFiles
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SCOPE: Final = "default"
+UNNAMED: Final = "-"
+"""Label and name, in the settings, of a client without a token of the gateway's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Whose request it is.
+
+    Attributes:
+        name: for metrics and settings; of few values.
+        tenant: whose answers it may get: of no other tenant's may one come.
+        scopes: that it may name.
+    """
+
+    name: str
+    tenant: str
+    scopes: Sequence[str]
+
+
+class Clients:
+    """The clients of a gateway. Reads the token file again when it changes: what is not in it any more is refused at once.
+
+    Raises:
+        TokenFileError: it cannot be read, is malformed or holds no token.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._path: Path | None = settings.gateway_tokens
+        self._names: dict[bytes, str] = {}
+        if self._path is not None:
+            self._watched = WatchedFiles([self._path])
+            self._names = read_tokens(self._path, (UNNAMED,))
+            if not self._names:
+                raise TokenFileError(f"{self._path} holds no token: add a line `name: sha256`")
+
+    @property
+    def known(self) -> bool:
+        """Whether clients are known by tokens of the gateway's."""
+        return self._path is not None
+
+    def who(self, headers: Headers) -> Client | None:
+        """Return whose request it is; None where a token is asked for and none is valid."""
+        shown = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+        if self._path is None:
+            # The digest, since the key itself must go to nobody but the engine. Two keys of one user are two tenants.
+            keys = "\0".join([*shown, *(_api_key(headers) or ())])
+            tenant = "key:" + sha256(keys.encode("latin-1")).hexdigest() if keys else "anonymous"
+            return Client(UNNAMED, tenant, self._settings.scopes_of(UNNAMED))
+        found = owner_of(shown[0], self._names) if len(shown) == 1 else None
+        if found is None:
+            return None
+        return Client(found[1], f"client:{found[1]}", self._settings.scopes_of(found[1]))
+
+    def refresh(self) -> None:
+        """Look at the token file. A wrong one is reported, and the old one stays."""
+        if self._path is None or not self._watched.changed():
+            return
+        try:
+            self._names = read_tokens(self._path, (UNNAMED,))
+        except TokenFileError as error:
+            log.error("the new token file is not used: %s", error)
+            return
+        log.info("%d tokens of %d clients are valid", len(self._names), len(set(self._names.values())))
+
+
+def _api_key(headers: Headers) -> tuple[str, ...] | None:
+    """Return what other fields say who asks: Azure's api-key, and cookies, by which a proxy before an engine may know users."""
+    found = tuple(
+        f"{name.decode('latin-1')}={value.decode('latin-1')}"
+        for name, value in headers
+        if name in (b"api-key", b"x-api-key", b"cookie")
+    )
+    return found or None
+
+
+def scope_of(headers: Headers, client: Client) -> str | None:
+    """Return the scope of a request; None where it names one that its client may not."""
+    scope = first(headers, b"x-lpc-scope")
+    if scope is None or scope == DEFAULT_SCOPE:
+        return DEFAULT_SCOPE
+    return scope if scope in client.scopes else None

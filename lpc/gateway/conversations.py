@@ -1,0 +1,68 @@
+"""How a conversation is named to the engine where its client does not name it.
+
+A request's messages before its last user turn are the conversation as it stood after the answer before: under their digest the
+name is remembered when that answer ends. So two users who begin alike are two conversations, from the first answer that differs
+on. Where another gateway served the turn before, or this one was restarted, the name is a digest of the beginning up to the
+first answer, which every gateway finds alike.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lpc.gateway.request import Asked, digest
+
+
+class Conversations:
+    """The names of the conversations served last. Digests and random names only, never text. Lives on one event loop.
+
+    Args:
+        capacity: names remembered; 0: none is given.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._names: OrderedDict[bytes, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, asked: Asked, tenant: str) -> str | None:
+        """Return the name of a request's conversation; None where it cannot have one."""
+        if asked.session is not None:
+            return asked.session
+        if not self._capacity or not asked.messages:
+            return None
+        last = _last_reply(asked.messages)
+        if last is None:
+            return f"lpc-{secrets.token_hex(16)}"
+        known = self._names.get(_state(asked, tenant, asked.messages[: last + 1]))
+        if known is not None:
+            return known
+        first = next(i for i, message in enumerate(asked.messages) if message["role"] == "assistant")
+        return f"lpc-{_state(asked, tenant, asked.messages[: first + 1]).hex()}"
+
+    def answered(self, asked: Asked, tenant: str, name: str | None, reply: str | None) -> None:
+        """Note how a conversation stands now. ``reply``: the answer's text; None where it is not known."""
+        if name is None or reply is None or asked.session is not None or not asked.messages:
+            return
+        state = _state(asked, tenant, [*asked.messages, {"role": "assistant", "content": reply}])
+        self._names[state] = name
+        self._names.move_to_end(state)
+        while len(self._names) > self._capacity:
+            self._names.popitem(last=False)
+
+
+def _last_reply(messages: Sequence[Mapping[str, Any]]) -> int | None:
+    return next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "assistant"), None)
+
+
+def _state(asked: Asked, tenant: str, messages: Sequence[Mapping[str, Any]]) -> bytes:
+    # White space at the ends is what clients trim before they send an answer back.
+    said = [(message["role"], _spoken(message.get("content"))) for message in messages]
+    return digest("conversation", tenant, asked.body.get("model"), said)
+
+
+def _spoken(content: object) -> object:
+    return content.strip() if isinstance(content, str) else content

@@ -1,0 +1,129 @@
+"""One request and its answer on the ASGI interface: what was said of it, what has been sent, and whether the client is gone."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
+
+from starlette.types import Message, Receive, Scope, Send
+
+from lpc.gateway.errors import TooLarge
+from lpc.gateway.headers import Headers
+
+JSON: Final = (b"content-type", b"application/json")
+
+
+class Exchange:
+    """Of one request.
+
+    Attributes:
+        method, path: of HTTP.
+        target: path and query as they came.
+        headers: names in lower case.
+        status: that was answered; None before.
+        complete: the answer has been sent to its end.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_bytes: int) -> None:
+        self._receive, self._send, self._max_bytes = receive, send, max_bytes
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        query: bytes = scope.get("query_string", b"")
+        self.target = (raw.partition(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
+        self.headers: Headers = [(name.lower(), value) for name, value in scope["headers"]]
+        client = scope.get("client")
+        self.client: str | None = client[0] if client else None
+        self.began = time.perf_counter()
+        self.status: int | None = None
+        self.complete = False
+        self.gone = False
+        self._read = asyncio.Event()
+
+    async def body(self) -> bytes:
+        """Return the whole body. Raises TooLarge."""
+        return b"".join([data async for data in self.chunks()])
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes. Raises TooLarge, and ClientGone when the client hangs up first."""
+        if self._max_bytes < self.body_bytes < math.inf:
+            raise self._too_large()
+        received = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise ClientGone
+            data: bytes = message.get("body", b"")
+            received += len(data)
+            if received > self._max_bytes:
+                raise self._too_large()
+            if data:
+                yield data
+            if not message.get("more_body", False):
+                self._read.set()
+                return
+
+    @property
+    def body_bytes(self) -> float:
+        """How long the body is said to be; infinite where it is not said."""
+        if any(name == b"transfer-encoding" for name, _ in self.headers):
+            return math.inf
+        stated = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        return int(stated) if stated.isdigit() else math.inf
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Send status and header fields."""
+        self.status = status
+        await self._out({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes) -> None:
+        """Send the next bytes of the body."""
+        await self._out({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """Say that the body is at its end. Without it the connection is cut, as an engine's was."""
+        self.complete = True
+        await self._out({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def answer(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Send a whole answer."""
+        await self.start(status, [(b"content-length", str(len(body)).encode()), *headers])
+        await self.write(body)
+        await self.end()
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Cancel the block, and raise ClientGone, when the client hangs up after its body has been read."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        async def watch() -> None:
+            await self._read.wait()
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            if not self.complete:
+                self.gone = True
+                task.cancel()
+
+        watching = asyncio.get_running_loop().create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.gone and task.uncancel() == 0:
+                raise ClientGone from None
+            raise
+        finally:
+            watching.cancel()
+
+    async def _out(self, message: Message) -> None:
+        await self._send(message)
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the body has more than {self._max_bytes} bytes (LPC_GATEWAY_MAX_REQUEST_BYTES): send less")
+
+
+class ClientGone(Exception):
+    """The client has hung up."""

@@ -1,0 +1,231 @@
+"""The way of a request through the gateway: who asks, what is kept, which engine, and what of its answer is kept.
+
+Completions (`/v1/chat/completions`, `/v1/completions`) are read and may be answered from the cache. Everything else is passed
+through, both ways as it comes. An engine's answer goes on byte by byte; only fields for the next hop end here.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from lpc.cache.questions import reply_of
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.gateway.cached import Cached, Found
+from lpc.gateway.clients import Client, Clients, scope_of
+from lpc.gateway.conversations import Conversations
+from lpc.gateway.directives import Directives, directives_of
+from lpc.gateway.errors import GatewayError, NotCached, NotKnown, ScopeRefused
+from lpc.gateway.exchange import JSON, ClientGone, Exchange
+from lpc.gateway.headers import Headers, end_to_end, for_engine
+from lpc.gateway.metrics import Metrics
+from lpc.gateway.recording import Recording
+from lpc.gateway.replay import replay
+from lpc.gateway.request import CHAT, COMPLETIONS, SESSION_HEADER, Asked, digest, read
+from lpc.gateway.settings import GatewaySettings
+from lpc.gateway.telling import Telling
+from lpc.gateway.upstream import Upstream
+
+BUFFERED_BYTES: Final = 2**20
+"""A body up to this length is read before an engine is asked, so that another can be if the first takes no connection."""
+STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
+MISS: Final = (b"x-lpc-cache", b"miss")
+
+
+class Gateway:
+    """An ASGI application. Lives on one event loop.
+
+    ``clock``: seconds since the Unix epoch, for the answers' `created`.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        clients: Clients,
+        cached: Cached,
+        conversations: Conversations,
+        upstream: Upstream,
+        telling: Telling,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._clients = clients
+        self._cached = cached
+        self._conversations = conversations
+        self._upstream = upstream
+        self._telling = telling
+        self._metrics = metrics
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003, "reason": "the gateway speaks HTTP only"})
+            return
+        exchange = Exchange(scope, receive, send, self._settings.gateway_max_request_bytes)
+        endpoint = exchange.path if exchange.path in (CHAT, COMPLETIONS) else "other"
+        status = ""
+        with self._metrics.in_flight.track_inprogress():
+            try:
+                await self._answer(exchange)
+            except GatewayError as error:
+                await self._refuse(exchange, error)
+            except ClientGone:
+                status = "gone"
+            except httpx.HTTPError as error:
+                # The engine broke off. Before it began to answer that is a 502; later the answer ends where its own did.
+                if exchange.status is None:
+                    await exchange.answer(502, _broken(error), [JSON])
+                status = "cut"
+        self._metrics.requests.labels(endpoint, status or str(exchange.status)).inc()
+
+    async def _answer(self, exchange: Exchange) -> None:
+        client = self._clients.who(exchange.headers)
+        if client is None:
+            raise NotKnown("no valid token: send `Authorization: Bearer TOKEN` with a token of the gateway's token file")
+        if exchange.method == "POST" and exchange.path in (CHAT, COMPLETIONS):
+            body = await exchange.body()
+            asked = read(exchange.path, exchange.headers, body)
+            async with exchange.watched():
+                if asked is None:
+                    await self._pass(exchange, body, digest("other", client.tenant))
+                else:
+                    await self._complete(exchange, client, asked, body)
+            return
+        content = await exchange.body() if exchange.body_bytes <= BUFFERED_BYTES else exchange.chunks()
+        async with exchange.watched():
+            await self._pass(exchange, content, digest("other", client.tenant))
+
+    async def _complete(self, exchange: Exchange, client: Client, asked: Asked, body: bytes) -> None:
+        """Answer a completion, from the cache or by an engine."""
+        scope = scope_of(exchange.headers, client)
+        if scope is None:
+            raise ScopeRefused(
+                "this client may not name the scope of x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
+            )
+        directives = directives_of(exchange.headers)
+        name = self._conversations.name(asked, client.tenant)
+        found = await self._cached.find(asked, client.tenant, scope, directives)
+        if found.hit is not None:
+            told = replay(found.hit.response, asked.form, self._clock())
+            if told is not None:
+                await self._tell_again(exchange, client, scope, asked, found, found.hit, told, name)
+                return
+            # It lacks what this form tells; the engine's answer will have it.
+            found = Found(found.question)
+        if directives.only_if_cached:
+            self._cached.hand_in(found, None)
+            raise NotCached("no answer is kept for this request (Cache-Control: only-if-cached)")
+        if found.asked:
+            self._metrics.answers.labels(client.name, scope, found.label).inc()
+        await self._by_engine(exchange, client, asked, body, found, directives, name)
+
+    async def _tell_again(
+        self,
+        exchange: Exchange,
+        client: Client,
+        scope: str,
+        asked: Asked,
+        found: Found,
+        hit: pb.Hit,
+        told: bytes,
+        name: str | None,
+    ) -> None:
+        headers = [
+            STREAM if asked.form.streamed else JSON,
+            (b"x-lpc-cache", found.label.encode()),
+            (b"age", str(max(0, int(hit.age_s))).encode()),
+            (b"x-lpc-entry", hit.entry_id.hex().encode()),
+        ]
+        if hit.source == pb.SOURCE_SEMANTIC:
+            headers.append((b"x-lpc-similarity", f"{hit.similarity:.4f}".encode()))
+            headers.append((b"x-lpc-error-bound", f"{hit.error_bound:.4f}".encode()))
+        self._metrics.answers.labels(client.name, scope, found.label).inc()
+        self._metrics.first_byte_seconds.labels(found.label).observe(time.perf_counter() - exchange.began)
+        await exchange.answer(200, told, headers)
+        self._conversations.answered(asked, client.tenant, name, reply_of(hit.response))
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            conversation = asked.conversation(None if name is None else asked.named(name))
+            if conversation is not None:
+                self._telling.tell(conversation)
+
+    async def _by_engine(
+        self,
+        exchange: Exchange,
+        client: Client,
+        asked: Asked,
+        body: bytes,
+        found: Found,
+        directives: Directives,
+        name: str | None,
+    ) -> None:
+        headers = self._for_engine(exchange)
+        # What is recorded must be text as it is; and a name of the client's own stays where it put it.
+        headers = [(key, value) for key, value in headers if key != b"accept-encoding"]
+        if asked.session is None and name is not None:
+            headers.append((SESSION_HEADER, name.encode()))
+        response: pb.Response | None = None
+        began = time.perf_counter()
+        try:
+            key = asked.affinity(client.tenant)
+            async with self._upstream.answer(exchange.method, exchange.target, headers, body, key) as answer:
+                recording = Recording(asked.form.streamed, self._settings.gateway_max_answer_bytes)
+                extra = [MISS] if found.asked else []
+                await self._relay(exchange, answer, extra, recording, "miss" if found.asked else "none")
+                if answer.status_code == 200 and exchange.complete:
+                    response = recording.response()
+        finally:
+            # Also when the client or the engine has gone: others may wait for this answer.
+            if response is not None:
+                response.engine_s = time.perf_counter() - began
+                self._conversations.answered(asked, client.tenant, name, reply_of(response))
+            self._cached.hand_in(found, response, store=directives.store)
+
+    async def _pass(self, exchange: Exchange, content: bytes | object, key: bytes) -> None:
+        """Pass a request on that is not read."""
+        body = content if isinstance(content, bytes) else exchange.chunks()
+        async with self._upstream.answer(
+            exchange.method, exchange.target, self._for_engine(exchange), body or None, key
+        ) as answer:
+            await self._relay(exchange, answer, [], None, "none")
+
+    async def _relay(
+        self, exchange: Exchange, answer: httpx.Response, extra: Headers, recording: Recording | None, label: str
+    ) -> None:
+        """Send an engine's answer on as it comes."""
+        await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
+        self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
+        async for data in answer.aiter_raw():
+            await exchange.write(data)
+            if recording is not None:
+                recording.add(data)
+        if recording is not None:
+            recording.end()
+        await exchange.end()
+
+    def _for_engine(self, exchange: Exchange) -> Headers:
+        key = self._settings.gateway_engine_key
+        return for_engine(
+            exchange.headers,
+            exchange.client,
+            key.get_secret_value().strip() if key is not None else None,
+            keep_authorization=not self._clients.known,
+        )
+
+    @staticmethod
+    async def _refuse(exchange: Exchange, error: GatewayError) -> None:
+        if exchange.status is None:
+            headers = [JSON, (b"connection", b"close")] if error.status == 413 else [JSON]
+            await exchange.answer(error.status, error.body(), headers)
+
+
+def _broken(error: httpx.HTTPError) -> bytes:
+    kind = type(error).__name__
+    return (
+        b'{"error": {"message": "the engine broke off before it answered (' + kind.encode() + b')", "type": "api_error", '
+        b'"param": null, "code": null}}'
+    )

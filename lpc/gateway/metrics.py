@@ -1,0 +1,73 @@
+"""Prometheus metrics of the gateway. Names carry units; labels have few values; no text of a conversation is in either."""
+
+import contextlib
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+LOOKUP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 1.0)
+
+
+class Metrics:
+    """All metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "lpc_gateway_requests",
+            "Requests by endpoint and status; `gone`: the client hung up first, `cut`: the engine ended its answer too early.",
+            ["endpoint", "status"],
+            registry=registry,
+        )
+        self.first_byte_seconds = Histogram(
+            "lpc_gateway_first_byte_seconds",
+            "Time from a request's arrival to the first byte of its answer, by what the cache said.",
+            ["cache"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.answers = Counter(
+            "lpc_gateway_answers",
+            "Answers to requests that the cache was asked for: exact, normalised, semantic, or miss.",
+            ["client", "scope", "cache"],
+            registry=registry,
+        )
+        self.lookup_seconds = Histogram(
+            "lpc_gateway_lookup_seconds",
+            "What looking up added to a request, waiting for an equal one not counted.",
+            buckets=LOOKUP_SECONDS,
+            registry=registry,
+        )
+        self.misses = Counter("lpc_gateway_misses", "Misses by reason, as the sidecar gives it.", ["reason"], registry=registry)
+        self.stores = Counter(
+            "lpc_gateway_stores", "Answers of engines by what became of them in the cache.", ["result"], registry=registry
+        )
+        self.told = Counter(
+            "lpc_gateway_predictor_told", "Hits that the predictor was told of, by result.", ["result"], registry=registry
+        )
+        self.engine_requests = Counter(
+            "lpc_gateway_engine_requests",
+            "Requests to engines by status class; `unreachable`: no connection.",
+            ["engine", "status"],
+            registry=registry,
+        )
+        self.engine_up = Gauge("lpc_gateway_engine_up", "1 while an engine takes connections.", ["engine"], registry=registry)
+        self.engine_in_flight = Gauge(
+            "lpc_gateway_engine_in_flight", "Requests that an engine is answering.", ["engine"], registry=registry
+        )
+        self.in_flight = Gauge("lpc_gateway_in_flight", "Requests that are being answered.", registry=registry)
+        self.cache_up = Gauge(
+            "lpc_gateway_cache_up", "1 while the sidecar answers look-ups; 0: the gateway is a plain proxy.", registry=registry
+        )
+
+    @contextlib.contextmanager
+    def served(self, host: str, port: int) -> Iterator[int]:
+        """Answer scrapes over HTTP while the block runs; yield the port (0 chooses a free one). Raises OSError."""
+        server, thread = start_http_server(port, host, self.registry)
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()

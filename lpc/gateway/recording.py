@@ -1,0 +1,101 @@
+"""An engine's answer as it passes by: kept while it may still be one that is worth keeping, and never held up.
+
+What may be stored is the sidecar's decision; here is only seen whether the answer came to its end, and what it was made of.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lpc.cache.v1 import response_cache_pb2 as pb
+
+DONE: Final = b"[DONE]"
+_END_OF_EVENT: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_END_OF_LINE: Final = re.compile(rb"\r\n|\n|\r")
+
+
+class Recording:
+    """Of one answer.
+
+    Args:
+        streamed: it is a stream of server-sent events.
+        max_bytes: beyond which it is not kept.
+    """
+
+    def __init__(self, streamed: bool, max_bytes: int) -> None:
+        self._streamed = streamed
+        self._left = max_bytes
+        self._kept: list[bytes] = []
+        self._rest = b""
+        self._whole = False
+        self._spoilt = False
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes of the body."""
+        if self._spoilt:
+            return
+        self._left -= len(data)
+        if self._left < 0:
+            self._spoil()
+        elif not self._streamed:
+            self._kept.append(data)
+        else:
+            self._rest += data
+            *events, self._rest = _END_OF_EVENT.split(self._rest)
+            for event in events:
+                self._event(event)
+
+    def end(self) -> None:
+        """Note that the body has come to its end."""
+        if not self._streamed:
+            self._whole = True
+
+    def response(self) -> pb.Response | None:
+        """Return the answer; None where it is not whole, too long or not what an engine says."""
+        if self._spoilt or not self._whole:
+            return None
+        try:
+            return self._of_stream() if self._streamed else self._of_body()
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return None
+
+    def _spoil(self) -> None:
+        self._spoilt = True
+        self._kept, self._rest = [], b""
+
+    def _event(self, event: bytes) -> None:
+        data = [line[5:].removeprefix(b" ") for line in _END_OF_LINE.split(event) if line.startswith(b"data:")]
+        others = [line for line in _END_OF_LINE.split(event) if line and not line.startswith((b"data:", b":"))]
+        if others or (data and self._whole):
+            # An event of another kind, or one after the last: not what can be told again.
+            self._spoil()
+        elif data == [DONE]:
+            self._whole = True
+        elif data:
+            self._kept.append(b"\n".join(data))
+
+    def _of_body(self) -> pb.Response:
+        body = b"".join(self._kept)
+        answer = json.loads(body)
+        (choice,) = answer["choices"]
+        tokens = _tokens(answer)
+        return pb.Response(body=body, finish_reason=choice["finish_reason"] or "", **tokens)
+
+    def _of_stream(self) -> pb.Response:
+        finish, tokens = "", {}
+        for data in self._kept:
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise ValueError("an error in the stream")
+            tokens = _tokens(chunk) or tokens
+            for choice in chunk["choices"]:
+                finish = choice.get("finish_reason") or finish
+        return pb.Response(chunks=self._kept, finish_reason=finish, **tokens)
+
+
+def _tokens(answer: Mapping[str, Any]) -> dict[str, int]:
+    usage = answer.get("usage")
+    if not usage:
+        return {}
+    return {"prompt_tokens": int(usage["prompt_tokens"]), "completion_tokens": int(usage.get("completion_tokens") or 0)}

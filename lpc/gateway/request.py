@@ -1,0 +1,131 @@
+"""What a request to a model asks: read from its body, which itself goes on to the engine byte by byte."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+from lpc.cache.questions import question
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.gateway.headers import Headers, first
+from lpc.gateway.replay import Form
+from lpc.v1 import predictor_pb2
+from lpc.wire.session import name_under_salt
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+SESSION_HEADER: Final = b"x-session-id"
+"""By which vLLM is told the conversation."""
+PROMPT_BEGINNING: Final = 2048
+"""Characters of a plain prompt by which its engine is chosen: later turns only add to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for a completion.
+
+    Attributes:
+        body: its JSON.
+        messages: of a chat, else none.
+        prompt: of /v1/completions, where it is one text.
+        form: how the answer is wanted.
+        session: the conversation's name, where the request gives one.
+    """
+
+    body: Mapping[str, Any]
+    messages: Sequence[Mapping[str, Any]]
+    prompt: str | None
+    form: Form
+    session: str | None
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether it is of a shape that the sidecar can be asked about."""
+        return bool(self.messages) or self.prompt is not None
+
+    @property
+    def session_under_salt(self) -> str | None:
+        """The name as the engine's plug-in tells it the predictor."""
+        return self.named(self.session) if self.session else None
+
+    def named(self, session: str) -> str:
+        """Return what the engine's plug-in makes of a conversation's name."""
+        salt = self.body.get("cache_salt")
+        return name_under_salt(session, salt) if isinstance(salt, str) and salt else session
+
+    def beginning(self) -> Sequence[Mapping[str, Any]]:
+        """Return the first messages, up to the first one of the user: the same in all turns of a conversation."""
+        for i, message in enumerate(self.messages):
+            if message.get("role") == "user":
+                return self.messages[: i + 1]
+        return self.messages
+
+    def affinity(self, tenant: str) -> bytes:
+        """Return by what the engine is chosen."""
+        if self.session is not None:
+            return digest("session", tenant, self.session)
+        begins: object = self.beginning() if self.messages else (self.prompt or "")[:PROMPT_BEGINNING]
+        return digest("beginning", tenant, self.body.get("model"), begins)
+
+    def question(self, tenant: str, scope: str) -> pb.Request:
+        """Return what the sidecar is asked. Raises ValueError or TypeError where it cannot be said."""
+        return question(self.body, scope=scope, tenant=tenant)
+
+    def conversation(self, session: str | None) -> predictor_pb2.Conversation | None:
+        """Return what the predictor is told; None where there is no user in it."""
+        if not self.messages:
+            return predictor_pb2.Conversation(prompt=self.prompt or "", conversation_id=session or "")
+        chat = [
+            predictor_pb2.ChatMessage(role=str(message["role"]), content=text_of(message.get("content")))
+            for message in self.messages
+        ]
+        if not any(message.role == "user" for message in chat):
+            return None
+        return predictor_pb2.Conversation(chat=predictor_pb2.ChatMessages(messages=chat), conversation_id=session or "")
+
+
+def read(path: str, headers: Headers, body: bytes) -> Asked | None:
+    """Return what a request asks; None where it is not understood, which the engine is to say."""
+    try:
+        asked = json.loads(body)
+        if not isinstance(asked, dict):
+            return None
+        messages: Sequence[Mapping[str, Any]] = ()
+        prompt = None
+        if path.endswith(CHAT):
+            messages = asked["messages"]
+            if not all(isinstance(message["role"], str) for message in messages):
+                return None
+        elif isinstance(asked.get("prompt"), str):
+            prompt = asked["prompt"]
+        options = asked.get("stream_options") or {}
+        form = Form(asked.get("stream") is True, options.get("include_usage") is True)
+        return Asked(asked, messages, prompt, form, _session(asked, headers))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _session(body: Mapping[str, Any], headers: Headers) -> str | None:
+    """Return the conversation's name in vLLM's order: the body, the header, the extra arguments."""
+    extra = body.get("vllm_xargs")
+    named = (
+        body.get("session_id"),
+        first(headers, SESSION_HEADER),
+        extra.get("session_id") if isinstance(extra, dict) else None,
+    )
+    return next((name for name in named if isinstance(name, str) and name), None)
+
+
+def text_of(content: object) -> str:
+    """Return the text of a message's content, which may be a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "\n".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def digest(kind: str, *values: object) -> bytes:
+    """Return a digest of values of JSON, which tells where each ends."""
+    return blake2b(json.dumps([kind, *values], sort_keys=True).encode(), digest_size=16).digest()

@@ -1,0 +1,188 @@
+"""The gateway's process: its parts are made, put together, run and drained."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from eviction_client.settings import ClientSettings
+from lpc.cache.client import AsyncResponseCacheClient
+from lpc.gateway.cached import Cached
+from lpc.gateway.clients import Clients
+from lpc.gateway.conversations import Conversations
+from lpc.gateway.engines import Engines
+from lpc.gateway.errors import GatewayStartError
+from lpc.gateway.feedback import Feedback
+from lpc.gateway.gateway import Gateway
+from lpc.gateway.metrics import Metrics
+from lpc.gateway.settings import GatewaySettings
+from lpc.gateway.telling import Telling
+from lpc.gateway.upstream import Upstream, http_client
+from lpc.wire.access import access_of, is_loopback
+from lpc.wire.certificates import CertificateError, CertificateFiles
+from lpc.wire.certificates import read as read_certificates
+from lpc.wire.tokens import TokenFileError
+from lpc.wire.watched import refresh_forever
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 5.0
+"""Between two looks at the token file."""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a running gateway listens. ``metrics_port`` is None where switched off."""
+
+    host: str
+    port: int
+    metrics_port: int | None
+
+
+@contextlib.asynccontextmanager
+async def running(settings: GatewaySettings, sidecar: ClientSettings) -> AsyncIterator[Addresses]:
+    """Run a gateway until the block is left, then drain it.
+
+    Args:
+        settings: what the operator set.
+        sidecar: how the sidecar is reached.
+
+    Raises:
+        GatewayStartError: an address is taken, or a certificate or the token file cannot be used.
+    """
+    metrics = Metrics()
+    try:
+        clients = Clients(settings)
+        certificates = CertificateFiles(settings.gateway_tls_certificate, settings.gateway_tls_key)
+        read_certificates(certificates, "server")
+    except (TokenFileError, CertificateError) as error:
+        raise GatewayStartError(str(error)) from error
+    if clients.known and settings.gateway_tls_certificate is None and not is_loopback(settings.gateway_host):
+        log.warning(
+            "tokens are asked for on %s without TLS: they travel in clear unless a proxy or a mesh before the gateway has TLS",
+            settings.gateway_host,
+        )
+    async with contextlib.AsyncExitStack() as stack:
+        listener = _listen(settings)
+        stack.callback(listener.close)
+        metrics_port = _serve_metrics(settings, metrics, stack)
+        client = AsyncResponseCacheClient(
+            sidecar.predictor_address, access=access_of(sidecar), timeout_s=settings.gateway_lookup_timeout_s
+        )
+        cached = Cached(client if settings.gateway_cache else None, settings.gateway_wait_s, metrics)
+        stack.push_async_callback(cached.close)
+        telling = Telling(client.channel, metrics)
+        stack.push_async_callback(telling.close)
+        http = await stack.enter_async_context(http_client(settings))
+        engines = Engines(settings.gateway_engines, metrics)
+        gateway = Gateway(
+            settings,
+            clients,
+            cached,
+            Conversations(settings.gateway_conversations),
+            Upstream(http, engines, metrics),
+            telling,
+            metrics,
+        )
+        app = Starlette(
+            routes=[
+                Route("/lpc/health", _health, methods=["GET"]),
+                Route("/lpc/v1/feedback", Feedback(clients, client if settings.gateway_cache else None), methods=["POST"]),
+                Mount("/", gateway),
+            ]
+        )
+        server = _server(settings, app)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        background = [
+            asyncio.create_task(engines.probe_forever(http, settings.gateway_probe_interval_s)),
+            asyncio.create_task(refresh_forever(REFRESH_S, [clients.refresh])),
+        ]
+        try:
+            yield Addresses(settings.gateway_host, listener.getsockname()[1], metrics_port)
+        finally:
+            server.should_exit = True
+            await serving
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+
+
+async def serve(settings: GatewaySettings, sidecar: ClientSettings) -> None:
+    """Serve until SIGINT or SIGTERM, then drain. Raises GatewayStartError."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings, sidecar) as addresses:
+        scheme = "http" if settings.gateway_tls_certificate is None else "https"
+        log.info("listening on %s://%s:%d", scheme, addresses.host, addresses.port)
+        log.info("engines: %s", ", ".join(settings.gateway_engines))
+        if addresses.metrics_port is not None:
+            log.info("metrics on http://%s:%d/metrics", settings.gateway_metrics_host, addresses.metrics_port)
+        await stop.wait()
+        log.info("draining for at most %g s", settings.gateway_drain_timeout_s)
+    log.info("stopped")
+
+
+async def _health(request: Request) -> Response:
+    del request
+    return JSONResponse({"status": "ok"})
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to :func:`serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        yield
+
+
+def _server(settings: GatewaySettings, app: Starlette) -> uvicorn.Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            # The engine's own fields go on, so none is added.
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=max(1, round(settings.gateway_drain_timeout_s)),
+            ssl_certfile=settings.gateway_tls_certificate,
+            ssl_keyfile=settings.gateway_tls_key,
+        )
+    )
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    host, port = settings.gateway_host, settings.gateway_port
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise GatewayStartError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or LPC_GATEWAY_PORT"
+        ) from error
+
+
+def _serve_metrics(settings: GatewaySettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int | None:
+    host, port = settings.gateway_metrics_host, settings.gateway_metrics_port
+    if port is None:
+        return None
+    try:
+        return stack.enter_context(metrics.served(host, port))
+    except OSError as error:
+        raise GatewayStartError(
+            f"cannot serve metrics on {host}:{port} ({error.strerror}); choose another port with --metrics-port or "
+            "LPC_GATEWAY_METRICS_PORT"
+        ) from error

@@ -1,0 +1,130 @@
+"""Settings of the gateway: one typed object, built once from flags and environment (`LPC_GATEWAY_...`)."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+EVERYONE = "*"
+"""In `gateway_scopes`: clients that are not named."""
+_SCOPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class GatewaySettings(BaseSettings):
+    """What an operator can set. Flags come before the environment.
+
+    How the sidecar is reached stands in :class:`eviction_client.settings.ClientSettings` (LPC_PREDICTOR_...).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    gateway_host: str = Field("127.0.0.1", description="Address on which the gateway listens.")
+    gateway_port: int = Field(8080, ge=0, le=65535, description="Its TCP port; 0 chooses a free one.")
+    gateway_metrics_host: str = Field("127.0.0.1", description="Address of its Prometheus metrics.")
+    gateway_metrics_port: int | None = Field(9095, ge=0, le=65535, description="Port of its metrics; empty: none.")
+    gateway_tls_certificate: Path | None = Field(None, description="PEM file of its certificate chain: HTTPS instead of HTTP.")
+    gateway_tls_key: Path | None = Field(None, description="PEM file of the certificate's key, without a pass phrase.")
+
+    gateway_engines: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("http://127.0.0.1:8000",),
+        description="Base URLs of the engines, separated by commas, without /v1. They must serve the same models.",
+    )
+    gateway_engine_key: SecretStr | None = Field(
+        None, description="Key that the engines ask for. Only with gateway_tokens: without those, clients send their own."
+    )
+    gateway_engine_ca: Path | None = Field(
+        None, description="PEM file of the authority of engines at https:// addresses; without it the system's."
+    )
+    gateway_tokens: Path | None = Field(
+        None,
+        description="File of `name: sha256 of the token` lines, as the sidecar's: only clients with a token are served, each "
+        "with answers of its own. Without it a client is whoever sends the same Authorization, which goes to the engine.",
+    )
+    gateway_scopes: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description='JSON: which scopes a client may name in x-lpc-scope, {"client": ["faq"], "*": ["code"]}; "*" stands for '
+        "clients that are not named. Without x-lpc-scope it is the scope `default`.",
+    )
+
+    gateway_cache: bool = Field(True, description="Ask the sidecar's response caches; false: a plain proxy.")
+    gateway_lookup_timeout_s: Seconds = Field(
+        0.05, le=10, description="Longest time that an answer is looked up before the engine is asked."
+    )
+    gateway_wait_s: float = Field(
+        120.0,
+        ge=0,
+        le=3600,
+        description="Longest time that a request waits for an equal one that the engine is answering; 0: none waits.",
+    )
+    gateway_max_request_bytes: int = Field(16 * 2**20, ge=1024, description="Bytes of one request's body; over it 413.")
+    gateway_max_answer_bytes: int = Field(
+        2**20, ge=1024, description="Bytes of an answer that is recorded; longer ones are not."
+    )
+    gateway_connect_timeout_s: Seconds = Field(2.0, description="Time that an engine gets to accept a connection.")
+    gateway_probe_interval_s: Seconds = Field(1.0, description="Seconds between two looks at an engine that is down.")
+    gateway_conversations: int = Field(
+        100_000, ge=0, description="Conversations whose names are remembered, about 300 bytes each; 0: none is named."
+    )
+    gateway_drain_timeout_s: float = Field(30.0, ge=0, description="Seconds that requests in flight get at shutdown.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe log lines written.")
+    log_format: Literal["json", "text"] = Field("json", description="One JSON object per log line, or text for a terminal.")
+
+    @field_validator(
+        *(
+            "gateway_metrics_port",
+            "gateway_tls_certificate",
+            "gateway_tls_key",
+            "gateway_engine_key",
+            "gateway_engine_ca",
+            "gateway_tokens",
+        ),
+        mode="before",
+    )
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        """An environment variable can only be empty, not None."""
+        return None if value == "" else value
+
+    @field_validator("gateway_engines", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("gateway_engines")
+    @classmethod
+    def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        if not urls:
+            raise ValueError("name at least one engine: LPC_GATEWAY_ENGINES=http://engine:8000")
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
+                raise ValueError("each engine must be http://host:port or https://host:port")
+            if parts.path.rstrip("/").endswith("/v1"):
+                raise ValueError("leave /v1 out of an engine's address: it comes from the client")
+        if len(set(urls)) < len(urls):
+            raise ValueError("an engine is named twice")
+        return tuple(url.rstrip("/") for url in urls)
+
+    @field_validator("gateway_scopes")
+    @classmethod
+    def _are_scopes(cls, scopes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        if not all(_SCOPE.fullmatch(name) for names in scopes.values() for name in names):
+            raise ValueError("a scope's name is of letters, digits, dots, dashes and underscores, 63 at most")
+        return scopes
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.gateway_tls_certificate is None) != (self.gateway_tls_key is None):
+            raise ValueError("gateway_tls_certificate and gateway_tls_key go together: set both or none")
+        if self.gateway_engine_key is not None and self.gateway_tokens is None:
+            raise ValueError("gateway_engine_key would open the engines to everybody: set gateway_tokens too")
+        return self
+
+    def scopes_of(self, client: str) -> tuple[str, ...]:
+        """Return the scopes that a client may name."""
+        return self.gateway_scopes.get(client, self.gateway_scopes.get(EVERYONE, ()))

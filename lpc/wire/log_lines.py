@@ -1,0 +1,46 @@
+"""Log lines of what serves: one JSON object each, or text."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """One line of JSON: time (RFC 3339, UTC), level, logger, message; where there are any, trace_id, span_id, exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_trace(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure(level: str, form: Literal["json", "text"]) -> None:
+    """Write the log to standard error. Warnings of Python go there too, so that every line has the same form."""
+    formatter = JsonFormatter() if form == "json" else logging.Formatter(TEXT)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+
+
+def _trace() -> dict[str, str]:
+    """Return the trace and span that the running task works for. OpenTelemetry is loaded only where traces are on."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return {}
+    context = api.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
