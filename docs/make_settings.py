@@ -8,13 +8,15 @@ from typing import Any
 from pydantic_settings import BaseSettings
 
 from eviction_client.settings import ClientSettings
+from lpc.gateway.settings import GatewaySettings
 from lpc.wire.redis_settings import RedisSettings
 from predictor_service.settings import ServiceSettings
 
 TARGET = Path(__file__).with_name("settings.md")
 HEAD = """# Settings
 
-Made by `make settings` from `predictor_service/settings.py` and `eviction_client/settings.py`; a test fails when it is stale.
+Made by `make settings` from `predictor_service/settings.py`, `eviction_client/settings.py` and `lpc/gateway/settings.py`; a test fails
+when it is stale.
 """
 PARTS = (
     (
@@ -25,14 +27,21 @@ PARTS = (
         "environment before the file. A name that is unknown in the file is refused.",
     ),
     ("The client in the engine", ClientSettings, "Environment variables of the engine's process."),
+    (
+        "The gateway",
+        GatewaySettings,
+        "Environment variables of `lpc gateway`; the commonest are flags too. It reaches the sidecar as engines do, by\n"
+        "`LPC_PREDICTOR_ADDRESS`, `_CA`, `_CERTIFICATE`, `_KEY` and `_TOKEN`.",
+    ),
 )
 
 
 def kind(annotation: Any) -> str:
     """Return a type as a reader writes it."""
     text = annotation.__name__ if isinstance(annotation, type) and "[" not in str(annotation) else str(annotation)
-    for long, short in (("pathlib.", ""), ("typing.", ""), ("pydantic.types.", ""), ("SecretStr", "str (secret)")):
-        text = text.replace(long, short)
+    for long in ("pathlib.", "typing.", "pydantic.types."):
+        text = text.replace(long, "")
+    text = text.replace("SecretStr", "str (secret)").replace("tuple[str, ...]", "list")
     return text.replace("'", "").replace("|", "or")
 
 
@@ -41,6 +50,8 @@ def default(settings: type[BaseSettings], name: str) -> str:
     value = settings.model_fields[name].get_default(call_default_factory=True)
     if value is None or value == "":
         return "none"
+    if isinstance(value, tuple):
+        value = ",".join(value)
     return f"`{value}`".replace(f"lpc-{os.getuid()}", "lpc-<uid>").replace(f"`{os.environ.get('TMPDIR', '/tmp')}/", "`<tmp>/")
 
 

@@ -14,6 +14,8 @@
     ├── TokenizerError          predictor_service.requests.loading: a tokenizer cannot be read
     ├── OfferRefused            predictor_service.requests.offered: the tokenizer that an engine offers is not taken
     ├── TokenFileError          lpc.wire.tokens: the token file cannot be used
+    ├── CacheError              lpc.cache.client: a call to the response caches failed
+    ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
     ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded
     ├── EmbeddingError          lpc.training.embedding: turns cannot be embedded or read again

@@ -43,9 +43,9 @@ def question(
 
 def _message(message: Mapping[str, Any]) -> pb.Message:
     content = message.get("content")
-    plain = isinstance(content, str)
-    others = {name: value for name, value in message.items() if name != "role" and not (name == "content" and plain)}
-    return pb.Message(role=message["role"], content=content if plain else "", other_json=compact(others) if others else b"")
+    text = content if isinstance(content, str) else None
+    others = {name: value for name, value in message.items() if name != "role" and (name != "content" or text is None)}
+    return pb.Message(role=message["role"], content=text or "", other_json=compact(others) if others else b"")
 
 
 def reply_of(response: pb.Response) -> str | None:

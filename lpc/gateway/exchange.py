@@ -58,13 +58,26 @@ class Exchange:
                 raise ClientGone
             data: bytes = message.get("body", b"")
             received += len(data)
+            more = message.get("more_body", False)
+            if not more:
+                self._read.set()
             if received > self._max_bytes:
                 raise self._too_large()
             if data:
                 yield data
+            if not more:
+                return
+
+    async def discard(self) -> None:
+        """Read on, within the limit once more, without keeping it: else the client sees a reset instead of the refusal."""
+        left = self._max_bytes
+        while left > 0 and not self._read.is_set():
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            left -= len(message.get("body", b"")) or 1
             if not message.get("more_body", False):
                 self._read.set()
-                return
 
     @property
     def body_bytes(self) -> float:

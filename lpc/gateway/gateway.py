@@ -18,7 +18,7 @@ from lpc.gateway.cached import Cached, Found
 from lpc.gateway.clients import Client, Clients, scope_of
 from lpc.gateway.conversations import Conversations
 from lpc.gateway.directives import Directives, directives_of
-from lpc.gateway.errors import GatewayError, NotCached, NotKnown, ScopeRefused
+from lpc.gateway.errors import GatewayError, NotCached, NotKnown, ScopeRefused, TooLarge
 from lpc.gateway.exchange import JSON, ClientGone, Exchange
 from lpc.gateway.headers import Headers, end_to_end, for_engine
 from lpc.gateway.metrics import Metrics
@@ -73,7 +73,8 @@ class Gateway:
             try:
                 await self._answer(exchange)
             except GatewayError as error:
-                await self._refuse(exchange, error)
+                with contextlib.suppress(ClientGone):
+                    await self._refuse(exchange, error)
             except ClientGone:
                 status = "gone"
             except httpx.HTTPError as error:
@@ -219,7 +220,10 @@ class Gateway:
     @staticmethod
     async def _refuse(exchange: Exchange, error: GatewayError) -> None:
         if exchange.status is None:
-            headers = [JSON, (b"connection", b"close")] if error.status == 413 else [JSON]
+            headers = [JSON]
+            if error.status == TooLarge.status:
+                await exchange.discard()
+                headers.append((b"connection", b"close"))
             await exchange.answer(error.status, error.body(), headers)
 
 

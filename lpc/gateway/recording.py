@@ -79,11 +79,11 @@ class Recording:
         body = b"".join(self._kept)
         answer = json.loads(body)
         (choice,) = answer["choices"]
-        tokens = _tokens(answer)
-        return pb.Response(body=body, finish_reason=choice["finish_reason"] or "", **tokens)
+        asked, said = _tokens(answer) or (0, 0)
+        return pb.Response(body=body, finish_reason=choice["finish_reason"] or "", prompt_tokens=asked, completion_tokens=said)
 
     def _of_stream(self) -> pb.Response:
-        finish, tokens = "", {}
+        finish, tokens = "", (0, 0)
         for data in self._kept:
             chunk = json.loads(data)
             if "error" in chunk:
@@ -91,11 +91,10 @@ class Recording:
             tokens = _tokens(chunk) or tokens
             for choice in chunk["choices"]:
                 finish = choice.get("finish_reason") or finish
-        return pb.Response(chunks=self._kept, finish_reason=finish, **tokens)
+        asked, said = tokens
+        return pb.Response(chunks=self._kept, finish_reason=finish, prompt_tokens=asked, completion_tokens=said)
 
 
-def _tokens(answer: Mapping[str, Any]) -> dict[str, int]:
+def _tokens(answer: Mapping[str, Any]) -> tuple[int, int] | None:
     usage = answer.get("usage")
-    if not usage:
-        return {}
-    return {"prompt_tokens": int(usage["prompt_tokens"]), "completion_tokens": int(usage.get("completion_tokens") or 0)}
+    return (int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)) if usage else None

@@ -24,8 +24,8 @@ from lpc.bench.processes import free_port
 from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.errors import StartError
 from lpc.wire.log_lines import JsonFormatter
+from predictor_service.errors import StartError
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
 from predictor_service.settings import ServiceSettings

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lpc.wire.tokens import TokenFileError, read_tokens
 from predictor_service.errors import Overloaded, Unauthenticated
 from predictor_service.metrics import Metrics
-from lpc.wire.tokens import TokenFileError, read_tokens
 from predictor_service.rpc.callers import CALLER, Bucket, Caller, CallerLimits, Callers
 
 TCP = "ipv4:10.0.0.7:4711"
@@ -131,7 +131,7 @@ def test_the_scheme_is_read_in_any_case(tmp_path: Path) -> None:
 
 def test_every_known_token_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What depends on the token shown must not be how many comparisons are made, nor be made by ``==``."""
-    import predictor_service.rpc.callers as module
+    import lpc.wire.tokens as module
 
     path = tmp_path / "tokens"
     path.write_text("".join(line(f"c{n}", f"token-{n}") for n in range(20)))

@@ -3,7 +3,8 @@
 import re
 
 from eviction_client.settings import RETIRED, ClientSettings
-from lpc.wire.variables import ENGINE, KNOWN, SIDECAR, unknown_variables
+from lpc.gateway.settings import GatewaySettings
+from lpc.wire.variables import ENGINE, GATEWAY, KNOWN, SIDECAR, unknown_variables
 from predictor_service.settings import ServiceSettings
 
 
@@ -11,6 +12,7 @@ def test_the_names_are_those_of_the_settings_objects() -> None:
     """A setting that is added must be named in lpc/wire/variables.py too."""
     assert set(re.findall(r"\w+", SIDECAR)) == set(ServiceSettings.model_fields)
     assert set(re.findall(r"\w+", ENGINE)) == set(ClientSettings.model_fields)
+    assert set(re.findall(r"\w+", GATEWAY)) == set(GatewaySettings.model_fields)
     assert set(RETIRED) <= KNOWN
 
 

@@ -1,0 +1,160 @@
+"""An engine of OpenAI's API that says what it is told to, over real HTTP, and can die, stall and refuse. For faults only."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+
+
+@dataclass
+class Received:
+    """A request as it came. ``gone``: its client hung up before the answer's end."""
+
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    gone: bool = False
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class EngineDouble:
+    """An ASGI application, served by `served`.
+
+    Attributes:
+        words: of its answers; None: the request's last message, so that each question has an answer of its own.
+        finish: the finish_reason.
+        die_after: chunks after which it cuts the connection.
+        go: it answers while this is set.
+    """
+
+    words: list[str] | None = None
+    finish: str = "stop"
+    die_after: int | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    received: list[Received] = field(default_factory=list)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.go.set()
+
+    @property
+    def completions(self) -> list[Received]:
+        return [request for request in self.received if "completions" in request.target]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message.get("more_body"):
+                break
+        target = scope["path"] + ("?" + scope["query_string"].decode() if scope["query_string"] else "")
+        headers = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"]]
+        request = Received(scope["method"], target, headers, body)
+        self.received.append(request)
+        answering = asyncio.ensure_future(self._answer(request, scope["path"], send))
+        hung_up = asyncio.ensure_future(receive())
+        await asyncio.wait((answering, hung_up), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            request.gone = True
+            answering.cancel()
+        hung_up.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await answering
+
+    async def _answer(self, request: Received, path: str, send: Send) -> None:
+        if path == "/health":
+            await whole(send, 200, b"")
+        elif path == "/v1/models":
+            cookies = [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
+            await whole(send, 200, b'{"object":"list","data":[{"id":"m"}]}', cookies)
+        elif path == "/echo":
+            await whole(
+                send, 200, request.body, [(b"x-length", str(len(request.body)).encode()), (b"keep-alive", b"timeout=9")]
+            )
+        elif path in ("/v1/chat/completions", "/v1/completions") and request.body.startswith(b"{"):
+            await self.go.wait()
+            await asyncio.sleep(self.seconds)
+            await self._complete(request.json, path.startswith("/v1/chat"), send)
+        else:
+            await whole(send, 418, b'{"error": "a teapot \xe2\x98\x95"}', [(b"x-own", b"yes")])
+
+    async def _complete(self, asked: dict[str, Any], chat: bool, send: Send) -> None:
+        words = self.words or ["You said: ", asked["messages"][-1]["content"] if chat else asked["prompt"]]
+        number = len(self.received)
+        kind = "chatcmpl" if chat else "cmpl"
+        common = {"id": f"{kind}-{number}", "created": 1_700_000_000 + number, "model": asked["model"], **self.extra}
+        if not asked.get("stream"):
+            text = "".join(words)
+            said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+            choices = [{"index": 0, **said, "logprobs": None, "finish_reason": self.finish}]
+            form = "chat.completion" if chat else "text_completion"
+            body = json.dumps({**common, "object": form, "choices": choices, "usage": USAGE}).encode()
+            if self.die_after is None:
+                await whole(send, 200, body, [(b"content-type", b"application/json")])
+            else:
+                await start(send, 200, [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")])
+                await send({"type": "http.response.body", "body": body[: self.die_after], "more_body": True})
+            return
+        await start(send, 200, [(b"content-type", b"text/event-stream; charset=utf-8")])
+        deltas = [{"role": "assistant", "content": ""}, *({"content": word} for word in words), {}] if chat else [*words, ""]
+        for i, delta in enumerate(deltas):
+            if i == self.die_after:
+                return
+            end = self.finish if i == len(deltas) - 1 else None
+            choice = {"index": 0, **({"delta": delta} if chat else {"text": delta}), "finish_reason": end}
+            await event(send, {**common, "object": "chat.completion.chunk" if chat else "text_completion", "choices": [choice]})
+        if (asked.get("stream_options") or {}).get("include_usage"):
+            await event(send, {**common, "object": "chat.completion.chunk", "choices": [], "usage": USAGE})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+async def start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def event(send: Send, chunk: dict[str, Any]) -> None:
+    await send({"type": "http.response.body", "body": b"data: " + json.dumps(chunk).encode() + b"\n\n", "more_body": True})
+
+
+async def whole(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    await start(send, status, [(b"content-length", str(len(body)).encode()), *(headers or [])])
+    await send({"type": "http.response.body", "body": body})
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def served(engine: EngineDouble, port: int = 0) -> AsyncIterator[EngineDouble]:
+    """Serve an engine on a port of loopback; at the end its connections are cut."""
+    with socket.create_server(("127.0.0.1", port), backlog=2048) as listener:
+        config = uvicorn.Config(engine, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=0)
+        server = _Server(config)
+        engine.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        try:
+            yield engine
+        finally:
+            server.should_exit = True
+            await serving

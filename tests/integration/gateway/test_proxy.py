@@ -1,0 +1,233 @@
+"""The gateway as a plain proxy: what goes on, what ends at it, and what happens when engine or client hang up."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from eviction_client.settings import ClientSettings
+from lpc.bench.processes import free_port
+from lpc.gateway.server import running
+from lpc.gateway.settings import GatewaySettings
+from tests.engine_double import EngineDouble, served
+
+CHAT = "/v1/chat/completions"
+
+
+@contextlib.asynccontextmanager
+async def gateway(*engines: EngineDouble | str, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Run a gateway without a sidecar before engines, and yield a client of it."""
+    urls = tuple(engine if isinstance(engine, str) else engine.url for engine in engines)
+    made = GatewaySettings(
+        gateway_port=0, gateway_metrics_port=None, gateway_engines=urls, gateway_probe_interval_s=0.05, **settings
+    )
+    sidecar = ClientSettings(predictor_address=f"127.0.0.1:{free_port()}")
+    async with running(made, sidecar) as addresses:
+        url = f"http://127.0.0.1:{addresses.port}"
+        async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
+            yield client
+
+
+def chat(text: str, **others: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **others}
+
+
+async def eventually(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_no_completion_goes_through_as_it_is_and_so_do_errors() -> None:
+    async with served(EngineDouble()) as engine, gateway(engine) as client:
+        models = await client.get("/v1/models?after=a%20b")
+        assert models.json()["data"] == [{"id": "m"}]
+        assert models.headers.get_list("set-cookie") == ["a=1", "b=2"]
+        assert engine.received[0].target == "/v1/models?after=a b" or engine.received[0].target.endswith("a%20b")
+        refused = await client.post("/v1/embeddings", json={"input": "x"})
+        assert (refused.status_code, refused.text, refused.headers["x-own"]) == (418, '{"error": "a teapot ☕"}', "yes")
+        not_json = await client.post(CHAT, content=b"no json", headers={"content-type": "application/json"})
+        assert not_json.status_code == 418
+
+
+async def test_a_body_that_is_still_coming_goes_through() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b"x" * 2**16
+
+    async with served(EngineDouble()) as engine, gateway(engine) as client:
+        answer = await client.post("/echo", content=parts())
+        assert answer.headers["x-length"] == str(2**22)
+
+
+async def test_fields_for_the_next_hop_end_here() -> None:
+    headers = {
+        "connection": "close, x-secret",
+        "x-secret": "1",
+        "te": "trailers",
+        "proxy-authorization": "Basic eA==",
+        "x-forwarded-for": "10.0.0.1",
+        "x-lpc-scope": "default",
+        "authorization": "Bearer of-the-engine",
+        "x-kept": "yes",
+    }
+    async with served(EngineDouble()) as engine, gateway(engine) as client:
+        answer = await client.post("/echo", content=b"a", headers=headers)
+        (received,) = engine.received
+        for name in ("x-secret", "te", "proxy-authorization", "x-lpc-scope"):
+            assert received.header(name) is None
+        assert received.header("x-forwarded-for") == "10.0.0.1, 127.0.0.1"
+        assert received.header("authorization") == "Bearer of-the-engine"
+        assert received.header("x-kept") == "yes"
+        assert received.header("host") == engine.url.removeprefix("http://")
+        assert "keep-alive" not in answer.headers
+        assert "accept-encoding" in {name for name, _ in received.headers}  # the client's own
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_completion_without_a_sidecar_is_the_engines_byte_by_byte(stream: bool) -> None:
+    async with served(EngineDouble(words=["One", " two"])) as engine, gateway(engine) as client:
+        asked = chat("count", stream=stream, temperature=0)
+        body = json.dumps(asked, indent=3).encode()
+        through = await client.post(CHAT, content=body)
+        assert engine.received[0].body == body
+        engine.received.clear()
+        async with httpx.AsyncClient(base_url=engine.url) as direct:
+            alone = await direct.post(CHAT, content=body)
+        assert through.content == alone.content
+        assert through.headers["content-type"] == alone.headers["content-type"]
+        assert "x-lpc-cache" not in through.headers
+
+
+async def test_a_stream_comes_as_it_is_said() -> None:
+    async with served(EngineDouble()) as engine, gateway(engine) as client:
+        engine.go.clear()
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(client.post(CHAT, json=chat("hold", stream=True)))
+            await eventually(lambda: engine.received)
+            assert not first.done()
+            engine.go.set()
+        assert first.result().text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("length", ["stated", "chunked"])
+async def test_a_body_over_the_limit_is_refused(length: str) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(8):
+            yield b"x" * 1024
+
+    async with served(EngineDouble()) as engine, gateway(engine, gateway_max_request_bytes=4096) as client:
+        answer = await client.post(CHAT, content=b"x" * 5000 if length == "stated" else parts())
+        assert answer.status_code == 413
+        assert "LPC_GATEWAY_MAX_REQUEST_BYTES" in answer.json()["error"]["message"]
+        assert not engine.received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_ends_the_engines_work(stream: bool) -> None:
+    async with served(EngineDouble()) as engine, gateway(engine) as client:
+        engine.go.clear()
+        asking = asyncio.ensure_future(client.post(CHAT, json=chat("never mind", stream=stream)))
+        await eventually(lambda: engine.received)
+        asking.cancel()
+        await eventually(lambda: engine.received[0].gone)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_dies_within_an_answer_cuts_it_as_without_us(stream: bool) -> None:
+    async with served(EngineDouble(words=["a", "b"], die_after=2)) as engine, gateway(engine) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.post(CHAT, json=chat("x", stream=stream))
+        engine.die_after = None
+        assert (await client.post(CHAT, json=chat("x"))).status_code == 200
+
+
+async def test_without_an_engine_it_says_so() -> None:
+    async with gateway(f"http://127.0.0.1:{free_port()}") as client:
+        answer = await client.post(CHAT, json=chat("x"))
+        assert answer.status_code == 502
+        assert "no engine takes connections" in answer.json()["error"]["message"]
+        assert (await client.get("/lpc/health")).json() == {"status": "ok"}
+
+
+async def test_a_conversation_stays_on_its_engine_falls_over_and_comes_back() -> None:
+    port = free_port()
+    async with served(EngineDouble()) as one:
+        async with served(EngineDouble(), port) as two, gateway(one, two) as client:
+            texts = [f"question {i}" for i in range(16)]
+            home: dict[str, EngineDouble] = {}
+            for text in texts:
+                for turns in range(3):
+                    history = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}] * turns
+                    before = len(one.received)
+                    await client.post(CHAT, json={"model": "m", "messages": [*chat(text)["messages"], *history]})
+                    engine = one if len(one.received) > before else two
+                    assert home.setdefault(text, engine) is engine
+            assert len(set(map(id, home.values()))) == 2
+            of_two = [text for text in texts if home[text] is two]
+            address = two.url
+        # The same gateway cannot outlive the block, so another one learns that the second engine is down, and sees it return.
+        async with gateway(one, address) as client:
+            for text in of_two:
+                assert (await client.post(CHAT, json=chat(text))).status_code == 200
+            async with served(EngineDouble(), port) as again:
+                await eventually(lambda: again.received)  # the probe
+                await eventually(lambda: True)
+                await asyncio.sleep(0.1)
+                for text in of_two:
+                    await client.post(CHAT, json=chat(text))
+                assert len(again.completions) == len(of_two)
+
+
+async def test_turns_of_a_conversation_have_one_name_and_alike_beginnings_two() -> None:
+    async with served(EngineDouble(words=["fine"])) as engine, gateway(engine) as client:
+
+        async def turn(*said: str, **headers: str) -> str | None:
+            roles = ("user", "assistant")
+            messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+            await client.post(CHAT, json={"model": "m", "messages": messages, "stream": True}, headers=headers)
+            return engine.received[-1].header("x-session-id")
+
+        first = await turn("hi")
+        engine.words = ["good"]
+        second = await turn("hi")
+        assert first and second and first != second
+        engine.words = ["whatever"]
+        assert await turn("hi", "fine", "and?") == first
+        assert await turn("hi", "good", "and?") == second
+        assert await turn("hi", "fine", "and?", "whatever", "then?") == first
+        unknown = await turn("hi", "never said", "and?")
+        assert unknown == await turn("hi", "never said", "and?", "whatever else", "then?")
+        assert unknown not in (first, second)
+        assert await turn("hi", **{"x-session-id": "mine"}) == "mine"
+
+
+async def test_clients_are_known_by_tokens_which_the_engine_never_sees(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"app: {hashlib.sha256(b'sesame').hexdigest()}\n")
+    settings = {"gateway_tokens": tokens, "gateway_engine_key": "of-the-engine", "gateway_scopes": {"app": ("faq",)}}
+    async with served(EngineDouble()) as engine, gateway(engine, **settings) as client:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic sesame"}):
+            for path in (CHAT, "/v1/embeddings", "/lpc/v1/feedback"):
+                assert (await client.post(path, json=chat("x"), headers=headers)).status_code == 401
+        assert not engine.received
+        known = {"authorization": "Bearer sesame"}
+        assert (await client.post(CHAT, json=chat("x"), headers=known)).status_code == 200
+        assert engine.received[0].header("authorization") == "Bearer of-the-engine"
+        assert "sesame" not in str(engine.received[0].headers)
+        for scope, status in (("faq", 200), ("default", 200), ("code", 403)):
+            answer = await client.post(CHAT, json=chat("x"), headers={**known, "x-lpc-scope": scope})
+            assert answer.status_code == status
+
+
+async def test_only_if_cached_without_a_cache_is_not_asked_of_the_engine() -> None:
+    async with served(EngineDouble()) as engine, gateway(engine) as client:
+        answer = await client.post(CHAT, json=chat("x"), headers={"cache-control": "only-if-cached"})
+        assert answer.status_code == 504
+        assert not engine.received

@@ -1,0 +1,29 @@
+"""Cache-Control of a request."""
+
+import pytest
+
+from lpc.gateway.directives import Directives, directives_of
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ((), Directives()),
+        (("no-cache",), Directives(lookup=False)),
+        (("max-age=0",), Directives(lookup=False)),
+        (("No-Store",), Directives(lookup=False, store=False)),
+        (("max-age=60",), Directives(max_age_s=60.0)),
+        (('max-age="60"', "max-age=30"), Directives(max_age_s=30.0)),
+        (("max-age=soon",), Directives(lookup=False)),
+        (("only-if-cached, max-age=5",), Directives(only_if_cached=True, max_age_s=5.0)),
+        (("no-transform, x=y",), Directives()),
+    ],
+)
+def test_directives_mean_what_the_rfc_says(said: tuple[str, ...], meant: Directives) -> None:
+    assert directives_of([(b"Cache-Control", value.encode()) for value in said]) == meant
+
+
+def test_pragma_counts_where_there_is_no_cache_control() -> None:
+    pragma = (b"pragma", b"no-cache")
+    assert not directives_of([pragma]).lookup
+    assert directives_of([pragma, (b"cache-control", b"max-age=9")]) == Directives(max_age_s=9.0)
