@@ -15,8 +15,8 @@ from predictor_service.settings import ServiceSettings
 TARGET = Path(__file__).with_name("settings.md")
 HEAD = """# Settings
 
-Made by `make settings` from `predictor_service/settings.py`, `eviction_client/settings.py` and `lpc/gateway/settings.py`; a test fails
-when it is stale.
+Made by `make settings` from `predictor_service/settings.py`, `eviction_client/settings.py` and `lpc/gateway/settings.py`; a
+test fails when it is stale.
 """
 PARTS = (
     (
