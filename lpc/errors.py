@@ -16,6 +16,8 @@
     ├── TokenFileError          lpc.wire.tokens: the token file cannot be used
     ├── CacheError              lpc.cache.client: a call to the response caches failed
     ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start
+    ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
+    ├── RedisAway               lpc.wire.redis_reach: a Redis does not answer; never shown, a lookup is then a miss
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
     ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded
     ├── EmbeddingError          lpc.training.embedding: turns cannot be embedded or read again

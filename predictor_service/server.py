@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lpc.model.arrivals import GapMemory
 from lpc.model.inference import Model
@@ -45,6 +45,9 @@ from predictor_service.rpc.tracing import Tracing, TracingError
 from predictor_service.serving import Serving
 from predictor_service.settings import ServiceSettings
 from predictor_service.sightings.shared import Sightings
+
+if TYPE_CHECKING:
+    from predictor_service.responses.making import Caches
 
 log = logging.getLogger(__name__)
 
@@ -114,15 +117,17 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         labels = _labels(settings, metrics, stack)
         returns = await _returns(settings, parts, metrics, stack)
         service = _service(settings, parts, serving, budget, served_models, labels, returns, metrics, tracing, stack)
+        caches = _caches(settings, parts, metrics, stack)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_PATIENCE_S)
-        await listener.start(service)
+        await listener.start(service, None if caches is None else caches.service)
         stack.push_async_callback(listener.drain, service)
-        refreshes = [part.refresh for part in (tls, callers) if part is not None]
+        refreshes = [part.refresh for part in (tls, callers, caches) if part is not None]
         with _background(
             serving.watch(settings.reload_interval_s),
             refresh_forever(settings.reload_interval_s, refreshes),
             expire_forever(labels, parts.clock),
             *([] if returns is None else [returns.learn_forever()]),
+            *([] if caches is None else caches.background),
         ):
             yield Addresses(settings.host, listener.port, settings.unix_socket, settings.metrics_host, metrics_port)
 
@@ -260,6 +265,19 @@ def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, st
     metrics.watch_tokenizers(STATES, served_models.count)
     stack.callback(served_models.close)
     return served_models
+
+
+def _caches(settings: ServiceSettings, parts: Parts, metrics: Metrics, stack: contextlib.AsyncExitStack) -> "Caches | None":
+    if settings.cache_redis_url is None:
+        return None
+    # Not imported where it is not asked for: their packages are an extra.
+    from lpc.responses.sealing import KeyFileError
+    from predictor_service.responses.making import made
+
+    try:
+        return made(settings, metrics, parts.clock, stack)
+    except KeyFileError as error:
+        raise StartError(str(error)) from error
 
 
 def _sightings(

@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from lpc.responses.scopes import ScopeSettings
+from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_settings import RedisSettings
+from lpc.wire.redis_url import RedisUrl
 
 
 def _standard_endpoint() -> str | None:
@@ -142,6 +145,40 @@ class ServiceSettings(RedisSettings):
         "turns (hashes and numbers for a label horizon, never text); without it, each learns from its own turns alone.",
     )
 
+    cache_redis_url: SecretStr | None = Field(
+        None,
+        description="URL of the Redis of the response caches (docs/response-cache.md), which keeps answers, encrypted; empty: "
+        "there are none. User and password percent-encoded in it. Needs cache_keys and the extra `cache`.",
+    )
+    cache_redis_password_file: Path | None = Field(
+        None, description="File that holds its password instead, read at each connection."
+    )
+    cache_redis_ca: Path | None = Field(None, description="PEM file of the authority that signed its certificate.")
+    cache_redis_certificate: Path | None = Field(None, description="PEM file of the sidecar's own certificate for it.")
+    cache_redis_key: Path | None = Field(None, description="PEM file of its key, without a pass phrase.")
+    cache_redis_cluster: bool = Field(False, description="The URL is a node of a Redis Cluster.")
+    cache_redis_timeout_s: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.05, description="Seconds that a lookup waits for that Redis; then it is a miss."
+    )
+    cache_shares_redis: bool = Field(
+        False, description="cache_redis_url may be the Redis of redis_url: answers then lie, encrypted, beside the scores."
+    )
+    cache_keys: Path | None = Field(
+        None,
+        description="File of `name: 64 hexadecimal digits` lines: `names` and the keys that answers are encrypted with, the "
+        "first of which is used for new ones; read again when it changes.",
+    )
+    cache_scopes: dict[str, ScopeSettings] = Field(
+        default_factory=dict,
+        description="What is allowed in which scope, by its name: kind, mode, ttl_s, any_temperature, bound, level, audit, "
+        "max_entries, exact, normalised; `default` is of all that are not named.",
+    )
+    cache_max_entry_kib: int = Field(256, ge=1, le=16_384, description="Answers larger than this are not kept, KiB.")
+    cache_flight_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(
+        60.0,
+        description="Seconds after which a caller who asks the engine for others too and never comes back is taken for dead.",
+    )
+
     served_models: dict[str, str] = Field(
         default_factory=dict,
         description="Served model name to the folder (or hub name) of its tokenizer, for requests with token ids. It comes "
@@ -176,6 +213,7 @@ class ServiceSettings(RedisSettings):
             "label_log",
             "returns_state",
             "traces_endpoint",
+            *("cache_redis_password_file", "cache_redis_ca", "cache_redis_certificate", "cache_redis_key", "cache_keys"),
         ),
         mode="before",
     )
@@ -217,6 +255,43 @@ class ServiceSettings(RedisSettings):
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
         return self
+
+    @field_validator("cache_redis_url")
+    @classmethod
+    def _cache_url_readable(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None or not (text := url.get_secret_value().strip()):
+            return None
+        RedisUrl.parse(text)
+        return SecretStr(text)
+
+    @model_validator(mode="after")
+    def _cache_is_whole(self) -> Self:
+        if self.cache_redis_url is None:
+            if self.cache_keys is not None or self.cache_scopes:
+                raise ValueError("cache_keys and cache_scopes need cache_redis_url: response caches keep answers in Redis")
+            return self
+        if self.cache_keys is None:
+            raise ValueError("cache_redis_url needs cache_keys: answers are kept encrypted (docs/response-cache.md)")
+        url = RedisUrl.parse(self.cache_redis_url.get_secret_value())
+        if self.redis_url is not None and not self.cache_shares_redis:
+            scores = RedisUrl.parse(self.redis_url.get_secret_value())
+            if scores.where.replace("localhost", "127.0.0.1") == url.where.replace("localhost", "127.0.0.1"):
+                raise ValueError(
+                    "cache_redis_url is the Redis of redis_url, whose readers are engines: give the response caches their own, "
+                    "or set cache_shares_redis"
+                )
+        if self.cache_redis_password_file is not None and url.password is not None:
+            raise ValueError("the password is in cache_redis_url and in cache_redis_password_file: leave it in one of them")
+        if (self.cache_redis_certificate is None) != (self.cache_redis_key is None):
+            raise ValueError("cache_redis_certificate and cache_redis_key go together: set both or none")
+        if self.cache_redis_files.present and not self.cache_redis_url.get_secret_value().startswith("rediss://"):
+            raise ValueError("certificates for the response caches' Redis need a cache_redis_url that begins with rediss://")
+        return self
+
+    @property
+    def cache_redis_files(self) -> CertificateFiles:
+        """Certificates for the Redis of the response caches."""
+        return CertificateFiles(self.cache_redis_certificate, self.cache_redis_key, self.cache_redis_ca)
 
     @classmethod
     def settings_customise_sources(

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.retry
 import redis.cluster
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
@@ -116,6 +119,16 @@ class Connection:
             return redis.Redis.from_url(self._url, **self._options)
         nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._nodes]  # type: ignore[no-untyped-call]
         return redis.cluster.RedisCluster.from_url(self._url, startup_nodes=nodes, **self._options)
+
+    def open_async(self, connections: int) -> Any:
+        """As `open`, a client for an event loop, of at most so many connections to a server."""
+        options = {**self._options, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0), "max_connections": connections}
+        if self._cluster:
+            return redis.asyncio.cluster.RedisCluster.from_url(self._url, **options)
+        # Who finds no connection free waits for one as long as for an answer.
+        patience = {"timeout": options["socket_timeout"]}
+        pool = redis.asyncio.BlockingConnectionPool.from_url(self._url, **patience, **options)
+        return redis.asyncio.Redis.from_pool(pool)
 
     @property
     def client(self) -> Any:

@@ -21,7 +21,7 @@ from predictor_service.rpc.statuses import refusal
 
 log = logging.getLogger(__name__)
 
-OUR_METHODS = "/lpc.v1."
+OUR_METHODS = ("/lpc.v1.", "/lpc.cache.v1.")
 UNDECODABLE = "the request is not a valid protobuf message of this method (strings must be UTF-8)"
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -35,7 +35,7 @@ class Undecodable:
 
 
 class OurMethods(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of lpc.v1; subclasses say in what."""
+    """Wraps the handlers of lpc.v1 and lpc.cache.v1; subclasses say in what."""
 
     async def intercept_service(
         self,

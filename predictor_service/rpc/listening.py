@@ -13,6 +13,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
+from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.errors import StartError
@@ -21,6 +23,7 @@ from predictor_service.rpc.tls import ServerTls
 from predictor_service.settings import ServiceSettings
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
+CACHE_SERVICE: Final = cache_pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,19 @@ class Listener:
         if settings.unix_socket is not None:
             self._listen_on_unix(settings.unix_socket)
 
-    async def start(self, service: PredictorService) -> None:
-        """Answer calls with a service, and say on gRPC's health service that it serves."""
+    async def start(self, service: PredictorService, cache: cache_rpc.ResponseCacheServicer | None = None) -> None:
+        """Answer calls with a service, and with response caches if there are any; say on gRPC's health service what serves."""
         rpc.add_ContinuationPredictorServicer_to_server(service, self._server)
+        names = [SERVICE]
+        if cache is not None:
+            cache_rpc.add_ResponseCacheServicer_to_server(cache, self._server)
+            names.append(CACHE_SERVICE)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         await self._server.start()
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.chmod(int(self._settings.unix_socket_mode, 8))
-        for name in ("", SERVICE):
+        for name in ("", *names):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def drain(self, service: PredictorService) -> None:

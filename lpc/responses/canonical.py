@@ -1,0 +1,266 @@
+"""What was asked, in one form, and the names that it gets in the store.
+
+A name is an HMAC-SHA-256 under the operator's key, cut to 16 bytes: who sees the store can neither read a question from it nor
+try one out. It covers everything that was sent but a short list of fields that cannot change an answer (`IGNORED`), so that
+a parameter which nobody here has heard of makes another name and never a false hit.
+
+Canonical form: JSON with sorted keys, Unicode in NFC, numbers without a needless fraction, fields that are null or at their
+documented default left out. Of temperature, top_p, top_k, min_p, repetition_penalty and the length there is no default to
+fill in: vLLM takes them from the model's generation_config where a request is silent.
+"""
+
+import hmac
+import json
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final, NamedTuple, NewType
+
+from lpc.errors import InvalidRequest
+from lpc.responses.normalised import normalised
+
+Scope = NewType("Scope", bytes)
+"""A client's scope: 16 bytes that say neither's name."""
+EntryId = NewType("EntryId", bytes)
+"""An entry within its scope: 16 bytes, the name of the exact request."""
+
+NAME_BYTES: Final = 16
+
+IGNORED: Final = frozenset(
+    (
+        *("stream", "stream_options", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("priority", "request_id", "session_id"),
+    )
+)
+"""Parameters that cannot change an answer. Whoever adds one must know that for every engine."""
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "stop": [],
+    "response_format": {"type": "text"},
+    "parallel_tool_calls": True,
+}
+"""What a parameter means where it is not sent, in the OpenAI API and at vLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, parsed.
+
+    Attributes:
+        model: as the engine knows it, LoRA included.
+        parameters: of the body, without model, messages, tools and prompt, as sent.
+        messages: oldest first, as JSON objects; a data: URL may be named by its digest.
+        tools: as sent.
+        prompt: of /v1/completions; None of a chat.
+        scope: as declared.
+        tenant: a division below the client, opaque.
+        model_version: of the weights; empty where not known.
+        tags: for invalidation.
+        language: of the last user turn; empty where not said.
+    """
+
+    model: str
+    parameters: Mapping[str, Any]
+    messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Any] = ()
+    prompt: str | None = None
+    scope: str = ""
+    tenant: str = ""
+    model_version: str = ""
+    tags: tuple[str, ...] = ()
+    language: str = ""
+    last_turn: str | None = field(init=False, default=None)
+    """The text of the last message where that is a user's and nothing but text; None: there is no such turn."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "last_turn", self._last_turn())
+
+    def _last_turn(self) -> str | None:
+        if self.prompt is not None:
+            return self.prompt if self.prompt.strip() else None
+        if not self.messages or self.messages[-1].get("role") != "user":
+            return None
+        content = self.messages[-1].get("content")
+        if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+            content = content[0].get("text") if content[0].get("type") == "text" and len(content[0]) == 2 else None
+        return content if isinstance(content, str) and content.strip() else None
+
+
+class Names(NamedTuple):
+    """What a request is called in the store, each 16 bytes.
+
+    Attributes:
+        scope: of the client's scope.
+        exact: of the request; the entry's id.
+        normalised: of what is the same but for case, white space, width and punctuation of the last turn; None: not looked for.
+        partition: of everything but the last turn; None where there is none.
+    """
+
+    scope: Scope
+    exact: EntryId
+    normalised: bytes | None
+    partition: bytes | None
+
+
+class Namer:
+    """Gives names under the operator's key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def scope(self, client: str, scope: str) -> Scope:
+        """Return the name of a client's scope."""
+        return Scope(self._name(b"scope", client.encode(), scope.encode()))
+
+    def client(self, client: str) -> bytes:
+        """Return the name of a client, under which its scopes are listed."""
+        return self._name(b"client", client.encode())
+
+    def model(self, scope: Scope, model: str, version: str = "") -> bytes:
+        """Return the name of a model, or of one version of it, within a scope."""
+        return self._name(b"model", scope, model.encode(), version.encode())
+
+    def tag(self, scope: Scope, tag: str) -> bytes:
+        """Return the name of a tag within a scope."""
+        return self._name(b"tag", scope, tag.encode())
+
+    def proof(self, *parts: bytes) -> bytes:
+        """Return 16 bytes that nobody without the key can give for these parts."""
+        return self._name(b"proof", *parts)
+
+    def names(self, client: str, asked: Asked, *, last_turn: bool = True) -> Names:
+        """Return all names of a request.
+
+        Args:
+            client: as it was authenticated.
+            asked: the request.
+            last_turn: name the request by its last turn, too.
+
+        Raises:
+            InvalidRequest: it holds text that is not Unicode.
+        """
+        scope = self.scope(client, asked.scope)
+        exact = EntryId(self._name(b"exact", scope, canonical(asked)))
+        text = asked.last_turn if last_turn else None
+        if text is None:
+            return Names(scope, exact, None, None)
+        around = canonical(asked, without_last_turn=True)
+        partition = self._name(b"partition", scope, around, asked.language.encode())
+        same = normalised(text)
+        plain = None if same is None else self._name(b"normalised", scope, around, same.encode())
+        return Names(scope, exact, plain, partition)
+
+    def _name(self, *parts: bytes) -> bytes:
+        # Each with its length, so that no two lists of parts are the same bytes.
+        message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        return hmac.digest(self._key, message, "sha256")[:NAME_BYTES]
+
+
+def canonical(asked: Asked, *, without_last_turn: bool = False) -> bytes:
+    """Return the canonical form of a request, UTF-8. Raises InvalidRequest for text that is not Unicode."""
+    messages: list[Any] = [_message(message) for message in asked.messages]
+    prompt = asked.prompt
+    if without_last_turn:
+        prompt = None if prompt is None else ""
+        if messages:
+            messages[-1] = {**messages[-1], "content": ""}
+    form = {
+        "form": 1,
+        "model": asked.model,
+        "version": asked.model_version,
+        "tenant": asked.tenant,
+        "messages": messages,
+        "tools": list(asked.tools),
+        "prompt": prompt,
+        "parameters": _parameters(asked.parameters),
+    }
+    text = _dump(form)
+    if not text.isascii() and not unicodedata.is_normalized("NFC", text):
+        text = _dump(_nfc(form))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the request holds half a surrogate pair: send text that is Unicode") from None
+
+
+def read_json(data: bytes, what: str, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
+    """Parse a part of a request. ``kind``: dict or list; of no data an empty one is returned. Raises InvalidRequest."""
+    if not data:
+        return kind()
+    try:
+        value = json.loads(data, parse_float=_number, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        # Not the parser's words, which may quote what they choked on.
+        raise InvalidRequest(f"{what} is not JSON: send what the engine would be sent") from None
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{what} must be a JSON {'object' if kind is dict else 'list'}")
+    return value
+
+
+def digest_of(url: str) -> str:
+    """Return what stands for a data: URL in the canonical form."""
+    return f"sha256:{sha256(url.encode()).hexdigest()}"
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in message.items() if value is not None and value != ""}
+    if isinstance(found.get("content"), list):
+        found["content"] = [_part(part) for part in found["content"]]
+    return found
+
+
+def _part(part: Any) -> Any:
+    """Return a part of a content with the digests of its data in place of the data."""
+    if isinstance(part, dict):
+        return {name: _url(value) if name == "url" else _part(value) for name, value in part.items()}
+    return part
+
+
+def _url(value: Any) -> Any:
+    return digest_of(value) if isinstance(value, str) and value.startswith("data:") else value
+
+
+def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in parameters.items() if name not in IGNORED and value is not None}
+    if isinstance(found.get("stop"), str):
+        found["stop"] = [found["stop"]]
+    # Neither 1 nor 0 is True or False here, though Python says that they are equal.
+    return {
+        name: value
+        for name, value in found.items()
+        if not (name in DEFAULTS and DEFAULTS[name] == value and isinstance(DEFAULTS[name], bool) == isinstance(value, bool))
+    }
+
+
+def _nfc(value: Any) -> Any:
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if isinstance(value, Mapping):
+        return {_nfc(name): _nfc(inner) for name, inner in value.items()}
+    if isinstance(value, Sequence):
+        return [_nfc(inner) for inner in value]
+    return value
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("too large")
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)

@@ -1,0 +1,43 @@
+"""The keys in Redis. All of one scope have one hash tag, so that a Cluster keeps them together and a script may use them all.
+
+| key | type | holds |
+|---|---|---|
+| `lpc:rc:{S}:e:<id>` | string, PX | a sealed entry |
+| `lpc:rc:{S}:n:<name>` | string, PX | the id of the entry that a normalised name stands for |
+| `lpc:rc:{S}:g`, `...:g:<name>` | string | generation of the scope (random at first), of a model or tag: INCR invalidates |
+| `lpc:rc:{S}:z` | zset | id by the second at which it ends: bounds the scope |
+| `lpc:rc:{S}:v:<encoder>` | hash | id to sealed vector |
+| `lpc:rc:{S}:x` | stream | what was added (`a`) and removed (`d`): keeps the sidecars' arrays equal |
+| `lpc:rc:{S}:t:<encoder>` | hash | evidence: whole numbers |
+| `lpc:rc:{S}:f:<id>` | string, PX | a flight: who asks the engine now |
+| `lpc:rc:{S}:c:<day>` | hash | counters of a day in UTC |
+| `lpc:rc:{C}:s` | hash | the client's scopes, S to the sealed name |
+
+S and C are HMACs of the client's and the scope's name, names and ids as well, all in base64 for URLs. No key and no value says
+anything in clear but numbers.
+"""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Final
+
+PREFIX: Final = "lpc:rc:"
+KEEP_S: Final = 400 * 24 * 3600
+"""Life of what has no other end: generations and lists of scopes; longer than any entry's."""
+COUNTERS_S: Final = 40 * 24 * 3600
+EVIDENCE_S: Final = 100 * 24 * 3600
+
+
+def text(name: bytes) -> str:
+    """Return a name as it stands in keys."""
+    return urlsafe_b64encode(name).rstrip(b"=").decode()
+
+
+def name(value: bytes | str) -> bytes:
+    """Return the name that a text stands for. Raises ValueError."""
+    data = value.encode() if isinstance(value, str) else value
+    return urlsafe_b64decode(data + b"=" * (-len(data) % 4))
+
+
+def key(scope: bytes, kind: str, *rest: str) -> str:
+    """Return the key of a kind in a scope."""
+    return ":".join((f"{PREFIX}{{{text(scope)}}}", kind, *rest))

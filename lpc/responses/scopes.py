@@ -1,0 +1,89 @@
+"""What an operator allows in a scope: which tiers serve, how long an answer lives, which wrong answers are bearable."""
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Mode: TypeAlias = Literal["off", "shadow", "serve"]
+"""Of the semantic tier: not looked at; looked at and labelled, the engine answers; served where evidence allows."""
+KindName: TypeAlias = Literal["default", "faq", "technical_qa", "code", "creative"]
+
+HOUR: Final = 3600.0
+
+
+class Kind(NamedTuple):
+    """What a kind of scope brings. ``exact``, ``normalised``: whether the tier serves; ``ttl_s``: an answer's life, seconds."""
+
+    exact: bool
+    normalised: bool
+    ttl_s: float
+
+
+KINDS: Final[Mapping[KindName, Kind]] = {
+    "default": Kind(True, True, 4 * HOUR),
+    "faq": Kind(True, True, 8 * HOUR),
+    "technical_qa": Kind(True, True, 24 * HOUR),
+    # White space and case mean something.
+    "code": Kind(True, False, 48 * HOUR),
+    # The same again is not what is wanted.
+    "creative": Kind(False, False, HOUR),
+}
+
+
+class ScopeSettings(BaseModel):
+    """Of one scope. What is not set comes from its kind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: KindName = "default"
+    exact: bool | None = None
+    normalised: bool | None = None
+    mode: Mode = "off"
+    ttl_s: Annotated[float, Field(gt=0, le=366 * 24 * HOUR, allow_inf_nan=False)] | None = None
+    any_temperature: bool = False
+    bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    level: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.05
+    max_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+
+    @property
+    def serves_exact(self) -> bool:
+        """Whether any answer is served or stored."""
+        return KINDS[self.kind].exact if self.exact is None else self.exact
+
+    @property
+    def serves_normalised(self) -> bool:
+        """Whether the normalised tier serves."""
+        return self.serves_exact and (KINDS[self.kind].normalised if self.normalised is None else self.normalised)
+
+    @property
+    def semantic(self) -> Mode:
+        """What the semantic tier does. Code and creative writing have none."""
+        return self.mode if self.serves_exact and self.kind not in ("code", "creative") else "off"
+
+    @property
+    def life_s(self) -> float:
+        """Seconds that an answer may be served."""
+        return KINDS[self.kind].ttl_s if self.ttl_s is None else self.ttl_s
+
+
+class Scopes:
+    """All scopes of a sidecar. ``default`` among the settings is of every scope that is not named."""
+
+    def __init__(self, settings: Mapping[str, ScopeSettings]) -> None:
+        self._settings = settings
+        self._default = settings.get("default", ScopeSettings())
+
+    def of(self, name: str) -> ScopeSettings:
+        """Return the settings of a scope by the name that a caller declares."""
+        return self._settings.get(name, self._default)
+
+    def label(self, name: str) -> str:
+        """Return what a scope is called in metrics: callers may declare any number of names."""
+        return name if name in self._settings else "default"
+
+    @property
+    def labels(self) -> list[str]:
+        """All that :meth:`label` can return."""
+        return sorted({*self._settings, "default"})

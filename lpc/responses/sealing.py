@@ -1,0 +1,110 @@
+"""Encryption of what is kept: AES-256-GCM under keys from a file, each record bound to its place.
+
+The key file has ``name: 64 hexadecimal digits`` lines; ``#`` begins a comment. The line ``names`` is the key of the names in
+the store (`canonical.Namer`): a new one makes all that is stored unfindable. The first other line seals, the rest only open.
+So a key is rotated in three steps, with a reload of all sidecars between them: add the new one below the first, move it to the
+top, and remove the old one when the longest time to live has passed.
+
+A sealed record is ``1 | id of the key (4) | nonce (12) | ciphertext and tag``. Its associated data are its kind, scope and id:
+a record that was copied to another place does not open there. Nonces are random, so that one key is good for 2^32 records.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from lpc.errors import LpcError
+
+NAMES: Final = "names"
+VERSION: Final = b"\x01"
+KEY_ID_BYTES: Final = 4
+NONCE_BYTES: Final = 12
+_HEAD: Final = len(VERSION) + KEY_ID_BYTES + NONCE_BYTES
+_LINE: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})\s*:\s*([0-9a-fA-F]{64})")
+HOW: Final = "write the lines `names: ...` and `k1: ...`, each with what `openssl rand -hex 32` prints"
+
+
+class KeyFileError(LpcError):
+    """The key file of the response caches cannot be used. The message quotes none of it."""
+
+
+class Unsealable(Exception):
+    """A record does not open: of another key, another place, or damaged."""
+
+
+class Keyring:
+    """The keys of one file. Thread-safe.
+
+    Args:
+        names: key of the names in the store, 32 bytes.
+        keys: 32 bytes each, by any name; the first seals.
+
+    Raises:
+        KeyFileError: the package `cryptography` is missing.
+    """
+
+    def __init__(self, names: bytes, keys: Mapping[str, bytes]) -> None:
+        try:
+            # An extra of its own, which sidecars without response caches need not have.
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ModuleNotFoundError as error:
+            raise KeyFileError(
+                "response caches are asked for (LPC_CACHE_REDIS_URL), but the package cryptography is missing: pip install "
+                "'learned-prefix-cache[cache]', or set LPC_CACHE_REDIS_URL to nothing"
+            ) from error
+        self.names = names
+        self._invalid: type[Exception] = InvalidTag
+        self._ciphers: dict[bytes, Any] = {_key_id(key): AESGCM(key) for key in keys.values()}
+        self._current = next(iter(self._ciphers))
+
+    def seal(self, plain: bytes, place: bytes) -> bytes:
+        """Return a record that opens at ``place`` alone: its kind, scope and id."""
+        nonce = os.urandom(NONCE_BYTES)
+        sealed: bytes = self._ciphers[self._current].encrypt(nonce, plain, place)
+        return b"".join((VERSION, self._current, nonce, sealed))
+
+    def open(self, record: bytes, place: bytes) -> bytes:
+        """Return what was sealed. Raises Unsealable, whatever is wrong with the record."""
+        cipher = self._ciphers.get(record[1 : 1 + KEY_ID_BYTES])
+        if record[:1] != VERSION or cipher is None or len(record) < _HEAD:
+            raise Unsealable
+        try:
+            plain: bytes = cipher.decrypt(record[1 + KEY_ID_BYTES : _HEAD], record[_HEAD:], place)
+        except self._invalid:
+            raise Unsealable from None
+        return plain
+
+
+def read_keys(path: Path) -> Keyring:
+    """Return the keys of a file. Raises KeyFileError."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise KeyFileError(f"cannot read {path}: {error.strerror}; {HOW}") from error
+    except UnicodeDecodeError as error:
+        raise KeyFileError(f"{path} is not UTF-8: {HOW}") from error
+    keys: dict[str, bytes] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise KeyFileError(f"{path}, line {number}: expected `name: 64 hexadecimal digits`")
+        if match[1] in keys:
+            raise KeyFileError(f"{path}, line {number}: the name {match[1]} is there twice")
+        if (key := bytes.fromhex(match[2])) in keys.values():
+            raise KeyFileError(f"{path}, line {number}: this key is there twice: make one for each line")
+        keys[match[1]] = key
+    names = keys.pop(NAMES, None)
+    if names is None or not keys:
+        raise KeyFileError(f"{path} lacks {'the line `names`' if names is None else 'a key that seals'}: {HOW}")
+    return Keyring(names, keys)
+
+
+def _key_id(key: bytes) -> bytes:
+    return sha256(b"lpc response cache key" + key).digest()[:KEY_ID_BYTES]

@@ -1,0 +1,269 @@
+"""Entries in Redis: found, put, dropped, made unfindable, erased. Every method asks once or twice and raises RedisAway."""
+
+import secrets
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from lpc.responses import layout
+from lpc.responses.canonical import EntryId, Namer, Names, Scope
+from lpc.responses.sealing import Keyring, Unsealable
+from lpc.wire.redis_reach import RedisReach
+
+Stamp = tuple[str, ...]
+"""Generations of what an answer hangs on: scope, model, and the model's version where one is named."""
+
+CHANGES: Final = 10_000
+"""Of a scope's stream: a sidecar that missed more reads all vectors again."""
+ERASED_AT_ONCE: Final = 500
+ERASING_S: Final = 60.0
+"""Time for one step of what nobody waits for."""
+
+_PUT: Final = """
+local e, z, x, v, f = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local id, record, px, now, ends, most, vector, same, prefix, flight = unpack(ARGV, 1, 10)
+if flight ~= '' and redis.call('GET', f) == flight then redis.call('DEL', f) end
+for i = 6, #KEYS do
+  if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[5 + i] then return 0 end
+end
+local function lives(key) if redis.call('PTTL', key) < px + 0 then redis.call('PEXPIRE', key, px) end end
+redis.call('SET', e, record, 'PX', px)
+if same ~= '' then redis.call('SET', prefix .. 'n:' .. same, id, 'PX', px) end
+redis.call('ZADD', z, ends, id)
+lives(z)
+if vector ~= '' then
+  redis.call('HSET', v, id, vector)
+  lives(v)
+  redis.call('XADD', x, 'MAXLEN', '~', 10000, '*', 'a', id)
+  lives(x)
+end
+local function gone(ids, kept)
+  for _, one in ipairs(ids) do
+    if redis.call('HDEL', v, one) == 1 and kept then redis.call('XADD', x, 'MAXLEN', '~', 10000, '*', 'd', one) end
+    if kept then redis.call('DEL', prefix .. 'e:' .. one) end
+  end
+end
+local ended = redis.call('ZRANGEBYSCORE', z, '-inf', '(' .. now, 'LIMIT', 0, 100)
+for _, one in ipairs(ended) do redis.call('ZREM', z, one) end
+gone(ended, false)
+local over = redis.call('ZCARD', z) - most
+if over > 0 then
+  local popped, ids = redis.call('ZPOPMIN', z, math.min(over, 100)), {}
+  for i = 1, #popped, 2 do ids[#ids + 1] = popped[i] end
+  gone(ids, true)
+end
+return 1
+"""
+"""Stores one entry if nothing was invalidated since it was asked for, ends its flight, and keeps the scope within its bound:
+what has ended goes, and of what lives the entries that would end first."""
+
+_DROP: Final = """
+local there = redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('HDEL', KEYS[4], ARGV[1])
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', 10000, '*', 'd', ARGV[1])
+redis.call('PEXPIRE', KEYS[3], ARGV[2])
+return there
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one look for a request gave.
+
+    Attributes:
+        stamp: the generations now.
+        tags: generations of the request's tags.
+        record: of the exact request.
+        same: the entry that the normalised name stands for.
+    """
+
+    stamp: Stamp
+    tags: Stamp
+    record: bytes | None
+    same: EntryId | None
+
+
+class Store:
+    """The entries of all scopes in one Redis.
+
+    Args:
+        redis: for response caches alone.
+        namer: under the operator's key.
+        encoder: names what vectors and evidence hang on; empty without a semantic tier.
+    """
+
+    def __init__(self, redis: RedisReach, namer: Namer, encoder: str = "") -> None:
+        self.redis = redis
+        self.namer = namer
+        self.encoder = encoder
+
+    async def find(self, names: Names, model: str, version: str, tags: Sequence[str] = ()) -> Found:
+        """Look for a request: one MGET."""
+        scope = names.scope
+        generations = self._generations(scope, model, version)
+        tagged = [layout.key(scope, "g", layout.text(self.namer.tag(scope, tag))) for tag in tags]
+        keys = [*generations, *tagged, layout.key(scope, "e", layout.text(names.exact))]
+        if names.normalised is not None:
+            keys.append(layout.key(scope, "n", layout.text(names.normalised)))
+        values: list[bytes | None] = await self.redis.ask(lambda client: client.mget(keys))
+        if values[0] is None:
+            values[0] = await self._begin(generations[0])
+        count = len(generations)
+        stamp = tuple(map(_generation, values[:count]))
+        tags_now = tuple(map(_generation, values[count : count + len(tags)]))
+        record = values[count + len(tags)]
+        same = values[-1] if names.normalised is not None else None
+        return Found(stamp, tags_now, record, _id(same))
+
+    async def get(self, scope: Scope, entry: EntryId) -> bytes | None:
+        """Return an entry's record."""
+        key = layout.key(scope, "e", layout.text(entry))
+        return cast("bytes | None", await self.redis.ask(lambda client: client.get(key)))
+
+    async def tags(self, scope: Scope, tags: Sequence[str]) -> Stamp:
+        """Return the generations of tags."""
+        keys = [layout.key(scope, "g", layout.text(self.namer.tag(scope, tag))) for tag in tags]
+        return tuple(map(_generation, await self.redis.ask(lambda client: client.mget(keys)))) if keys else ()
+
+    async def put(
+        self,
+        names: Names,
+        record: bytes,
+        *,
+        stamp: Stamp,
+        model: str,
+        version: str,
+        now: float,
+        life_s: float,
+        max_entries: int,
+        vector: bytes = b"",
+        flight: bytes = b"",
+    ) -> bool:
+        """Store a record for ``life_s`` seconds, and end its flight; return False where something was invalidated meanwhile.
+
+        Raises:
+            RedisAway: it may have been stored, or not.
+        """
+        scope, name = names.scope, layout.text(names.exact)
+        keys = [
+            *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
+            *(layout.key(scope, "v", self.encoder), layout.key(scope, "f", name)),
+            *self._generations(scope, model, version),
+        ]
+        same = "" if names.normalised is None else layout.text(names.normalised)
+        prefix = layout.key(scope, "")
+        arguments = [name, record, max(1, int(life_s * 1000)), now, now + life_s, max_entries, vector, same, prefix, flight]
+        arguments += stamp
+        stored = await self.redis.ask(lambda client: client.eval(_PUT, len(keys), *keys, *arguments))
+        return bool(stored)
+
+    async def drop(self, scope: Scope, entry: EntryId) -> bool:
+        """Delete one entry; return whether there was one."""
+        name = layout.text(entry)
+        keys = [layout.key(scope, "e", name), *(layout.key(scope, kind) for kind in "zx"), layout.key(scope, "v", self.encoder)]
+        there = await self.redis.ask(lambda client: client.eval(_DROP, len(keys), *keys, name, layout.COUNTERS_S * 1000))
+        return bool(there)
+
+    async def invalidate(self, scope: Scope, *, model: str = "", version: str = "", tag: str = "") -> None:
+        """Make unfindable what is stored now: of a tag, a model or one version of it, or of the whole scope. One INCR."""
+        if tag:
+            name = self.namer.tag(scope, tag)
+        elif model:
+            name = self.namer.model(scope, model, version)
+        else:
+            name = b""
+        key = layout.key(scope, "g", layout.text(name)) if name else layout.key(scope, "g")
+        await self.redis.ask(lambda client: _incremented(client, key))
+
+    async def erase(self, scope: Scope) -> int:
+        """Delete everything of a scope but its generations; return how many entries it was."""
+        kept = layout.key(scope, "g").encode()
+        return await self._erase(layout.key(scope, "*"), kept)
+
+    async def erase_everything(self) -> int:
+        """Delete everything of all clients; return how many entries it was."""
+        return await self._erase(f"{layout.PREFIX}*", b"\xff")
+
+    async def size(self, scope: Scope) -> int:
+        """Return how many entries a scope has; those that ended a moment ago may be counted."""
+        return int(await self.redis.ask(lambda client: client.zcard(layout.key(scope, "z"))))
+
+    async def register(self, client_name: str, scope: Scope, sealed: bytes) -> None:
+        """List a scope among its client's. ``sealed``: its name."""
+        key = f"{layout.PREFIX}{{{layout.text(self.namer.client(client_name))}}}:s"
+
+        async def add(client: Any) -> None:
+            await client.hset(key, layout.text(scope), sealed)
+            await client.expire(key, layout.KEEP_S)
+
+        await self.redis.ask(add)
+
+    async def registered(self, client_name: str, keys: Keyring) -> dict[str, Scope]:
+        """Return a client's scopes by name."""
+        key = f"{layout.PREFIX}{{{layout.text(self.namer.client(client_name))}}}:s"
+        found: dict[bytes, bytes] = await self.redis.ask(lambda client: client.hgetall(key))
+        scopes: dict[str, Scope] = {}
+        for value, sealed in found.items():
+            try:
+                scope = Scope(layout.name(value))
+                scopes[keys.open(sealed, b"scope" + scope).decode()] = scope
+            except (Unsealable, ValueError):
+                continue  # of a key that is no longer in the file
+        return scopes
+
+    def _generations(self, scope: Scope, model: str, version: str) -> list[str]:
+        names = [self.namer.model(scope, model)] + ([self.namer.model(scope, model, version)] if version else [])
+        return [layout.key(scope, "g"), *(layout.key(scope, "g", layout.text(name)) for name in names)]
+
+    async def _begin(self, key: str) -> bytes | None:
+        """Return a scope's first generation: random, so that one that was lost with its data never comes again."""
+        first = secrets.randbits(48)
+
+        async def begin(client: Any) -> bytes | None:
+            await client.set(key, first, nx=True, ex=layout.KEEP_S)
+            return cast("bytes | None", await client.get(key))
+
+        return await self.redis.ask(begin)
+
+    async def _erase(self, pattern: str, kept: bytes) -> int:
+        entries = 0
+        batch: list[bytes] = []
+
+        async def unlink(client: Any) -> None:
+            # One by one in a pipeline: in a Cluster they are of many slots.
+            pipe = client.pipeline(transaction=False)
+            for key in batch:
+                pipe.unlink(key)
+            await pipe.execute()
+
+        async def scan(client: Any) -> list[bytes]:
+            return [key async for key in client.scan_iter(match=pattern, count=1000)]
+
+        for key in await self.redis.ask(scan, ERASING_S):
+            if key == kept or key.startswith(kept + b":"):
+                continue
+            entries += b"}:e:" in key
+            batch.append(key)
+            if len(batch) >= ERASED_AT_ONCE:
+                await self.redis.ask(unlink, ERASING_S)
+                batch.clear()
+        if batch:
+            await self.redis.ask(unlink, ERASING_S)
+        return entries
+
+
+def _incremented(client: Any, key: str) -> Awaitable[Any]:
+    script = "local g = redis.call('INCR', KEYS[1]) redis.call('EXPIRE', KEYS[1], ARGV[1]) return g"
+    return cast("Awaitable[Any]", client.eval(script, 1, key, layout.KEEP_S))
+
+
+def _generation(value: bytes | None) -> str:
+    return "0" if value is None else value.decode("ascii", "replace")
+
+
+def _id(value: bytes | None) -> EntryId | None:
+    try:
+        return None if value is None else EntryId(layout.name(value))
+    except ValueError:
+        return None

@@ -1,0 +1,75 @@
+"""What a caller is given to hand in again, opaque and proved: a flight, a candidate, an entry.
+
+The sidecar keeps nothing of them, so that any sidecar may be handed them. They are proved under the key of the names, with the
+client that they were given to: nobody can make one, or use another client's.
+"""
+
+import hmac
+import json
+from typing import Any, Final, NamedTuple, TypeVar
+
+from lpc.responses import layout
+from lpc.responses.canonical import NAME_BYTES, EntryId, Namer, Scope
+from lpc.responses.store import Stamp
+
+LONGEST: Final = 4096
+"""Bytes of a ticket; what is longer is none."""
+
+
+class Flight(NamedTuple):
+    """Leave to store the answer to a request. ``token``: of the flight; ``stamp``, ``tags``: generations when it was asked."""
+
+    scope: Scope
+    entry: EntryId
+    token: str
+    stamp: Stamp
+    tags: Stamp
+
+
+class Candidate(NamedTuple):
+    """An entry that the engine's answer is to be compared with. ``similarity``: of the questions; ``audited``: it was a hit."""
+
+    scope: Scope
+    entry: EntryId
+    similarity: float
+    audited: bool
+
+
+class Served(NamedTuple):
+    """An entry that was served or stored. ``source``: exact, normalised or semantic; ``similarity``: of the questions."""
+
+    scope: Scope
+    entry: EntryId
+    source: str
+    similarity: float
+
+
+T = TypeVar("T", Flight, Candidate, Served)
+
+
+class Tickets:
+    """Gives and reads tickets."""
+
+    def __init__(self, namer: Namer) -> None:
+        self._namer = namer
+
+    def give(self, client: str, ticket: Flight | Candidate | Served) -> bytes:
+        """Return the bytes that stand for a ticket in a client's hands."""
+        scope, entry, *rest = ticket
+        fields = [layout.text(scope), layout.text(entry), *rest]
+        payload = json.dumps(fields, separators=(",", ":")).encode()
+        return self._proof(client, type(ticket), payload) + payload
+
+    def read(self, client: str, kind: type[T], data: bytes) -> T | None:
+        """Return the ticket that a client hands in; None where it is none, or not one of this client's."""
+        if len(data) > LONGEST:
+            return None
+        proof, payload = data[:NAME_BYTES], data[NAME_BYTES:]
+        if not hmac.compare_digest(proof, self._proof(client, kind, payload)):
+            return None
+        scope, entry, *rest = json.loads(payload)
+        fields: list[Any] = [tuple(value) if isinstance(value, list) else value for value in rest]
+        return kind(Scope(layout.name(scope)), EntryId(layout.name(entry)), *fields)
+
+    def _proof(self, client: str, kind: type, payload: bytes) -> bytes:
+        return self._namer.proof(kind.__name__.encode(), client.encode(), payload)

@@ -1,0 +1,136 @@
+"""The vectors of a scope in Redis, sealed, and the stream by which the sidecars keep their arrays of them equal."""
+
+import struct
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from lpc.responses import layout
+from lpc.responses.canonical import NAME_BYTES, EntryId, Scope
+from lpc.responses.sealing import Keyring, Unsealable
+from lpc.responses.store import ERASING_S
+from lpc.wire.redis_reach import RedisReach
+
+_HEAD: Final = struct.Struct(f">d{NAME_BYTES}sQ")
+SCANNED_AT_ONCE: Final = 1000
+READ_AT_ONCE: Final = 1000
+START: Final = "0-0"
+
+
+class Vector(NamedTuple):
+    """A question's vector. ``values``: little-endian fp16; ``generation``: of its scope when it was stored."""
+
+    entry: EntryId
+    partition: bytes
+    expires_at: float
+    generation: int
+    values: bytes
+
+
+class Changes(NamedTuple):
+    """What happened to a scope since a place in its stream.
+
+    Attributes:
+        place: where to read on.
+        generation: of the scope, now; None where it has none.
+        added: vectors that came.
+        removed: entries that went.
+        whole: False where changes were missed: everything is to be read again.
+    """
+
+    place: str
+    generation: str | None
+    added: Sequence[Vector]
+    removed: Sequence[EntryId]
+    whole: bool
+
+
+def seal(vector: Vector, scope: Scope, keys: Keyring) -> bytes:
+    """Return a vector as a record of its place."""
+    plain = _HEAD.pack(vector.expires_at, vector.partition, vector.generation) + vector.values
+    return keys.seal(plain, b"vector" + scope + vector.entry)
+
+
+def unseal(record: bytes, scope: Scope, entry: EntryId, keys: Keyring) -> Vector:
+    """Return the vector of a record. Raises Unsealable."""
+    plain = keys.open(record, b"vector" + scope + entry)
+    if len(plain) < _HEAD.size or (len(plain) - _HEAD.size) % 2:
+        raise Unsealable
+    expires_at, partition, generation = _HEAD.unpack_from(plain)
+    return Vector(entry, partition, expires_at, generation, plain[_HEAD.size :])
+
+
+class Vectors:
+    """The vectors of all scopes in one Redis, of one encoder."""
+
+    def __init__(self, redis: RedisReach, encoder: str) -> None:
+        self._redis = redis
+        self._encoder = encoder
+
+    async def place(self, scope: Scope) -> tuple[str, str | None]:
+        """Return where a scope's stream ends, and its generation: to be asked before everything is read. Raises RedisAway."""
+
+        async def ask(client: Any) -> tuple[str, str | None]:
+            pipe = client.pipeline(transaction=False)
+            pipe.xrevrange(layout.key(scope, "x"), count=1)
+            pipe.get(layout.key(scope, "g"))
+            last, generation = await pipe.execute()
+            return last[0][0].decode() if last else START, None if generation is None else generation.decode()
+
+        return await self._redis.ask(ask)
+
+    async def read(self, scope: Scope, keys: Keyring) -> AsyncIterator[list[Vector]]:
+        """Yield all vectors of a scope, some hundred at a time; what does not open is left out. Raises RedisAway."""
+        key = layout.key(scope, "v", self._encoder)
+        cursor = 0
+        while True:
+            scan = partial(_scan, key=key, cursor=cursor)
+            cursor, records = await self._redis.ask(scan, ERASING_S)
+            yield self._opened(scope, records.items(), keys)
+            if not cursor:
+                return
+
+    async def changes(self, scope: Scope, place: str, keys: Keyring) -> Changes:
+        """Return what happened since a place. Raises RedisAway."""
+        stream, hashed = layout.key(scope, "x"), layout.key(scope, "v", self._encoder)
+
+        async def ask(client: Any) -> tuple[Any, Any, Any]:
+            pipe = client.pipeline(transaction=False)
+            pipe.get(layout.key(scope, "g"))
+            pipe.xrange(stream, count=1)
+            pipe.xrange(stream, f"({place}", count=READ_AT_ONCE)
+            found: tuple[Any, Any, Any] = await pipe.execute()
+            return found
+
+        generation, oldest, events = await self._redis.ask(ask)
+        # Events in a row have no gap if the place itself, or nothing at all, came before the oldest that is left.
+        whole = place == START or (bool(oldest) and _order(oldest[0][0].decode()) <= _order(place)) or not (oldest or events)
+        added = {fields[b"a"]: None for _, fields in events if b"a" in fields}
+        removed = [fields[b"d"] for _, fields in events if b"d" in fields]
+        records: Sequence[bytes | None] = []
+        if added:
+            records = await self._redis.ask(lambda client: client.hmget(hashed, list(added)), ERASING_S)
+        pairs = [(name, record) for name, record in zip(added, records, strict=True) if record is not None]
+        gone = [EntryId(layout.name(name)) for name in removed if name not in added]
+        last = events[-1][0].decode() if events else place
+        now = None if generation is None else generation.decode()
+        return Changes(last, now, self._opened(scope, pairs, keys), gone, whole)
+
+    def _opened(self, scope: Scope, records: Any, keys: Keyring) -> list[Vector]:
+        found = []
+        for name, record in records:
+            try:
+                found.append(unseal(record, scope, EntryId(layout.name(name)), keys))
+            except (Unsealable, ValueError):
+                continue
+        return found
+
+
+async def _scan(client: Any, key: str, cursor: int) -> tuple[int, dict[bytes, bytes]]:
+    found: tuple[int, dict[bytes, bytes]] = await client.hscan(key, cursor, count=SCANNED_AT_ONCE)
+    return found
+
+
+def _order(place: str) -> tuple[int, int]:
+    milliseconds, _, sequence = place.partition("-")
+    return int(milliseconds), int(sequence or 0)

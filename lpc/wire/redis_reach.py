@@ -1,0 +1,86 @@
+"""A Redis that may be away, on an event loop: nobody waits for it longer than the time-out, and nobody twice in a row."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from lpc.errors import LpcError
+from lpc.wire.redis_connection import ERRORS, Connection
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CONNECTIONS: Final = 64
+"""To one server."""
+FIRST_S: Final = 0.25
+LONGEST_S: Final = 5.0
+"""Pauses after a failure: the first, and what they double up to."""
+
+
+class RedisAway(LpcError):
+    """Redis does not answer, or did not a moment ago."""
+
+
+class RedisReach:
+    """Asks a Redis. After a failure one caller in a while tries again, and all others are told at once that it is away.
+
+    Args:
+        connection: to the server or Cluster; not opened yet.
+        timeout_s: that an answer may take, connecting and waiting for a free connection included.
+        what: the server is for, for the log.
+    """
+
+    def __init__(self, connection: Connection, timeout_s: float, what: str) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._what = what
+        self._client: Any = None
+        self._again_at = 0.0
+        self._pause_s = 0.0
+
+    @property
+    def away(self) -> bool:
+        """Whether it did not answer when it was asked last."""
+        return self._pause_s > 0
+
+    async def ask(self, question: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
+        """Return what a question to redis-py's client answers. Raises RedisAway.
+
+        ``timeout_s``: of long work beside serving, which waits for no one.
+        """
+        loop = asyncio.get_running_loop()
+        if self._pause_s:
+            now = loop.time()
+            if now < self._again_at:
+                raise RedisAway(f"Redis {self._what} is away")
+            self._again_at = now + self._timeout_s  # the others wait for what this one finds
+        try:
+            async with asyncio.timeout(timeout_s or self._timeout_s):
+                if self._client is None:
+                    self._client = self._connection.open_async(CONNECTIONS)
+                answer = await question(self._client)
+        except (TimeoutError, *ERRORS) as error:
+            self._lost(error, loop.time())
+            raise RedisAway(f"Redis {self._what} is away") from None
+        if self._pause_s:
+            self._pause_s = 0.0
+            log.info("Redis %s is back", self._what)
+        return answer
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                await client.aclose()
+            except ERRORS:
+                log.debug("closing the connection to Redis failed", exc_info=True)
+
+    def _lost(self, error: BaseException, now: float) -> None:
+        if not self._pause_s:
+            # Its kind alone: a message of Redis may quote a command.
+            log.warning("Redis %s cannot be used (%s)", self._what, type(error).__name__)
+        self._pause_s = min(max(2 * self._pause_s, FIRST_S), LONGEST_S)
+        self._again_at = now + self._pause_s

@@ -1,0 +1,303 @@
+"""The way of a request through the tiers, exact, normalised and semantic, or to the engine; and of its answer into the store.
+
+Whatever goes wrong with the store is a miss that says so. Nothing here raises but for requests that are no requests.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from lpc.errors import InvalidRequest
+from lpc.responses import entry as entries
+from lpc.responses.answers import Answer, Refusal, not_kept, refused
+from lpc.responses.canonical import Asked, EntryId, Names
+from lpc.responses.entry import Entry
+from lpc.responses.flights import Flights
+from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.store import Found, Store
+from lpc.responses.tickets import Flight, Served, Tickets
+from lpc.wire.redis_reach import RedisAway
+from predictor_service.responses.keys import Keys
+from predictor_service.responses.metrics import CacheMetrics
+from predictor_service.responses.opening import Opener, aside
+from predictor_service.responses.outcomes import Hit, Miss, Reason, Source, Stored
+from predictor_service.responses.semantic import Semantic
+from predictor_service.responses.tally import Tally
+
+MAX_WAIT_S: Final = 60.0
+MAX_TAGS: Final = 16
+MAX_NAME: Final = 256
+"""Characters of a scope, a tag, a tenant."""
+
+
+class ResponseCache:
+    """The response caches of one sidecar. Lives on one event loop.
+
+    Args:
+        keys: of the key file.
+        store, flights, tally: of the caches' own Redis.
+        scopes: what the operator allows.
+        semantic: the tier; `Nothing` where there is none.
+        metrics: of the sidecar.
+        max_entry_bytes: answers above are not kept.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        store: Store,
+        flights: Flights,
+        tally: Tally,
+        scopes: Scopes,
+        semantic: Semantic,
+        metrics: CacheMetrics,
+        *,
+        max_entry_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.scopes = scopes
+        self._store = store
+        self._semantic = semantic
+        self._tally = tally
+        self._keys = keys
+        self._namer = store.namer
+        self._tickets = Tickets(store.namer)
+        self._flights = flights
+        self._metrics = metrics
+        self._max_entry_bytes = max_entry_bytes
+        self._clock = clock
+        self._finding: dict[Names, asyncio.Task[Found]] = {}
+        self._registered: set[bytes] = set()
+
+    async def lookup(
+        self, client: str, asked: Asked, *, wait_s: float = 0.0, exact_only: bool = False, max_age_s: float = 0.0
+    ) -> Hit | Miss:
+        """Find an answer.
+
+        Args:
+            client: as it was authenticated.
+            asked: its request.
+            wait_s: how long to wait for another caller's answer to the same request.
+            exact_only: look for the very request alone.
+            max_age_s: of an answer; 0: any.
+
+        Raises:
+            InvalidRequest: it is no request.
+        """
+        _check(asked)
+        settings = self.scopes.of(asked.scope)
+        outcome: Hit | Miss
+        if because := refused(asked, settings):
+            outcome = Miss("off") if because == "off" else Miss("refused", refusal=because)
+        else:
+            names = self._namer.names(client, asked, last_turn=not exact_only and settings.kind != "code")
+            try:
+                outcome = await self._find(client, asked, names, settings, wait_s, max_age_s, exact_only=exact_only)
+            except RedisAway:
+                outcome = Miss("unavailable")
+        scope = self._namer.scope(client, asked.scope)
+        self._metrics.looked_up(self.scopes.label(asked.scope), outcome)
+        self._tally.looked_up(scope, outcome, self._clock())
+        return outcome
+
+    async def store(
+        self,
+        client: str,
+        asked: Asked,
+        answer: Answer,
+        *,
+        flight: bytes = b"",
+        candidate: bytes = b"",
+        same: bool | None = None,
+        ttl_s: float = 0.0,
+        aborted: bool = False,
+        no_store: bool = False,
+    ) -> Stored:
+        """Take what the engine said. ``flight``, ``candidate``: of the miss; ``same``: the candidate says the same.
+
+        Raises:
+            InvalidRequest: it is no request.
+        """
+        _check(asked)
+        settings = self.scopes.of(asked.scope)
+        names = self._namer.names(client, asked, last_turn=settings.kind != "code")
+        ticket = self._tickets.read(client, Flight, flight)
+        if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
+            ticket = None
+        because: Refusal | None = "aborted" if aborted else "no_store" if no_store else None
+        if because is None:
+            because = await aside(answer.size, lambda: not_kept(asked, answer, settings, self._max_entry_bytes))
+        try:
+            if because in (None, "too_large"):
+                await self._semantic.label(client, names, asked, settings, answer, candidate, same)
+            if because is None:
+                because = await self._put(client, asked, answer, names, settings, ticket, ttl_s)
+            if ticket is not None:
+                kept = because is None
+                again = because in ("aborted", "stale")
+                await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=kept, again=again)
+        except RedisAway:
+            because = because or "unavailable"
+        self._metrics.stored(self.scopes.label(asked.scope), because)
+        self._tally.stored(names.scope, because, self._clock())
+        if because is not None:
+            return Stored(refusal=because)
+        return Stored(self._tickets.give(client, Served(names.scope, names.exact, "exact", 1.0)))
+
+    # -- the way of a lookup ---------------------------------------------------------------------------------------------------
+
+    async def _find(
+        self,
+        client: str,
+        asked: Asked,
+        names: Names,
+        settings: ScopeSettings,
+        wait_s: float,
+        max_age_s: float,
+        *,
+        exact_only: bool,
+    ) -> Hit | Miss:
+        began = asyncio.get_running_loop().time()
+        outcome, found = await self._tiers(client, asked, names, settings, max_age_s, exact_only=exact_only)
+        self._metrics.lookup_seconds.observe(asyncio.get_running_loop().time() - began)
+        if isinstance(outcome, Hit):
+            return outcome
+        return await self._fly(client, asked, names, found, outcome, began + min(wait_s, MAX_WAIT_S), max_age_s)
+
+    async def _tiers(
+        self, client: str, asked: Asked, names: Names, settings: ScopeSettings, max_age_s: float, *, exact_only: bool
+    ) -> tuple[Hit | Miss, Found]:
+        """Look in one tier after the other."""
+        found = await self._look(names, asked)
+        opener = self._opener(client, asked, found, max_age_s)
+        entry = await opener.open(names.scope, names.exact, found.record)
+        if entry is not None:
+            return self._hit(client, names, names.exact, entry, "exact"), found
+        if found.same is not None and found.same != names.exact and settings.serves_normalised:
+            record = await self._store.get(names.scope, found.same)
+            entry = await opener.open(names.scope, found.same, record)
+            if entry is not None:
+                return self._hit(client, names, found.same, entry, "normalised"), found
+        if not exact_only and names.partition is not None:
+            return await self._semantic.lookup(client, names, asked, settings, found, opener), found
+        return Miss("cold"), found
+
+    async def _fly(
+        self, client: str, asked: Asked, names: Names, found: Found, miss: Miss, deadline: float, max_age_s: float
+    ) -> Hit | Miss:
+        """Become the one who asks the engine, or wait for the one who does."""
+        loop = asyncio.get_running_loop()
+        usable = found.record is None  # else what is stored under this name is of no use: damaged, too old, invalidated
+        while True:
+            state, token = await self._flights.take(names.scope, names.exact, unless_stored=usable)
+            if state == "free":
+                flight = Flight(names.scope, names.exact, token.decode(), found.stamp, found.tags)
+                return _with(miss, flight=self._tickets.give(client, flight))
+            if state == "flying" and (patience := deadline - loop.time()) > 0:
+                state = await self._flights.wait(names.scope, names.exact, patience)
+            if state == "free":
+                continue
+            if state == "stored":
+                found = await self._look(names, asked)
+                opener = self._opener(client, asked, found, max_age_s)
+                entry = await opener.open(names.scope, names.exact, found.record)
+                if entry is not None:
+                    return self._hit(client, names, names.exact, entry, "exact")
+                if usable:
+                    usable = False
+                    continue
+            return _with(miss, reason="in_flight")
+
+    async def _look(self, names: Names, asked: Asked) -> Found:
+        """Look for a request once for all who ask the same at the same time."""
+        task = self._finding.get(names)
+        if task is None:
+            find = self._store.find(names, asked.model, asked.model_version, asked.tags)
+            task = self._finding[names] = asyncio.create_task(find)
+            task.add_done_callback(lambda _: self._finding.pop(names, None))
+        return await asyncio.shield(task)
+
+    def _opener(self, client: str, asked: Asked, found: Found, max_age_s: float) -> Opener:
+        return Opener(
+            *(self._keys, self._store, self._metrics, self._clock),
+            client=client,
+            asked=asked,
+            found=found,
+            max_age_s=max_age_s,
+        )
+
+    def _hit(self, client: str, names: Names, name: EntryId, entry: Entry, source: Source) -> Hit:
+        age, remaining = entry.life(self._clock())
+        ticket = self._tickets.give(client, Served(names.scope, name, source, 1.0))
+        question = entry.question if name != names.exact else ""
+        return Hit(ticket, source, entry.answer, age, remaining, question=question)
+
+    # -- the way of an answer --------------------------------------------------------------------------------------------------
+
+    async def _put(
+        self,
+        client: str,
+        asked: Asked,
+        answer: Answer,
+        names: Names,
+        settings: ScopeSettings,
+        flight: Flight | None,
+        ttl_s: float,
+    ) -> Refusal | None:
+        if flight is not None:
+            stamp, tags = flight.stamp, flight.tags
+        else:
+            found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
+            stamp, tags = found.stamp, found.tags
+        if asked.tags and tags != await self._store.tags(names.scope, asked.tags):
+            return "stale"
+        await self._register(client, asked, names)
+        now = self._clock()
+        life_s = min(ttl_s or settings.life_s, settings.life_s)
+        entry = Entry(
+            *(client, asked.scope, asked.tenant, asked.last_turn or "", answer, now, now + life_s, stamp),
+            tags=tuple(zip(asked.tags, tags, strict=True)),
+            partition=names.partition or b"",
+        )
+        keyring = self._keys.ring
+        record = await aside(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
+        vector = await self._semantic.vector(names, asked, settings, entry.expires_at, stamp[0])
+        stored = await self._store.put(
+            names,
+            record,
+            stamp=stamp,
+            model=asked.model,
+            version=asked.model_version,
+            now=now,
+            life_s=life_s,
+            max_entries=settings.max_entries,
+            vector=vector,
+            flight=b"" if flight is None else flight.token.encode(),
+        )
+        return None if stored else "stale"
+
+    async def _register(self, client: str, asked: Asked, names: Names) -> None:
+        """List a scope that this sidecar has not stored anything in before."""
+        if names.scope not in self._registered:
+            sealed = self._keys.ring.seal(asked.scope.encode(), b"scope" + names.scope)
+            await self._store.register(client, names.scope, sealed)
+            self._registered.add(names.scope)
+
+
+def _check(asked: Asked) -> None:
+    """Refuse what is no request. Raises InvalidRequest."""
+    if not asked.model:
+        raise InvalidRequest("the request names no model: send the one that the engine would be asked for")
+    if not asked.messages and asked.prompt is None and not asked.parameters:
+        raise InvalidRequest("the request is empty: send messages or prompt")
+    if len(asked.tags) > MAX_TAGS:
+        raise InvalidRequest(f"the request has {len(asked.tags)} tags, at most {MAX_TAGS} are possible")
+    if any(len(name) > MAX_NAME for name in (asked.scope, asked.tenant, asked.language, asked.model_version, *asked.tags)):
+        raise InvalidRequest(f"a scope, tenant, language, version or tag is longer than {MAX_NAME} characters: shorten it")
+
+
+def _with(miss: Miss, *, flight: bytes = b"", reason: Reason | None = None) -> Miss:
+    # Why nothing was found is of more use than that another one asks the engine, unless nothing was looked at.
+    return replace(miss, flight=flight, reason=reason if reason is not None and miss.reason == "cold" else miss.reason)

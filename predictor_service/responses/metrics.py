@@ -1,0 +1,102 @@
+"""Prometheus metrics of the response caches. Scopes are labels by the operator's names alone; callers may declare any."""
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from lpc.responses.answers import REFUSALS, Refusal
+from predictor_service.metrics import SECONDS, Metrics
+from predictor_service.responses.outcomes import Hit, Miss, Reason, Source
+
+
+class CacheMetrics:
+    """Metrics of the response caches, in the sidecar's registry. ``scopes``: all labels of scopes."""
+
+    def __init__(self, metrics: Metrics, scopes: Sequence[str]) -> None:
+        registry = metrics.registry
+        self.lookups = Counter(
+            "lpc_cache_lookups",
+            "Lookups of the response caches, by what came of them: a tier's hit, or why there was none.",
+            ["scope", "result"],
+            registry=registry,
+        )
+        self.stores = Counter(
+            "lpc_cache_stores",
+            "Answers handed in to the response caches, by what became of them: stored, or why not.",
+            ["scope", "result"],
+            registry=registry,
+        )
+        self.tokens_spared = Counter(
+            "lpc_cache_tokens_spared",
+            "Tokens that no engine had to compute, as the engine counted them for the answer that was served again.",
+            ["scope", "kind"],
+            registry=registry,
+        )
+        self.seconds_spared = Counter(
+            "lpc_cache_engine_seconds_spared",
+            "Seconds that engines took for the answers that were served again.",
+            ["scope"],
+            registry=registry,
+        )
+        self.lookup_seconds = Histogram(
+            "lpc_cache_lookup_seconds",
+            "Time of a lookup of the response caches, without waiting for another caller's answer.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.unreadable = Counter(
+            "lpc_cache_unreadable",
+            "Records of the response caches that did not open: of another key or place, or damaged.",
+            registry=registry,
+        )
+        self.feedback = Counter(
+            "lpc_cache_feedback", "What callers said of answers that were served.", ["scope", "verdict"], registry=registry
+        )
+        self.redis_up = Gauge(
+            "lpc_cache_redis_up", "1 while the Redis of the response caches answers, else 0.", registry=registry
+        )
+        self.threshold = Gauge(
+            "lpc_cache_threshold",
+            "Similarity from which the semantic tier serves; NaN: it serves nothing.",
+            ["client", "scope"],
+            registry=registry,
+        )
+        self.error_bound = Gauge(
+            "lpc_cache_error_bound",
+            "Upper bound on the wrong answers among those that the semantic tier serves; NaN: it serves nothing.",
+            ["client", "scope"],
+            registry=registry,
+        )
+        self.labels = Gauge(
+            "lpc_cache_labels", "Labels in the semantic tier's window of evidence.", ["client", "scope"], registry=registry
+        )
+        # From the start, so that the first event of each kind is an increase.
+        for scope in scopes:
+            for result in (*get_args(Source), *get_args(Reason)):
+                self.lookups.labels(scope, result)
+            for result in ("stored", *REFUSALS):
+                self.stores.labels(scope, result)
+            for kind in ("prompt", "completion"):
+                self.tokens_spared.labels(scope, kind)
+            for verdict in ("right", "wrong"):
+                self.feedback.labels(scope, verdict)
+            self.seconds_spared.labels(scope)
+
+    def watch_redis(self, up: Callable[[], bool]) -> None:
+        """Report at every scrape whether Redis answers."""
+        self.redis_up.set_function(up)
+
+    def looked_up(self, scope: str, outcome: Hit | Miss) -> None:
+        """Count a lookup. ``scope``: a label."""
+        if isinstance(outcome, Miss):
+            self.lookups.labels(scope, outcome.reason).inc()
+            return
+        self.lookups.labels(scope, outcome.source).inc()
+        self.tokens_spared.labels(scope, "prompt").inc(outcome.answer.prompt_tokens)
+        self.tokens_spared.labels(scope, "completion").inc(outcome.answer.completion_tokens)
+        self.seconds_spared.labels(scope).inc(max(0.0, outcome.answer.engine_s))
+
+    def stored(self, scope: str, refusal: Refusal | None) -> None:
+        """Count an answer that was handed in."""
+        self.stores.labels(scope, refusal or "stored").inc()

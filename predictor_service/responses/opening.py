@@ -1,0 +1,80 @@
+"""From a record to an entry that may be given to who asks: opened, and everything about it checked again."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from lpc.responses import entry as entries
+from lpc.responses.canonical import Asked, EntryId, Scope
+from lpc.responses.entry import Entry
+from lpc.responses.sealing import Unsealable
+from lpc.responses.store import Found, Store
+from predictor_service.responses.keys import Keys
+from predictor_service.responses.metrics import CacheMetrics
+
+T = TypeVar("T")
+
+THREAD_FROM: Final = 32 * 2**10
+"""Bytes from which packing and unpacking would hold up the event loop for longer than handing it to a thread."""
+
+
+class Opener:
+    """Opens records for one request.
+
+    Args:
+        client: as it was authenticated.
+        asked: its request.
+        found: the generations now.
+        max_age_s: of an answer; 0: any.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        store: Store,
+        metrics: CacheMetrics,
+        clock: Callable[[], float],
+        *,
+        client: str,
+        asked: Asked,
+        found: Found,
+        max_age_s: float,
+    ) -> None:
+        self._keys = keys
+        self._store = store
+        self._metrics = metrics
+        self._clock = clock
+        self._client = client
+        self._asked = asked
+        self._found = found
+        self._max_age_s = max_age_s
+
+    async def open(self, scope: Scope, name: EntryId, record: bytes | None) -> Entry | None:
+        """Return the entry of a record, if it may be given to this client now. Raises RedisAway."""
+        if record is None:
+            return None
+        keyring = self._keys.ring
+        try:
+            entry = await aside(len(record), lambda: entries.unseal(record, scope, name, keyring))
+        except Unsealable:
+            self._metrics.unreadable.inc()
+            return None
+        now, asked = self._clock(), self._asked
+        if not entry.belongs_to(self._client, asked.scope, asked.tenant):
+            return None
+        if entry.stamp != self._found.stamp or entry.expires_at <= now:
+            return None
+        if self._max_age_s and entry.life(now)[0] > self._max_age_s:
+            return None
+        return entry if await self._tags_hold(scope, entry) else None
+
+    async def _tags_hold(self, scope: Scope, entry: Entry) -> bool:
+        if not entry.tags:
+            return True
+        tags, then = zip(*entry.tags, strict=True)
+        return (self._found.tags if tags == self._asked.tags else await self._store.tags(scope, tags)) == then
+
+
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """Do what takes long for large answers in a thread."""
+    return work() if size < THREAD_FROM else await asyncio.to_thread(work)

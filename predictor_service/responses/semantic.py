@@ -1,0 +1,66 @@
+"""Another question's answer, where evidence allows it: what the cache asks of that tier, and a tier that does nothing."""
+
+from typing import Protocol
+
+from lpc.responses.answers import Answer
+from lpc.responses.canonical import Asked, EntryId, Names, Scope
+from lpc.responses.scopes import ScopeSettings
+from lpc.responses.store import Found
+from lpc.responses.tickets import Served
+from predictor_service.responses.opening import Opener
+from predictor_service.responses.outcomes import Hit, InForce, Miss
+
+
+class Semantic(Protocol):
+    """The tier, of all scopes. Methods that ask Redis raise RedisAway."""
+
+    async def lookup(
+        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener
+    ) -> Hit | Miss:
+        """Look for a similar question of the same partition, and decide what to do with its answer."""
+
+    async def vector(self, names: Names, asked: Asked, settings: ScopeSettings, expires_at: float, generation: str) -> bytes:
+        """Return the sealed vector of a question whose answer is being stored; nothing where its scope has no such tier."""
+
+    async def label(
+        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, answer: Answer, ticket: bytes, same: bool | None
+    ) -> None:
+        """Compare the engine's answer with the candidate's of the miss, unless the caller did, and learn of it."""
+
+    async def complain(self, served: Served, settings: ScopeSettings) -> None:
+        """Learn that an answer which was served was wrong."""
+
+    async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
+        """Return what evidence allows in a scope now."""
+
+    def gone(self, scope: Scope, entry: EntryId) -> None:
+        """Forget an entry here at once."""
+
+
+class Nothing(Semantic):
+    """No semantic tier."""
+
+    async def lookup(
+        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener
+    ) -> Hit | Miss:
+        """Find nothing."""
+        return Miss("cold")
+
+    async def vector(self, names: Names, asked: Asked, settings: ScopeSettings, expires_at: float, generation: str) -> bytes:
+        """Return nothing."""
+        return b""
+
+    async def label(
+        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, answer: Answer, ticket: bytes, same: bool | None
+    ) -> None:
+        """Learn nothing."""
+
+    async def complain(self, served: Served, settings: ScopeSettings) -> None:
+        """Learn nothing."""
+
+    async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
+        """Say that nothing is."""
+        return InForce()
+
+    def gone(self, scope: Scope, entry: EntryId) -> None:
+        """Forget nothing."""

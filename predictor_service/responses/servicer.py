@@ -1,0 +1,199 @@
+"""The methods of `lpc.cache.v1.ResponseCache`: from the wire and back."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.cache.v1 import response_cache_pb2_grpc as rpc
+from lpc.errors import InvalidRequest
+from lpc.responses.answers import Answer
+from lpc.responses.canonical import Asked, read_json
+from predictor_service.responses.cache import ResponseCache
+from predictor_service.responses.outcomes import Hit
+from predictor_service.responses.upkeep import ScopeFigures, Upkeep
+from predictor_service.rpc.callers import CALLER
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class ResponseCacheService(rpc.ResponseCacheServicer):
+    """Answers with the caches of this sidecar."""
+
+    def __init__(self, cache: ResponseCache, upkeep: Upkeep) -> None:
+        self._cache = cache
+        self._upkeep = upkeep
+
+    async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:  # noqa: N802
+        """Find an answer, or say why there is none."""
+        caller = CALLER.get()
+        caller.admit(1)
+        wait_s = request.wait_ms / 1000
+        remaining = context.time_remaining()
+        if remaining is not None:
+            wait_s = min(wait_s, 0.9 * remaining)
+        asked = asked_of(request.request)
+        outcome = await self._cache.lookup(
+            caller.name, asked, wait_s=wait_s, exact_only=request.exact_only, max_age_s=request.max_age_s
+        )
+        if isinstance(outcome, Hit):
+            return pb.LookupResponse(hit=_hit(outcome))
+        miss = pb.Miss(
+            reason=pb.Reason.Value(f"REASON_{outcome.reason.upper()}"),
+            flight=outcome.flight,
+            candidate=outcome.candidate,
+            refusal=outcome.refusal or "",
+            similarity=outcome.similarity,
+        )
+        if outcome.candidate_answer is not None:
+            miss.candidate_response.CopyFrom(_response(outcome.candidate_answer))
+        return pb.LookupResponse(miss=miss)
+
+    async def Store(self, request: pb.StoreRequest, context: Context) -> pb.StoreResponse:  # noqa: N802
+        """Keep what the engine said, or say why not."""
+        del context
+        same = request.same_as_candidate if request.HasField("same_as_candidate") else None
+        stored = await self._cache.store(
+            CALLER.get().name,
+            asked_of(request.request),
+            answer_of(request.response),
+            flight=request.flight,
+            candidate=request.candidate,
+            same=same,
+            ttl_s=max(0.0, request.ttl_s),
+            aborted=request.aborted,
+            no_store=request.no_store,
+        )
+        return pb.StoreResponse(stored=stored.refusal is None, entry_id=stored.ticket, refusal=stored.refusal or "")
+
+    async def Feedback(self, request: pb.FeedbackRequest, context: Context) -> pb.FeedbackResponse:  # noqa: N802
+        """Take what a user said of an answer."""
+        del context
+        counted, dropped = await self._upkeep.feedback(
+            CALLER.get().name, request.entry_id, wrong=request.wrong, reason=request.reason_code, drop=request.drop
+        )
+        return pb.FeedbackResponse(counted=counted, dropped=dropped)
+
+    async def Invalidate(self, request: pb.InvalidateRequest, context: Context) -> pb.InvalidateResponse:  # noqa: N802
+        """Make answers unfindable."""
+        del context
+        client, what = CALLER.get().name, request.WhichOneof("what")
+        if what is None or (what == "everything" and not request.everything):
+            raise InvalidRequest("nothing is named: set entry_id, scope, tag, model or everything")
+        if what == "entry_id":
+            done, erased = await self._upkeep.invalidate_entry(client, request.entry_id)
+            return pb.InvalidateResponse(done=done, erased=erased)
+        if what in ("tag", "model") and request.erase:
+            raise InvalidRequest("erase is of whole scopes or of everything: what has a tag or a model ends by itself")
+        done, erased = await self._upkeep.invalidate(
+            client,
+            scope=request.scope if what == "scope" else None,
+            tag=request.tag,
+            model=request.model,
+            version=request.model_version,
+            erase=request.erase,
+        )
+        return pb.InvalidateResponse(done=done, erased=erased)
+
+    async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:  # noqa: N802
+        """Say what the caller's scopes did, and what is in force."""
+        del context
+        scope = request.scope or None
+        figures = await self._upkeep.figures(CALLER.get().name, scope, request.days)
+        return pb.StatsResponse(scopes=map(_stats, figures))
+
+
+def asked_of(request: pb.Request) -> Asked:
+    """Return a request from the wire. Raises InvalidRequest."""
+    messages = []
+    for message in request.messages:
+        other = read_json(message.other_json, "a message's other_json", dict)
+        messages.append({**other, "role": message.role, "content": other.get("content") or message.content})
+    return Asked(
+        model=request.model,
+        parameters=read_json(request.parameters_json, "parameters_json", dict),
+        messages=messages,
+        tools=read_json(request.tools_json, "tools_json", list),
+        prompt=request.prompt if request.HasField("prompt") else None,
+        scope=request.scope,
+        tenant=request.tenant,
+        model_version=request.model_version,
+        tags=tuple(request.tags),
+        language=request.language,
+    )
+
+
+def answer_of(response: pb.Response) -> Answer:
+    """Return an engine's answer from the wire."""
+    return Answer(
+        chunks=tuple(response.chunks),
+        body=response.body,
+        prompt_tokens=response.prompt_tokens,
+        completion_tokens=response.completion_tokens,
+        finish_reason=response.finish_reason,
+        engine_s=response.engine_s,
+    )
+
+
+def _response(answer: Answer) -> pb.Response:
+    return pb.Response(
+        chunks=answer.chunks,
+        body=answer.body,
+        prompt_tokens=answer.prompt_tokens,
+        completion_tokens=answer.completion_tokens,
+        finish_reason=answer.finish_reason,
+        engine_s=answer.engine_s,
+    )
+
+
+def _hit(hit: Hit) -> pb.Hit:
+    return pb.Hit(
+        entry_id=hit.ticket,
+        source=pb.Source.Value(f"SOURCE_{hit.source.upper()}"),
+        similarity=hit.similarity,
+        error_bound=hit.error_bound,
+        age_s=hit.age_s,
+        remaining_s=hit.remaining_s,
+        response=_response(hit.answer),
+        matched_question=hit.question,
+    )
+
+
+def _stats(figures: ScopeFigures) -> pb.ScopeStats:
+    settings, in_force = figures.settings, figures.in_force
+    stats = pb.ScopeStats(
+        scope=figures.name,
+        kind=settings.kind,
+        mode=settings.semantic,
+        ttl_s=settings.life_s,
+        entries=figures.entries,
+        bound=settings.bound,
+        level=settings.level,
+        error_bound=in_force.error_bound,
+        labels=in_force.labels,
+        labels_different=in_force.different,
+        known=figures.known,
+        days=[_day(date, counts) for date, counts in figures.days.items()],
+    )
+    if in_force.threshold is not None:
+        stats.threshold = in_force.threshold
+    return stats
+
+
+def _day(date: str, counts: Mapping[str, int]) -> pb.Day:
+    def under(prefix: str) -> dict[str, int]:
+        return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
+
+    return pb.Day(
+        date=date,
+        hits=under("hit:"),
+        misses=under("miss:"),
+        stored=counts.get("stored", 0),
+        refused=under("refused:"),
+        prompt_tokens_spared=counts.get("prompt_tokens", 0),
+        completion_tokens_spared=counts.get("completion_tokens", 0),
+        engine_seconds_spared=counts.get("engine_ms", 0) / 1000,
+        feedback=under("feedback:"),
+    )

@@ -1,0 +1,148 @@
+"""What callers and operators do to the response caches beside asking: feedback, invalidation, erasure, figures."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from lpc.responses.canonical import Scope
+from lpc.responses.counters import Counters, day_of
+from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.store import Store
+from lpc.responses.tickets import Served, Tickets
+from lpc.wire.redis_reach import RedisAway
+from predictor_service.responses.keys import Keys
+from predictor_service.responses.metrics import CacheMetrics
+from predictor_service.responses.outcomes import InForce
+from predictor_service.responses.semantic import Semantic
+from predictor_service.responses.tally import Tally
+
+MAX_DAYS: Final = 31
+_WORD: Final = re.compile(r"[a-z_]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeFigures:
+    """Of one scope of a client. ``known``: Redis answered; ``days``: counters by name, by day in UTC."""
+
+    name: str
+    settings: ScopeSettings
+    known: bool
+    entries: int = 0
+    in_force: InForce = field(default_factory=InForce)
+    days: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class Upkeep:
+    """Keeps the caches in order. Lives on one event loop. None of its methods raises for a Redis that is away."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        store: Store,
+        counters: Counters,
+        tally: Tally,
+        scopes: Scopes,
+        semantic: Semantic,
+        metrics: CacheMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._keys = keys
+        self._store = store
+        self._counters = counters
+        self._tally = tally
+        self._scopes = scopes
+        self._semantic = semantic
+        self._metrics = metrics
+        self._clock = clock
+        self._tickets = Tickets(store.namer)
+
+    async def feedback(self, client: str, ticket: bytes, *, wrong: bool, reason: str, drop: bool) -> tuple[bool, bool]:
+        """Take what a caller says of an answer; return whether it was counted, and whether the entry was dropped."""
+        served = self._tickets.read(client, Served, ticket)
+        if served is None:
+            return False, False
+        name = await self._name_of(client, served.scope)
+        word = reason if _WORD.fullmatch(reason) else "other" if reason else ""
+        verdict = "wrong" if wrong else "right"
+        self._metrics.feedback.labels(self._scopes.label(name or ""), verdict).inc()
+        self._tally.feedback(served.scope, f"{verdict}:{word}" if word else verdict, self._clock())
+        dropped = False
+        try:
+            if wrong and served.source == "semantic" and name is not None:
+                await self._semantic.complain(served, self._scopes.of(name))
+            if drop:
+                self._semantic.gone(served.scope, served.entry)
+                dropped = await self._store.drop(served.scope, served.entry)
+        except RedisAway:
+            pass
+        return True, dropped
+
+    async def invalidate_entry(self, client: str, ticket: bytes) -> tuple[bool, int]:
+        """Delete one entry; return whether that was possible, and how many it were."""
+        served = self._tickets.read(client, Served, ticket)
+        if served is None:
+            return True, 0
+        self._semantic.gone(served.scope, served.entry)
+        try:
+            return True, int(await self._store.drop(served.scope, served.entry))
+        except RedisAway:
+            return False, 0
+
+    async def invalidate(
+        self, client: str, *, scope: str | None = None, tag: str = "", model: str = "", version: str = "", erase: bool = False
+    ) -> tuple[bool, int]:
+        """Make answers unfindable: of a scope, or of all of the client's; with ``tag`` or ``model`` those alone.
+
+        Args:
+            client: whose.
+            scope: its name; None: all.
+            tag, model, version: what to narrow it to.
+            erase: delete it, too: whole scopes alone.
+
+        Returns:
+            Whether it was possible, and how many entries were deleted.
+        """
+        try:
+            scopes = await self._of(client, scope)
+            for one in scopes.values():
+                await self._store.invalidate(one, model=model, version=version, tag=tag)
+            erased = 0
+            if erase:
+                for one in scopes.values():
+                    erased += await self._store.erase(one)
+        except RedisAway:
+            return False, 0
+        return True, erased
+
+    async def figures(self, client: str, scope: str | None, days: int) -> Sequence[ScopeFigures]:
+        """Return the figures of a client's scope, or of all, for so many days, today included."""
+        await self._tally.flush()
+        try:
+            scopes = await self._of(client, scope)
+        except RedisAway:
+            return [ScopeFigures(scope, self._scopes.of(scope), known=False)] if scope is not None else []
+        return [await self._figures(name, one, min(max(days, 1), MAX_DAYS)) for name, one in sorted(scopes.items())]
+
+    async def _figures(self, name: str, scope: Scope, count: int) -> ScopeFigures:
+        settings = self._scopes.of(name)
+        try:
+            names = [day_of(self._clock(), before) for before in range(count)]
+            days = {day: await self._counters.day(scope, day) for day in names}
+            entries = await self._store.size(scope)
+            in_force = await self._semantic.in_force(scope, settings)
+        except RedisAway:
+            return ScopeFigures(name, settings, known=False)
+        return ScopeFigures(name, settings, known=True, entries=entries, in_force=in_force, days=days)
+
+    async def _of(self, client: str, scope: str | None) -> dict[str, Scope]:
+        if scope is not None:
+            return {scope: self._store.namer.scope(client, scope)}
+        return await self._store.registered(client, self._keys.ring)
+
+    async def _name_of(self, client: str, scope: Scope) -> str | None:
+        try:
+            scopes = await self._store.registered(client, self._keys.ring)
+        except RedisAway:
+            return None
+        return next((name for name, one in scopes.items() if one == scope), None)

@@ -1,0 +1,269 @@
+"""The response caches through a real sidecar, gRPC and Redis: who asks is known, and whatever is wrong with Redis is a miss."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from lpc.bench.processes import RedisServer, free_port
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.cache.v1 import response_cache_pb2_grpc as rpc
+from lpc.responses.scopes import ScopeSettings
+from predictor_service.errors import StartError
+from predictor_service.server import running
+from predictor_service.settings import ServiceSettings
+from tests.response_cache import KEY_LINES
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server that a test may kill."""
+    with RedisServer(tmp_path / "own-redis") as server:
+        yield server
+
+
+@asynccontextmanager
+async def served(models: Path, folder: Path, url: str, **changes: object) -> AsyncIterator[rpc.ResponseCacheStub]:
+    (folder / "keys").write_text(KEY_LINES)
+    values = {"models": models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
+    cache = {"cache_redis_url": url, "cache_keys": folder / "keys", "cache_redis_timeout_s": 0.05}
+    settings = ServiceSettings(**{**values, **cache, **changes})  # type: ignore[arg-type]
+    async with running(settings) as addresses, grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
+        yield rpc.ResponseCacheStub(channel)
+
+
+def request(text: str = "Is it?", **fields: object) -> pb.Request:
+    parameters = json.dumps({"temperature": 0}).encode()
+    messages = [pb.Message(role="user", content=text)]
+    return pb.Request(**{"model": "m", "parameters_json": parameters, "messages": messages, "scope": "faq", **fields})  # type: ignore[arg-type]
+
+
+def response(text: str = "It is.") -> pb.Response:
+    chunks = [json.dumps({"choices": [{"index": 0, "delta": {"content": part}}]}).encode() for part in text.split()]
+    chunks.append(b'{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}')
+    return pb.Response(chunks=chunks, prompt_tokens=3, completion_tokens=2, finish_reason="stop", engine_s=0.5)
+
+
+async def reason(stub: rpc.ResponseCacheStub, asked: pb.Request, **fields: object) -> str:
+    found = await stub.Lookup(pb.LookupRequest(request=asked, **fields))  # type: ignore[arg-type]
+    return "HIT" if found.HasField("hit") else pb.Reason.Name(found.miss.reason).removeprefix("REASON_")
+
+
+async def test_an_answer_comes_back_as_it_was_sent(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+    async with served(tiny_models, tmp_path, redis_server.url) as stub:
+        miss = (await stub.Lookup(pb.LookupRequest(request=request()))).miss
+        assert (miss.reason, bool(miss.flight)) == (pb.REASON_COLD, True)
+        stored = await stub.Store(pb.StoreRequest(request=request(), response=response(), flight=miss.flight))
+        assert stored.stored and stored.entry_id
+        hit = (await stub.Lookup(pb.LookupRequest(request=request()))).hit
+        assert hit.response == response()
+        assert hit.source == pb.SOURCE_EXACT and 0 < hit.remaining_s <= 4 * 3600
+        stats = await stub.Stats(pb.StatsRequest())
+        assert [(scope.scope, scope.entries, dict(scope.days[0].hits)) for scope in stats.scopes] == [("faq", 1, {"exact": 1})]
+        assert stats.scopes[0].days[0].engine_seconds_spared == pytest.approx(0.5)
+        assert (await stub.Feedback(pb.FeedbackRequest(entry_id=hit.entry_id, wrong=True, drop=True))).dropped
+        assert await reason(stub, request(), wait_ms=0) == "COLD"
+        assert (await stub.Invalidate(pb.InvalidateRequest(scope="faq", erase=True))).done
+
+
+async def test_what_is_no_request_is_refused(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+    wrong = [
+        request(parameters_json=b"{"),
+        request(parameters_json=b"[]"),
+        request(parameters_json=b'{"a": 1e999}'),
+        request(parameters_json=b'{"temperature": 0, "a": "\\ud800"}'),
+        request(parameters_json=b"[" * 100_000),
+        request(tools_json=b"{}"),
+        request(model=""),
+        request(tags=["t"] * 17),
+        request(scope="s" * 300),
+        pb.Request(model="m"),
+    ]
+    async with served(tiny_models, tmp_path, redis_server.url) as stub:
+        for one in wrong:
+            for call in (stub.Lookup(pb.LookupRequest(request=one)), stub.Store(pb.StoreRequest(request=one))):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, one
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Invalidate(pb.InvalidateRequest())
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_client_is_who_its_token_says(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+    tokens = {"alice": "a-token", "bob": "b-token"}
+    (tmp_path / "tokens").write_text("".join(f"{name}: {sha256(t.encode()).hexdigest()}\n" for name, t in tokens.items()))
+    async with served(tiny_models, tmp_path, redis_server.url, tokens=tmp_path / "tokens") as stub:
+
+        async def asks(name: str) -> pb.LookupResponse:
+            metadata = (("authorization", f"Bearer {tokens[name]}"),)
+            return await stub.Lookup(pb.LookupRequest(request=request()), metadata=metadata)
+
+        flight = (await asks("alice")).miss.flight
+        bearer = (("authorization", "Bearer a-token"),)
+        await stub.Store(pb.StoreRequest(request=request(), response=response(), flight=flight), metadata=bearer)
+        assert (await asks("alice")).HasField("hit")
+        bobs = await asks("bob")
+        assert bobs.miss.reason == pb.REASON_COLD
+        # Neither a flight nor an entry of another client's is of use.
+        hit = (await asks("alice")).hit
+        as_bob = (("authorization", "Bearer b-token"),)
+        assert not (
+            await stub.Feedback(pb.FeedbackRequest(entry_id=hit.entry_id, wrong=True, drop=True), metadata=as_bob)
+        ).counted
+        await stub.Invalidate(pb.InvalidateRequest(everything=True), metadata=as_bob)
+        assert (await asks("alice")).HasField("hit")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Lookup(pb.LookupRequest(request=request()))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_redis_that_is_dead_silent_or_back_is_a_miss_a_miss_and_a_hit(
+    tiny_models: Path, tmp_path: Path, own_redis: RedisServer
+) -> None:
+    async with served(tiny_models, tmp_path, own_redis.url) as stub:
+        await stub.Store(pb.StoreRequest(request=request(), response=response()))
+        assert await reason(stub, request()) == "HIT"
+        own_redis.freeze()
+        assert await reason(stub, request()) == "UNAVAILABLE"
+        # Nobody waits for it a second time.
+        began = time.monotonic()
+        assert {await reason(stub, request(f"{n}?")) for n in range(20)} == {"UNAVAILABLE"}
+        assert time.monotonic() - began < 5
+        refused = await stub.Store(pb.StoreRequest(request=request(), response=response()))
+        assert (refused.stored, refused.refusal) == (False, "unavailable")
+        assert not (await stub.Invalidate(pb.InvalidateRequest(scope="faq"))).done
+        assert not (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes[0].known
+        own_redis.thaw()
+        while await reason(stub, request()) != "HIT":
+            await asyncio.sleep(0.05)
+        own_redis.kill()
+        assert await reason(stub, request()) == "UNAVAILABLE"
+        own_redis.start()
+        while await reason(stub, request()) == "UNAVAILABLE":
+            await asyncio.sleep(0.05)
+
+
+async def test_a_thousand_equal_requests_at_once(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+    engine_calls = 0
+    # A loaded machine is no reason to miss here.
+    async with served(tiny_models, tmp_path, redis_server.url, cache_redis_timeout_s=1.0) as stub:
+
+        async def one() -> bool:
+            nonlocal engine_calls
+            found = await stub.Lookup(pb.LookupRequest(request=request(), wait_ms=30_000))
+            if found.HasField("hit"):
+                return True
+            engine_calls += 1
+            await asyncio.sleep(0.05)
+            await stub.Store(pb.StoreRequest(request=request(), response=response(), flight=found.miss.flight))
+            return False
+
+        assert sum(await asyncio.gather(*(one() for _ in range(1000)))) == 999
+    assert engine_calls == 1
+
+
+async def test_without_redis_at_the_start_it_serves_all_the_same(tiny_models: Path, tmp_path: Path) -> None:
+    async with served(tiny_models, tmp_path, f"redis://127.0.0.1:{free_port()}") as stub:
+        assert await reason(stub, request()) == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (None, "cannot read"),
+        ("", "lacks the line `names`"),
+        (f"names: {'1' * 64}", "lacks a key that seals"),
+        ("names: secret", "line 1: expected"),
+        (f"{KEY_LINES}k1: {'5' * 64}", "is there twice"),
+        (f"{KEY_LINES}k2: {'22' * 32}", "is there twice"),
+        ("\xff", "is not UTF-8"),
+    ],
+)
+async def test_a_wrong_key_file_stops_the_start_and_is_not_quoted(
+    tiny_models: Path, tmp_path: Path, lines: str | None, says: str
+) -> None:
+    path = tmp_path / "wrong-keys"
+    if lines is not None:
+        path.write_bytes(lines.encode("latin-1"))
+    with pytest.raises(StartError, match=says) as caught:
+        async with served(tiny_models, tmp_path, "redis://127.0.0.1:1", cache_keys=path):
+            pass
+    assert "secret" not in str(caught.value) and "2222" not in str(caught.value)
+
+
+def test_off_by_default(tiny_models: Path, tmp_path: Path) -> None:
+    """Without a URL the service is not offered, and nothing of it is imported."""
+    program = (
+        "import asyncio, sys, grpc\n"
+        "from pathlib import Path\n"
+        "from predictor_service.server import running\n"
+        "from predictor_service.settings import ServiceSettings\n"
+        "from lpc.cache.v1 import response_cache_pb2 as pb, response_cache_pb2_grpc as rpc\n"
+        "async def main():\n"
+        f"    settings = ServiceSettings(models=Path({str(tiny_models)!r}), model='tiny', port=0, metrics_port=None,"
+        " unix_socket=None, threads=1)\n"
+        "    async with running(settings) as addresses:\n"
+        "        async with grpc.aio.insecure_channel(f'127.0.0.1:{addresses.port}') as channel:\n"
+        "            try:\n"
+        "                await rpc.ResponseCacheStub(channel).Lookup(pb.LookupRequest())\n"
+        "            except grpc.aio.AioRpcError as error:\n"
+        "                print(error.code().name)\n"
+        "asyncio.run(main())\n"
+        "print([m for m in ('lpc.responses.sealing', 'predictor_service.responses.making', 'usearch') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["UNIMPLEMENTED", "[]"]
+
+
+async def test_without_the_extra_it_says_which_one(tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    with pytest.raises(StartError, match=r"learned-prefix-cache\[cache\]"):
+        async with served(tiny_models, tmp_path, "redis://127.0.0.1:1"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"cache_redis_url": "redis://r"}, "needs cache_keys"),
+        ({"cache_keys": "k"}, "need cache_redis_url"),
+        ({"cache_scopes": {"faq": {}}}, "need cache_redis_url"),
+        ({"cache_redis_url": "redis://r/1", "cache_keys": "k", "redis_url": "redis://u:p@r/0"}, "is the Redis of redis_url"),
+        ({"cache_redis_url": "http://r", "cache_keys": "k"}, "must start with redis://"),
+        ({"cache_redis_url": "redis://:p@r", "cache_keys": "k", "cache_redis_password_file": "f"}, "leave it in one"),
+        ({"cache_redis_url": "redis://r", "cache_keys": "k", "cache_redis_ca": "f"}, "begins with rediss://"),
+        (
+            {"cache_redis_url": "redis://r", "cache_keys": "k", "cache_scopes": {"faq": {"mode": "on"}}},
+            "'off', 'shadow' or 'serve'",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(values: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ServiceSettings(**values)  # type: ignore[arg-type]
+
+
+def test_the_score_stores_redis_may_be_shared_by_who_says_so() -> None:
+    shared = {"cache_redis_url": "redis://r/1", "redis_url": "redis://r/0", "cache_keys": "k", "cache_shares_redis": True}
+    assert ServiceSettings(**shared).cache_shares_redis  # type: ignore[arg-type]
+    own = {**shared, "cache_redis_url": "redis://other/0", "cache_shares_redis": False}
+    assert ServiceSettings(**own).cache_redis_url is not None  # type: ignore[arg-type]
+
+
+def test_scopes_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LPC_CACHE_REDIS_URL", "redis://r")
+    monkeypatch.setenv("LPC_CACHE_KEYS", "k")
+    monkeypatch.setenv("LPC_CACHE_SCOPES", '{"faq": {"kind": "faq", "mode": "shadow"}, "prose": {"kind": "creative"}}')
+    scopes = ServiceSettings().cache_scopes
+    assert scopes["faq"] == ScopeSettings(kind="faq", mode="shadow")
+    assert scopes["faq"].life_s == 8 * 3600 and not scopes["prose"].serves_exact
