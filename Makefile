@@ -172,6 +172,11 @@ RELEASES := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
 engine-versions: engine ## the same tests of queue and hooks against all tested vLLM releases (1.5 GB of wheels)
 	$(ENGINE)/bin/python tests/engine/versions.py data/vllm $(RELEASES)
 
+.PHONY: test-vllm-v0
+RELEASES_V0 := 0.6.0 0.6.3.post1 0.6.6.post1 0.7.3 0.8.5 0.9.2 0.10.2
+test-vllm-v0: engine ## the adapter of vLLM's V0 engine against V0's own allocator and scheduler (1.3 GB of wheels)
+	PYTHONPATH=$(CURDIR) $(ENGINE)/bin/python tests/engine_v0/versions.py data/vllm $(RELEASES_V0)
+
 .PHONY: test-python release
 # PyTorch, training's packages and the linters are not installed for another Python: engine and sidecar do without.
 WITH_ALL := artifact datasets errors floors head image read_label_log session settings_page think_time think_time_from_log \

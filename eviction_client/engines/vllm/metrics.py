@@ -1,17 +1,41 @@
 """What the plug-in in vLLM shows of itself in the engine's /metrics."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from eviction_client.credit_queue import BUCKETS
-from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.metrics import Values
 from eviction_client.offer import STATES
+from eviction_client.scorer import Scorer
 
 QUANTILES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Of the latest credits given that are shown."""
 
 
-def values_of(hooks: Hooks) -> Values:
+class Queue(Protocol):
+    """A free queue or evictor."""
+
+    @property
+    def num_runs(self) -> int:
+        """Entries of its index."""
+
+    @property
+    def evictions(self) -> Sequence[int]:
+        """Blocks evicted by :data:`BUCKETS`."""
+
+
+class Attached(Protocol):
+    """Hooks, of vLLM's V1 or V0."""
+
+    scorer: Scorer
+    raised: int
+
+    @property
+    def queue(self) -> Queue | None:
+        """Ours; None in shadow mode."""
+
+
+def values_of(hooks: Attached) -> Values:
     """Return what :class:`eviction_client.metrics.EngineMetrics` shows. From any thread."""
     scorer = hooks.scorer
     asked = scorer.predictor.counters

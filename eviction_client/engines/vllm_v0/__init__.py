@@ -1,0 +1,39 @@
+"""The plug-in for vLLM's V0 engine (0.6 to 0.10): its evictor, and how it gets there.
+
+Everything but :func:`register` is loaded where it is asked for: the entry point is called in each process of every vLLM.
+"""
+
+import logging
+import os
+from typing import Final
+
+SWITCH: Final = "LPC_VLLM_V0"
+
+
+def register() -> None:
+    """Switch the plug-in on in the V0 engines of this process, where LPC_VLLM_V0 says so (``vllm.general_plugins``).
+
+    Raises nothing: what is wrong is one line in the log, and the engine serves with its own LRU.
+    """
+    if os.environ.get(SWITCH, "").strip().lower() in ("", "0", "false", "no", "off", "n", "f"):
+        return
+    logger = logging.getLogger(__name__)
+    try:
+        from vllm import __version__ as release
+
+        from eviction_client.engines.vllm_v0.engine import watch
+        from eviction_client.settings import ClientSettings
+
+        settings = ClientSettings()
+        if not settings.vllm_v0:
+            return
+        try:
+            watch(settings, release.partition("+")[0])
+        except ImportError as error:
+            logger.error(
+                "learned prefix cache: vLLM %s has no V0 engine (%s): unset LPC_VLLM_V0, and use --scheduler-cls "
+                "eviction_client.engines.vllm.LearnedScheduler",
+                *(release, error),
+            )
+    except Exception as error:
+        logger.error("learned prefix cache: not switched on in the V0 engine: %s: %s", type(error).__name__, error)

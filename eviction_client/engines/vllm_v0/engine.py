@@ -1,0 +1,209 @@
+"""How the plug-in gets into a V0 engine, and whether it may: vLLM 0.6 to 0.10, and forks of these.
+
+V0 has no flag for a scheduler before 0.8, so the general plug-in (:func:`eviction_client.engines.vllm_v0.register`) asks
+:func:`watch` to look after ``LLMEngine.__init__``: each engine that is built in this process gets the hooks on its schedulers.
+(In 0.6.0 plug-ins are loaded inside that very method; there the hooks come with the first request.) Before, :func:`why_not`
+tries our evictor in a small allocator of the engine's own class beside the stock one, whatever the release.
+"""
+
+import atexit
+import inspect
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from eviction_client.credit import Lifetime
+from eviction_client.engines.vllm.logs import join_vllms_logging
+from eviction_client.engines.vllm.tokenizer import finder_of
+from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
+from eviction_client.engines.vllm_v0.hooks import Hooks, gpu_allocator
+from eviction_client.errors import EngineUnsupported
+from eviction_client.metrics import EngineMetrics
+from eviction_client.predictor_client import PredictorClient
+from eviction_client.scorer import Predictor, Scorer
+from eviction_client.settings import ClientSettings
+from eviction_client.stores import MetadataStore, open_store
+from eviction_client.stores.namespace import Namespace
+from lpc.wire.access import access_of
+
+logger = logging.getLogger(__name__)
+
+TESTED: Final = ("0.6.0", "0.6.3.post1", "0.6.6.post1", "0.7.3", "0.8.5", "0.9.2", "0.10.2")
+"""Releases against which the tests were run (`make test-vllm-v0`)."""
+INTERFACE: Final = ("add", "evict", "remove", "update", "num_blocks", "__contains__")
+"""All that an allocator uses of its evictor."""
+BLOCKS: Final = 24
+OPERATIONS: Final = 200
+
+
+def watch(settings: ClientSettings, release: str) -> None:
+    """Look after every engine that this process builds from now on. Raises ImportError: this vLLM has no V0 engine."""
+    import vllm.core.scheduler  # noqa: F401  # gone with V0, in 0.11
+    from vllm.engine.llm_engine import LLMEngine
+
+    if getattr(LLMEngine.__init__, "lpc", False):
+        return
+    stock_init, stock_add = LLMEngine.__init__, LLMEngine._add_processed_request
+
+    def init(engine: Any, *args: Any, **kwargs: Any) -> None:
+        stock_init(engine, *args, **kwargs)
+        attach(engine, settings, release)
+
+    def add(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(engine, "lpc"):
+            attach(engine, settings.model_copy(update={"on_unknown_engine": "stock"}), release)
+        return stock_add(engine, *args, **kwargs)
+
+    init.lpc = True  # type: ignore[attr-defined]
+    LLMEngine.__init__, LLMEngine._add_processed_request = init, add
+
+
+def attach(
+    engine: Any,
+    settings: ClientSettings,
+    release: str,
+    open_predictor: Callable[[ClientSettings, Any], Predictor] | None = None,
+) -> None:
+    """Hang hooks into each scheduler of an engine, one per pipeline stage; ``engine.lpc`` lists them. One line of log says so.
+
+    Raises:
+        EngineUnsupported: it does not work in this engine, and LPC_ON_UNKNOWN_ENGINE is ``refuse``; else stock LRU stays.
+    """
+    engine.lpc = attached = []
+    join_vllms_logging()
+    for number, scheduler in enumerate(engine.scheduler):
+        if not scheduler.cache_config.enable_prefix_caching:
+            logger.warning("learned prefix cache: prefix caching is off, so there is nothing to do")
+            return
+        metrics = EngineMetrics(str(number))
+        reason = why_not(scheduler)
+        if reason is None:
+            try:
+                attached.append(_attach(scheduler, settings, engine, open_predictor or _predictor, metrics))
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+        if reason is not None:
+            metrics.update({("lpc_stock_fallback", ""): 1.0})
+            reason = f"does not work in this vLLM {release} (V0): {reason}."
+            if settings.on_unknown_engine == "refuse":
+                raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU.")
+            logger.error(
+                "learned prefix cache: the plug-in %s Stock LRU instead; serving is as without it. Known to work: vLLM %s",
+                *(reason, ", ".join(TESTED)),
+            )
+            return
+    mode = "shadow mode" if settings.shadow else "on"
+    tested = f"vLLM {release}" if release in TESTED else f"vLLM {release} is an untested release"
+    logger.info("learned prefix cache: %s in the V0 engine; %s, check passed", mode, tested)
+
+
+def why_not(scheduler: Any) -> str | None:
+    """Return why the plug-in cannot work in this scheduler; None where it can. Raises nothing."""
+    try:
+        manager = scheduler.block_manager
+        if not hasattr(manager, "block_allocator"):
+            return f"its {type(manager).__name__} has no evictor of blocks by id: start it with --use-v2-block-manager"
+        allocator = gpu_allocator(manager)
+        return _interface(allocator.evictor) or _order(allocator)
+    except Exception as error:
+        return f"the check of its allocator failed: {type(error).__name__}: {error}"
+
+
+def _interface(stock: Any) -> str | None:
+    for cls in type(stock).__mro__:
+        unknown = set(getattr(cls, "__abstractmethods__", ())) - {*INTERFACE, "__init__"}
+        if unknown:
+            return f"it uses `{min(unknown)}` of its evictor, which ours does not have"
+    for name in ("add", "evict", "remove", "update"):
+        theirs, ours = (list(inspect.signature(getattr(cls, name)).parameters) for cls in (type(stock), LearnedEvictor))
+        if theirs != ours:
+            return f"its evictor's {name}({', '.join(theirs[1:])}) takes other arguments"
+    return None
+
+
+def _order(allocator: Any) -> str | None:
+    """Run one random course through two small allocators of this class, with the stock evictor and with ours."""
+    stock, learned = (type(allocator)(num_blocks=BLOCKS, block_size=4) for _ in range(2))
+    ties_by_id = hasattr(stock.evictor, "priority_queue")
+    learned.evictor = LearnedEvictor(lifetime=Lifetime(BLOCKS), clock=lambda: 2e9, ties_by_id=ties_by_id)
+    courses = [_course(stock), _course(learned)]
+    for number, (theirs, ours) in enumerate(zip(*courses, strict=True)):
+        if theirs != ours:
+            return f"with our evictor its allocator is not as it was after operation {number} of the check"
+    return None
+
+
+def _course(allocator: Any) -> list[object]:
+    """Allocate and free chains of blocks at random; return what can be seen after each operation."""
+    rng = random.Random(14)
+    running: list[list[Any]] = []
+    seen: list[object] = []
+    for number in range(OPERATIONS):
+        if running and (rng.random() < 0.5 or allocator.get_num_free_blocks() < 8):
+            chain = running.pop(rng.randrange(len(running)))
+            allocator.mark_blocks_as_accessed([block.block_id for block in chain], 1e9 + number)
+            for block in chain:
+                allocator.free(block)
+        else:
+            family, chain = rng.randrange(6), []
+            for place in range(rng.randint(1, 6)):
+                previous = chain[-1] if chain else None
+                content = [family, place, rng.random() < 0.2, 0]
+                chain.append(allocator.allocate_immutable_block(prev_block=previous, token_ids=content))
+            running.append(chain)
+        held = [block.block_id for chain in running for block in chain]
+        seen.append((held, allocator.get_num_free_blocks(), sorted(allocator._cached_blocks.values())))
+    return seen
+
+
+def _attach(
+    scheduler: Any,
+    settings: ClientSettings,
+    engine: Any,
+    open_predictor: Callable[[ClientSettings, Any], Predictor],
+    metrics: EngineMetrics,
+) -> Hooks:
+    from eviction_client.engines.vllm.metrics import values_of
+
+    allocator = gpu_allocator(scheduler.block_manager)
+    scorer = Scorer(
+        settings,
+        capacity=allocator.get_num_total_blocks(),
+        predictor=open_predictor(settings, engine),
+        store=_store(settings, scheduler.block_manager.block_size),
+        clock=time.time,
+    )
+    try:
+        hooks = Hooks(scheduler, scorer, adopt=not settings.shadow)
+    except BaseException:
+        scorer.close()
+        raise
+    scorer.on_tick.append(lambda: metrics.update(values_of(hooks)))
+    atexit.register(scorer.close)  # a V0 scheduler is never told to shut down
+    return hooks
+
+
+def _predictor(settings: ClientSettings, engine: Any) -> Predictor:
+    model = engine.model_config
+    served = model.served_model_name if isinstance(model.served_model_name, str) else model.model
+    return PredictorClient(
+        settings.predictor_address,
+        served_model=settings.served_model or served,
+        timeout_s=settings.predictor_timeout_s,
+        capacity=settings.predictor_capacity,
+        access=access_of(settings),
+        tokenizer=finder_of(engine),
+    )
+
+
+def _store(settings: ClientSettings, block_size: int) -> MetadataStore | None:
+    """Return this process's store: V0's content hashes are Python's, seeded by the process, so no fleet shares them."""
+    if settings.pools == "off" or settings.shadow:
+        return None
+    if settings.pools == "fleet":
+        logger.warning("learned prefix cache: V0's block hashes are each process's own: keys are pooled in this engine only")
+    namespace = Namespace("python", json.dumps(None), block_size, "")
+    return open_store(settings.model_copy(update={"redis_url": None}), namespace)

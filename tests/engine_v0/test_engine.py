@@ -1,0 +1,174 @@
+"""How the plug-in gets into a V0 engine: where it is asked for, and what is said where it does not work."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import vllm
+import vllm.engine.llm_engine
+from prometheus_client import REGISTRY
+from vllm.engine.llm_engine import LLMEngine
+
+from eviction_client.engines.vllm_v0 import engine as adapter
+from eviction_client.engines.vllm_v0 import register
+from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
+from eviction_client.errors import EngineUnsupported
+from eviction_client.settings import ClientSettings
+from tests.engine_v0.bare import BLOCK, Engine, Told
+
+pytestmark = pytest.mark.supports(engine="vLLM V0", tier="GPU pool", what="the plug-in entry and the check at start")
+RELEASE = vllm.__version__.partition("+")[0]
+
+
+@pytest.fixture
+def stock_engine(monkeypatch: pytest.MonkeyPatch) -> type[LLMEngine]:
+    """LLMEngine as vLLM has it before and after; building one makes a scheduler and no more, since there is no model."""
+
+    def init(self: Any, *_: object) -> None:
+        self.scheduler = [Engine(40, learned=False).scheduler]
+        self.model_config = SimpleNamespace(served_model_name="m", model="m", tokenizer="nowhere")
+        self.load_config = None
+
+    monkeypatch.setattr(LLMEngine, "__init__", init)
+    monkeypatch.setattr(LLMEngine, "_add_processed_request", lambda self, *_: "added")
+    return LLMEngine
+
+
+def built() -> Any:
+    return LLMEngine()  # type: ignore[call-arg]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "_predictor", lambda *_: Told(lambda _: None))
+
+
+def fallback() -> float | None:
+    return REGISTRY.get_sample_value("lpc_stock_fallback", {"engine": "0"})
+
+
+def test_without_being_asked_nothing_is_touched(stock_engine: type[LLMEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = LLMEngine.__init__
+    for value in (None, "", "false", "0"):
+        monkeypatch.delenv("LPC_VLLM_V0", raising=False)
+        if value is not None:
+            monkeypatch.setenv("LPC_VLLM_V0", value)
+        register()
+        assert LLMEngine.__init__ is before
+
+
+def test_where_it_is_asked_for_every_engine_gets_the_hooks(
+    stock_engine: type[LLMEngine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LPC_VLLM_V0", "true")
+    register()
+    register()  # vLLM may load plug-ins more than once
+    with caplog.at_level(logging.INFO):
+        engine = built()
+    (hooks,) = engine.lpc
+    assert isinstance(adapter.gpu_allocator(engine.scheduler[0].block_manager).evictor, LearnedEvictor)
+    assert f"on in the V0 engine; vLLM {RELEASE}, check passed" in caplog.text
+    hooks.scorer.on_tick[0]()
+    assert fallback() == 0.0
+    assert engine._add_processed_request() == "added" and engine.lpc == [hooks]
+    hooks.scorer.close()
+
+
+def test_an_engine_that_was_being_built_when_plug_ins_were_loaded_gets_them_with_its_first_request(
+    stock_engine: type[LLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = built()
+    monkeypatch.setenv("LPC_VLLM_V0", "true")
+    register()
+    assert engine._add_processed_request() == "added"
+    assert len(engine.lpc) == 1
+    engine.lpc[0].scorer.close()
+
+
+def drifted(scheduler: Any) -> None:
+    """Makes the evictor take another argument, as a fork might."""
+    stock = adapter.gpu_allocator(scheduler.block_manager)
+
+    class Evictor(type(stock.evictor)):  # type: ignore[misc]
+        def add(self, block_id: int, content_hash: int, num_hashed_tokens: int, last_accessed: float, tier: int) -> None: ...
+
+    stock.evictor = Evictor()
+
+
+@pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="an evictor or allocator that works otherwise: stock LRU")
+def test_an_evictor_that_takes_other_arguments_stays_with_one_error_and_a_metric(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Engine(40, learned=False).scheduler
+    drifted(scheduler)
+    engine = SimpleNamespace(scheduler=[scheduler])
+    adapter.attach(engine, ClientSettings(), RELEASE)
+    assert len(caplog.records) == 1 and "tier) takes other arguments. Stock LRU instead" in caplog.text
+    assert fallback() == 1.0 and not engine.lpc
+    with pytest.raises(EngineUnsupported, match=r"takes other arguments.*LPC_ON_UNKNOWN_ENGINE"):
+        adapter.attach(engine, ClientSettings(on_unknown_engine="refuse"), RELEASE)
+
+
+@pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="an evictor or allocator that works otherwise: stock LRU")
+def test_an_allocator_that_evicts_in_another_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Engine(40, learned=False).scheduler
+    assert adapter.why_not(scheduler) is None
+    stock = type(adapter.gpu_allocator(scheduler.block_manager).evictor)
+    add = stock.add
+    monkeypatch.setattr(stock, "add", lambda self, b, h, num_hashed_tokens, t: add(self, b, h, -num_hashed_tokens, t))
+    monkeypatch.setattr(adapter, "_interface", lambda _: None)
+    assert "not as it was" in (adapter.why_not(scheduler) or "")
+
+
+@pytest.mark.refuses(
+    engine="vLLM V0", tier="GPU pool", what="the first block manager (before 0.6.4 without --use-v2-block-manager)"
+)
+def test_a_block_manager_without_an_allocator_of_blocks_by_id_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = SimpleNamespace(block_manager=SimpleNamespace(), cache_config=SimpleNamespace(enable_prefix_caching=True))
+    adapter.attach(SimpleNamespace(scheduler=[scheduler]), ClientSettings(), RELEASE)
+    assert "--use-v2-block-manager" in caplog.text
+
+
+def test_without_prefix_caching_there_is_nothing_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Engine(40, learned=False).scheduler
+    scheduler.cache_config.enable_prefix_caching = False
+    adapter.attach(SimpleNamespace(scheduler=[scheduler]), ClientSettings(), RELEASE)
+    assert "prefix caching is off" in caplog.text
+
+
+@pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="a vLLM without a V0 engine (0.11 and later): one line")
+def test_a_vllm_without_v0_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def gone(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'vllm.core'")
+
+    monkeypatch.setattr(adapter, "watch", gone)
+    monkeypatch.setenv("LPC_VLLM_V0", "true")
+    register()
+    assert len(caplog.records) == 1 and "has no V0 engine" in caplog.text and "--scheduler-cls" in caplog.text
+
+
+def test_a_setting_that_cannot_be_is_one_line_and_no_exception(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LPC_VLLM_V0", "true")
+    monkeypatch.setenv("LPC_PREDICTOR_TIMEOUT_S", "never")
+    register()
+    assert len(caplog.records) == 1 and "not switched on" in caplog.text
+
+
+def test_sequences_that_share_a_request_are_one_request() -> None:
+    engine = Engine(40, tell=lambda _: 40.0)
+    group = engine.send("a", list(range(2 * BLOCK)), 9)
+    engine.step()
+    assert engine.hooks is not None
+    hooks = engine.hooks
+    (parent,) = group.get_seqs()
+    child = parent.fork(new_seq_id=99)
+    getattr(group, "add", None if not hasattr(group, "seqs") else group.seqs.append)(child)
+    engine.scheduler.fork_seq(parent, child)
+    engine.scheduler.schedule()
+    for sequence in (parent, child):
+        sequence.status = type(sequence.status).FINISHED_STOPPED
+        engine.scheduler.free_seq(sequence)
+    assert hooks.scorer.scored["prediction"] == 1
+    assert hooks.queue is not None
+    assert {round(block.key - block.t_last) for block in hooks.queue.next_blocks(9)} == {40}
