@@ -1,0 +1,151 @@
+"""Which stored questions lie nearest to one: cosine similarity within a partition, never across.
+
+An exact scan of a partition's vectors with numpy: 0.7 ms for 10,000 of 384 dimensions, beside 10 ms for embedding the
+question. Above 20,000 vectors in one partition an HNSW graph of usearch takes over (fp16, ef 256; recall at 1 of 0.99
+measured on e5 vectors), where the package is installed (extra `cache-large`); its candidates are compared again in fp32.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+GRAPH_FROM: Final = 20_000
+"""Vectors of a partition above which a graph is searched, not all vectors."""
+EXPANSION: Final = 256
+WIDER: Final = 8
+"""The graph is asked for this many times what is wanted, since expired entries are among its answers."""
+
+
+class PartitionIndex:
+    """Vectors by partition. Not thread-safe.
+
+    Invariants: an entry is in one partition at most; a partition without entries is forgotten.
+    """
+
+    def __init__(self, graph_from: int = GRAPH_FROM) -> None:
+        self._partitions: dict[bytes, _Partition] = {}
+        self._where: dict[bytes, bytes] = {}
+        self._graph_from = graph_from
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def add(self, partition: bytes, entry: bytes, vector: NDArray[Any], expires_at: float) -> None:
+        """Add an entry, or replace it.
+
+        Args:
+            partition: where alone it can be found.
+            entry: its id.
+            vector: [dimensions], of unit length; fp16 is enough.
+            expires_at: when it ends, on the clock of :meth:`nearest`'s ``now``.
+        """
+        self.remove(entry)
+        found = self._partitions.get(partition)
+        if found is None:
+            found = self._partitions[partition] = _Partition(len(vector))
+        found.add(entry, vector, expires_at, self._graph_from)
+        self._where[entry] = partition
+
+    def remove(self, entry: bytes) -> None:
+        """Remove an entry; nothing where there is none."""
+        partition = self._where.pop(entry, None)
+        if partition is None:
+            return
+        found = self._partitions[partition]
+        found.remove(entry)
+        if not found.entries:
+            del self._partitions[partition]
+
+    def nearest(self, partition: bytes, vector: NDArray[Any], k: int, now: float) -> list[tuple[bytes, float]]:
+        """Return the ids of at most ``k`` entries that have not ended, and their cosine similarity, the nearest first."""
+        found = self._partitions.get(partition)
+        return [] if found is None else found.nearest(np.asarray(vector, np.float32), k, now)
+
+    def expire(self, now: float) -> int:
+        """Remove what has ended; return how many that were."""
+        gone = [entry for found in self._partitions.values() for entry in found.expired(now)]
+        for entry in gone:
+            self.remove(entry)
+        return len(gone)
+
+
+@dataclass(slots=True)
+class _Partition:
+    """One partition: the first len(entries) rows of its arrays are in use, in no order."""
+
+    dimensions: int
+    entries: list[bytes] = field(default_factory=list)
+    rows: dict[bytes, int] = field(default_factory=dict)
+    vectors: NDArray[np.float32] = field(init=False)
+    ends: NDArray[np.float64] = field(init=False)
+    graph: Any = None
+    keys: dict[int, bytes] = field(default_factory=dict)  # the graph's keys, and which entry each is
+    key_of: dict[bytes, int] = field(default_factory=dict)
+    next_key: int = 0
+
+    def __post_init__(self) -> None:
+        self.vectors = np.empty((1, self.dimensions), np.float32)
+        self.ends = np.empty(1, np.float64)
+
+    def add(self, entry: bytes, vector: NDArray[Any], expires_at: float, graph_from: int) -> None:
+        row = len(self.entries)
+        if row == len(self.vectors):
+            self.vectors = np.concatenate([self.vectors, np.empty_like(self.vectors)])
+            self.ends = np.concatenate([self.ends, np.empty_like(self.ends)])
+        self.vectors[row], self.ends[row] = vector, expires_at
+        self.entries.append(entry)
+        self.rows[entry] = row
+        if self.graph is not None:
+            self._into_graph([entry])
+        elif len(self.entries) > graph_from:
+            self.graph = _graph(self.dimensions)
+            if self.graph is not None:
+                self._into_graph(self.entries)
+
+    def _into_graph(self, entries: list[bytes]) -> None:
+        keys = np.arange(self.next_key, self.next_key + len(entries), dtype=np.uint64)
+        self.next_key += len(entries)
+        self.graph.add(keys, self.vectors[[self.rows[entry] for entry in entries]])
+        for key, entry in zip(keys.tolist(), entries, strict=True):
+            self.keys[key] = entry
+            self.key_of[entry] = key
+
+    def remove(self, entry: bytes) -> None:
+        row, last = self.rows.pop(entry), len(self.entries) - 1
+        moved = self.entries.pop()
+        if row != last:
+            self.vectors[row], self.ends[row] = self.vectors[last], self.ends[last]
+            self.entries[row], self.rows[moved] = moved, row
+        key = self.key_of.pop(entry, None)
+        if key is not None:
+            del self.keys[key]
+            self.graph.remove(key)
+
+    def expired(self, now: float) -> list[bytes]:
+        return [self.entries[row] for row in np.flatnonzero(self.ends[: len(self.entries)] <= now)]
+
+    def nearest(self, vector: NDArray[np.float32], k: int, now: float) -> list[tuple[bytes, float]]:
+        used = len(self.entries)
+        if self.graph is None:
+            rows = np.arange(used)
+        else:
+            matches = self.graph.search(vector, min(used, WIDER * k))
+            rows = np.array([self.rows[self.keys[key]] for key in matches.keys.tolist() if key in self.keys], np.int64)
+        scores = self.vectors[:used] @ vector if self.graph is None else self.vectors[rows] @ vector
+        scores = np.where(self.ends[rows] > now, scores, -np.inf)
+        if k < len(scores):
+            best = np.argpartition(-scores, k - 1)[:k]
+            rows, scores = rows[best], scores[best]
+        order = np.argsort(-scores, kind="stable")
+        return [(self.entries[rows[i]], float(scores[i])) for i in order if np.isfinite(scores[i])]
+
+
+def _graph(dimensions: int) -> Any:
+    """Return an empty graph; None where usearch is not installed: then all vectors are searched, however many."""
+    try:
+        from usearch.index import Index
+    except ModuleNotFoundError:
+        return None
+    return Index(ndim=dimensions, metric="ip", dtype="f16", expansion_add=EXPANSION, expansion_search=EXPANSION)

@@ -1,0 +1,143 @@
+"""Why two questions that lie near each other must not share an answer, told from their words alone.
+
+An encoder puts "turn it on" and "turn it off" at .98, "weather in Paris" and "in London" at .997. A veto is a safety net
+under the threshold, no substitute for it: it knows words, not meaning. Any doubt is a veto; what it costs are hits.
+
+    numbers         not the same numbers, in figures or words
+    negation        not as many negators
+    antonyms        a word here, its opposite there
+    names           a capitalised or Latin word that the other question lacks
+    word_order      the same words in another order
+    substitution    all else equal, and in one place other words that are not known to mean the same
+    length          too long to be compared word by word
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import Final, Literal, TypeAlias
+
+from lpc.responses.semantic import words as lists
+
+Veto: TypeAlias = Literal["numbers", "negation", "antonyms", "names", "word_order", "substitution", "length"]
+
+LONGEST: Final = 400
+"""Tokens: of a long text, an encoder's vector hardly shows a changed word, and comparing takes time that grows with the
+square."""
+FRAME: Final = 0.5
+"""Share of equal tokens from which the rest is looked at place by place."""
+
+_TOKEN: Final = re.compile(
+    r"[^\W\d_\u4e00-\u9fff]+(?:['\u2019][^\W\d_]+)?|\d+(?:[.,:]\d+)*|[\u4e00-\u9fff]|[+#%$€£¥]|[<>=!]=?|-(?=\d)"
+)
+_NUMBER: Final = re.compile(r"-?\d+(?:[.,:]\d+)*")
+_NUMERAL_ZH: Final = re.compile(f"第?[{lists.NUMERALS_ZH}]+(?=[{lists.MEASURES_ZH}])|[{lists.NUMERALS_ZH}]{{2,}}")
+_DIGITS_ZH: Final = str.maketrans("〇零一二两三四五六七八九", "001223456789")
+_A_NOT_A: Final = re.compile(r"([\u4e00-\u9fff])[不没]\1")
+
+
+def veto(question_a: str, question_b: str) -> Veto | None:
+    """Return why these two must not share an answer; None: the words say nothing against it. Symmetric."""
+    a, b = unicodedata.normalize("NFKC", question_a), unicodedata.normalize("NFKC", question_b)
+    tokens_a, tokens_b = _tokens(a), _tokens(b)
+    if tokens_a == tokens_b:
+        return None
+    if max(len(tokens_a), len(tokens_b)) > LONGEST:
+        return "length"
+    if _numbers(a, tokens_a) != _numbers(b, tokens_b):
+        return "numbers"
+    if _negators(a, tokens_a) != _negators(b, tokens_b):
+        return "negation"
+    if _antonyms(a, tokens_a, b, tokens_b):
+        return "antonyms"
+    if _names(a, tokens_b) or _names(b, tokens_a):
+        return "names"
+    if _reordered(tokens_a, tokens_b):
+        return "word_order"
+    return "substitution" if _substituted(tokens_a, tokens_b) else None
+
+
+def _tokens(text: str) -> list[str]:
+    """Return words in lower case, numbers, and Chinese characters one by one."""
+    return [_plain(token) for token in _TOKEN.findall(text)]
+
+
+def _plain(token: str) -> str:
+    return token.replace(",", "") if token[0].isdigit() else token.casefold().replace("\u2019", "'")
+
+
+def _numbers(text: str, tokens: Sequence[str]) -> Counter[str]:
+    found = Counter(number.replace(",", "") for number in _NUMBER.findall(text))
+    found.update(lists.NUMBER_WORDS[token] for token in tokens if token in lists.NUMBER_WORDS)
+    for numeral in _NUMERAL_ZH.findall(text):
+        figures = numeral.lstrip("第").translate(_DIGITS_ZH)
+        found[{"十": "10", "半": "0.5"}.get(figures, figures)] += 1
+    return found
+
+
+def _negators(text: str, tokens: Sequence[str]) -> int:
+    for neutral in lists.NEUTRAL_ZH:
+        text = text.replace(neutral, "")
+    text = _A_NOT_A.sub("", text)
+    latin = sum(token.replace("'", "") in lists.NEGATORS or token.endswith("n't") for token in tokens)
+    return latin + sum(text.count(negator) for negator in lists.NEGATORS_ZH)
+
+
+def _antonyms(a: str, tokens_a: Sequence[str], b: str, tokens_b: Sequence[str]) -> bool:
+    only_a, only_b = set(tokens_a) - set(tokens_b), set(tokens_b) - set(tokens_a)
+    if any(lists.opposite(x, y) for x in only_a for y in only_b):
+        return True
+    return any(len(x) > 1 and x in a and y in b and x not in b and y not in a for x, y in lists.OPPOSITES_ZH)
+
+
+def _names(text: str, others: Sequence[str]) -> bool:
+    """Say whether a text has a name that is not among the other's words: capitalised within a sentence, or Latin in Chinese."""
+    latin = list(re.finditer(r"[^\W\d_\u4e00-\u9fff]+(?:['\u2019][^\W\d_]+)?", text))
+    if not latin:
+        return False
+    chinese = any("\u4e00" <= character <= "\u9fff" for character in text)
+    raised = [match for match in latin if match[0][0].isupper()]
+    if not chinese and len(raised) > max(2, 0.6 * len(latin)):
+        return False  # a heading, or shouting: capitals tell nothing
+    known = set(others) | {lists.stem(word) for word in others}
+    for match in latin if chinese else raised:
+        word = match[0].casefold().replace("\u2019", "'")
+        begins = not re.search(r"[^\s.?!:;\"'“(\[-]\s*$", text[: match.start()])
+        if (begins and not chinese) or word.partition("'")[0] in ("i", "ok") or (not chinese and word in lists.FUNCTION):
+            continue
+        if word not in known and lists.stem(word) not in known:
+            return True
+    return False
+
+
+def _reordered(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> bool:
+    """Say whether both have the same words but for those without content, in another order."""
+    a, b = (
+        [token for token in tokens if token not in lists.FUNCTION and token not in lists.FUNCTION_ZH]
+        for tokens in (tokens_a, tokens_b)
+    )
+    return a != b and Counter(a) == Counter(b)
+
+
+def _substituted(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> bool:
+    matcher = SequenceMatcher(None, tokens_a, tokens_b, autojunk=False)
+    if matcher.ratio() < FRAME:
+        return False
+    for kind, a0, a1, b0, b1 in matcher.get_opcodes():
+        if kind != "replace":
+            continue
+        here, there = _content(tokens_a[a0:a1]), _content(tokens_b[b0:b1])
+        if here and there and not lists.same_group(here, there):
+            return True
+    return False
+
+
+def _content(tokens: Sequence[str]) -> list[str]:
+    """Return the words of a run that carry content; Chinese characters, whose words are not told apart, as one."""
+    kept = [token for token in tokens if token not in lists.FUNCTION]
+    if kept and all("\u4e00" <= token <= "\u9fff" for token in kept):
+        joined = "".join(kept)
+        return [] if joined in lists.SYNONYMS_ZH or all(c in lists.FUNCTION_ZH for c in joined) else [joined]
+    return kept

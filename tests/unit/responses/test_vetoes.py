@@ -1,0 +1,64 @@
+import pytest
+
+from lpc.responses.semantic.language import language_of
+from lpc.responses.semantic.vetoes import veto
+
+OPPOSITES = [
+    ("How do I turn the heating on?", "How do I turn the heating off?", "antonyms"),
+    ("Is aspirin safe during pregnancy?", "Is aspirin not safe during pregnancy?", "negation"),
+    ("What's the weather in Paris today?", "What's the weather in London today?", "names"),
+    ("what is the weather in paris", "what is the weather in london", "substitution"),
+    ("Flights from Paris to London", "Flights from London to Paris", "word_order"),
+    ("How many grams are in 3 cups?", "How many grams are in 4 cups?", "numbers"),
+    ("List two reasons", "List three reasons", "numbers"),
+    ("How do I install Docker?", "How do I uninstall Docker?", "antonyms"),
+    ("Can dogs eat chocolate?", "Can cats eat chocolate?", "substitution"),
+    ("怎么打开蓝牙", "怎么关闭蓝牙", "antonyms"),
+    ("阿司匹林怀孕能吃吗", "阿司匹林怀孕不能吃吗", "negation"),
+    ("北京天气怎么样", "上海天气怎么样", "substitution"),
+    ("从北京到上海的火车", "从上海到北京的火车", "word_order"),
+    ("三天内能到吗", "五天内能到吗", "numbers"),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "why"), OPPOSITES)
+def test_opposites_are_stopped_and_whichever_was_asked_first(a: str, b: str, why: str) -> None:
+    assert veto(a, b) == why
+    assert veto(b, a) == why
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("How do I reset my password?", "how can i reset my password"),
+        ("Can you explain recursion?", "Explain recursion, please"),
+        ("How to fix a flat tire", "How do I repair a flat tire?"),
+        ("It costs 1,000 dollars", "it costs 1000 dollars"),
+        ("怎么修改密码", "请问如何修改密码?"),
+        ("能不能退货", "可以退货吗"),
+        ("", ""),
+    ],
+)
+def test_paraphrases_pass(a: str, b: str) -> None:
+    assert veto(a, b) is None
+
+
+def test_what_is_too_long_to_compare_is_stopped() -> None:
+    text = "many words are in this question " * 100
+    assert veto(text, text + "more") == "length"
+    assert veto(text, text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("How do I sort a list?", "en"),
+        ("怎么用 Python 排序", "zh"),
+        ("Wie groß ist der Äquatorumfang übers Jahr?", "other"),
+        ("カタカナと漢字", "other"),
+        ("Как дела?", "other"),
+        ("123", "other"),
+    ],
+)
+def test_language_is_told_by_its_script(text: str, language: str) -> None:
+    assert language_of(text) == language
