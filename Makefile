@@ -136,6 +136,26 @@ $(ENGINE)/.installed: requirements/engine.txt pyproject.toml
 test-engine: setup engine redis-server ## the tests that start real vLLM, and those against its real block pool
 	$(ENGINE_TESTS) tests/engine
 
+# On top of vLLM's environment, which has PyTorch and most of what SGLang imports.
+SGLANG := .venv-sglang
+SGLANG_RELEASES := 0.5.20 0.5.21 0.5.22 0.5.23
+.PHONY: sglang test-sglang sglang-versions
+sglang: $(SGLANG)/.installed ## build .venv-sglang: SGLang's radix cache, Rust core and all, for CPU (a minute after `make engine`)
+
+$(SGLANG)/.installed: requirements/sglang.txt pyproject.toml | $(ENGINE)/.installed
+	$(PYTHON) -m venv $(SGLANG)
+	for site in $(SGLANG)/lib/python*/site-packages; do \
+	  echo $(CURDIR)/$(ENGINE)/lib/$$(basename $$(dirname $$site))/site-packages > $$site/engine.pth; done
+	$(SGLANG)/bin/pip install --disable-pip-version-check --quiet --no-deps -r requirements/sglang.txt sglang==0.5.23
+	$(SGLANG)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
+	@touch $@
+
+test-sglang: sglang ## the plug-in in SGLang's real radix cache (a minute and a half)
+	$(SGLANG)/bin/python -m pytest --confcutdir=tests/sglang -o filterwarnings=default tests/sglang
+
+sglang-versions: sglang ## the same against other SGLang releases, which pass or are refused
+	PYTHONPATH=$(CURDIR) $(SGLANG)/bin/python tests/sglang/versions.py data/sglang $(SGLANG_RELEASES)
+
 .PHONY: test-image test-podmonitor deploy-tools settings support audit
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
 	$(BIN)/python -m tests.image.build_without_engine
@@ -195,4 +215,4 @@ release: setup ## dist/: wheel, sdist, models, SBOMs, image tags, checksums; the
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(ENGINE) $(RAY) .venv-python* lpc/v1 lpc/cache/v1 models build dist out
+	rm -rf $(VENV) $(ENGINE) $(SGLANG) $(RAY) .venv-python* lpc/v1 lpc/cache/v1 models build dist out

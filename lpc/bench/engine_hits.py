@@ -23,9 +23,9 @@ from eviction_client.offer import TokenizerState
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.scorer import Predictor
 from eviction_client.settings import ClientSettings
-from lpc.bench.bare_scheduler import ENDED_S, Told
 from lpc.bench.tiny_engine import TinyEngine
 from lpc.bench.tiny_llama import SPECIAL
+from lpc.bench.told import ENDED_S, Told
 
 STEP_S: Final = 0.05
 REPLY: Final = 24

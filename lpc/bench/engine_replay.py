@@ -19,8 +19,8 @@ from eviction_client.background import AtOnce
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.scorer import Predictor
 from eviction_client.settings import ClientSettings
-from lpc.bench.bare_scheduler import ENDED_S, Told
 from lpc.bench.tiny_engine import TinyEngine
+from lpc.bench.told import ENDED_S, Told
 from lpc.bench.trace_replay import Replay, Request
 from lpc.bench.virtual_clock import VirtualClock
 

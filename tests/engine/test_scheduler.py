@@ -18,8 +18,9 @@ from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.settings import ClientSettings
-from lpc.bench.bare_scheduler import BLOCK, ENDED_S, Engine, Turn, conversations, oracle
+from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
 from lpc.bench.processes import RedisServer
+from lpc.bench.told import ENDED_S
 from lpc.model.returns import MAX_CREDIT_S
 from tests.engine.pools import give_hash
 

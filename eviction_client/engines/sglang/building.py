@@ -1,0 +1,122 @@
+"""Building a radix cache of SGLang, with the plug-in attached where that is asked for, and where it can be."""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from eviction_client.engines.sglang.chain import BLOCK_TOKENS
+from eviction_client.engines.sglang.versions import TESTED, installed, unsuitable, why_not
+from eviction_client.engines.tokenizer_files import finder
+from eviction_client.errors import EngineUnsupported
+from eviction_client.metrics import EngineMetrics
+from eviction_client.predictor_client import PredictorClient
+from eviction_client.scorer import Predictor, Scorer
+from eviction_client.settings import ClientSettings
+from lpc.errors import LpcError
+from lpc.wire.access import access_of
+from lpc.wire.variables import unknown_variables
+
+logger = logging.getLogger(__name__)
+
+POLICY: Final = "priority"
+"""SGLang's own eviction policy, by which the tree is ordered."""
+
+OpenScorer = Callable[[ClientSettings, Any], Scorer]
+
+
+def open_scorer(settings: ClientSettings, ctx: Any) -> Scorer:
+    """Return what gives an engine's requests their keys. ``ctx``: SGLang's ``TreeCacheBuildContext``."""
+    return Scorer(
+        settings,
+        capacity=ctx.params.token_to_kv_pool_allocator.size // BLOCK_TOKENS,
+        predictor=open_predictor(settings, ctx.server_args),
+    )
+
+
+def open_predictor(settings: ClientSettings, server_args: Any) -> Predictor:
+    """Return what is asked for predictions."""
+    model = server_args.model_path
+    return PredictorClient(
+        settings.predictor_address,
+        served_model=settings.served_model or server_args.served_model_name or model,
+        timeout_s=settings.predictor_timeout_s,
+        capacity=settings.predictor_capacity,
+        access=access_of(settings),
+        tokenizer=finder(server_args.tokenizer_path or model, server_args.revision, [server_args.download_dir]),
+    )
+
+
+def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenScorer = open_scorer, **kwargs: Any) -> Any:
+    """``create_tree_cache``: return the radix cache that SGLang builds, with the plug-in attached where that is asked for.
+
+    Args:
+        stock: SGLang's own.
+        ctx: its ``TreeCacheBuildContext``.
+        opens: for tests and embedders.
+
+    Raises:
+        EngineUnsupported: the plug-in does not work in this SGLang or this configuration, and LPC_ON_UNKNOWN_ENGINE is
+            ``refuse``; else that is one line in the log and a metric, and the order is least recent use.
+        pydantic.ValidationError: an LPC_ setting is malformed.
+    """
+    params = ctx.params
+    if params.disable:
+        return stock(ctx, *args, **kwargs)
+    ordered = params.eviction_policy == POLICY
+    if not ordered and "LPC_SHADOW" not in os.environ:
+        logger.info("learned prefix cache: off; --radix-eviction-policy %s switches it on", POLICY)
+        return stock(ctx, *args, **kwargs)
+    settings = _settings()
+    if not ordered and not settings.shadow:
+        return stock(ctx, *args, **kwargs)
+    metrics = EngineMetrics(str(getattr(ctx.tp_worker, "dp_rank", None) or 0))
+    scorer, reason = None, why_not() or unsuitable(ctx)
+    if reason is None:
+        try:
+            import eviction_client.engines.sglang.hooks as hooks
+            import eviction_client.engines.sglang.metrics as shown
+
+            scorer = opens(settings, ctx)
+        except LpcError:
+            raise  # a setting that cannot be
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+    if ordered and (reason is not None or settings.shadow):
+        # Without keys that policy would evict every reply before any prompt.
+        params.eviction_policy = "lru"
+    cache = stock(ctx, *args, **kwargs)
+    if scorer is not None:
+        try:
+            attached = cache.lpc = hooks.Hooks(cache, scorer, adopt=not settings.shadow)
+            scorer.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
+        except Exception as error:
+            scorer.close()
+            reason = f"{type(error).__name__}: {error}"
+    if reason is not None:
+        _refuse(settings, reason, metrics)
+    else:
+        known = "" if installed() in TESTED else " is an untested release"
+        logger.info("learned prefix cache: %s; SGLang %s%s", "shadow mode" if settings.shadow else "on", installed(), known)
+    return cache
+
+
+def _settings() -> ClientSettings:
+    """Return the settings. Raises pydantic.ValidationError."""
+    settings = ClientSettings()
+    for unknown in unknown_variables(os.environ):
+        logger.warning("learned prefix cache: %s", unknown)
+    if settings.pools == "fleet":
+        logger.warning("learned prefix cache: SGLang does not say what it evicts next, so keys of other engines are not used")
+    return settings.model_copy(update={"pooling": "shared", "redis_url": None})
+
+
+def _refuse(settings: ClientSettings, reason: str, metrics: EngineMetrics) -> None:
+    metrics.update({("lpc_stock_fallback", ""): 1.0})
+    reason = f"does not work in this SGLang {installed()}: {reason}."
+    if settings.on_unknown_engine == "refuse":
+        raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU.")
+    logger.error(
+        "learned prefix cache: the plug-in %s Stock LRU instead; serving is as without it. Known to work: SGLang %s",
+        *(reason, ", ".join(TESTED)),
+    )

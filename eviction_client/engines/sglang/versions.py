@@ -1,0 +1,75 @@
+"""The SGLang that is installed, and where the plug-in has no place. Read from its files: nothing of SGLang is imported."""
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import Any, Final
+
+TESTED: Final = ("0.5.22", "0.5.23")
+"""Releases against which the tests were run (`make test-sglang`, `make sglang-versions`)."""
+
+SEAM: Final = "sglang.srt.mem_cache.registry.create_tree_cache"
+"""Where the plug-in comes in: what it returns is the radix cache of a scheduler."""
+
+_NEEDED: Final = {
+    "plugins/hook_registry.py": ("class HookRegistry", "AROUND ="),
+    "mem_cache/registry.py": ("def create_tree_cache(ctx",),
+    "mem_cache/unified_radix_cache.py": (
+        "def checkpoint_into_tree(self, req",
+        "def match_prefix(self, params",
+        "def insert(self, params",
+        "def on_release(self, req: Req, *, checkpointed",
+        "def path_device_indices(self, node",
+        "def _apply_cache_actions(",
+        "def _evict_device_leaf(",
+    ),
+    "mem_cache/unified_cache/unified_tree_core.py": ("node.priority = max(node.priority", "def collect_path_info("),
+    "mem_cache/evict_policy.py": ("return (node.priority, node.last_access_time)",),
+}
+"""Files under ``sglang/srt`` and what must stand in them."""
+
+
+def installed() -> str | None:
+    """Return the release of SGLang that is installed; None where there is none."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def why_not(package: Path | None = None) -> str | None:
+    """Return why the plug-in cannot work in a SGLang; None where it can.
+
+    Args:
+        package: the folder ``sglang``; None: of the one that is installed.
+    """
+    if package is None:
+        spec = importlib.util.find_spec("sglang")
+        if spec is None or not spec.submodule_search_locations:
+            return "SGLang is not installed"
+        package = Path(spec.submodule_search_locations[0])
+    for name, pieces in _NEEDED.items():
+        try:
+            text = (package / "srt" / name).read_text()
+        except OSError:
+            return f"it has no sglang/srt/{name}"
+        for piece in pieces:
+            if piece not in text:
+                return f"`{piece.rstrip(' =(')}` is not in its sglang/srt/{name}"
+    return None
+
+
+def unsuitable(ctx: Any) -> str | None:
+    """Return why the plug-in has no place in a configuration of SGLang (``TreeCacheBuildContext``); None where it has."""
+    sizes = {
+        "--tp-size": ctx.tp_size,
+        "--pp-size": ctx.params.pp_size,
+        "--attn-cp-size": ctx.params.attn_cp_size,
+    }
+    for flag, size in sizes.items():
+        if size > 1:
+            return f"with {flag} {size} each rank has a tree of its own, and all must evict alike: one rank only (TP = 1)"
+    mode = getattr(ctx.server_args, "disaggregation_mode", "null")
+    if mode not in (None, "null"):
+        return f"with --disaggregation-mode {mode} requests end in another engine"
+    return None

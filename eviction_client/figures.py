@@ -1,0 +1,51 @@
+"""What a scorer shows of itself in an engine's /metrics, whatever the engine."""
+
+from typing import Final
+
+from eviction_client.metrics import Values
+from eviction_client.offer import STATES
+from eviction_client.scorer import Scorer
+
+QUANTILES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
+"""Of the latest credits given that are shown."""
+
+
+def figures_of(scorer: Scorer, *, lifetime: float) -> Values:
+    """Return what :class:`eviction_client.metrics.EngineMetrics` shows of a scorer. From any thread.
+
+    Args:
+        lifetime: of the engine's cache, or, where its order is the engine's own, of the shadow's, seconds.
+    """
+    asked = scorer.predictor.counters
+    shadows = scorer.shadow_counters
+    scored = scorer.scored
+    ended = scored["prediction"] + scored["unanswered"]
+    fates = ("asked", "answered", "late", "failed", "refused", "dropped", "rejected", "forgotten")
+    values: Values = {("lpc_predictions", fate): getattr(asked, fate) for fate in fates}
+    values |= {("lpc_requests_scored", by): count for by, count in scored.items()}
+    values |= {
+        ("lpc_fallback_share", ""): (scored["unanswered"] - scored["late"]) / ended if ended else 0.0,
+        ("lpc_late_answers", ""): scored["late"],
+        ("lpc_predictions_unread", ""): asked.unread,
+        ("lpc_credit_refused", "absent"): asked.no_credit,
+        ("lpc_credit_refused", "grid"): asked.bad_grid,
+        ("lpc_credit_refused", "length"): asked.bad_length,
+        ("lpc_credit_refused", "value"): asked.bad_value,
+        ("lpc_pooled_refused", ""): scorer.implausible,
+        ("lpc_scheduler_seconds", ""): scorer.seconds,
+        ("lpc_failures", ""): scorer.failures,
+        ("lpc_stock_fallback", ""): 0.0,
+        ("lpc_trusting", ""): float(scorer.trusting),
+        ("lpc_guard_switches", ""): scorer.switches,
+        ("lpc_lifetime_seconds", ""): lifetime,
+        ("lpc_regret", ""): scorer.regret,
+        ("lpc_shadow_blocks", "asked"): shadows.asked,
+        ("lpc_shadow_blocks", "credit"): shadows.credit_hits,
+        ("lpc_shadow_blocks", "lru"): shadows.lru_hits,
+        ("lpc_predictor_connected", ""): float(scorer.predictor.healthy),
+        ("lpc_store_healthy", ""): float(scorer.store is not None and scorer.store.healthy),
+    }
+    values |= {("lpc_tokenizer_state", state): float(state == scorer.predictor.tokenizer_state) for state in STATES}
+    if given := sorted(scorer.credits.copy()):
+        values |= {("lpc_credit_seconds", f"{q:g}"): given[int(q * (len(given) - 1))] for q in QUANTILES}
+    return values

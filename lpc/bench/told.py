@@ -1,0 +1,62 @@
+"""A predictor that is told what to answer, for measurements and tests: oracles, and one that says the same of all."""
+
+from collections.abc import Callable, Hashable
+
+from eviction_client.book import PredictorCounters
+from eviction_client.credit import CreditGrid
+from eviction_client.messages import Prediction
+from eviction_client.offer import TokenizerState
+
+GRID = CreditGrid([1.0, 10_800.0])
+ENDED_S = -3600.0
+"""Credit of a conversation that is known to be over."""
+
+
+class Told:
+    """A predictor that answers at once with the credit, seconds at any lifetime, that a function gives a request's id.
+
+    None: no answer at the request's end; what :meth:`answer` says later comes late.
+    """
+
+    def __init__(self, tell: Callable[[str], float | None]) -> None:
+        self.tell = tell
+        self.asked: list[str] = []
+        self.left: list[str] = []
+        self._late: list[tuple[Hashable, Prediction | None]] = []
+        self.counters = PredictorCounters()
+        self.healthy = True
+        self.tokenizer_state: TokenizerState = "unknown"
+
+    def ask(self, request_id: Hashable, **_: object) -> None:
+        """See `eviction_client.scorer.Predictor`, as for the others."""
+        self.asked.append(str(request_id))
+
+    def take(self, request_id: Hashable) -> Prediction | None:
+        """The function's answer."""
+        credit = self.tell(str(request_id))
+        return None if credit is None else told(credit)
+
+    def forget(self, request_id: Hashable) -> None:
+        """Nothing is remembered."""
+
+    def leave(self, request_id: Hashable) -> bool:
+        """Remembered, so that it can be answered late."""
+        self.left.append(str(request_id))
+        return True
+
+    def answer(self, request_id: str, credit: float | None) -> None:
+        """Answer a request that was left; None: it never will be."""
+        self._late.append((request_id, None if credit is None else told(credit)))
+
+    def late_answers(self) -> list[tuple[Hashable, Prediction | None]]:
+        """What :meth:`answer` was told since."""
+        late, self._late = self._late, []
+        return late
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def told(credit: float) -> Prediction:
+    """Return a prediction with this credit, seconds at any lifetime."""
+    return Prediction(0.5, "told", None, None, 1, GRID.table([credit] * len(GRID.lifetimes)))

@@ -1,0 +1,170 @@
+"""SGLang's radix cache, driven as its scheduler drives it: requests, pools and tree are SGLang's own, and there is no model."""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+from eviction_client.background import AtOnce
+from eviction_client.engines.sglang.building import build
+from eviction_client.scorer import Predictor, Scorer
+from eviction_client.settings import ClientSettings
+
+BACKENDS: Final = ("rust", "python")
+ARGS: Final = ServerArgs(model_path="dummy")
+set_global_server_args_for_scheduler(ARGS)
+
+
+class Cache:
+    """One engine's radix cache.
+
+    Args:
+        tokens: room.
+        policy: SGLang's eviction policy.
+        backend: which of its two cores.
+        predictor: with one the plug-in is attached.
+        settings: of the plug-in.
+        longest: tokens of the longest request.
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        *,
+        policy: str = "priority",
+        backend: str = "rust",
+        predictor: Predictor | None = None,
+        clock: Callable[[], float] = lambda: 1.8e9,
+        longest: int = 4096,
+        tp_size: int = 1,
+        **settings: Any,
+    ) -> None:
+        self.evicted: list[int] = []
+        self.slots = ReqToTokenPool(size=64, max_context_len=longest, device="cpu", enable_memory_saver=False)
+        # Keys and values themselves are not needed.
+        kv: Any = SimpleNamespace(page_size=1)
+        self.pool = TokenToKVPoolAllocator(size=tokens, dtype=torch.float16, device="cpu", kvcache=kv, need_sort=False)
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=self.slots,
+            token_to_kv_pool_allocator=self.pool,
+            page_size=1,
+            eviction_policy=policy,
+            tree_components=(ComponentType.FULL,),
+            tree_core_backend=backend,
+        )
+        self.context = SimpleNamespace(params=params, server_args=ARGS, tp_size=tp_size, tp_worker=None)
+
+        def opens(given: ClientSettings, ctx: Any) -> Scorer:
+            assert predictor is not None
+            return Scorer(
+                given.model_copy(update=settings),
+                capacity=tokens // 64,
+                predictor=predictor,
+                clock=clock,
+                background=AtOnce,
+            )
+
+        def stock(ctx: Any) -> UnifiedRadixCache:
+            return UnifiedRadixCache(ctx.params)
+
+        if predictor is None:
+            self.tree: Any = stock(self.context)
+        else:
+            self.tree = build(stock, self.context, opens=opens)
+        evict = self.tree._evict_device_leaf
+
+        def seen(node: int, tracker: Any) -> Any:
+            self.evicted.append(node)
+            return evict(node, tracker)
+
+        self.tree._evict_device_leaf = seen
+
+    @property
+    def scorer(self) -> Scorer:
+        scorer: Scorer = self.tree.lpc.scorer
+        return scorer
+
+    def arrive(self, name: str, tokens: Iterable[int], **known: Any) -> Req:
+        """A request comes, and is matched for the first time; ``known``: arguments of SGLang's ``Req``."""
+        parameters = SamplingParams(max_new_tokens=4, custom_params=known.pop("custom_params", None))
+        req = Req(
+            rid=name,
+            origin_input_text="",
+            origin_input_ids=array("q", tokens),
+            sampling_params=parameters,
+            **known,
+        )
+        self.match(req)
+        return req
+
+    def match(self, req: Req) -> int:
+        """What a step of the scheduler does with a request that waits; return the tokens that are cached."""
+        req.init_next_round_input(self.tree)
+        matched: int = req.prefix_len
+        return matched
+
+    def compute(self, req: Req, chunk: int | None = None) -> None:
+        """Run the prompt, in chunks of so many tokens."""
+        if req.lock is None:
+            req.lock = self.tree.lock(req.last_node)
+        end = len(req.full_untruncated_fill_ids)
+        at = req.prefix_len
+        while at < end:
+            to = end if chunk is None else min(at + chunk, end)
+            self._grow(req, at, to)
+            req.extend_end = to
+            checkpoint_kv_cache(req, self.tree)
+            at = to
+
+    def end(self, req: Req, reply: Sequence[int], *, abort: bool = False) -> None:
+        """Generate a reply and let go."""
+        start = len(req.full_untruncated_fill_ids)
+        req.output_ids.extend(reply)
+        self._grow(req, start, start + max(len(reply) - 1, 0))  # the last token has no KV yet
+        req.finished_reason = FINISH_ABORT() if abort else FINISH_LENGTH(length=len(reply))
+        release_kv_cache(req, self.tree, checkpoint=True)
+
+    def retract(self, req: Req) -> None:
+        """Take the request's memory for others; it begins anew later."""
+        release_kv_cache(req, self.tree, checkpoint=False)
+        req.reset_for_retract()
+
+    def serve(self, name: str, tokens: Iterable[int], reply: Sequence[int] = (7, 7, 7), **known: Any) -> int:
+        """A whole request; return the tokens of its prompt that were cached."""
+        req = self.arrive(name, tokens, **known)
+        cached: int = req.prefix_len
+        self.compute(req)
+        self.end(req, reply)
+        return cached
+
+    def cached(self, tokens: Iterable[int]) -> int:
+        """Tokens of a prompt that are in the tree."""
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        matched: int = self.tree.tree_core.match_full_device_prefix(RadixKey(array("q", tokens)))[0]
+        return matched
+
+    def _grow(self, req: Req, start: int, end: int) -> None:
+        missing = end - start - self.pool.available_size()
+        if missing > 0:
+            self.tree.evict_for_alloc(EvictParams(num_tokens=missing))
+        slots = self.pool.alloc(end - start)
+        assert slots is not None, "the cache is full of running requests"
+        if req.kv.req_pool_idx is None:
+            self.slots.alloc([req])
+            self.slots.write((req.kv.req_pool_idx, slice(0, start)), self.tree.prefix_device_indices(req).to(torch.int32))
+        self.slots.write((req.kv.req_pool_idx, slice(start, end)), slots.to(torch.int32))
+        req.kv.kv_allocated_len = req.kv.kv_committed_len = end

@@ -1,0 +1,53 @@
+"""Runs the tests against the radix cache of other SGLang releases (`make sglang-versions`): each must pass, or be refused.
+
+The Python sources and the Rust core of each release's wheel are unpacked and put before the installed one on the path.
+"""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from eviction_client.engines.sglang.versions import why_not
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def unpack(version: str, folder: Path) -> Path:
+    """Return the folder that holds a release."""
+    target = folder / version
+    if not (target / "sglang").exists():
+        pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check")
+        subprocess.run([*pip, f"sglang=={version}", "--dest", str(folder)], check=True)
+        (wheel,) = folder.glob(f"sglang-{version}-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(target)
+        wheel.unlink()
+    return target
+
+
+def main(folder: Path, versions: list[str]) -> int:
+    """Print what became of each release; return 1 where one neither passes nor is refused."""
+    bad = 0
+    for version in versions:
+        sources = unpack(version, folder)
+        if (reason := why_not(sources / "sglang")) is not None:
+            print(f"{version}: refused: {reason}", flush=True)
+            continue
+        command = [sys.executable, "-m", "pytest", "-q", "--confcutdir=tests/sglang", "-o", "filterwarnings=default"]
+        path = {"PYTHONPATH": f"{sources}:{ROOT}"}
+        result = subprocess.run(
+            [*command, "-p", "no:cacheprovider", "tests/sglang/test_radix_cache.py"],
+            cwd=ROOT,
+            env={**os.environ, **path},
+            capture_output=True,
+            text=True,
+        )
+        bad |= result.returncode
+        print(f"{version}: {result.stdout.splitlines()[-1] if result.stdout else result.stderr[-500:]}", flush=True)
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
