@@ -31,7 +31,26 @@ def simulate(
     count_from: Annotated[float | None, typer.Option(help="Seconds of a trace to learn from; default: half an hour.")] = None,
     engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
     sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
-    tier: Annotated[str | None, typer.Option(help="Capacity of a second tier (CPU) per engine.")] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A tier behind each engine's cache, nearest first, several times for several: "
+            "[NAME=]CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]], such as memory=5% and disk=50%:50K:5."
+        ),
+    ] = None,
+    tier_policy: Annotated[
+        str, typer.Option(help="By which the tiers evict: lru, credit (each at its own lifetime), oracle; names with commas.")
+    ] = "lru",
+    exclusive_tiers: Annotated[
+        bool, typer.Option("--exclusive-tiers", help="A block that is loaded leaves its tier; default: it stays, as in vLLM.")
+    ] = False,
+    prefetch: Annotated[
+        str, typer.Option(help="From slower tiers into the nearest: none, arrival, predicted, oracle; names with commas.")
+    ] = "none",
+    prefetch_rate: Annotated[str, typer.Option(help="Tokens a second that predicted prefetches may move: 2K,20K.")] = "5K",
+    prefetch_useless: Annotated[
+        str, typer.Option(help="Share of predicted prefetches that may be in vain: 40%,80%; above it they stop.")
+    ] = "40%",
     tau: Annotated[float | None, typer.Option(help="Seconds per log-odds; default: the learnt mean gap.")] = None,
     invert: Annotated[bool, typer.Option(help="Turn predictions around: what the guard is for.")] = False,
     guard: Annotated[
@@ -59,6 +78,7 @@ def simulate(
     """Replay a log, generated workloads or ShareGPT under eviction policies: what each would hit."""
     try:
         from lpc.commands import simulation
+        from lpc.commands.tier_options import TierOptions
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
     from lpc.simulator.cost import Cost
@@ -93,7 +113,7 @@ def simulate(
             seeds=seeds,
             engines=engines,
             sticky=sticky,
-            tier=tier,
+            behind=TierOptions(tuple(tier or ()), tier_policy, prefetch, prefetch_rate, prefetch_useless, exclusive_tiers),
             tau=tau,
             invert=invert,
             guard=guard,

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from lpc.commands import hit_rates, trace_figures
+from lpc.commands.tier_options import TierOptions
+from lpc.commands.tier_table import print_tiers
+from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.cost import Cost
 from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.describe import trace_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.report.gain import nearest, pairs
-from lpc.simulator.run import DEFAULT_POLICIES, Run, SimulationError, WorkloadSpec, build, load_trace, parse_capacity, sweep
+from lpc.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
 from lpc.simulator.summary import derived
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import Workers
@@ -30,7 +33,7 @@ def simulate(
     seeds: int,
     engines: int,
     sticky: bool,
-    tier: str | None,
+    behind: TierOptions,
     tau: float | None,
     invert: bool,
     guard: bool,
@@ -52,7 +55,7 @@ def simulate(
     own = parse_capacity(cache) if cache else None
     if own is not None and own not in sizes:
         sizes.append(own)
-    second = parse_capacity(tier) if tier else 0
+    tiers, variants = behind.specs(), behind.variants()
     times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
     memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
     if seeds < 1 or engines < 1:
@@ -74,7 +77,10 @@ def simulate(
             size,
             engines,
             sticky,
-            second,
+            tiers,
+            tier_policy,
+            prefetch,
+            behind.exclusive,
             PolicySettings(tau=tau, invert=invert, guard=guard, cost=cost),
             memory,
         )
@@ -84,6 +90,7 @@ def simulate(
         for memory in memories
         for size in sizes
         for name in names
+        for tier_policy, prefetch in variants
         if memory == memories[0] or REGISTRY[name].uses_predictor
     ]
     if drawn and spec.embeddings is None:
@@ -95,21 +102,33 @@ def simulate(
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)
     summary = derived(rows)
+    # The cache's own hits are compared under the first of the ways to run the tiers, these among themselves below.
+    first = [
+        row for row in summary if not tiers or (row["tier_policy"], row["prefetch"]) == (variants[0][0], variants[0][1].label)
+    ]
     for workload in dict.fromkeys(row["workload"] for row in summary):
-        hit_rates.print_table([row for row in summary if row["workload"] == workload])
-        choices = pairs([row for row in summary if row["workload"] == workload])
+        hit_rates.print_table([row for row in first if row["workload"] == workload])
+        if tiers:
+            print_tiers([row for row in summary if row["workload"] == workload])
+        choices = pairs([row for row in first if row["workload"] == workload])
         if choices and (own is not None or len(workloads) == 1):
             hit_rates.print_gain(choices[nearest(choices, own)])
+    chosen = nearest(pairs(first), own)
+    size = pairs(first)[chosen][0]["capacity_tokens"] if pairs(first) else None
     if picture is not None:
-        from lpc.simulator.report.hit_rates import write_png  # matplotlib takes its time to import
+        from lpc.simulator.report import hit_rates as chart  # matplotlib takes its time to import
+        from lpc.simulator.report import tiers as bars
 
-        write_png(summary, picture, nearest(pairs(summary), own))
+        if tiers:
+            bars.write_png(summary, picture, size)
+        else:
+            chart.write_png(first, picture, chosen)
         console().print(f"picture: {picture}")
     if html is not None:
         from lpc.simulator.report.page import write_html
 
         replayed, _ = build(runs[0].workload)
-        write_html(summary, figures_of(trace_of(replayed)), cost, html, nearest(pairs(summary), own))
+        write_html(first, figures_of(trace_of(replayed)), cost, html, chosen, behind=summary if tiers else ())
         console().print(f"page: {html}")
     return {"rows": rows, "summary": summary}
 

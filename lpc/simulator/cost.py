@@ -1,4 +1,4 @@
-"""The cost model: how long a request takes for what it computes, loads and writes."""
+"""The cost model: how long a request takes for what it computes and writes."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,7 @@ class Cost:
     Attributes:
         prefill_tokens_s: tokens computed per second.
         output_token_s: seconds per output token.
-        fetch_tokens_s: tokens loaded from the second tier per second.
     """
 
     prefill_tokens_s: float = 20_000.0
     output_token_s: float = 0.01
-    fetch_tokens_s: float = 200_000.0

@@ -17,7 +17,7 @@ from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.cost import Cost
 from lpc.simulator.policy import Policy
-from lpc.simulator.tier import SecondTier
+from lpc.simulator.tiers import TierFigures, Tiering, Tiers
 from lpc.simulator.workload import Turn, Workload
 
 
@@ -26,13 +26,15 @@ class Result:
     """What one engine, or several, hit. Tokens of prompts that arrived while hits were counted.
 
     Attributes:
-        requests, prompt_tokens, hit_tokens, tier_tokens: the last: loaded from the second tier, not among hit_tokens.
+        requests, prompt_tokens, hit_tokens, tier_tokens: the last: loaded from tiers, not among hit_tokens.
         evicted: blocks.
         waited: requests that waited for blocks.
         refused: requests larger than the whole cache, which it can never serve; not in the other figures.
         ttft: seconds from arrival to the first token, by the cost model; one per request.
         prefill_s: seconds spent computing prompts.
         all_prompt_tokens, all_hit_tokens: as those above, with the prompts that arrived before hits were counted.
+        tiers: what these served and prefetched; None without any.
+        seconds: during which hits were counted.
     """
 
     requests: int = 0
@@ -46,13 +48,15 @@ class Result:
     prefill_s: float = 0.0
     all_prompt_tokens: int = 0
     all_hit_tokens: int = 0
+    tiers: TierFigures | None = None
+    seconds: float = 0.0
 
     @property
     def hit_rate(self) -> float:
         """Prompt tokens served from the cache / prompt tokens."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    def figures(self) -> dict[str, float | int]:
+    def figures(self) -> dict[str, Any]:
         """Return plain numbers: tokens, rates, seconds. `whole_hit_rate` is that from the first request on."""
         times = np.array(self.ttft) if self.ttft else np.zeros(1)
         served = self.hit_tokens + self.tier_tokens
@@ -70,6 +74,7 @@ class Result:
             "ttft_p50_s": float(np.quantile(times, 0.5)),
             "ttft_p99_s": float(np.quantile(times, 0.99)),
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
+            **({} if self.tiers is None else self.tiers.figures(self.prompt_tokens, self.seconds)),
         }
 
 
@@ -84,7 +89,7 @@ PolicyFactory = Callable[[int], Policy[Any]]
 @dataclass(eq=False)
 class _Engine:
     cache: BlockCache[Any]
-    tier: SecondTier | None
+    tiers: Tiers | None = None
     waiting: deque[Turn] = field(default_factory=deque)
 
 
@@ -96,7 +101,7 @@ def simulate(
     cost: Cost | None = None,
     engines: int = 1,
     sticky: bool = True,
-    tier_tokens: int = 0,
+    tiering: Tiering | None = None,
     on_evict: Callable[[float, Sequence[CachedBlock]], None] | None = None,
 ) -> Result:
     """Replay a workload.
@@ -106,7 +111,7 @@ def simulate(
         policy: made once per engine.
         engines: they share nothing.
         sticky: turns of a conversation go to the same engine; else round robin.
-        tier_tokens: of each engine's second tier, to which evicted blocks go and from which a prompt's next blocks are loaded.
+        tiering: what is behind each engine's cache.
         on_evict: told of every eviction.
 
     Raises:
@@ -116,17 +121,16 @@ def simulate(
     size = workload.block_tokens
     if capacity_tokens < size or engines < 1:
         raise ValueError(f"an engine needs at least one block of {size} tokens, and there must be at least one engine")
-    pool = [
-        _Engine(
-            BlockCache(capacity_tokens // size, policy(capacity_tokens // size)),
-            SecondTier(tier_tokens // size) if tier_tokens >= size else None,
-        )
-        for _ in range(engines)
-    ]
+    pool = [_Engine(BlockCache(capacity_tokens // size, policy(capacity_tokens // size))) for _ in range(engines)]
     result = Result()
+    if tiering is not None and tiering.specs:
+        result.tiers = TierFigures()
+        for engine in pool:
+            engine.tiers = Tiers(tiering, workload, engine.cache, capacity_tokens // size, result.tiers)
     events: list[tuple[float, int, int, Turn, _Engine | None, list[CachedBlock], int]] = []
     sequence = 0
     arrived = 0
+    last = 0.0
     homes: dict[str, _Engine] = {}
     upcoming = iter(workload.arrivals)
     following = next(upcoming, None)
@@ -134,8 +138,7 @@ def simulate(
     def start(engine: _Engine, turn: Turn, now: float) -> bool:
         nonlocal sequence
         blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
-        # At least one token is computed, so that there is something to decode from: as in vLLM.
-        servable = turn.contents[: (turn.input_tokens - 1) // size]
+        servable = _servable(turn, size)
         hits = engine.cache.hit_blocks(servable)
         taken = engine.cache.allocate(turn.all_contents, blank, now)
         if taken is None:
@@ -143,15 +146,16 @@ def simulate(
         blocks, gone = taken
         if gone and on_evict is not None:
             on_evict(now, gone)
-        loaded = 0
-        if engine.tier is not None:
-            loaded = engine.tier.load(servable, hits)
-            engine.tier.store(gone)
+        counted = workload.count_from <= turn.arrival < workload.until
+        loaded, loading = 0, 0.0
+        if engine.tiers is not None:
+            loaded, loading = engine.tiers.load(turn, servable, hits, now, counted=counted)
+            engine.tiers.store(gone, now)
         missed = turn.input_tokens - (hits + loaded) * size
-        prefill = missed / cost.prefill_tokens_s + loaded * size / cost.fetch_tokens_s
+        prefill = missed / cost.prefill_tokens_s + loading
         result.all_prompt_tokens += turn.input_tokens
         result.all_hit_tokens += hits * size
-        if workload.count_from <= turn.arrival < workload.until:
+        if counted:
             result.requests += 1
             result.prompt_tokens += turn.input_tokens
             result.hit_tokens += hits * size
@@ -159,6 +163,8 @@ def simulate(
             result.evicted += len(gone)
             result.ttft.append(now - turn.arrival + prefill)
             result.prefill_s += prefill
+            if result.tiers is not None and turn.turn > 1:
+                result.tiers.returning.append(now - turn.arrival + prefill)
         sequence += 1
         end = now + prefill + (turn.output_tokens * cost.output_token_s if workload.decodes else 0.0)
         heapq.heappush(events, (end, END, sequence, turn, engine, blocks, blank))
@@ -172,27 +178,43 @@ def simulate(
             now, kind, _, turn, engine, blocks, blank = heapq.heappop(events)
             if kind == END:
                 assert engine is not None
+                if engine.tiers is not None:
+                    engine.tiers.advance(now)
                 engine.cache.release(blocks, blank, turn, now)
                 if workload.closed and turn.next is not None:
                     turn.next.arrival = now + turn.next.gap
                     if turn.next.arrival < workload.until:
                         sequence += 1
                         heapq.heappush(events, (turn.next.arrival, ARRIVE, sequence, turn.next, None, [], 0))
+                if engine.tiers is not None:
+                    engine.tiers.end(turn, now)
                 while engine.waiting and start(engine, engine.waiting[0], now):
                     engine.waiting.popleft()
                 continue
         if now >= workload.until:
             continue
+        last = now
         engine = _route(turn, pool, homes, sticky, arrived)
         arrived += 1
         engine.cache.policy.arrive(turn, now)
+        if engine.tiers is not None:
+            engine.tiers.advance(now)
+            engine.tiers.arrive(turn, now)
         if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
             result.refused += workload.count_from <= turn.arrival
             continue
         if engine.waiting or not start(engine, turn, now):
             engine.waiting.append(turn)
             result.waited += workload.count_from <= turn.arrival
+            if engine.tiers is not None:
+                engine.tiers.wait(turn, _servable(turn, size), now)
+    result.seconds = min(workload.until, last) - workload.count_from
     return result
+
+
+def _servable(turn: Turn, size: int) -> Sequence[int]:
+    """Return the prompt's blocks that a cache may serve. At least one token is computed, to decode from: as in vLLM."""
+    return turn.contents[: (turn.input_tokens - 1) // size]
 
 
 def _route(turn: Turn, pool: list[_Engine], homes: dict[str, _Engine], sticky: bool, arrived: int) -> _Engine:

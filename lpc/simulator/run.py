@@ -9,13 +9,14 @@ from typing import Any, Final
 import numpy as np
 from tqdm import tqdm
 
-from lpc.errors import LpcError
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
+from lpc.simulator.amounts import SimulationError, tokens
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.sample import load_sample
 from lpc.simulator.sharegpt import Conversations, ThinkTimes, sharegpt
+from lpc.simulator.tiers.spec import PrefetchSpec, Tiering, TierPolicy, TierSpec
 from lpc.simulator.workload import Workload, from_trace
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import HERE, Workers, parts_for, spread
@@ -27,10 +28,6 @@ GIB: Final = 2**30
 LONG_GAP_S: Final = 3600.0
 LEARN_S: Final = 1800.0
 DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "plugin", "oracle", "belady")
-
-
-class SimulationError(LpcError):
-    """A simulation cannot be run as asked. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,10 @@ class Run:
 
     Attributes:
         capacity: tokens of each engine, or a share of the working set.
+        tiers: behind each engine's cache, nearest first.
+        tier_policy: by which all of them evict.
+        prefetch: from slower tiers into the nearest.
+        exclusive: what is loaded from a tier leaves it.
         settings: for the policies; their cost model is the engines', too.
         predictor_gib: GiB of GPU memory that a policy's predictor takes from the cache.
     """
@@ -77,7 +78,10 @@ class Run:
     capacity: int | float
     engines: int = 1
     sticky: bool = True
-    tier: int | float = 0
+    tiers: tuple[TierSpec, ...] = ()
+    tier_policy: TierPolicy = "lru"
+    prefetch: PrefetchSpec = field(default_factory=PrefetchSpec)
+    exclusive: bool = False
     settings: PolicySettings = field(default_factory=PolicySettings)
     predictor_gib: float = 0.0
 
@@ -173,6 +177,7 @@ def run_one(run: Run) -> dict[str, Any]:
         raise SimulationError(
             f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
         )
+    behind = tuple(tier.of(working_set) for tier in run.tiers)
     result = simulate(
         workload,
         capacity,
@@ -180,7 +185,7 @@ def run_one(run: Run) -> dict[str, Any]:
         cost=run.settings.cost,
         engines=run.engines,
         sticky=run.sticky,
-        tier_tokens=tokens(run.tier, working_set) if run.tier else 0,
+        tiering=Tiering(behind, run.tier_policy, run.prefetch, run.exclusive, run.settings.guard, run.settings.invert),
     )
     return {
         "workload": workload.name,
@@ -191,34 +196,13 @@ def run_one(run: Run) -> dict[str, Any]:
         "seed": run.workload.seed,
         "engines": run.engines,
         "sticky": run.sticky,
-        "tier_tokens": tokens(run.tier, working_set) if run.tier else 0,
+        "tier_tokens": sum(tier.tokens for tier in behind),
+        **({"tier_policy": run.tier_policy, "prefetch": run.prefetch.label} if behind else {}),
         "predictor_gib": run.predictor_gib if policy.uses_predictor else 0.0,
         "inverted": run.settings.invert,
         "guarded": run.settings.guard,
         **result.figures(),
     }
-
-
-def tokens(capacity: int | float, working_set: int) -> int:
-    """Return a capacity in tokens: an int is that, a float a share of the working set."""
-    return capacity if isinstance(capacity, int) else round(capacity * working_set)
-
-
-def parse_capacity(text: str) -> int | float:
-    """Read `160K`, `2M`, `50000` as tokens (int), `2%` as a share (float). Raises SimulationError."""
-    try:
-        if text.endswith("%"):
-            value: int | float = float(text[:-1]) / 100
-        else:
-            scale = {"K": 1_000, "M": 1_000_000}.get(text[-1:].upper(), 1)
-            value = round(float(text[:-1] if scale > 1 else text) * scale)
-    except ValueError:
-        value = 0
-    if not 0 < value < float("inf"):
-        raise SimulationError(
-            f"{text!r:.40} is not a capacity: give tokens (50000, 160K, 2M) or a share of the working set (2%)"
-        )
-    return value
 
 
 def sweep(runs: Sequence[Run], workers: Workers = HERE) -> list[dict[str, Any]]:

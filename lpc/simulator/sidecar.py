@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,9 +20,10 @@ from eviction_client.credit import CreditGrid
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
 from lpc.model.probability import logit
-from lpc.model.returns.credit import LIFETIMES
+from lpc.model.returns.credit import LIFETIMES, log_index
+from lpc.model.returns.hazards import returned
 from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import ReturnModel
+from lpc.model.returns.model import AVERAGE_EVERY, AVERAGE_TURNS, ReturnModel
 from lpc.simulator.cost import Cost
 from lpc.simulator.workload import Turn, Workload
 
@@ -46,6 +47,21 @@ class OnlineReturns:
 
     def credits(self, turn: Turn, arrival: float) -> Floats:
         """Take a turn in; return its credits, seconds at LIFETIMES. Turns come in the order of their arrival (seconds)."""
+        answer: Floats = self.model.answer([self._next(turn, arrival)])[0]
+        return answer
+
+    def curve(self, turn: Turn, arrival: float) -> Floats | None:
+        """Take a turn in, instead of `credits`; return its return curve at AGES, None before enough was learnt."""
+        came = self._next(turn, arrival)
+        told = self.model.foretell(came)
+        self.model.answer([came])
+        if told is None:
+            return None
+        (by_counts, by_head), share = returned(told[0]), told[1]
+        curve: Floats = (1.0 - share) * by_counts + share * by_head
+        return curve
+
+    def _next(self, turn: Turn, arrival: float) -> Arrived:
         at = EPOCH_S + arrival
         if self._refit_at is None:
             self._refit_at = at + REFIT_S
@@ -58,8 +74,7 @@ class OnlineReturns:
             self._refit_at = last + REFIT_S
         reply = self._replies.get(turn.conversation, math.nan)
         self._replies[turn.conversation] = turn.output_tokens
-        answer: Floats = self.model.answer([arrived(turn, at, reply)])[0]
-        return answer
+        return arrived(turn, at, reply)
 
 
 def arrived(turn: Turn, at: float, reply_tokens: float) -> Arrived:
@@ -165,6 +180,36 @@ def credits_of(workload: Workload) -> Mapping[Turn, Floats]:
     return known
 
 
+class Foretold(NamedTuple):
+    """What is known of a turn when it arrives: its return curve, and ln of the average conversation's index, both at AGES."""
+
+    curve: Floats
+    average: Floats
+
+
+def curves_of(workload: Workload) -> Mapping[Turn, Foretold]:
+    """Return the return curves that a sidecar has for the turns, of those that came after enough was learnt.
+
+    The average is of the curves told of late, as that beside which credits are given.
+    """
+    known = _foretold.get(workload)
+    if known is None:
+        online = OnlineReturns()
+        known = _foretold[workload] = {}
+        mean: Floats | None = None
+        index = np.zeros(0)
+        keep = 0.5 ** (1.0 / AVERAGE_TURNS)
+        for arrival, turn in nominal_arrivals(workload):
+            curve = online.curve(turn, arrival)
+            if curve is None:
+                continue
+            mean = curve if mean is None else keep * mean + (1.0 - keep) * curve
+            if len(known) % AVERAGE_EVERY == 0:
+                index = log_index(mean[None, :])[0]
+            known[turn] = Foretold(curve, index)
+    return known
+
+
 def nominal_arrivals(workload: Workload) -> list[tuple[float, Turn]]:
     """Return all turns with their arrivals, seconds, in order.
 
@@ -186,4 +231,5 @@ def nominal_arrivals(workload: Workload) -> list[tuple[float, Turn]]:
     return sorted(found, key=lambda place: place[0])
 
 
+_foretold: "WeakKeyDictionary[Workload, dict[Turn, Foretold]]" = WeakKeyDictionary()
 _learnt: "WeakKeyDictionary[Workload, Mapping[Turn, Floats]]" = WeakKeyDictionary()

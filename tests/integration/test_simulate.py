@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from lpc.commands.cli import app
 from lpc.logs.datasets.conversation import split_of
 from lpc.simulator import run
+from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.describe import describe
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.run import Run, SimulationError, WorkloadSpec, build, parse_capacity, sweep
+from lpc.simulator.run import Run, WorkloadSpec, build, sweep
 from lpc.simulator.sample import load_sample, write_sample
 from lpc.simulator.summary import derived
 from lpc.training.spread import Workers

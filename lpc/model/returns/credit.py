@@ -70,7 +70,19 @@ class CreditLaw:
         return np.clip(_first_age(log_index(returned), self._price) - self._average_age, -MAX_CREDIT_S, MAX_CREDIT_S)
 
 
+def gittins(returned: Floats) -> Floats:
+    """Return the index at AGES, returns per second of room, [n, ages], of curves [n, ages]."""
+    parts = [_gittins(returned[start : start + _CHUNK]) for start in range(0, len(returned), _CHUNK)]
+    return np.concatenate(parts) if parts else np.zeros_like(returned)
+
+
 def _log_index(returned: Floats) -> Floats:
+    rate = _gittins(returned)
+    index: Floats = np.minimum.accumulate(np.log(np.maximum(rate, 1e-12)), axis=1) - _TILT
+    return index
+
+
+def _gittins(returned: Floats) -> Floats:
     waiting = 1.0 - returned
     room = np.zeros_like(returned)
     np.cumsum((waiting[:, 1:] + waiting[:, :-1]) / 2 * _WIDTHS, axis=1, out=room[:, 1:])
@@ -83,8 +95,7 @@ def _log_index(returned: Floats) -> Floats:
     rate = np.empty_like(returned)
     rate[:, :-1] = np.maximum.reduceat(gained, _FIRST, axis=1)
     rate[:, -1] = rate[:, -2] * AGES[-2] / AGES[-1]
-    index: Floats = np.minimum.accumulate(np.log(np.maximum(rate, 1e-12)), axis=1) - _TILT
-    return index
+    return rate
 
 
 def _first_age(index: Floats, price: Floats) -> Floats:

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 from lpc.simulator.cost import Cost
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.report import hit_rates, theme, traffic
+from lpc.simulator.report import tiers as bars
 from lpc.simulator.report.gain import Pair, sentence
 from lpc.simulator.report.hit_rates import Chart
 from lpc.simulator.report.units import about, percent, seconds, tokens
@@ -19,7 +20,7 @@ from lpc.simulator.summary import BASELINE, ORACLE, OURS, Rows
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 
 
-def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen: int = 0) -> None:
+def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen: int = 0, *, behind: Rows = ()) -> None:
     """Write the page.
 
     Args:
@@ -27,10 +28,12 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
         found: what the workload is like, by `lpc.simulator.describe`.
         cost: by which times were reckoned.
         chosen: the place, among `lpc.simulator.report.gain.pairs`, of the size that is shown first.
+        behind: the rows of all ways to run the tiers behind the cache; none: there is no tier.
     """
     with theme.style():
         chart = hit_rates.chart_of(rows)
         pictures = {kind: _svg(chart, kind) for kind in ("wide", "narrow")}
+        tiers = Markup(bars.svg(bars.at_size(behind, _capacity(chart, chosen)))) if behind else None
         findings = [(finding, Markup(traffic.svg(finding))) for finding in traffic.findings(found)]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(TEMPLATE.read_text("utf-8")).render(
@@ -44,6 +47,9 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
         chart=chart,
         band=ORACLE in chart.lines,
         findings=findings,
+        tiers=tiers,
+        tier_heads=bars.heads(behind) if behind else [],
+        tier_rows=[bars.cells(row, list(row["tiers"])) for row in behind],
         heads=[name.replace("\n", " · ") for _, name in chart.ticks()],
         hits=_hits(rows, chart),
         effects=_effects(chart.choices),
@@ -56,6 +62,10 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
     partial = path.with_suffix(".partial")
     partial.write_text(page, "utf-8")
     partial.replace(path)
+
+
+def _capacity(chart: Chart, chosen: int) -> float | None:
+    return chart.choices[chosen][0]["capacity_tokens"] if chart.choices else None
 
 
 def _svg(chart: Chart, kind: str) -> Markup:

@@ -11,12 +11,13 @@ from lpc.simulator.cost import Cost
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policy import Policy
-from lpc.simulator.tier import SecondTier
+from lpc.simulator.tiers import Tiering, TierSpec
 from lpc.simulator.workload import Turn, Workload
 from tests.unit.simulator.replay import make
 
 SIZE = 16
-COST = Cost(prefill_tokens_s=1000.0, output_token_s=0.1, fetch_tokens_s=10_000.0)
+MEMORY = Tiering((TierSpec("memory", 10 * SIZE, 10_000.0),))
+COST = Cost(prefill_tokens_s=1000.0, output_token_s=0.1)
 
 
 def turn(contents: Sequence[int], arrival: float = 0.0, *, tokens: int | None = None, output: int = 0, **rest) -> Turn:
@@ -199,7 +200,7 @@ def test_engines_share_nothing() -> None:
 
 def test_the_second_tier_serves_what_was_evicted() -> None:
     turns = [turn([1, 2, 3], conversation="a"), turn([7, 8, 9], 1.0), turn([1, 2, 3], 2.0, conversation="a")]
-    result = replay(open_workload(*turns), 4, tier_tokens=10 * SIZE)
+    result = replay(open_workload(*turns), 4, tiering=MEMORY)
 
     # For 7, 8, 9 and their blank block, 3, 2 and 1 were evicted.
     assert (result.hit_tokens, result.tier_tokens) == (0, 48)
@@ -210,7 +211,7 @@ def test_the_second_tier_serves_what_was_evicted() -> None:
 
 def test_the_second_tier_goes_on_where_the_cache_ends() -> None:
     turns = [turn([1, 2, 3], conversation="a"), turn([7], 1.0), turn([1, 2, 3], 2.0, conversation="a")]
-    result = replay(open_workload(*turns), 4, tier_tokens=10 * SIZE)
+    result = replay(open_workload(*turns), 4, tiering=MEMORY)
 
     # The tail, 3, was evicted.
     assert (result.hit_tokens, result.tier_tokens) == (32, 16)
@@ -219,25 +220,9 @@ def test_the_second_tier_goes_on_where_the_cache_ends() -> None:
 
 def test_the_second_tier_does_not_serve_the_last_token_of_a_prompt() -> None:
     turns = [turn([1, 2], conversation="a", tokens=32), turn([7, 8], 1.0, tokens=32), turn([1, 2], 2.0, tokens=32)]
-    result = replay(open_workload(*turns), 2, tier_tokens=10 * SIZE)
+    result = replay(open_workload(*turns), 2, tiering=MEMORY)
 
     assert result.tier_tokens == 16
-
-
-def test_the_second_tier_forgets_the_least_recently_used() -> None:
-    tier = SecondTier(2)
-    tier.store([CachedBlock(1, 0), CachedBlock(2, 1)])
-    assert tier.load([1], 0) == 1
-    tier.store([CachedBlock(3, 0)])
-
-    assert [tier.load([content], 0) for content in (1, 2, 3)] == [1, 0, 1]
-
-
-def test_the_second_tier_loads_no_block_behind_a_gap() -> None:
-    tier = SecondTier(4)
-    tier.store([CachedBlock(1, 0), CachedBlock(3, 2)])
-
-    assert tier.load([1, 2, 3], 0) == 1
 
 
 def crowd() -> Workload:
