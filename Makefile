@@ -192,6 +192,16 @@ RELEASES := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
 engine-versions: engine ## the same tests of queue and hooks against all tested vLLM releases (1.5 GB of wheels)
 	$(ENGINE)/bin/python tests/engine/versions.py data/vllm $(RELEASES)
 
+# No Go registry is needed: gRPC and protobuf for Go are Debian's.
+GO_PACKAGES := golang-go golang-google-grpc-dev golang-google-protobuf-dev protobuf-compiler protoc-gen-go protoc-gen-go-grpc
+.PHONY: test-go
+test-go: setup ## build the client in Go (clients/go) and run it against a real sidecar (a minute)
+	@command -v go >/dev/null && command -v protoc-gen-go-grpc >/dev/null || { echo "== installing Go and its gRPC"; \
+	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $(GO_PACKAGES); } || \
+	  { echo "install $(GO_PACKAGES) with your system's package manager"; exit 1; }
+	clients/go/build.sh data/go
+	LPC_TEST_GO=$(CURDIR)/data/go/lpc-replay $(BIN)/pytest tests/integration/test_go_client.py
+
 .PHONY: test-vllm-v0
 RELEASES_V0 := 0.6.0 0.6.3.post1 0.6.6.post1 0.7.3 0.8.5 0.9.2 0.10.2
 test-vllm-v0: engine ## the adapter of vLLM's V0 engine against V0's own allocator and scheduler (1.3 GB of wheels)

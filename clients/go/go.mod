@@ -1,0 +1,3 @@
+module learnedprefixcache
+
+go 1.19
