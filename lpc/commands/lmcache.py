@@ -1,0 +1,36 @@
+"""`lpc lmcache`: LMCache's coordinator with learned eviction and prefetch in it, and the gate before its nodes."""
+
+from typing import Annotated
+
+import typer
+
+from lpc.commands.outcome import fail, or_fail
+
+app = typer.Typer(no_args_is_help=True, help="LMCache in MP mode: learned eviction and prefetch, and a token before its HTTP.")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def coordinator(context: typer.Context) -> None:
+    """Run LMCache's coordinator with our controller in it. Takes `lmcache coordinator`'s options; ours are LPC_LMCACHE_..."""
+    from lpc.lmcache.coordinator import serve
+
+    or_fail(lambda: serve(context.args))
+
+
+@app.command()
+def front(
+    to: Annotated[str, typer.Option(help="host:port of LMCache's HTTP, best on loopback.")] = "127.0.0.1:8080",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on; a node registers its own, so that one.")] = 8080,
+) -> None:
+    """Let only callers through to a node's HTTP who bring the token (LPC_LMCACHE_TOKEN or LPC_LMCACHE_TOKEN_FILE)."""
+    import uvicorn
+
+    from lpc.lmcache.gate import front as front_of
+    from lpc.lmcache.settings import LMCacheSettings
+    from lpc.lmcache.tokens import token_of
+
+    token = or_fail(lambda: token_of(LMCacheSettings()))
+    if token is None:
+        fail("a front without a token keeps nobody out: set LPC_LMCACHE_TOKEN or LPC_LMCACHE_TOKEN_FILE")
+    uvicorn.run(front_of(to, token), host=host, port=port, log_level="warning")

@@ -1,0 +1,73 @@
+"""The key chain of LMCache 0.5's MP mode: how a chunk's hash follows from its tokens and the chunk before.
+
+    hash(chunk) = blake3(hash(chunk before) || tokens as big-endian uint32)
+
+The chunk before the first has ``blake3(0 as big-endian int64 || 0 as big-endian uint32)``. So two conversations share a hash
+exactly as long as they share all tokens from the start. Source: ``lmcache/v1/multiprocess/token_hasher.py``.
+"""
+
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+Digest = Callable[[bytes], bytes]
+
+ALGORITHM: Final = "blake3"
+"""The only one of LMCache's algorithms that does not depend on a process's seed."""
+
+
+class ChunkId(NamedTuple):
+    """A chunk of tokens under one model and tenant, whatever number of objects it is stored as."""
+
+    model: str
+    salt: str
+    hash: str
+
+
+class ObjectId(NamedTuple):
+    """One stored object: a chunk's share of one rank and one group of layers. The fields are LMCache's, hash in hexadecimal."""
+
+    hash: str
+    model: str
+    rank: int
+    group: int
+    salt: str
+
+    @property
+    def chunk(self) -> ChunkId:
+        """The chunk that it is a part of."""
+        return ChunkId(self.model, self.salt, self.hash)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the engine that stored it, as LMCache packs it into the rank's top byte."""
+        return self.rank >> 24 & 0xFF
+
+
+def blake3_digest(data: bytes) -> bytes:
+    """Return BLAKE3 of it, 32 bytes. Raises ImportError: the package is not installed (LMCache brings it)."""
+    from blake3 import blake3
+
+    digest: bytes = blake3(data).digest()
+    return digest
+
+
+class KeyChain:
+    """Hashes of chunks. ``digest`` is LMCache's; another one in tests that are about something else."""
+
+    def __init__(self, digest: Digest = blake3_digest) -> None:
+        self._digest = digest
+        self.root = digest(struct.pack(">qI", 0, 0))
+
+    def follow(self, before: bytes | None, tokens: Sequence[int]) -> bytes:
+        """Return the hash of a chunk behind the one with this hash; None: it is the first."""
+        ids = tokens if isinstance(tokens, array) else array("I", tokens)
+        return self._digest((self.root if before is None else before) + struct.pack(f">{len(ids)}I", *ids))
+
+    def hashes(self, tokens: Sequence[int], chunk_size: int) -> list[bytes]:
+        """Return the hashes of all complete chunks of a prompt."""
+        found: list[bytes] = []
+        for start in range(0, len(tokens) - chunk_size + 1, chunk_size):
+            found.append(self.follow(found[-1] if found else None, tokens[start : start + chunk_size]))
+        return found

@@ -1,0 +1,262 @@
+"""The controller that LMCache's coordinator builds: its events in, deletions and fetches out. All that knows LMCache's classes.
+
+    lmcache coordinator --extra-config '{"controller_packages": ["lpc.lmcache.controller"]}'
+
+or, with tokens in front of it, `lpc lmcache coordinator`. LMCache's own controllers stay: that of pins and quotas, whose pins
+are respected and used for retention, and that of prefetches. Nothing here may raise into the coordinator but at its start.
+
+Tried against LMCache 0.5.6. It is found by the coordinator's scan of this module, which takes every Controller defined here.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from fastapi import APIRouter, HTTPException, Request, Response
+from lmcache.v1.distributed.api import EncodedObjectKey
+from lmcache.v1.mp_coordinator.controllers.base import Controller
+from lmcache.v1.mp_coordinator.controllers.eviction_controller import FleetEvictionController
+from lmcache.v1.mp_coordinator.http_apis.dependencies import get_context
+from lmcache.v1.mp_coordinator.persistence.durable_component import PersistenceType
+from lmcache.v1.mp_coordinator.views.instance_registry import InstanceRegistry
+from pydantic import BaseModel, Field
+
+from eviction_client import ClientSettings, PredictorClient
+from lpc.lmcache.chain import ALGORITHM, KeyChain, ObjectId
+from lpc.lmcache.errors import LMCacheUnfit
+from lpc.lmcache.events import Entry, Event, Place
+from lpc.lmcache.figures import exposition, status
+from lpc.lmcache.loop import Loop
+from lpc.lmcache.node import Node
+from lpc.lmcache.pins import SECTION, Retained
+from lpc.lmcache.service import Service
+from lpc.lmcache.settings import LMCacheSettings
+from lpc.lmcache.tokenizer import finder_of
+from lpc.lmcache.tokens import bearer, token_of
+from lpc.wire.access import access_of
+
+logger = logging.getLogger(__name__)
+
+PINS_TICK_S = 1.0
+
+
+class RetainRequest(BaseModel):
+    """Body of ``POST /lpc/retain``: the prompt as token ids, its model's name in LMCache, and for how long."""
+
+    model_name: str
+    token_ids: list[int] = Field(min_length=1, max_length=1_000_000)
+    seconds: float = Field(gt=0, allow_inf_nan=False)
+    cache_salt: str = ""
+
+
+class LearnedController(Controller):
+    """Deletes the smallest key first, fetches what is due, keeps what was asked to be kept.
+
+    Args:
+        address: of the coordinator itself, host:port.
+        registry: LMCache's view of the nodes that are registered.
+
+    Raises:
+        LMCacheUnfit: the coordinator is configured so that this cannot work.
+        LpcError, pydantic.ValidationError: a setting is malformed.
+    """
+
+    def __init__(self, address: str, registry: Any) -> None:
+        settings, client = LMCacheSettings(), ClientSettings()
+        self._address = address
+        self._registry = registry
+        self._token = token_of(settings)
+        self._http: httpx.AsyncClient | None = None
+        self._context: Any = None
+        self._predictor = PredictorClient(
+            client.predictor_address,
+            served_model=settings.served_model,
+            timeout_s=client.predictor_timeout_s,
+            capacity=client.predictor_capacity,
+            access=access_of(client),
+            tokenizer=finder_of(settings),
+        )
+        self.retained = Retained(time.time)
+        self.service = Service(settings, clock=time.time, keys=KeyChain(), pinned=self._pinned)
+        self.loop = Loop(self.service, self._predictor, self._node_of)
+        self.loop.ready = False
+
+    # What LMCache calls.
+
+    @classmethod
+    def from_config(cls, config: Any, views: Any) -> "LearnedController":
+        """Build it for a coordinator."""
+        if config.hash_algorithm != ALGORITHM:
+            raise LMCacheUnfit(
+                f"LMCache's hash algorithm is {config.hash_algorithm}: chunks cannot be told apart across processes; "
+                f"start nodes, engines and coordinator with {ALGORITHM} (--hash-algorithm)"
+            )
+        host = "127.0.0.1" if config.host in ("", "0.0.0.0") else "[::1]" if config.host == "::" else config.host
+        return cls(f"{host}:{config.port}", views.get(InstanceRegistry))
+
+    def consume(self, batch: Any) -> None:
+        """Take in an event batch. Its token ids stay in memory."""
+        tier = batch.tier.value
+        place = Place(tier, "" if batch.shared else batch.instance_id)
+        kind = batch.event_type.value
+        if kind == "config":
+            self.loop.declare(place, batch.capacity_bytes)
+        elif kind in ("store", "access", "delete"):
+            self.loop.report(
+                Event(kind, tier, batch.instance_id, batch.shared, batch.ts or time.time(), _entries(batch.entries))
+            )
+
+    def fence_instance(self, instance_id: str) -> None:
+        """Forget what lay in a node's memory."""
+        self.loop.fence(instance_id)
+
+    @asynccontextmanager
+    async def run(self, runtime: Any) -> AsyncIterator[None]:
+        """Work while the coordinator serves."""
+        self._http = runtime.http_client
+        # All that the coordinator itself asks its nodes carries the token as well: they share one gate.
+        self._http.headers.update(bearer(self._token))
+        tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._keep_pins())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self._predictor.close)
+
+    def get_routers(self) -> Sequence[APIRouter]:
+        """Return ``/lpc/status``, ``/lpc/metrics`` and ``/lpc/retain``."""
+        router = APIRouter(prefix="/lpc")
+
+        @router.get("/status")
+        async def read_status(request: Request) -> dict[str, Any]:
+            """What there is, as JSON."""
+            self._bind(request)
+            return {**status(self.loop, self.retained), "sidecar": self._predictor.healthy}
+
+        @router.get("/metrics")
+        async def read_metrics(request: Request) -> Response:
+            """The same for Prometheus."""
+            self._bind(request)
+            return Response(exposition(self.loop, self.retained), media_type="text/plain; version=0.0.4")
+
+        @router.post("/retain")
+        async def retain(body: RetainRequest, request: Request) -> dict[str, Any]:
+            """Keep a prompt's complete chunks: in memory as if used so much later, on disk pinned until then."""
+            self._bind(request)
+            return self._retain(body)
+
+        return (router,)
+
+    def get_durable_components(self) -> "Sequence[LearnedController]":
+        """Return the ends of the pins taken here, which are kept with the pins."""
+        return (self,)
+
+    @property
+    def persistence_type(self) -> PersistenceType:
+        """They go where the pins go."""
+        return PersistenceType.METADATA
+
+    @property
+    def name(self) -> str:
+        """Name of the section."""
+        return SECTION
+
+    def capture(self) -> Mapping[str, object]:
+        """Return the ends as plain data."""
+        return self.retained.capture()
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Take what was kept; what is damaged is passed over, which leaves pins without an end."""
+        try:
+            self.retained.restore(state)
+        except (KeyError, TypeError, ValueError):
+            logger.warning("learned prefix cache: the ends of pins cannot be read; let them go by DELETE /cache/pins")
+
+    # Pins.
+
+    def _bind(self, request: Request) -> None:
+        """Remember the coordinator's context, which a controller is given only with a request: it knows who holds the pins."""
+        if self._context is None:
+            self._context = get_context(request)
+            self.loop.ready = True
+
+    @property
+    def _pins(self) -> Any:
+        return None if self._context is None else self._context.controllers.find(FleetEvictionController)
+
+    def _pinned(self, objects: list[ObjectId]) -> set[ObjectId]:
+        pins = self._pins
+        if pins is None:
+            return set()
+        keys = {_key_of(object_): object_ for object_ in objects}
+        return set(objects) - {keys[key] for key in pins.filter_unpinned(list(keys))}
+
+    def _retain(self, body: RetainRequest) -> dict[str, Any]:
+        chunks = self.service.find_prompt(
+            body.model_name, body.cache_salt, body.token_ids, self._context.token_hasher.chunk_size
+        )
+        if not chunks:
+            raise HTTPException(404, "none of this prompt's chunks is known here")
+        until = self.service.retain(chunks, body.seconds)
+        objects = [object_ for chunk in chunks for object_ in self.service.objects_on_disk(chunk)]
+        pins = self._pins
+        new: list[ObjectId] = []
+        if pins is not None and objects:
+            new = self.retained.extend(objects, until)
+            pins.pin([_key_of(object_) for object_ in new])
+            self._context.metadata_persister.save()
+        return {"chunks": len(chunks), "pinned": len(objects) if pins is not None else 0, "until": until}
+
+    async def _keep_pins(self) -> None:
+        """Find out who holds the pins, by asking oneself, then let go of those whose time is over."""
+        while True:
+            try:
+                if self._context is None and self._http is not None:
+                    await self._http.get(f"http://{self._address}/lpc/status", timeout=5.0)
+                over = self.retained.over() if self._context is not None else []
+                if over and (pins := self._pins) is not None:
+                    pins.unpin([_key_of(object_) for object_ in over])
+                    self._context.metadata_persister.save()
+            except httpx.HTTPError:
+                pass  # not serving yet
+            except Exception as error:
+                logger.warning("learned prefix cache: pins: %s", type(error).__name__)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.sleep(PINS_TICK_S)
+
+    def _node_of(self, name: str) -> Node | None:
+        target = self._registry.get(name) if name else self._registry.random_instance()
+        if target is None or self._http is None:
+            return None
+        host = f"[{target.ip}]" if ":" in target.ip else target.ip
+        return Node(self._http, f"{host}:{target.http_port}")
+
+
+def _entries(entries: Sequence[Any]) -> list[Entry]:
+    return [
+        Entry(
+            ObjectId(
+                entry.key.chunk_hash_hex,
+                entry.key.model_name,
+                entry.key.kv_rank,
+                entry.key.object_group_id,
+                entry.key.cache_salt,
+            ),
+            entry.size_bytes,
+            array("I", entry.token_ids),
+            entry.token_offset,
+        )
+        for entry in entries
+    ]
+
+
+def _key_of(object_: ObjectId) -> Any:
+    return EncodedObjectKey(object_.hash, object_.model, object_.rank, object_.group, object_.salt).to_object_key()

@@ -1,0 +1,249 @@
+"""Which chunks belong to which conversation, told from stores and look-ups alone.
+
+A conversation is a chain of chunks. It goes on where a chunk is stored behind its last one, and a turn of it begins with a
+look-up that reaches into what only it holds: LMCache reads a prompt's chunks before it stores what is new. Where several
+conversations begin alike, a look-up that ends in what they share is nobody's return.
+
+Two kinds of reading look alike in LMCache's events: of a look-up, and of the copy from memory to what lies behind it. The
+latter is reported once per copy, so it is counted off.
+"""
+
+from array import array
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from lpc.lmcache.chain import ChunkId, KeyChain, ObjectId
+from lpc.lmcache.events import Entry, Event
+
+SAME_TURN_S: Final = 1.5
+"""Events of one conversation that are no further apart belong to one turn: nodes report about once a second."""
+CANDIDATES: Final = 4096
+"""Chunks tried as the one before, where a store does not say: those stored last."""
+
+
+class Chunk:
+    """A node of the tree of prompts.
+
+    Attributes:
+        before: the chunk before; None of a first one, and where it is not known.
+        depth: tokens before it.
+        tokens: of it; empty where not known.
+        holders: conversations that lead through it, the one that stored it first.
+        copied: copies to a further tier whose reading is still to be reported.
+        retained_until: seconds since the epoch; it is ranked as if last used then, where that is later.
+    """
+
+    __slots__ = ("before", "copied", "depth", "hash", "holders", "id", "retained_until", "tokens")
+
+    def __init__(self, id_: ChunkId, before: "Chunk | None", depth: int, tokens: array[int]) -> None:
+        self.id = id_
+        self.hash = bytes.fromhex(id_.hash)
+        self.before = before
+        self.depth = depth
+        self.tokens = tokens
+        self.holders: dict[Conversation, None] = {}
+        self.copied = 0
+        self.retained_until = 0.0
+
+
+class Conversation:
+    """A chain and its turns.
+
+    Attributes:
+        name: the hash of the first chunk that only it held.
+        leaf: its last chunk.
+        turns: so far.
+        arrived_at: beginning of its latest turn, seconds since the epoch.
+        used_at: its latest event.
+        world_size: ranks of the engine that stored it.
+        grown: the turn that last stored anything.
+        node: where it was last seen.
+    """
+
+    __slots__ = ("arrived_at", "grown", "leaf", "name", "node", "turns", "used_at", "world_size")
+
+    def __init__(self, leaf: Chunk, at: float, node: str, world_size: int) -> None:
+        self.name = leaf.id.hash[:32]
+        self.leaf = leaf
+        self.turns = 1
+        self.arrived_at = at
+        self.used_at = at
+        self.node = node
+        self.world_size = world_size
+        self.grown = 1
+
+    def chunks(self) -> list[Chunk]:
+        """Return its chain, the first chunk first."""
+        chain: list[Chunk] = []
+        chunk: Chunk | None = self.leaf
+        while chunk is not None:
+            chain.append(chunk)
+            chunk = chunk.before
+        return chain[::-1]
+
+    def tokens(self) -> array[int]:
+        """Return all its tokens; empty where not all are known."""
+        found = array("I")
+        for chunk in self.chunks():
+            if not chunk.tokens or chunk.depth != len(found):
+                return array("I")
+            found.extend(chunk.tokens)
+        return found
+
+    @property
+    def length(self) -> int:
+        """Tokens of its complete chunks."""
+        return self.leaf.depth + len(self.leaf.tokens)
+
+
+class LookUp(NamedTuple):
+    """What was looked up. ``began``: conversations whose next turn began; ``touched``: with others; ``chunks``: all read."""
+
+    began: list[Conversation]
+    touched: list[Conversation]
+    chunks: list[Chunk]
+
+
+class Conversations:
+    """All chains known, at most so many chunks: those touched longest ago are forgotten first. Not thread-safe.
+
+    Invariants: a chunk is known exactly while its id is in the table; a conversation is known while its leaf is.
+    """
+
+    def __init__(self, capacity: int, keys: KeyChain) -> None:
+        self._capacity = capacity
+        self._keys = keys
+        self._chunks: OrderedDict[ChunkId, Chunk] = OrderedDict()
+        self._recent: OrderedDict[ChunkId, Chunk] = OrderedDict()
+        self.unread = 0
+        """Stores whose tokens or whose chunk before are not known."""
+        self.ended: list[Conversation] = []
+        """Conversations forgotten since this was last emptied."""
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def find(self, chunk: ChunkId) -> Chunk | None:
+        """Return a chunk."""
+        return self._chunks.get(chunk)
+
+    def stored(self, event: Event) -> list[Conversation]:
+        """Take in a store to memory; return the conversations that it belongs to."""
+        touched: dict[Conversation, None] = {}
+        latest: Chunk | None = None
+        for entry in event.entries:
+            chunk = self._chunks.get(entry.object.chunk)
+            if chunk is None:
+                chunk = self._grow(entry, latest, event)
+                for conversation in chunk.holders:
+                    conversation.used_at = max(conversation.used_at, event.at)
+                    conversation.node = event.node
+            # Stored again, it was brought from further away, and is no use of it.
+            touched.update(dict.fromkeys(c for c in chunk.holders if c.leaf is chunk))
+            latest = chunk
+        return list(touched)
+
+    def copied(self, event: Event) -> None:
+        """Take in a store to a further tier: it will have been read once in memory."""
+        for chunk in self._of(event):
+            chunk.copied += 1
+
+    def looked_up(self, event: Event) -> LookUp:
+        """Take in a reading in memory."""
+        read: dict[Chunk, None] = {}
+        for chunk in self._of(event):
+            if chunk.copied:
+                chunk.copied -= 1
+            else:
+                read[chunk] = None
+        began, touched = [], []
+        inner = {chunk.before for chunk in read}
+        for deepest in (chunk for chunk in read if chunk not in inner):
+            if len(deepest.holders) != 1:
+                continue
+            conversation = next(iter(deepest.holders))
+            if event.at - conversation.used_at > SAME_TURN_S:
+                conversation.turns += 1
+                conversation.arrived_at = event.at
+                began.append(conversation)
+            conversation.used_at = max(conversation.used_at, event.at)
+            conversation.node = event.node
+            touched.append(conversation)
+        for chunk in read:
+            self._chunks.move_to_end(chunk.id)
+            self._recent[chunk.id] = chunk
+            self._recent.move_to_end(chunk.id)
+        return LookUp(began, touched, list(read))
+
+    def forget(self, chunk: Chunk) -> None:
+        """Forget a chunk that lies nowhere any more, and the conversations that end with it."""
+        if self._chunks.pop(chunk.id, None) is not None:
+            self._recent.pop(chunk.id, None)
+            for conversation in list(chunk.holders):
+                if conversation.leaf is chunk:
+                    self._end(conversation)
+
+    def _of(self, event: Event) -> list[Chunk]:
+        """Return the known chunks of an event, each once: by its first rank and group."""
+        found: dict[Chunk, ObjectId] = {}
+        for entry in event.entries:
+            chunk = self._chunks.get(entry.object.chunk)
+            if chunk is not None:
+                found.setdefault(chunk, entry.object)
+        return list(found)
+
+    def _grow(self, entry: Entry, latest: Chunk | None, event: Event) -> Chunk:
+        before = self._before(entry, latest)
+        if not entry.tokens or (entry.offset != 0 and before is None):
+            self.unread += 1
+        chunk = Chunk(entry.object.chunk, before, max(entry.offset, 0), entry.tokens)
+        self._chunks[chunk.id] = chunk
+        self._recent[chunk.id] = chunk
+        if len(self._recent) > CANDIDATES:
+            self._recent.popitem(last=False)
+        conversation = self._continued(before)
+        if conversation is None:
+            conversation = Conversation(chunk, event.at, event.node, entry.object.world_size)
+            while before is not None:
+                before.holders[conversation] = None
+                before = before.before
+        else:
+            conversation.leaf = chunk
+            conversation.grown = conversation.turns
+        chunk.holders[conversation] = None
+        self._trim()
+        return chunk
+
+    def _continued(self, before: Chunk | None) -> Conversation | None:
+        """Return the conversation that a chunk behind this one goes on: it ends there, or has just come back to there."""
+        for conversation in before.holders if before is not None else ():
+            if conversation.leaf is before:
+                return conversation
+        if before is not None and len(before.holders) == 1:
+            # Its last reply was not rendered as it had been generated, or is written anew.
+            only = next(iter(before.holders))
+            if only.grown < only.turns:
+                return only
+        return None
+
+    def _before(self, entry: Entry, latest: Chunk | None) -> Chunk | None:
+        """Return the chunk before, by its hash: proved, not guessed."""
+        if entry.offset <= 0 or not entry.tokens:
+            return None
+        wanted = bytes.fromhex(entry.object.hash)
+        tried = [] if latest is None else [latest]
+        tried += [chunk for chunk in reversed(self._recent.values()) if chunk.depth + len(chunk.tokens) == entry.offset]
+        for chunk in tried:
+            same = chunk.id.model == entry.object.model and chunk.id.salt == entry.object.salt
+            if same and self._keys.follow(chunk.hash, entry.tokens) == wanted:
+                return chunk
+        return None
+
+    def _trim(self) -> None:
+        while len(self._chunks) > self._capacity:
+            self.forget(next(iter(self._chunks.values())))
+
+    def _end(self, conversation: Conversation) -> None:
+        self.ended.append(conversation)
+        for chunk in conversation.chunks():
+            chunk.holders.pop(conversation, None)

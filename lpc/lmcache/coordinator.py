@@ -1,0 +1,60 @@
+"""LMCache's coordinator with our controller in it, in this process."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lpc.lmcache.errors import LMCacheUnfit
+from lpc.lmcache.settings import LMCacheSettings
+from lpc.lmcache.tokens import token_of
+from lpc.wire.access import is_loopback
+
+CONTROLLER: Final = "lpc.lmcache.controller"
+PACKAGES: Final = "controller_packages"
+MISSING: Final = (
+    "LMCache is not installed in this Python: run this in LMCache's environment or image, after "
+    "pip install --no-deps learned-prefix-cache and what its extra [lmcache] names"
+)
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """Serve until it is told to stop. ``arguments``: those of ``lmcache coordinator``.
+
+    Raises LMCacheUnfit: LMCache is not there, or is not one that takes controllers.
+    """
+    command = _command()
+    parser = argparse.ArgumentParser(prog="lpc lmcache coordinator", description="LMCache's own options:")
+    command.add_arguments(parser)
+    options = parser.parse_args([*arguments])
+    options.extra_config = json.dumps(with_controller(options.extra_config))
+    if token_of(LMCacheSettings()) is not None and not is_loopback(options.host or "0.0.0.0"):
+        raise LMCacheUnfit(
+            "a token is set, and LMCache's coordinator would listen without asking for it: give --host 127.0.0.1, "
+            "and run `lpc lmcache front --to 127.0.0.1:9300 --port 9300` before it"
+        )
+    command.execute(options)
+
+
+def with_controller(raw: str | None) -> dict[str, Any]:
+    """Return LMCache's ``--extra-config`` with our controller among the packages. Raises LMCacheUnfit: it is no JSON object."""
+    try:
+        config = {} if raw is None else json.loads(raw)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict) or not isinstance(config.get(PACKAGES, []), list):
+        raise LMCacheUnfit(f"--extra-config must be a JSON object, {PACKAGES} in it a list of names")
+    packages = config.get(PACKAGES, [])
+    return {**config, PACKAGES: packages if CONTROLLER in packages else [*packages, CONTROLLER]}
+
+
+def _command() -> Any:
+    try:
+        from lmcache.cli.commands.coordinator import CoordinatorCommand
+        from lmcache.v1.mp_coordinator import controllers
+    except ImportError as error:
+        raise LMCacheUnfit(MISSING if error.name == "lmcache" else f"LMCache cannot be used: {error}") from None
+    if getattr(controllers, "_PACKAGES_KEY", None) != PACKAGES:
+        raise LMCacheUnfit("this LMCache takes no controllers from outside: 0.5.6 is the release that was tried")
+    return CoordinatorCommand()
+

@@ -1,0 +1,94 @@
+"""What the controller tells of itself, as JSON and for Prometheus. Counts only: no keys, names or tokens."""
+
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from lpc.lmcache.loop import Loop
+from lpc.lmcache.pins import Retained
+
+PREFIX: Final = "lpc_lmcache"
+_FETCHED: Final = ("prefetched_bytes", "used_bytes", "useless_bytes")
+_COUNTED: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_stores", "dropped_events")
+
+
+def status(loop: Loop, retained: Retained) -> dict[str, Any]:
+    """Return all figures."""
+    service = loop.service
+    return {
+        "tiers": [
+            {
+                "tier": place.tier,
+                "node": place.node,
+                "capacity_bytes": room.capacity,
+                "used_bytes": room.used,
+                "chunks": len(room),
+                "lifetime_s": round(room.lifetime.seconds, 3),
+                "deleted_bytes": room.deleted,
+                "lost_bytes": room.lost,
+            }
+            for place, room in service.rooms.items()
+        ],
+        "prefetch": [
+            {
+                "node": node,
+                "budget_bytes": budget.bytes,
+                "waiting_bytes": budget.waiting,
+                "prefetched_bytes": budget.prefetched,
+                "used_bytes": budget.used,
+                "useless_bytes": budget.useless,
+                "refused": budget.refused,
+                "needed_probability": round(budget.needed, 4),
+            }
+            for node, budget in service.fetching.budgets.items()
+        ],
+        "returning_turns": service.counters.turns,
+        "memory_chunks": service.counters.memory_chunks,
+        "disk_chunks": service.counters.disk_chunks,
+        "known_chunks": len(service.conversations),
+        "unread_stores": service.conversations.unread,
+        "turns_learnt": service.foretelling.turns,
+        "returns_learnt": service.foretelling.returns,
+        "foretells": service.foretelling.average is not None,
+        "retained_objects": len(retained),
+        "dropped_events": loop.dropped,
+        "failures": loop.failures,
+    }
+
+
+class _Figures:
+    def __init__(self, loop: Loop, retained: Retained) -> None:
+        self._loop = loop
+        self._retained = retained
+
+    def collect(self) -> list[Metric]:
+        now = status(self._loop, self._retained)
+        tiers = ("tier", "node")
+        metrics: list[Metric] = [
+            *(_family(name, now["tiers"], tiers) for name in ("capacity_bytes", "used_bytes", "lifetime_s")),
+            *(_family(name, now["tiers"], tiers, counts=True) for name in ("deleted_bytes", "lost_bytes")),
+        ]
+        metrics += [_family(name, now["prefetch"], ("node",), counts=True, of="prefetch_") for name in _FETCHED]
+        metrics += [CounterMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), value=now[name]) for name in _COUNTED]
+        failures = CounterMetricFamily(f"{PREFIX}_failures", "calls and ticks that failed", labels=("what",))
+        for what, count in now["failures"].items():
+            failures.add_metric((what,), count)
+        return [*metrics, failures]
+
+
+def _family(
+    name: str, rows: list[dict[str, Any]], labels: tuple[str, ...], *, counts: bool = False, of: str = ""
+) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if counts else GaugeMetricFamily
+    family = kind(f"{PREFIX}_{of}{name.removesuffix('_s')}{'_seconds' if name.endswith('_s') else ''}", name, labels=labels)
+    for row in rows:
+        family.add_metric([row[label] for label in labels], row[name])
+    return family
+
+
+def exposition(loop: Loop, retained: Retained) -> bytes:
+    """Return them in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_Figures(loop, retained))
+    return generate_latest(registry)

@@ -1,0 +1,168 @@
+"""One tier's room as this service counts it: what lies there, in the order in which it should go, and what room costs.
+
+    key = t_last + credit          seconds since the epoch; the smallest goes first, of equal keys the one deepest in its prompt
+
+LMCache's own figures of usage are a report old. So bytes are counted here, from its events, and what was asked to be deleted
+counts as gone at once.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from eviction_client import Lifetime
+from lpc.lmcache.chain import ObjectId
+from lpc.lmcache.conversations import Chunk
+
+DOWN_TO: Final = 0.95
+"""Of the watermark: so far is room made at once, so that not each chunk needs a call of its own."""
+
+
+class Resident:
+    """A chunk where it lies.
+
+    Attributes:
+        objects: bytes by object.
+        t_last, key: as `eviction_client.Keys` has them.
+        since: when it came.
+        spared_until: before then it is not asked to go again.
+    """
+
+    __slots__ = ("chunk", "key", "objects", "since", "spared_until", "t_last")
+
+    def __init__(self, chunk: Chunk, at: float) -> None:
+        self.chunk = chunk
+        self.objects: dict[ObjectId, int] = {}
+        self.t_last = at
+        self.key = at
+        self.since = at
+        self.spared_until = 0.0
+
+    @property
+    def bytes(self) -> int:
+        """Of all its objects here."""
+        return sum(self.objects.values())
+
+
+class Room:
+    """What lies in one place. Not thread-safe.
+
+    Args:
+        capacity: bytes; 0 where there is no bound.
+        watermark: share of the capacity above which room is made. Below that of LMCache's own eviction, or that comes first.
+
+    Attributes:
+        used: bytes that lie here.
+        lifetime: how long average conversations' chunks live here.
+        deleted: bytes that this service has had deleted.
+        lost: bytes that went without being asked: LMCache's own eviction.
+    """
+
+    def __init__(self, capacity: int, watermark: float) -> None:
+        self.capacity = capacity
+        self.watermark = watermark
+        self.used = 0
+        self.deleted = 0
+        self.lost = 0
+        self.lifetime = Lifetime(max(capacity, 1))
+        self._here: dict[Chunk, Resident] = {}
+        self._order: list[tuple[float, int, int, Chunk]] = []
+        self._entered = 0
+
+    def __contains__(self, chunk: object) -> bool:
+        return chunk in self._here
+
+    def __iter__(self) -> Iterator[Resident]:
+        return iter(self._here.values())
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def find(self, chunk: Chunk) -> Resident | None:
+        """Return a chunk as it lies here."""
+        return self._here.get(chunk)
+
+    def resize(self, capacity: int) -> None:
+        """Take another capacity, bytes."""
+        self.capacity = capacity
+        self.lifetime.capacity = max(capacity, 1)
+
+    def store(self, chunk: Chunk, object_: ObjectId, size: int, at: float) -> None:
+        """Note that an object lies here; stored again it counts once."""
+        resident = self._here.get(chunk)
+        if resident is None:
+            resident = self._here[chunk] = Resident(chunk, at)
+            self._enter(resident)
+        self.used += size - resident.objects.get(object_, 0)
+        resident.objects[object_] = size
+
+    def rank(self, chunk: Chunk, t_last: float, key: float) -> None:
+        """Give a chunk that lies here its place in the order."""
+        resident = self._here.get(chunk)
+        if resident is not None and (resident.key != key or resident.t_last != t_last):
+            resident.t_last, resident.key = t_last, key
+            self._enter(resident)
+
+    def gone(self, chunk: Chunk, object_: ObjectId, now: float, *, asked: bool = False) -> None:
+        """Note that an object lies here no longer. ``asked``: by this service; else LMCache has evicted it."""
+        resident = self._here.get(chunk)
+        size = None if resident is None else resident.objects.pop(object_, None)
+        if resident is None or size is None:
+            return
+        self.used -= size
+        self.lifetime.evicted(size, resident.key, now)
+        if asked:
+            self.deleted += size
+        else:
+            self.lost += size
+        if not resident.objects:
+            del self._here[chunk]
+
+    def clear(self) -> list[Chunk]:
+        """Forget all that lies here, which a restart has lost; return it."""
+        left = list(self._here)
+        self._here.clear()
+        self._order.clear()
+        self.used = 0
+        return left
+
+    @property
+    def free(self) -> float:
+        """Bytes below the watermark; infinite without a bound."""
+        return self.capacity * self.watermark - self.used if self.capacity else float("inf")
+
+    @property
+    def pressed(self) -> bool:
+        """Whether it is as full as it is when room is made: then room has a price."""
+        return bool(self.capacity) and self.used >= self.capacity * self.watermark * DOWN_TO * 0.95
+
+    def victims(self, wanted: int, may_go: Callable[[Resident], bool]) -> list[Resident]:
+        """Return what should go so that ``wanted`` bytes more lie below the watermark: smallest key first, tail first.
+
+        What may not go now stays, and is asked for again the next time.
+        """
+        over = wanted - self.free
+        if over <= 0:
+            return []
+        over += self.capacity * self.watermark * (1.0 - DOWN_TO)
+        found: list[Resident] = []
+        kept: list[tuple[float, int, int, Chunk]] = []
+        while over > 0 and self._order:
+            entry = heapq.heappop(self._order)
+            resident = self._here.get(entry[3])
+            if resident is None or resident.key != entry[0]:
+                continue  # it has gone, or has another place by now
+            kept.append(entry)
+            if may_go(resident):
+                found.append(resident)
+                over -= resident.bytes
+        for entry in kept:
+            heapq.heappush(self._order, entry)
+        return found
+
+    def _enter(self, resident: Resident) -> None:
+        self._entered += 1
+        heapq.heappush(self._order, (resident.key, -resident.chunk.depth, self._entered, resident.chunk))
+        if len(self._order) > 4 * len(self._here) + 64:
+            self._order = [(r.key, -r.chunk.depth, i, r.chunk) for i, r in enumerate(self._here.values())]
+            heapq.heapify(self._order)

@@ -1,0 +1,332 @@
+"""What should be deleted, fetched and asked: decided from LMCache's events and the sidecar's answers, without any I/O.
+
+Events come by :meth:`Service.take`, answers by :meth:`Service.answered`; every tick :meth:`Service.plan` says what to do.
+Whatever is missing, sidecar, answers, tokens, has the same end: credit 0, and the order is that of least recent use.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from eviction_client import Prediction
+from lpc.lmcache.chain import ChunkId, KeyChain, ObjectId
+from lpc.lmcache.conversations import Chunk, Conversation, Conversations
+from lpc.lmcache.events import Event, Place
+from lpc.lmcache.fetching import Candidate, Fetch, Fetching
+from lpc.lmcache.foretelling import Foretelling
+from lpc.lmcache.plan import Counters, Plan, State
+from lpc.lmcache.room import Resident, Room
+from lpc.lmcache.settings import LMCacheSettings
+
+SETTLED_S: Final = 1.5
+"""After the last event of a turn: then its chunks are there, and the sidecar is asked about it."""
+ANSWER_S: Final = 3.0
+"""For the sidecar's answer; then the turn is learnt from without."""
+FRESH_S: Final = 10.0
+"""A chunk that is not on disk yet is not deleted from memory for so long after it was stored: the copy is on its way."""
+SPARED_S: Final = 3.0
+"""Until what a node has deleted is reported."""
+MANY: Final = 16
+"""Holders above which a shared chunk's key is only raised: to look through them all would take too long."""
+
+
+class Service:
+    """Not thread-safe.
+
+    Args:
+        pinned: tells which objects are pinned: on disk they are left alone.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        settings: LMCacheSettings,
+        *,
+        clock: Callable[[], float],
+        keys: KeyChain | None = None,
+        foretelling: Foretelling | None = None,
+        pinned: Callable[[list[ObjectId]], set[ObjectId]] = lambda _: set(),
+    ) -> None:
+        self.settings = settings
+        self._chain = KeyChain() if keys is None else keys
+        self.conversations = Conversations(settings.chunks, self._chain)
+        self.foretelling = Foretelling() if foretelling is None else foretelling
+        self.fetching = Fetching(settings.prefetch_used, settings.prefetch_share, settings.prefetch_longest_s)
+        self.rooms: dict[Place, Room] = {}
+        self.counters = Counters()
+        self.pinned = pinned
+        self._clock = clock
+        self._states: dict[Conversation, State] = {}
+        self._loaded: set[Chunk] = set()
+        """Chunks that came back into memory for a look-up, which is still to be reported: it was no hit in memory."""
+
+    # What is reported.
+
+    def declare(self, place: Place, capacity: int) -> None:
+        """Note a tier's capacity, bytes; 0: none was declared."""
+        capacity = capacity or (self.settings.disk_bytes if place.tier == "l2" else 0)
+        self._room(place).resize(capacity)
+        if place.tier == "l1":
+            self.fetching.declare(place.node, capacity)
+
+    def take(self, event: Event) -> None:
+        """Take in what a node reports."""
+        if event.kind == "store":
+            self._stored(event)
+        elif event.kind == "delete":
+            now = self._clock()
+            for entry in event.entries:
+                self._drop(event.place, entry.object, now, asked=False)
+        elif event.tier == "l1":
+            self._looked_up(event)
+
+    def fence(self, node: str) -> None:
+        """Forget what lay in a node's memory: it has restarted, or is gone."""
+        for conversation in self.fetching.of_node(node):
+            self.fetching.drop(conversation)
+        room = self.rooms.get(Place("l1", node))
+        if room is not None:
+            for chunk in room.clear():
+                self._forget_if_nowhere(chunk)
+
+    def answered(self, conversation: Conversation, turn: int, prediction: Prediction | None) -> None:
+        """Take in the sidecar's answer about a turn; None: there is none."""
+        state = self._states.get(conversation)
+        if state is not None and state.turn == turn == conversation.turns:
+            state.prediction = prediction
+            self._learn(conversation, state)
+            self._rank(conversation)
+
+    def find_prompt(self, model: str, salt: str, tokens: Sequence[int], chunk_size: int) -> list[Chunk]:
+        """Return the known chunks that a prompt begins with."""
+        found: list[Chunk] = []
+        for hash_ in self._chain.hashes(tokens, chunk_size):
+            chunk = self.conversations.find(ChunkId(model, salt, hash_.hex()))
+            if chunk is None:
+                break
+            found.append(chunk)
+        return found
+
+    def retain(self, chunks: Sequence[Chunk], seconds: float) -> float:
+        """Rank chunks as if they were used so much later; return that time, seconds since the epoch."""
+        until = self._clock() + min(max(seconds, 0.0), self.settings.max_retain_s)
+        for chunk in chunks:
+            chunk.retained_until = max(chunk.retained_until, until)
+        for conversation in {holder for chunk in chunks for holder in chunk.holders}:
+            self._rank(conversation)
+        return until
+
+    def objects_on_disk(self, chunk: Chunk) -> list[ObjectId]:
+        """Return what a chunk is stored as behind memory."""
+        objects: dict[ObjectId, None] = {}
+        for place, room in self.rooms.items():
+            resident = room.find(chunk) if place.tier == "l2" else None
+            if resident is not None:
+                objects.update(dict.fromkeys(resident.objects))
+        return list(objects)
+
+    # What to do.
+
+    def plan(self) -> Plan:
+        """Return what is due now."""
+        now = self._clock()
+        plan = Plan()
+        self._forget_ended()
+        self._ask(plan, now)
+        for conversation in self.fetching.settle(now):
+            self._rank(conversation)
+        if self.settings.prefetch:
+            self._fetch(plan, now)
+        for place, room in self.rooms.items():
+            if place.tier == "l2" and not self.settings.evict_disk:
+                continue
+            coming = sum(fetch.bytes for fetch in plan.fetch if place == Place("l1", fetch.node))
+            victims = room.victims(coming, lambda resident, place=place: self._may_go(resident, place, now))  # type: ignore[misc]
+            objects = [object_ for victim in victims for object_ in victim.objects]
+            if place.tier == "l2" and objects:
+                kept = self.pinned(objects)
+                objects = [object_ for object_ in objects if object_ not in kept]
+            if objects:
+                plan.delete[place] = objects
+        return plan
+
+    def deleted(self, place: Place, objects: list[ObjectId]) -> None:
+        """Note that objects were deleted as planned. The node's report comes later and changes nothing more."""
+        now = self._clock()
+        for object_ in objects:
+            self._drop(place, object_, now, asked=True)
+
+    def spare(self, place: Place, objects: list[ObjectId]) -> None:
+        """Leave objects alone for a moment: they are being deleted, or the node would not delete them (it reads them)."""
+        room = self._room(place)
+        for object_ in objects:
+            chunk = self.conversations.find(object_.chunk)
+            resident = None if chunk is None else room.find(chunk)
+            if resident is not None:
+                resident.spared_until = self._clock() + SPARED_S
+
+    def refused(self, fetch: Fetch) -> None:
+        """Note that a fetch could not be asked for."""
+        self.fetching.drop(fetch.conversation, refused=True)
+        self._rank(fetch.conversation)
+
+    def _ask(self, plan: Plan, now: float) -> None:
+        for conversation, state in self._states.items():
+            if state.turn < conversation.turns:
+                if now - conversation.used_at >= SETTLED_S:
+                    state.turn, state.asked_at, state.learnt = conversation.turns, now, False
+                    state.prediction = state.curve = None
+                    plan.ask.append(conversation)
+            elif not state.learnt and now - state.asked_at >= ANSWER_S:
+                self._learn(conversation, state)
+
+    def _learn(self, conversation: Conversation, state: State) -> None:
+        if not state.learnt:
+            state.learnt = True
+            state.curve = self.foretelling.turn(conversation, state.prediction)
+
+    def _fetch(self, plan: Plan, now: float) -> None:
+        average = self.foretelling.average
+        if average is None:
+            return
+        candidates: dict[str, list[Candidate]] = {}
+        for conversation, state in self._states.items():
+            if state.curve is None or state.turn < conversation.turns or self.fetching.find(conversation) is not None:
+                continue
+            missing = self._missing(conversation)
+            if missing:
+                candidates.setdefault(conversation.node, []).append(Candidate(conversation, state.curve, missing))
+        for node, some in candidates.items():
+            for fetch in self.fetching.choose(node, some, self._room(Place("l1", node)), average, now):
+                plan.fetch.append(fetch)
+                self._rank(fetch.conversation)
+
+    def _missing(self, conversation: Conversation) -> dict[Chunk, int]:
+        """Return a conversation's chunks that are on disk and not in its node's memory, and their bytes.
+
+        Only those behind which nothing is missing from everywhere: LMCache looks no further than the first gap.
+        """
+        memory = self._room(Place("l1", conversation.node))
+        missing: dict[Chunk, int] = {}
+        for chunk in conversation.chunks():
+            if chunk in memory:
+                continue
+            for place in (Place("l2", conversation.node), Place("l2", "")):
+                resident = self.rooms[place].find(chunk) if place in self.rooms else None
+                if resident is not None:
+                    missing[chunk] = resident.bytes
+                    break
+            else:
+                break
+        return missing
+
+    def _may_go(self, resident: Resident, place: Place, now: float) -> bool:
+        if now < resident.spared_until:
+            return False
+        if place.tier == "l2" or now - resident.since >= FRESH_S:
+            return True
+        further = [room for other, room in self.rooms.items() if other.tier == "l2" and other.node in ("", place.node)]
+        return not further or any(resident.chunk in room for room in further)
+
+    # Events.
+
+    def _stored(self, event: Event) -> None:
+        room = self._room(event.place)
+        if event.tier == "l1":
+            known = [chunk for entry in event.entries if (chunk := self.conversations.find(entry.object.chunk)) is not None]
+            touched = self.conversations.stored(event)
+            for chunk in dict.fromkeys(known):
+                if chunk not in room and not self.fetching.came(chunk, event.node):
+                    self._loaded.add(chunk)
+        else:
+            touched = []
+            self.conversations.copied(event)
+        for entry in event.entries:
+            chunk = self.conversations.find(entry.object.chunk)
+            if chunk is not None:
+                room.store(chunk, entry.object, entry.size, event.at)
+                if event.tier == "l2":
+                    touched.extend(holder for holder in chunk.holders if holder.leaf is chunk)
+        for conversation in touched:
+            self._states.setdefault(conversation, State())
+            self._rank(conversation)
+
+    def _looked_up(self, event: Event) -> None:
+        found = self.conversations.looked_up(event)
+        read = set(found.chunks)
+        for conversation in found.began:
+            self.counters.turns += 1
+            state = self._states.setdefault(conversation, State())
+            self._learn(conversation, state)
+            self.fetching.returned(conversation, event.node, read)
+            mine = read.intersection(conversation.chunks())
+            self.counters.disk_chunks += len(mine & self._loaded)
+            self.counters.memory_chunks += len(mine - self._loaded)
+        self._loaded -= read
+        for chunk in read:
+            if len(chunk.holders) != 1:
+                for room in self.rooms.values():
+                    resident = room.find(chunk)
+                    if resident is not None:
+                        room.rank(chunk, max(resident.t_last, event.at), max(resident.key, event.at))
+        for conversation in found.touched:
+            self._rank(conversation)
+
+    def _drop(self, place: Place, object_: ObjectId, now: float, *, asked: bool) -> None:
+        chunk = self.conversations.find(object_.chunk)
+        room = self.rooms.get(place)
+        if chunk is None or room is None:
+            return
+        room.gone(chunk, object_, now, asked=asked)
+        if place.tier == "l1" and chunk not in room:
+            self.fetching.gone(chunk, place.node)
+        self._forget_if_nowhere(chunk)
+
+    def _forget_if_nowhere(self, chunk: Chunk) -> None:
+        if not any(chunk in room for room in self.rooms.values()):
+            self.conversations.forget(chunk)
+            self._loaded.discard(chunk)
+
+    def _forget_ended(self) -> None:
+        for conversation in self.conversations.ended:
+            self._states.pop(conversation, None)
+            self.fetching.drop(conversation)
+        self.conversations.ended.clear()
+
+    # Keys.
+
+    def _room(self, place: Place) -> Room:
+        room = self.rooms.get(place)
+        if room is None:
+            room = self.rooms[place] = Room(0, self.settings.watermark)
+        return room
+
+    def _rank(self, conversation: Conversation) -> None:
+        """Give a conversation's chunks their places in the order of each room: the highest key of those that hold them."""
+        for room in self.rooms.values():
+            t_own, own = self._keys(conversation, room)
+            for chunk in conversation.chunks():
+                resident = room.find(chunk)
+                if resident is None:
+                    continue
+                if len(chunk.holders) == 1:
+                    t_last, key = t_own, own
+                elif len(chunk.holders) > MANY:
+                    t_last, key = max(t_own, resident.t_last), max(own, resident.key)
+                else:
+                    keys = [self._keys(holder, room) for holder in chunk.holders]
+                    t_last, key = max(t for t, _ in keys), max(key for _, key in keys)
+                room.rank(chunk, max(t_last, chunk.retained_until), max(key, chunk.retained_until))
+
+    def _keys(self, conversation: Conversation, room: Room) -> tuple[float, float]:
+        """Return a conversation's ``t_last`` and key in a room."""
+        t_last = conversation.used_at
+        state = self._states.get(conversation)
+        if state is None:
+            return t_last, t_last
+        key = t_last
+        if state.turn == conversation.turns and state.prediction is not None and state.prediction.credit is not None:
+            key += state.prediction.credit.at(max(room.lifetime.seconds, 1e-3))
+        fetch = self.fetching.find(conversation)
+        if fetch is not None:
+            key = max(key, fetch.until - room.lifetime.seconds)
+        return t_last, key
