@@ -19,6 +19,7 @@
     ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
     ├── RedisAway               lpc.wire.redis_reach: a Redis does not answer; never shown, a lookup is then a miss
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
+    ├── LMCacheUnfit            lpc.lmcache.errors: LMCache is not there, or configured so that nothing can be done from outside
     ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded
     ├── EmbeddingError          lpc.training.embedding: turns cannot be embedded or read again
     ├── HeadError               lpc.training.head_file: a head cannot be trained or read

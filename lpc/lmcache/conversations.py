@@ -35,7 +35,7 @@ class Chunk:
 
     __slots__ = ("before", "copied", "depth", "hash", "holders", "id", "retained_until", "tokens")
 
-    def __init__(self, id_: ChunkId, before: "Chunk | None", depth: int, tokens: array[int]) -> None:
+    def __init__(self, id_: ChunkId, before: "Chunk | None", depth: int, tokens: "array[int]") -> None:
         self.id = id_
         self.hash = bytes.fromhex(id_.hash)
         self.before = before
@@ -81,7 +81,7 @@ class Conversation:
             chunk = chunk.before
         return chain[::-1]
 
-    def tokens(self) -> array[int]:
+    def tokens(self) -> "array[int]":
         """Return all its tokens; empty where not all are known."""
         found = array("I")
         for chunk in self.chunks():

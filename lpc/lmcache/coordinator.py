@@ -57,4 +57,3 @@ def _command() -> Any:
     if getattr(controllers, "_PACKAGES_KEY", None) != PACKAGES:
         raise LMCacheUnfit("this LMCache takes no controllers from outside: 0.5.6 is the release that was tried")
     return CoordinatorCommand()
-

@@ -9,7 +9,7 @@ Kind = Literal["store", "access", "delete"]
 Tier = Literal["l1", "l2"]
 """LMCache's names: the node's memory; what lies behind it, disk or remote."""
 
-NO_TOKENS: array[int] = array("I")
+NO_TOKENS: "array[int]" = array("I")
 
 
 class Entry(NamedTuple):
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
     object: ObjectId
     size: int = 0
-    tokens: array[int] = NO_TOKENS
+    tokens: "array[int]" = NO_TOKENS
     offset: int = -1
 
 

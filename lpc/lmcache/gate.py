@@ -1,7 +1,7 @@
 """A gate before LMCache's HTTP, which asks nobody who they are: only who brings the token is let through.
 
-It is a process of its own before a node or the coordinator, on the same port of another address, since a node registers the port
-that it listens on itself: LMCache listens on loopback, :func:`front` on the pod's address.
+It is a process of its own before a node or the coordinator, on the same port of another address (a node registers the port
+that it listens on itself): LMCache listens on loopback, :func:`front` on the pod's address.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping

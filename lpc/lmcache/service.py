@@ -276,7 +276,9 @@ class Service:
         room = self.rooms.get(place)
         if chunk is None or room is None:
             return
-        room.gone(chunk, object_, now, asked=asked)
+        resident = room.find(chunk)
+        # A node may report a deletion before it answers the call.
+        room.gone(chunk, object_, now, asked=asked or (resident is not None and now < resident.spared_until))
         if place.tier == "l1" and chunk not in room:
             self.fetching.gone(chunk, place.node)
         self._forget_if_nowhere(chunk)

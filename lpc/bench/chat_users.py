@@ -1,0 +1,112 @@
+"""Users who talk to an engine over its HTTP, think, and come back; how long each waits for the first token of its answer."""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx
+
+ALPHABET: Final = "abcdefgh "
+DONE: Final = "[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How users behave. Tokens are characters with the tiny model's tokenizer.
+
+    Attributes:
+        users: who talk at the same time; one who is done is followed by another.
+        think_s, think_sigma: median of the think times, and standard deviation of their logarithm.
+        goes_on: probability that a turn is followed by another.
+        opening, further, reply: tokens of the first prompt (half to twice as many), of the later ones, and of the replies.
+        longest: tokens of a prompt at which a conversation ends.
+    """
+
+    users: int = 24
+    think_s: float = 20.0
+    think_sigma: float = 0.5
+    goes_on: float = 0.85
+    opening: int = 1800
+    further: int = 500
+    reply: int = 16
+    longest: int = 5000
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request. ``at``: monotonic seconds; ``number``: of the conversation's turn, from 1; ``ttft_s``: to the first token."""
+
+    at: float
+    number: int
+    prompt_tokens: int
+    ttft_s: float
+
+
+@dataclass
+class Talk:
+    """All that was said so far."""
+
+    turns: list[Turn] = field(default_factory=list)
+    failed: int = 0
+
+
+async def talk(base_url: str, model: str, habits: Habits, seed: int, enough: Callable[[Talk], bool]) -> Talk:
+    """Let the users talk until it is enough; return what they met. The same seed asks the same things."""
+    done = Talk()
+    async with httpx.AsyncClient(base_url=base_url, timeout=120.0, trust_env=False) as client:
+        users = [asyncio.create_task(_user(client, model, habits, seed * 10_000 + n, done)) for n in range(habits.users)]
+        while not enough(done) and not all(user.done() for user in users):
+            await asyncio.wait(users, timeout=0.2)
+        for user in users:
+            user.cancel()
+        await asyncio.gather(*users, return_exceptions=True)
+    return done
+
+
+async def _user(client: httpx.AsyncClient, model: str, habits: Habits, seed: int, done: Talk) -> None:
+    draws = random.Random(seed)
+    await asyncio.sleep(draws.uniform(0.0, habits.think_s))
+    while True:
+        prompt = _text(draws, int(habits.opening * 2 ** draws.uniform(-1.0, 1.0)))
+        number = 1
+        while True:
+            started = time.monotonic()
+            try:
+                reply, ttft = await _ask(client, model, prompt, habits.reply)
+                done.turns.append(Turn(started, number, len(prompt), ttft))
+                prompt += reply
+            except (httpx.HTTPError, ValueError):
+                done.failed += 1
+            goes_on = draws.random() < habits.goes_on
+            prompt += _text(draws, int(habits.further * 2 ** draws.uniform(-1.0, 1.0)))
+            await asyncio.sleep(habits.think_s * math.exp(habits.think_sigma * draws.gauss(0.0, 1.0)))
+            number += 1
+            if not goes_on or len(prompt) > habits.longest:
+                break
+
+
+async def _ask(client: httpx.AsyncClient, model: str, prompt: str, tokens: int) -> tuple[str, float]:
+    """Return a reply and the seconds until its first token. Raises httpx.HTTPError, ValueError."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    started = time.monotonic()
+    first = math.nan
+    parts: list[str] = []
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: ") and not line.endswith(DONE):
+                if math.isnan(first):
+                    first = time.monotonic() - started
+                parts.append(line)
+    if math.isnan(first):
+        raise ValueError("an answer without a token")
+    # The reply is another text than random weights give: what they write is not always text that could be sent again.
+    return f"{len(parts):04d}" * (tokens // 4), first
+
+
+def _text(draws: random.Random, length: int) -> str:
+    return "".join(draws.choices(ALPHABET, k=length))

@@ -1,0 +1,35 @@
+import pytest
+
+from lpc.lmcache.chain import KeyChain, ObjectId
+from tests.unit.lmcache.nodes import KEYS, Prompt, words
+
+blake3 = pytest.importorskip("blake3")
+
+ROOT = "7e3eff9ef7613a50340eb12677ee03b83ac759fcba9bb32705f07248d56d473b"
+RECORDED = [
+    "d526d88f0c387e4049f866a4c572cbf658276fcae250b069051fd1fff3ad0579",
+    "8be5f115945ff3c4eb943172f8edfdcdf3432274c3d3dbd2436fed9a9fe494f5",
+    "0d222b5d11d1bd5f86f5d8ff77045f60106e39ef638e2cba3f208dd28d34d201",
+]
+"""Of LMCache 0.5.6: TokenHasher(256, "blake3"), its none_hash and compute_chunk_hashes(range(1000, 1800))."""
+
+
+def test_the_hashes_are_those_that_lmcache_gives() -> None:
+    chain = KeyChain()
+    assert chain.root.hex() == ROOT
+    assert [h.hex() for h in chain.hashes(range(1000, 1800), 256)] == RECORDED
+
+
+def test_a_chunk_that_is_not_full_has_no_hash() -> None:
+    assert len(KEYS.hashes(range(1023), 256)) == 3
+
+
+def test_prompts_share_hashes_as_long_as_they_share_all_tokens() -> None:
+    first, second = Prompt(*words(1, 2), *words(2, 1)), Prompt(*words(1, 2), *words(3, 1))
+    assert first.objects[:2] == second.objects[:2]
+    assert first.objects[2] != second.objects[2]
+
+
+def test_the_world_size_is_read_from_the_rank() -> None:
+    assert ObjectId("00", "llama", 0x01000100, 0, "").world_size == 1  # as recorded
+    assert ObjectId("00", "llama", 0x04000100, 0, "").world_size == 4

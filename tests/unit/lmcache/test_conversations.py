@@ -1,0 +1,118 @@
+from lpc.lmcache.conversations import Conversation, Conversations
+from tests.unit.lmcache.nodes import KEYS, Prompt, event, words
+
+
+def known(capacity: int = 1000) -> Conversations:
+    return Conversations(capacity, KEYS)
+
+
+def store(conversations: Conversations, prompt: Prompt, at: float, first: int = 0) -> list[Conversation]:
+    return conversations.stored(event("store", prompt.entries(first, size=1), at))
+
+
+def look_up(conversations: Conversations, prompt: Prompt, at: float, last: int | None = None) -> list[Conversation]:
+    return conversations.looked_up(event("access", prompt.entries(0, last), at)).began
+
+
+def test_a_prompt_is_a_conversation_and_all_its_tokens_are_known() -> None:
+    conversations = known()
+    prompt = Prompt(*words(1, 3))
+    (one,) = store(conversations, prompt, 10.0)
+    assert list(one.tokens()) == prompt.tokens
+    assert (one.turns, one.length, one.world_size) == (1, 12, 1)
+
+
+def test_a_look_up_and_what_is_stored_behind_it_are_the_next_turn() -> None:
+    conversations = known()
+    (one,) = store(conversations, Prompt(*words(1, 3)), 10.0)
+    longer = Prompt(*words(1, 3), *words(2, 2))
+    assert look_up(conversations, longer, 50.0, 3) == [one]
+    assert store(conversations, longer, 50.5, 3) == [one]
+    assert (one.turns, one.arrived_at, one.length) == (2, 50.0, 20)
+    assert list(one.tokens()) == longer.tokens
+
+
+def test_reading_for_the_copy_to_disk_is_no_turn() -> None:
+    conversations = known()
+    prompt = Prompt(*words(1, 3))
+    (one,) = store(conversations, prompt, 10.0)
+    conversations.copied(event("store", prompt.entries(size=1), 14.0, tier="l2"))
+    assert look_up(conversations, prompt, 14.1) == []
+    assert one.turns == 1
+    assert look_up(conversations, prompt, 20.0) == [one]
+
+
+def test_chunks_stored_again_are_no_use_of_them() -> None:
+    conversations = known()
+    prompt = Prompt(*words(1, 3))
+    (one,) = store(conversations, prompt, 10.0)
+    store(conversations, prompt, 60.0)
+    assert (one.used_at, one.turns) == (10.0, 1)
+    assert look_up(conversations, prompt, 60.2) == [one]
+
+
+def test_two_reports_of_one_look_up_are_one_turn() -> None:
+    conversations = known()
+    prompt = Prompt(*words(1, 3))
+    (one,) = store(conversations, prompt, 10.0)
+    assert look_up(conversations, prompt, 50.0) == [one]
+    assert look_up(conversations, prompt, 51.0) == []
+    assert one.turns == 2
+
+
+def test_a_look_up_that_ends_in_what_several_share_is_nobodys_return() -> None:
+    conversations = known()
+    (one,) = store(conversations, Prompt(*words(1, 2), *words(2, 1)), 10.0)
+    (two,) = store(conversations, Prompt(*words(1, 2), *words(3, 1)), 20.0, 2)
+    assert one is not two
+    assert look_up(conversations, Prompt(*words(1, 2), *words(4, 1)), 60.0, 2) == []
+    assert (one.turns, two.turns) == (1, 1)
+
+
+def test_a_reply_that_is_rendered_otherwise_is_still_the_same_conversation() -> None:
+    conversations = known()
+    (one,) = store(conversations, Prompt(*words(1, 3)), 10.0)
+    otherwise = Prompt(*words(1, 2), *words(5, 2))
+    assert look_up(conversations, otherwise, 50.0, 2) == [one]
+    assert store(conversations, otherwise, 50.5, 2) == [one]
+    assert list(one.tokens()) == otherwise.tokens
+
+
+def test_the_chunk_before_is_found_by_its_hash_among_other_conversations() -> None:
+    conversations = known()
+    (one,) = store(conversations, Prompt(*words(1, 2)), 10.0)
+    (two,) = store(conversations, Prompt(*words(2, 2)), 10.1)
+    longer = Prompt(*words(1, 2), *words(3, 1))
+    assert store(conversations, longer, 40.0, 2) == [one]
+    assert two.length == 8
+
+
+def test_what_cannot_be_placed_is_counted_and_has_no_tokens() -> None:
+    conversations = known()
+    (one,) = store(conversations, Prompt(*words(1, 3)), 10.0, 1)
+    assert conversations.unread == 1
+    assert not one.tokens()
+
+
+def test_tenants_and_models_are_kept_apart() -> None:
+    conversations = known()
+    (one,) = store(conversations, Prompt(*words(1, 2)), 10.0)
+    (other,) = store(conversations, Prompt(*words(1, 2), salt="b"), 11.0)
+    assert one is not other
+    assert look_up(conversations, Prompt(*words(1, 2), salt="b"), 60.0) == [other]
+
+
+def test_all_ranks_of_a_chunk_are_one_chunk() -> None:
+    conversations = known()
+    prompt = Prompt(*words(1, 2), ranks=2)
+    (one,) = store(conversations, prompt, 10.0)
+    assert (one.length, one.world_size, len(conversations)) == (8, 2, 2)
+
+
+def test_memory_is_bounded_and_those_forgotten_are_told() -> None:
+    conversations = known(4)
+    (one,) = store(conversations, Prompt(*words(1, 2)), 10.0)
+    store(conversations, Prompt(*words(2, 2)), 11.0)
+    store(conversations, Prompt(*words(3, 2)), 12.0)
+    assert len(conversations) == 4
+    assert conversations.ended == [one]
