@@ -9,14 +9,15 @@ from pydantic_settings import BaseSettings
 
 from eviction_client.settings import ClientSettings
 from lpc.gateway.settings import GatewaySettings
+from lpc.lmcache.settings import LMCacheSettings
 from lpc.wire.redis_settings import RedisSettings
 from predictor_service.settings import ServiceSettings
 
 TARGET = Path(__file__).with_name("settings.md")
 HEAD = """# Settings
 
-Made by `make settings` from `predictor_service/settings.py`, `eviction_client/settings.py` and `lpc/gateway/settings.py`; a
-test fails when it is stale.
+Made by `make settings` from `predictor_service/settings.py`, `eviction_client/settings.py`, `lpc/gateway/settings.py` and
+`lpc/lmcache/settings.py`; a test fails when it is stale.
 """
 PARTS = (
     (
@@ -32,6 +33,12 @@ PARTS = (
         GatewaySettings,
         "Environment variables of `lpc gateway`; the commonest are flags too. It reaches the sidecar as engines do, by\n"
         "`LPC_PREDICTOR_ADDRESS`, `_CA`, `_CERTIFICATE`, `_KEY` and `_TOKEN`.",
+    ),
+    (
+        "LMCache",
+        LMCacheSettings,
+        "Environment variables of LMCache's coordinator with our controller, and of `lpc lmcache front`. The sidecar is\n"
+        "reached as by engines.",
     ),
 )
 
@@ -59,8 +66,10 @@ def page() -> str:
     """Return the whole page."""
     parts = [HEAD]
     for title, settings, text in PARTS:
+        prefix = settings.model_config["env_prefix"]
         rows = [
-            f"| `LPC_{name.upper()}` | {kind(field.annotation)} | {default(settings, name)} | {sentence(field.description)} |"
+            f"| `{prefix}{name.upper()}` | {kind(field.annotation)} | {default(settings, name)} | "
+            f"{sentence(field.description)} |"
             for name, field in sorted(settings.model_fields.items(), key=lambda named: named[0] in RedisSettings.model_fields)
         ]
         parts.append(

@@ -38,7 +38,7 @@ class Habits:
 
 @dataclass(slots=True)
 class Turn:
-    """One request. ``at``: monotonic seconds; ``number``: of the conversation's turn, from 1; ``ttft_s``: to the first token."""
+    """One request. ``at``: monotonic seconds; ``number``: of the turn, from 1; ``ttft_s``: to the first token."""
 
     at: float
     number: int

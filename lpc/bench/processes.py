@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import redis
 
@@ -41,6 +41,8 @@ class Server:
         log: file that its output is appended to.
     """
 
+    start_s: ClassVar[float] = START_S
+
     def __init__(self, log: Path, command: Sequence[str], environment: dict[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
@@ -54,7 +56,7 @@ class Server:
         self._began = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self.start_s
         while not self._serves():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 last = self.log.strip().rpartition("\n")[2]

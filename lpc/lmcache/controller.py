@@ -134,26 +134,25 @@ class LearnedController(Controller):
     def get_routers(self) -> Sequence[APIRouter]:
         """Return ``/lpc/status``, ``/lpc/metrics`` and ``/lpc/retain``."""
         router = APIRouter(prefix="/lpc")
-
-        @router.get("/status")
-        async def read_status(request: Request) -> dict[str, Any]:
-            """What there is, as JSON."""
-            self._bind(request)
-            return {**status(self.loop, self.retained), "sidecar": self._predictor.healthy}
-
-        @router.get("/metrics")
-        async def read_metrics(request: Request) -> Response:
-            """The same for Prometheus."""
-            self._bind(request)
-            return Response(exposition(self.loop, self.retained), media_type="text/plain; version=0.0.4")
-
-        @router.post("/retain")
-        async def retain(body: RetainRequest, request: Request) -> dict[str, Any]:
-            """Keep a prompt's complete chunks: in memory as if used so much later, on disk pinned until then."""
-            self._bind(request)
-            return self._retain(body)
-
+        router.add_api_route("/status", self.read_status, methods=["GET"])
+        router.add_api_route("/metrics", self.read_metrics, methods=["GET"])
+        router.add_api_route("/retain", self.retain, methods=["POST"])
         return (router,)
+
+    async def read_status(self, request: Request) -> dict[str, Any]:
+        """Return what there is, as JSON."""
+        self._bind(request)
+        return {**status(self.loop, self.retained), "sidecar": self._predictor.healthy}
+
+    async def read_metrics(self, request: Request) -> Response:
+        """Return the same for Prometheus."""
+        self._bind(request)
+        return Response(exposition(self.loop, self.retained), media_type="text/plain; version=0.0.4")
+
+    async def retain(self, body: RetainRequest, request: Request) -> dict[str, Any]:
+        """Keep a prompt's complete chunks: in memory as if used so much later, on disk pinned until then."""
+        self._bind(request)
+        return self._retain(body)
 
     def get_durable_components(self) -> "Sequence[LearnedController]":
         """Return the ends of the pins taken here, which are kept with the pins."""

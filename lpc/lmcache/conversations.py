@@ -1,22 +1,23 @@
-"""Which chunks belong to which conversation, told from stores and look-ups alone.
+"""Which chunks belong to which conversation, and when its turns begin and end, told from LMCache's events alone.
 
-A conversation is a chain of chunks. It goes on where a chunk is stored behind its last one, and a turn of it begins with a
-look-up that reaches into what only it holds: LMCache reads a prompt's chunks before it stores what is new. Where several
-conversations begin alike, a look-up that ends in what they share is nobody's return.
-
-Two kinds of reading look alike in LMCache's events: of a look-up, and of the copy from memory to what lies behind it. The
-latter is reported once per copy, so it is counted off.
+A conversation is a chain of chunks; it goes on where a chunk is stored behind its last one. LMCache reports a reading twice per
+request: when the look-up has found a prompt's chunks, before what is new is stored, and when the request has ended. So of a
+conversation's readings one begins a turn and the next one ends it. Where several conversations begin alike, a look-up that
+ends in what they share is nobody's.
 """
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from lpc.lmcache.chain import ChunkId, KeyChain, ObjectId
+from lpc.lmcache.chain import ChunkId, KeyChain
 from lpc.lmcache.events import Entry, Event
 
-SAME_TURN_S: Final = 1.5
-"""Events of one conversation that are no further apart belong to one turn: nodes report about once a second."""
+LONGEST_TURN_S: Final = 900.0
+"""A turn whose end was not reported for so long has ended: its request was lost."""
+STRAGGLES_S: Final = 3.0
+"""For so long after its end what a turn has stored may still be reported."""
 CANDIDATES: Final = 4096
 """Chunks tried as the one before, where a store does not say: those stored last."""
 
@@ -29,11 +30,10 @@ class Chunk:
         depth: tokens before it.
         tokens: of it; empty where not known.
         holders: conversations that lead through it, the one that stored it first.
-        copied: copies to a further tier whose reading is still to be reported.
         retained_until: seconds since the epoch; it is ranked as if last used then, where that is later.
     """
 
-    __slots__ = ("before", "copied", "depth", "hash", "holders", "id", "retained_until", "tokens")
+    __slots__ = ("before", "depth", "hash", "holders", "id", "retained_until", "tokens")
 
     def __init__(self, id_: ChunkId, before: "Chunk | None", depth: int, tokens: "array[int]") -> None:
         self.id = id_
@@ -42,7 +42,6 @@ class Chunk:
         self.depth = depth
         self.tokens = tokens
         self.holders: dict[Conversation, None] = {}
-        self.copied = 0
         self.retained_until = 0.0
 
 
@@ -56,11 +55,12 @@ class Conversation:
         arrived_at: beginning of its latest turn, seconds since the epoch.
         used_at: its latest event.
         world_size: ranks of the engine that stored it.
+        open: a turn has begun whose end was not reported yet.
         grown: the turn that last stored anything.
         node: where it was last seen.
     """
 
-    __slots__ = ("arrived_at", "grown", "leaf", "name", "node", "turns", "used_at", "world_size")
+    __slots__ = ("arrived_at", "grown", "leaf", "name", "node", "open", "turns", "used_at", "world_size")
 
     def __init__(self, leaf: Chunk, at: float, node: str, world_size: int) -> None:
         self.name = leaf.id.hash[:32]
@@ -70,6 +70,7 @@ class Conversation:
         self.used_at = at
         self.node = node
         self.world_size = world_size
+        self.open = True
         self.grown = 1
 
     def chunks(self) -> list[Chunk]:
@@ -90,14 +91,20 @@ class Conversation:
             found.extend(chunk.tokens)
         return found
 
+    def begin(self, at: float) -> None:
+        """Begin its next turn."""
+        self.turns += 1
+        self.arrived_at = self.used_at = at
+        self.open = True
+
     @property
     def length(self) -> int:
         """Tokens of its complete chunks."""
         return self.leaf.depth + len(self.leaf.tokens)
 
 
-class LookUp(NamedTuple):
-    """What was looked up. ``began``: conversations whose next turn began; ``touched``: with others; ``chunks``: all read."""
+class Reading(NamedTuple):
+    """What was read. ``began``: conversations whose next turn began; ``touched``: with those whose ended; ``chunks``: all."""
 
     began: list[Conversation]
     touched: list[Conversation]
@@ -136,6 +143,9 @@ class Conversations:
             if chunk is None:
                 chunk = self._grow(entry, latest, event)
                 for conversation in chunk.holders:
+                    if not conversation.open and event.at - conversation.used_at > STRAGGLES_S:
+                        conversation.begin(event.at)  # nothing of it was found
+                    conversation.grown = conversation.turns
                     conversation.used_at = max(conversation.used_at, event.at)
                     conversation.node = event.node
             # Stored again, it was brought from further away, and is no use of it.
@@ -143,37 +153,28 @@ class Conversations:
             latest = chunk
         return list(touched)
 
-    def copied(self, event: Event) -> None:
-        """Take in a store to a further tier: it will have been read once in memory."""
-        for chunk in self._of(event):
-            chunk.copied += 1
-
-    def looked_up(self, event: Event) -> LookUp:
-        """Take in a reading in memory."""
-        read: dict[Chunk, None] = {}
-        for chunk in self._of(event):
-            if chunk.copied:
-                chunk.copied -= 1
-            else:
-                read[chunk] = None
+    def read(self, event: Event, fetched: Callable[[Conversation], bool]) -> Reading:
+        """Take in a reading in memory. ``fetched`` tells whether it is a conversation's own fetch that has read."""
+        chunks = list(dict.fromkeys(c for entry in event.entries if (c := self._chunks.get(entry.object.chunk)) is not None))
         began, touched = [], []
-        inner = {chunk.before for chunk in read}
-        for deepest in (chunk for chunk in read if chunk not in inner):
-            if len(deepest.holders) != 1:
+        inner = {chunk.before for chunk in chunks}
+        for deepest in (chunk for chunk in chunks if chunk not in inner):
+            conversation = self._reader(deepest)
+            if conversation is None or fetched(conversation):
                 continue
-            conversation = next(iter(deepest.holders))
-            if event.at - conversation.used_at > SAME_TURN_S:
-                conversation.turns += 1
-                conversation.arrived_at = event.at
+            if conversation.open and event.at - conversation.arrived_at < LONGEST_TURN_S:
+                conversation.open = False
+                conversation.used_at = max(conversation.used_at, event.at)
+            else:
+                conversation.begin(event.at)
                 began.append(conversation)
-            conversation.used_at = max(conversation.used_at, event.at)
             conversation.node = event.node
             touched.append(conversation)
-        for chunk in read:
+        for chunk in chunks:
             self._chunks.move_to_end(chunk.id)
             self._recent[chunk.id] = chunk
             self._recent.move_to_end(chunk.id)
-        return LookUp(began, touched, list(read))
+        return Reading(began, touched, chunks)
 
     def forget(self, chunk: Chunk) -> None:
         """Forget a chunk that lies nowhere any more, and the conversations that end with it."""
@@ -183,14 +184,12 @@ class Conversations:
                 if conversation.leaf is chunk:
                     self._end(conversation)
 
-    def _of(self, event: Event) -> list[Chunk]:
-        """Return the known chunks of an event, each once: by its first rank and group."""
-        found: dict[Chunk, ObjectId] = {}
-        for entry in event.entries:
-            chunk = self._chunks.get(entry.object.chunk)
-            if chunk is not None:
-                found.setdefault(chunk, entry.object)
-        return list(found)
+    def _reader(self, deepest: Chunk) -> Conversation | None:
+        """Return whose reading it is that reaches so far: of who ends there, or of the only one that leads through."""
+        ends = [conversation for conversation in deepest.holders if conversation.leaf is deepest]
+        if ends:
+            return ends[0]
+        return next(iter(deepest.holders)) if len(deepest.holders) == 1 else None
 
     def _grow(self, entry: Entry, latest: Chunk | None, event: Event) -> Chunk:
         before = self._before(entry, latest)
@@ -209,7 +208,6 @@ class Conversations:
                 before = before.before
         else:
             conversation.leaf = chunk
-            conversation.grown = conversation.turns
         chunk.holders[conversation] = None
         self._trim()
         return chunk

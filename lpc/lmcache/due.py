@@ -30,12 +30,12 @@ class Due(NamedTuple):
     Attributes:
         hold_s: the best time to hold them; NaN where there is none that is likely enough.
         likely: probability that they return within it.
-        index: uses per second of room.
+        worth: their index, uses per second of room; 0 where there is no such time.
     """
 
     hold_s: Floats
     likely: Floats
-    index: Floats
+    worth: Floats
 
 
 def price(average: Floats, lifetime: float) -> float:

@@ -25,6 +25,7 @@ class Fetch:
         until: the end of the horizon for which it is, seconds since the epoch.
         waiting: bytes by chunk that have come, or shall, and are not used yet.
         come: chunks that have come.
+        reported: its own reading, which LMCache reports as it does a look-up's, has been reported.
     """
 
     conversation: Conversation
@@ -33,6 +34,7 @@ class Fetch:
     until: float
     waiting: dict[Chunk, int]
     come: set[Chunk] = field(default_factory=set)
+    reported: bool = False
 
     @property
     def bytes(self) -> int:
@@ -88,10 +90,10 @@ class Fetching:
         curves = np.array([c.curve for c in candidates])
         age = np.array([max(now - c.conversation.arrived_at, 0.0) for c in candidates])
         found = due(curves, age, budget.needed, self._longest_s)
-        chosen = []
-        for place in np.argsort(-found.index):
+        chosen: list[Fetch] = []
+        for place in np.argsort(-found.worth):
             hold = float(found.hold_s[place])
-            if not hold > 0.0 or found.index[place] <= worth or len(chosen) == AT_ONCE:  # NaN is not, either
+            if not hold > 0.0 or found.worth[place] <= worth or len(chosen) == AT_ONCE:  # NaN is not, either
                 break
             candidate = candidates[place]
             if budget.take(sum(candidate.missing.values())):
@@ -121,6 +123,14 @@ class Fetching:
         budget.untake(fetch.bytes - came)
         budget.settle(used, came - used)
         return used
+
+    def reads(self, conversation: Conversation) -> bool:
+        """Return whether a reading that is reported is that of a fetch that is under way; it is only once."""
+        fetch = self._fetches.get(conversation)
+        if fetch is None or fetch.reported:
+            return False
+        fetch.reported = True
+        return True
 
     def gone(self, chunk: Chunk, node: str) -> None:
         """Note that a chunk has left a node's memory: a fetch that had brought it has brought it for nothing."""

@@ -5,6 +5,7 @@ that it listens on itself): LMCache listens on loopback, :func:`front` on the po
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import httpx
@@ -49,11 +50,16 @@ class TokenGate:
         await self._app(scope, receive, send)
 
 
-def front(target: str, token: str, client: httpx.AsyncClient | None = None) -> App:
+def front(target: str, token: str) -> App:
     """Return what passes requests with the token on to ``target`` (host:port), and answers back."""
-    http = client or httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[dict[str, Any]]:
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+            yield {"http": client}
 
     async def pass_on(request: Request) -> Response:
+        http: httpx.AsyncClient = request.state.http
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP]
         url = f"http://{target}{request.url.path}" + (f"?{request.url.query}" if request.url.query else "")
         asked = http.build_request(request.method, url, headers=headers, content=await request.body())
@@ -72,4 +78,4 @@ def front(target: str, token: str, client: httpx.AsyncClient | None = None) -> A
 
         return StreamingResponse(body(), answer.status_code, kept)
 
-    return TokenGate(Starlette(routes=[Route("/{path:path}", pass_on, methods=METHODS)]), token)
+    return TokenGate(Starlette(routes=[Route("/{path:path}", pass_on, methods=METHODS)], lifespan=lifespan), token)

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import Any, Final, Protocol
 
 from eviction_client import Prediction
 from lpc.lmcache.chain import ObjectId
@@ -34,13 +34,13 @@ POLLS: Final = 60
 class Predictor(Protocol):
     """The part of `eviction_client.PredictorClient` that is used."""
 
-    def ask(self, request_id: tuple[str, int], *, token_ids: object, served_model: str, conversation_id: str) -> None:
+    def ask(self, request_id: Hashable, *, token_ids: Sequence[int], served_model: str, conversation_id: str) -> None:
         """Ask whether a conversation continues."""
 
-    def take(self, request_id: tuple[str, int]) -> Prediction | None:
+    def take(self, request_id: Hashable) -> Prediction | None:
         """Return the answer, if it is there."""
 
-    def forget(self, request_id: tuple[str, int]) -> None:
+    def forget(self, request_id: Hashable) -> None:
         """Forget a request."""
 
 
@@ -130,8 +130,8 @@ class Loop:
             self.dropped += 1
         self._events.append(what)
 
-    def _start(self, work: "asyncio._CoroutineLike[None]") -> None:
-        task = asyncio.ensure_future(work)
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -181,7 +181,9 @@ class Loop:
                 return
             for _ in range(POLLS):  # a node keeps a fetch until it was asked after
                 await asyncio.sleep(POLL_S)
-                if await node.fetched(request) is not None:
+                objects = await node.fetched(request)
+                if objects is not None:
+                    self.service.came(fetch, objects)
                     return
         except NodeError as error:
             self._failed("fetch", error)

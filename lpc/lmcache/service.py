@@ -77,7 +77,7 @@ class Service:
             for entry in event.entries:
                 self._drop(event.place, entry.object, now, asked=False)
         elif event.tier == "l1":
-            self._looked_up(event)
+            self._read(event)
 
     def fence(self, node: str) -> None:
         """Forget what lay in a node's memory: it has restarted, or is gone."""
@@ -164,6 +164,11 @@ class Service:
             if resident is not None:
                 resident.spared_until = self._clock() + SPARED_S
 
+    def came(self, fetch: Fetch, objects: int) -> None:
+        """Note what a node says of a fetch that has ended: how many objects are in memory now."""
+        if objects == 0:
+            self.refused(fetch)
+
     def refused(self, fetch: Fetch) -> None:
         """Note that a fetch could not be asked for."""
         self.fetching.drop(fetch.conversation, refused=True)
@@ -239,7 +244,6 @@ class Service:
                     self._loaded.add(chunk)
         else:
             touched = []
-            self.conversations.copied(event)
         for entry in event.entries:
             chunk = self.conversations.find(entry.object.chunk)
             if chunk is not None:
@@ -250,8 +254,8 @@ class Service:
             self._states.setdefault(conversation, State())
             self._rank(conversation)
 
-    def _looked_up(self, event: Event) -> None:
-        found = self.conversations.looked_up(event)
+    def _read(self, event: Event) -> None:
+        found = self.conversations.read(event, self.fetching.reads)
         read = set(found.chunks)
         for conversation in found.began:
             self.counters.turns += 1

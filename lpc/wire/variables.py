@@ -36,12 +36,18 @@ GATEWAY: Final = """
     gateway_scopes, gateway_tls_certificate, gateway_tls_key, gateway_tokens, gateway_wait_s, log_format, log_level
 """
 """Fields of `lpc.gateway.settings.GatewaySettings`."""
+LMCACHE: Final = """
+    lmcache_chunks, lmcache_disk_bytes, lmcache_evict_disk, lmcache_max_retain_s, lmcache_prefetch,
+    lmcache_prefetch_longest_s, lmcache_prefetch_share, lmcache_prefetch_used, lmcache_refit_s, lmcache_served_model,
+    lmcache_token, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
+"""
+"""Fields of `lpc.lmcache.settings.LMCacheSettings`, with the prefix that their variables have."""
 OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_TAU_S", "LPC_PRIOR"))
 """Variables that are no fields: the settings file, the folder of engines' metrics, and those of earlier releases."""
 OURS: Final = ("LPC_TEST_", "LPC_FUZZ_")
 """What the tests are set with begins so."""
 
-KNOWN: Final = OTHERS | {f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SIDECAR + ENGINE + GATEWAY)}
+KNOWN: Final = OTHERS | {f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SIDECAR + ENGINE + GATEWAY + LMCACHE)}
 
 _SERVICE: Final = re.compile(r"(LPC(?:_\w+?)?)_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
 """What Kubernetes sets in every pod for a Service whose name begins with lpc-."""

@@ -4,7 +4,8 @@ import re
 
 from eviction_client.settings import RETIRED, ClientSettings
 from lpc.gateway.settings import GatewaySettings
-from lpc.wire.variables import ENGINE, GATEWAY, KNOWN, SIDECAR, unknown_variables
+from lpc.lmcache.settings import LMCacheSettings
+from lpc.wire.variables import ENGINE, GATEWAY, KNOWN, LMCACHE, SIDECAR, unknown_variables
 from predictor_service.settings import ServiceSettings
 
 
@@ -13,6 +14,7 @@ def test_the_names_are_those_of_the_settings_objects() -> None:
     assert set(re.findall(r"\w+", SIDECAR)) == set(ServiceSettings.model_fields)
     assert set(re.findall(r"\w+", ENGINE)) == set(ClientSettings.model_fields)
     assert set(re.findall(r"\w+", GATEWAY)) == set(GatewaySettings.model_fields)
+    assert set(re.findall(r"\w+", LMCACHE)) == {f"lmcache_{name}" for name in LMCacheSettings.model_fields}
     assert set(RETIRED) <= KNOWN
 
 

@@ -10,8 +10,15 @@ def store(conversations: Conversations, prompt: Prompt, at: float, first: int = 
     return conversations.stored(event("store", prompt.entries(first, size=1), at))
 
 
-def look_up(conversations: Conversations, prompt: Prompt, at: float, last: int | None = None) -> list[Conversation]:
-    return conversations.looked_up(event("access", prompt.entries(0, last), at)).began
+def read(conversations: Conversations, prompt: Prompt, at: float, last: int | None = None) -> list[Conversation]:
+    return conversations.read(event("access", prompt.entries(0, last), at), lambda _: False).began
+
+
+def turn(conversations: Conversations, prompt: Prompt, at: float, first: int = 0) -> Conversation:
+    """A request that ends half a second later."""
+    (conversation,) = store(conversations, prompt, at, first)
+    assert read(conversations, prompt, at + 0.5) == []
+    return conversation
 
 
 def test_a_prompt_is_a_conversation_and_all_its_tokens_are_known() -> None:
@@ -24,56 +31,71 @@ def test_a_prompt_is_a_conversation_and_all_its_tokens_are_known() -> None:
 
 def test_a_look_up_and_what_is_stored_behind_it_are_the_next_turn() -> None:
     conversations = known()
-    (one,) = store(conversations, Prompt(*words(1, 3)), 10.0)
+    one = turn(conversations, Prompt(*words(1, 3)), 10.0)
     longer = Prompt(*words(1, 3), *words(2, 2))
-    assert look_up(conversations, longer, 50.0, 3) == [one]
+    assert read(conversations, longer, 50.0, 3) == [one]
     assert store(conversations, longer, 50.5, 3) == [one]
-    assert (one.turns, one.arrived_at, one.length) == (2, 50.0, 20)
+    assert read(conversations, longer, 58.0) == []  # the end of the request, however long it took
+    assert (one.turns, one.arrived_at, one.used_at, one.length) == (2, 50.0, 58.0, 20)
     assert list(one.tokens()) == longer.tokens
 
 
-def test_reading_for_the_copy_to_disk_is_no_turn() -> None:
+def test_the_reading_at_a_requests_end_is_no_turn() -> None:
+    conversations = known()
+    one = turn(conversations, Prompt(*words(1, 3)), 10.0)
+    assert one.turns == 1
+    assert read(conversations, Prompt(*words(1, 3)), 50.0) == [one]
+    assert read(conversations, Prompt(*words(1, 3)), 51.0) == []
+    assert read(conversations, Prompt(*words(1, 3)), 51.2) == [one]  # a tool answers at once
+    assert one.turns == 3
+
+
+def test_a_request_whose_end_was_never_reported_has_ended_all_the_same() -> None:
+    conversations = known()
+    (one,) = store(conversations, Prompt(*words(1, 3)), 10.0)
+    assert read(conversations, Prompt(*words(1, 3)), 2000.0) == [one]
+
+
+def test_what_grows_without_a_look_up_is_a_turn_too_but_not_what_straggles() -> None:
+    conversations = known()
+    one = turn(conversations, Prompt(*words(1, 3)), 10.0)
+    store(conversations, Prompt(*words(1, 3), *words(2, 1)), 11.0, 3)
+    assert one.turns == 1
+    store(conversations, Prompt(*words(1, 3), *words(2, 1), *words(3, 1)), 60.0, 4)
+    assert (one.turns, one.arrived_at) == (2, 60.0)
+
+
+def test_the_reading_of_a_fetch_is_no_turn() -> None:
     conversations = known()
     prompt = Prompt(*words(1, 3))
-    (one,) = store(conversations, prompt, 10.0)
-    conversations.copied(event("store", prompt.entries(size=1), 14.0, tier="l2"))
-    assert look_up(conversations, prompt, 14.1) == []
-    assert one.turns == 1
-    assert look_up(conversations, prompt, 20.0) == [one]
+    one = turn(conversations, prompt, 10.0)
+    reading = conversations.read(event("access", prompt.entries(), 50.0), lambda conversation: conversation is one)
+    assert (reading.began, one.turns, one.used_at) == ([], 1, 10.5)
 
 
 def test_chunks_stored_again_are_no_use_of_them() -> None:
     conversations = known()
     prompt = Prompt(*words(1, 3))
-    (one,) = store(conversations, prompt, 10.0)
+    one = turn(conversations, prompt, 10.0)
     store(conversations, prompt, 60.0)
-    assert (one.used_at, one.turns) == (10.0, 1)
-    assert look_up(conversations, prompt, 60.2) == [one]
-
-
-def test_two_reports_of_one_look_up_are_one_turn() -> None:
-    conversations = known()
-    prompt = Prompt(*words(1, 3))
-    (one,) = store(conversations, prompt, 10.0)
-    assert look_up(conversations, prompt, 50.0) == [one]
-    assert look_up(conversations, prompt, 51.0) == []
-    assert one.turns == 2
+    assert (one.used_at, one.turns) == (10.5, 1)
+    assert read(conversations, prompt, 60.2) == [one]
 
 
 def test_a_look_up_that_ends_in_what_several_share_is_nobodys_return() -> None:
     conversations = known()
-    (one,) = store(conversations, Prompt(*words(1, 2), *words(2, 1)), 10.0)
-    (two,) = store(conversations, Prompt(*words(1, 2), *words(3, 1)), 20.0, 2)
+    one = turn(conversations, Prompt(*words(1, 2), *words(2, 1)), 10.0)
+    two = turn(conversations, Prompt(*words(1, 2), *words(3, 1)), 20.0, 2)
     assert one is not two
-    assert look_up(conversations, Prompt(*words(1, 2), *words(4, 1)), 60.0, 2) == []
+    assert read(conversations, Prompt(*words(1, 2), *words(4, 1)), 60.0, 2) == []
     assert (one.turns, two.turns) == (1, 1)
 
 
 def test_a_reply_that_is_rendered_otherwise_is_still_the_same_conversation() -> None:
     conversations = known()
-    (one,) = store(conversations, Prompt(*words(1, 3)), 10.0)
+    one = turn(conversations, Prompt(*words(1, 3)), 10.0)
     otherwise = Prompt(*words(1, 2), *words(5, 2))
-    assert look_up(conversations, otherwise, 50.0, 2) == [one]
+    assert read(conversations, otherwise, 50.0, 2) == [one]
     assert store(conversations, otherwise, 50.5, 2) == [one]
     assert list(one.tokens()) == otherwise.tokens
 
@@ -96,10 +118,10 @@ def test_what_cannot_be_placed_is_counted_and_has_no_tokens() -> None:
 
 def test_tenants_and_models_are_kept_apart() -> None:
     conversations = known()
-    (one,) = store(conversations, Prompt(*words(1, 2)), 10.0)
-    (other,) = store(conversations, Prompt(*words(1, 2), salt="b"), 11.0)
+    one = turn(conversations, Prompt(*words(1, 2)), 10.0)
+    other = turn(conversations, Prompt(*words(1, 2), salt="b"), 11.0)
     assert one is not other
-    assert look_up(conversations, Prompt(*words(1, 2), salt="b"), 60.0) == [other]
+    assert read(conversations, Prompt(*words(1, 2), salt="b"), 60.0) == [other]
 
 
 def test_all_ranks_of_a_chunk_are_one_chunk() -> None:

@@ -20,14 +20,14 @@ def around(median: float, sigma: float, share: float = 1.0) -> Floats:
 def test_memoryless_returns_are_worth_their_rate_at_every_age() -> None:
     curve = exponential(0.01)
     found = due(np.array([curve] * 3), np.array([0.0, 50.0, 300.0]), 0.1, 1000.0)
-    assert found.index == pytest.approx([0.01] * 3, rel=0.08)
+    assert found.worth == pytest.approx([0.01] * 3, rel=0.08)
 
 
 def test_one_who_comes_back_after_a_minute_is_worth_more_as_the_minute_nears_and_less_after_it() -> None:
     curve = around(60.0, 0.15, share=0.9)
     found = due(np.array([curve] * 4), np.array([0.0, 30.0, 55.0, 150.0]), 0.05, 600.0)
-    assert found.index[0] < found.index[1] < found.index[2]
-    assert found.index[3] == 0.0 or found.index[3] < found.index[0]
+    assert found.worth[0] < found.worth[1] < found.worth[2]
+    assert found.worth[3] == 0.0 or found.worth[3] < found.worth[0]
 
 
 def test_it_is_held_until_it_is_likely_enough_to_have_come() -> None:
@@ -40,7 +40,7 @@ def test_it_is_held_until_it_is_likely_enough_to_have_come() -> None:
 def test_who_is_not_likely_enough_to_come_is_never_due() -> None:
     found = due(np.array([exponential(0.01, share=0.3)]), np.array([10.0]), 0.6, 1800.0)
     assert math.isnan(found.hold_s[0])
-    assert found.index[0] == 0.0
+    assert found.worth[0] == 0.0
 
 
 def test_no_horizon_is_longer_than_the_longest() -> None:

@@ -48,12 +48,12 @@ class World:
         self.service.declare(DISK, 0)
 
     def serve(self, prompt: Prompt, *, first: int = 0, on_disk: bool = True) -> None:
-        """A request: its new chunks are stored in memory, copied, and read for the copy."""
+        """A request: its new chunks are stored in memory and copied, and it ends."""
         stored = prompt.entries(first, size=MIB)
         self.service.take(event("store", stored, self.now))
         if on_disk:
-            self.service.take(event("store", stored, self.now + 0.1, tier="l2"))
-            self.service.take(event("access", prompt.entries(first), self.now + 0.2))
+            self.service.take(event("store", stored, self.now, tier="l2"))
+        self.look_up(prompt)
 
     def look_up(self, prompt: Prompt, last: int | None = None) -> None:
         self.service.take(event("access", prompt.entries(0, last), self.now))
@@ -248,6 +248,8 @@ def fetched_world() -> tuple[World, Prompt]:
 def test_what_was_fetched_and_is_looked_up_was_used_and_found_in_memory() -> None:
     world, prompt = fetched_world()
     world.service.take(event("store", prompt.entries(size=MIB), world.now))
+    world.look_up(prompt)  # the fetch's own reading
+    assert world.service.counters.turns == 0
     world.pass_(5)
     world.look_up(prompt)
     budget = world.service.fetching.budgets["a"]

@@ -1,0 +1,287 @@
+"""The calls to LMCache's nodes over real HTTP, and what becomes of them when a node does what it should not."""
+
+import base64
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from eviction_client import Prediction
+from lpc.lmcache import loop as loops
+from lpc.lmcache.events import Event, Place
+from lpc.lmcache.figures import exposition, status
+from lpc.lmcache.gate import front
+from lpc.lmcache.loop import Loop
+from lpc.lmcache.node import Node, NodeError
+from lpc.lmcache.pins import Retained
+from tests.integration.lmcache.lmcache_node import NodeServer, serving
+from tests.unit.lmcache.nodes import MIB, Prompt, event, words
+from tests.unit.lmcache.test_service import DISK, MEMORY, World, prompts, settle
+
+PROMPT = Prompt(*words(1, 2))
+OBJECTS = [object_ for objects in PROMPT.objects for object_ in objects]
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient() as client:
+        yield client
+
+
+async def test_objects_are_deleted_by_their_keys_in_the_tier_meant(client: httpx.AsyncClient) -> None:
+    server = NodeServer()
+    async with serving(server.app) as address:
+        assert await Node(client, address).delete("l1", OBJECTS) == 0
+    (body,) = server.deleted
+    assert body["tier"] == "l1"
+    assert body["keys"][1] == {
+        "chunk_hash_hex": OBJECTS[1].hash,
+        "model_name": "llama",
+        "kv_rank": OBJECTS[1].rank,
+        "object_group_id": 0,
+        "cache_salt": "",
+    }
+
+
+async def test_a_prompt_is_fetched_by_its_tokens_and_asked_after(client: httpx.AsyncClient) -> None:
+    server = NodeServer()
+    async with serving(server.app) as address:
+        node = Node(client, address)
+        request = await node.fetch("llama", 1, PROMPT.tokens, "tenant")
+        assert await node.fetched(request) is None
+        assert await node.fetched(request) == 2
+    wanted = {"model_name": "llama", "world_size": 1, "token_ids": PROMPT.tokens, "cache_salt": "tenant"}
+    assert server.prefetched == [wanted]
+
+
+FAULTS: dict[str, Callable[[Request], Response]] = {
+    "refuses": lambda _: PlainTextResponse(f"bad body: {PROMPT.tokens}", 422),
+    "breaks": lambda _: PlainTextResponse("", 500),
+    "is no JSON": lambda _: PlainTextResponse("<html>"),
+    "is a list": lambda _: PlainTextResponse("[1]"),
+    "could not": lambda _: PlainTextResponse('{"deleted": 0, "skipped": 0, "ok": false, "error": "disk"}'),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_an_answer_that_is_none_is_an_error_without_tokens(client: httpx.AsyncClient, fault: str) -> None:
+    server = NodeServer()
+    server.fault = FAULTS[fault]
+    async with serving(server.app) as address:
+        with pytest.raises(NodeError) as error:
+            await Node(client, address).delete("l1", OBJECTS)
+    assert str(PROMPT.tokens[0]) not in str(error.value)
+
+
+async def test_nobody_at_the_address_is_an_error(client: httpx.AsyncClient) -> None:
+    with pytest.raises(NodeError, match="ConnectError"):
+        await Node(client, "127.0.0.1:1").delete("l1", OBJECTS)
+
+
+class Sidecar:
+    """Answers what it was told to."""
+
+    def __init__(self, prediction: Prediction | None = None) -> None:
+        self.asked: list[Any] = []
+        self.forgotten: list[Any] = []
+        self.prediction = prediction
+
+    def ask(self, request_id: Any, *, token_ids: Any, served_model: str, conversation_id: str) -> None:
+        self.asked.append((list(token_ids), served_model, conversation_id))
+
+    def take(self, request_id: Any) -> Prediction | None:
+        return self.prediction
+
+    def forget(self, request_id: Any) -> None:
+        self.forgotten.append(request_id)
+
+
+def filled(**settings: Any) -> tuple[World, list[Prompt]]:
+    world = World(prefetch=False, **settings)
+    all_ = prompts(4)
+    for prompt in all_:
+        world.serve(prompt)
+        world.pass_(10)
+    world.pass_(20)
+    return world, all_
+
+
+async def test_a_tick_deletes_from_the_node_and_the_sidecar_is_asked_for_each_turn(client: httpx.AsyncClient) -> None:
+    world, all_ = filled()
+    server, sidecar = NodeServer(), Sidecar()
+    async with serving(server.app) as address:
+        loop = Loop(world.service, sidecar, lambda _: Node(client, address))
+        await loop.tick()
+        await loop.settled()
+    assert [entry["chunk_hash_hex"] for entry in server.deleted[0]["keys"]] == [
+        all_[0].objects[1][0].hash,
+        all_[0].objects[0][0].hash,
+    ]
+    room = world.service.rooms[MEMORY]
+    assert (room.used, room.deleted) == (6 * MIB, 2 * MIB)
+    assert len(sidecar.asked) == 4
+    assert sidecar.asked[0][:2] == (all_[0].tokens, "llama")
+
+
+async def test_what_the_node_skips_stays_counted_until_its_report(client: httpx.AsyncClient) -> None:
+    world, _ = filled()
+    server = NodeServer()
+    server.skipped = 1
+    async with serving(server.app) as address:
+        loop = Loop(world.service, Sidecar(), lambda _: Node(client, address))
+        await loop.tick()
+        await loop.settled()
+        await loop.tick()
+        await loop.settled()
+    assert world.service.rooms[MEMORY].used == 8 * MIB
+    assert len({entry["chunk_hash_hex"] for body in server.deleted for entry in body["keys"]}) == sum(
+        len(body["keys"]) for body in server.deleted
+    )
+
+
+@pytest.mark.parametrize("fault", ["breaks", "nobody", "unregistered"])
+async def test_a_node_that_fails_is_counted_once_logged_without_tokens_and_nothing_raises(
+    client: httpx.AsyncClient, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, all_ = filled()
+    server = NodeServer()
+    server.fault = FAULTS["refuses"]
+    async with serving(server.app) as address:
+        where = "127.0.0.1:1" if fault == "nobody" else address
+        loop = Loop(world.service, Sidecar(), lambda _: None if fault == "unregistered" else Node(client, where))
+        with caplog.at_level(logging.DEBUG):
+            for _ in range(3):
+                await loop.tick()
+                await loop.settled()
+                world.pass_(10)
+    assert loop.failures["delete"] == (0 if fault == "unregistered" else 3)
+    ours = [record for record in caplog.records if record.name.startswith("lpc")]
+    assert len(ours) == (0 if fault == "unregistered" else 1)
+    assert not any(str(all_[0].tokens[1]) in record.getMessage() for record in caplog.records)
+    assert world.service.rooms[MEMORY].used == 8 * MIB
+
+
+async def test_a_due_conversation_is_fetched_with_all_its_tokens(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "POLL_S", 0.01)
+    world = World()
+    (prompt,) = prompts(1)
+    world.serve(prompt)
+    settle(world)
+    world.credit(prompt, 0.0)
+    world.service.take(event("delete", prompt.entries(), world.now))
+    server = NodeServer()
+    async with serving(server.app) as address:
+        loop = Loop(world.service, Sidecar(), lambda _: Node(client, address))
+        await loop.tick()
+        await loop.settled()
+    assert server.prefetched[0]["token_ids"] == prompt.tokens
+    assert server.polled == 2
+    assert world.service.fetching.budgets["a"].waiting == 2 * MIB
+
+
+async def test_a_fetch_that_is_refused_costs_no_budget(client: httpx.AsyncClient) -> None:
+    world = World()
+    (prompt,) = prompts(1)
+    world.serve(prompt)
+    settle(world)
+    world.credit(prompt, 0.0)
+    world.service.take(event("delete", prompt.entries(), world.now))
+    server = NodeServer()
+    server.fault = FAULTS["breaks"]
+    async with serving(server.app) as address:
+        loop = Loop(world.service, Sidecar(), lambda _: Node(client, address))
+        await loop.tick()
+        await loop.settled()
+    assert loop.failures["fetch"] == 1
+    assert world.service.fetching.budgets["a"].prefetched == 0
+
+
+async def test_events_that_are_no_events_are_counted_and_the_rest_goes_on(client: httpx.AsyncClient) -> None:
+    world, all_ = filled()
+    loop = Loop(world.service, Sidecar(), lambda _: None)
+    loop.report(Event("store", "l1", "a", False, 0.0, [None]))  # type: ignore[list-item]
+    loop.report(event("access", all_[3].entries(), world.now))
+    loop.declare(DISK, 5)
+    await loop.tick()
+    assert loop.failures["tick"] == 1
+    assert world.service.counters.turns == 1
+    assert world.service.rooms[DISK].capacity == 5
+
+
+async def test_events_are_bounded(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "MOST_EVENTS", 3)
+    loop = Loop(World().service, Sidecar(), lambda _: None)
+    for at in range(5):
+        loop.fence(str(at))
+    assert loop.dropped == 2
+
+
+async def test_figures_hold_counts_and_nothing_of_what_was_said(client: httpx.AsyncClient) -> None:
+    world, all_ = filled()
+    loop = Loop(world.service, Sidecar(), lambda _: None)
+    retained = Retained(lambda: world.now)
+    text = exposition(loop, retained).decode()
+    assert 'lpc_lmcache_used_bytes{node="a",tier="l1"} 8.388608e+06' in text
+    assert "lpc_lmcache_prefetch_used_bytes_total" in text
+    for said in (text, str(status(loop, retained))):
+        assert not any(object_.hash in said for prompt in all_ for objects in prompt.objects for object_ in objects)
+
+
+async def test_pins_have_an_end_which_outlives_a_restart() -> None:
+    now = [100.0]
+    retained = Retained(lambda: now[0])
+    assert retained.extend(OBJECTS, 160.0) == OBJECTS
+    assert retained.extend(OBJECTS, 130.0) == []  # pinned already, and for longer
+    again = Retained(lambda: now[0])
+    again.restore(retained.capture())
+    now[0] = 159.0
+    assert again.over() == []
+    now[0] = 160.0
+    assert again.over() == OBJECTS
+    assert again.over() == []
+    assert Place("l2", "") != DISK
+
+
+TOKEN = "s3cret"
+BASIC = base64.b64encode(f"lpc:{TOKEN}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        (f"Bearer {TOKEN}", 200),
+        (f"Basic {BASIC}", 200),  # what a node sends with http://lpc:TOKEN@host:9300
+        (None, 401),
+        ("Bearer other", 401),
+        (f"Basic {base64.b64encode(b'lpc:other').decode()}", 401),
+        ("Basic ???", 401),
+        (TOKEN, 401),
+        ("Bearer é".encode("latin-1").decode("latin-1"), 401),
+    ],
+)
+async def test_only_who_brings_the_token_is_let_through(client: httpx.AsyncClient, header: str | None, code: int) -> None:
+    server = NodeServer()
+    async with serving(server.app) as address, serving(front(address, TOKEN)) as gate:
+        headers = [] if header is None else [(b"Authorization", header.encode("latin-1"))]
+        answer = await client.request("DELETE", f"http://{gate}/cache/objects", json={"keys": [1, 2]}, headers=headers)
+        assert answer.status_code == code
+        if code == 200:
+            assert answer.json()["deleted"] == 2
+            assert "authorization" not in server.headers[0]
+        assert len(server.deleted) == (code == 200)
+
+
+async def test_probes_need_no_token_and_a_node_that_is_gone_is_said(client: httpx.AsyncClient) -> None:
+    server = NodeServer()
+    async with serving(server.app) as address, serving(front(address, TOKEN)) as gate:
+        assert (await client.get(f"http://{gate}/healthcheck")).text == "ok"
+        assert (await client.get(f"http://{gate}/nowhere", headers={"Authorization": f"Bearer {TOKEN}"})).status_code == 404
+    async with serving(front("127.0.0.1:1", TOKEN)) as gate:
+        answer = await client.get(f"http://{gate}/status", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert (answer.status_code, "ConnectError" in answer.text) == (502, True)
