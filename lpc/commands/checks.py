@@ -10,14 +10,15 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import grpc
 
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
+from lpc.commands.engines import examine_engines
+from lpc.commands.finding import Finding, Status
 from lpc.commands.token_request import token_requests
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -35,22 +36,11 @@ SKEW_FAIL_S: Final = 10.0
 """Scores are times: a clock that is ahead by a tenth of a mean think time (100 s) makes an engine's blocks look fresher."""
 ROUND_TRIPS: Final = 5
 
-Status = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found. ``advice``: what to do; empty when all is well."""
-
-    check: str
-    status: Status
-    found: str
-    advice: str = ""
-
 
 def examine(settings: ClientSettings) -> list[Finding]:
     """Run every check that the settings call for. Never raises."""
     findings = _guarded("settings", lambda: _variables(os.environ))
+    findings += _guarded("engines", lambda: examine_engines(settings))
     findings += _guarded("address", lambda: _address(settings))
     reachable = all(finding.status != "fail" for finding in findings)
     findings += _guarded("certificate", lambda: _certificate(settings, reachable))

