@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+EMBEDDED_QUESTIONS: Final = 4096
+"""Of which the model's output is remembered, where response caches embed them: 1 KB each."""
 TOKENIZERS_PATIENCE_S: Final = 30.0
 """Seconds that configured tokenizers get to be loaded before calls are taken."""
 
@@ -116,8 +118,9 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         serving = await _serving(settings, parts, budget, metrics)
         labels = _labels(settings, metrics, stack)
         returns = await _returns(settings, parts, metrics, stack)
-        service = _service(settings, parts, serving, budget, served_models, labels, returns, metrics, tracing, stack)
-        caches = _caches(settings, parts, metrics, stack)
+        batcher = _batcher(settings, budget, returns, metrics, stack)
+        service = _service(settings, parts, serving, batcher, served_models, labels, returns, metrics, tracing, stack)
+        caches = _caches(settings, parts, serving, batcher, metrics, stack)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_PATIENCE_S)
         await listener.start(service, None if caches is None else caches.service)
         stack.push_async_callback(listener.drain, service)
@@ -267,15 +270,23 @@ def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, st
     return served_models
 
 
-def _caches(settings: ServiceSettings, parts: Parts, metrics: Metrics, stack: contextlib.AsyncExitStack) -> "Caches | None":
+def _caches(
+    settings: ServiceSettings,
+    parts: Parts,
+    serving: Serving,
+    batcher: Batcher,
+    metrics: Metrics,
+    stack: contextlib.AsyncExitStack,
+) -> "Caches | None":
     if settings.cache_redis_url is None:
         return None
     # Not imported where it is not asked for: their packages are an extra.
     from lpc.responses.sealing import KeyFileError
+    from predictor_service.responses.embedding import Embedder
     from predictor_service.responses.making import made
 
     try:
-        return made(settings, metrics, parts.clock, stack)
+        return made(settings, metrics, Embedder(serving, batcher), parts.clock, stack)
     except KeyFileError as error:
         raise StartError(str(error)) from error
 
@@ -303,11 +314,29 @@ def _sightings(
     return sightings
 
 
+def _batcher(
+    settings: ServiceSettings,
+    budget: TokenBudget,
+    returns: ReturnLearning | None,
+    metrics: Metrics,
+    stack: contextlib.AsyncExitStack,
+) -> Batcher:
+    queue = BatchQueue(settings.max_queue_items, settings.max_batch_items, budget)
+    metrics.watch_queue(lambda: queue.depth, lambda: queue.wait_s, queue.max_items)
+    embedded = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
+    inference = Inference(
+        embeddings=settings.label_log is not None, returns=returns, remembered=EMBEDDED_QUESTIONS if embedded else 0
+    )
+    batcher = Batcher(queue, inference, metrics)
+    stack.push_async_callback(batcher.close)
+    return batcher
+
+
 def _service(
     settings: ServiceSettings,
     parts: Parts,
     serving: Serving,
-    budget: TokenBudget,
+    batcher: Batcher,
     served_models: ServedModels,
     labels: Labels,
     returns: ReturnLearning | None,
@@ -324,10 +353,6 @@ def _service(
     sightings = _sightings(settings, parts, labels, returns, metrics, stack)
     threads = TOKENIZER_THREADS[provider]
     preparation = Preparation(parser, gaps, labels, metrics, sightings=sightings, threads=threads, clock=parts.clock)
-    queue = BatchQueue(settings.max_queue_items, settings.max_batch_items, budget)
-    metrics.watch_queue(lambda: queue.depth, lambda: queue.wait_s, queue.max_items)
-    batcher = Batcher(queue, Inference(embeddings=settings.label_log is not None, returns=returns), metrics)
-    stack.push_async_callback(batcher.close)
     stack.callback(preparation.close)
     published = _limits(settings, served_models)
     streams = StreamLimits(settings.max_stream_in_flight, settings.connection_age_s, settings.connection_grace_s)

@@ -58,7 +58,7 @@ class Caches:
         self.scopes = Scopes(scopes or {})
         self.redis = RedisReach(Connection(url, timeout_s=timeout_s), timeout_s, "of the response caches")
         self.store = Store(self.redis, Namer(self.keys.ring.names))
-        self.counters = Counters(self.redis, "")
+        self.counters = Counters(self.redis)
         self.tally = Tally(self.counters)
         self.metrics = CacheMetrics(Metrics(), self.scopes.labels)
         self.semantic = semantic or Nothing()

@@ -1,6 +1,6 @@
 """Whole numbers of a scope in Redis: evidence of its semantic tier, and what it did on each day."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,21 +12,26 @@ from lpc.wire.redis_reach import RedisReach
 class Counters:
     """Counters of all scopes in one Redis. ``encoder``: names what evidence hangs on."""
 
-    def __init__(self, redis: RedisReach, encoder: str) -> None:
+    def __init__(self, redis: RedisReach, encoder: Callable[[], str] = str) -> None:
         self._redis = redis
         self._encoder = encoder
 
     async def evidence(self, scope: Scope) -> dict[str, int]:
         """Return a scope's evidence. Raises RedisAway."""
-        return await self._read(layout.key(scope, "t", self._encoder))
+        return await self._read(layout.key(scope, "t", self._encoder()))
 
-    async def add_evidence(self, scope: Scope, changes: Iterable[tuple[str, int]], aged: Sequence[str] = ()) -> None:
-        """Add to a scope's evidence, and remove the fields that its window has left behind. Raises RedisAway."""
-        await self._add({layout.key(scope, "t", self._encoder): list(changes)}, layout.EVIDENCE_S, aged)
+    async def add_evidence(self, scope: Scope, changes: Iterable[tuple[str, int]]) -> None:
+        """Add to a scope's evidence. Raises RedisAway: what was added of it is not known."""
+        await self._add({layout.key(scope, "t", self._encoder()): list(changes)}, layout.EVIDENCE_S)
+
+    async def forget_fields(self, scope: Scope, fields: Sequence[str]) -> None:
+        """Delete fields of a scope's evidence that its window has left behind. Raises RedisAway."""
+        key = layout.key(scope, "t", self._encoder())
+        await self._redis.ask(lambda client: client.hdel(key, *fields))
 
     async def forget_evidence(self, scope: Scope) -> None:
         """Delete a scope's evidence: it has turned. Raises RedisAway."""
-        await self._redis.ask(lambda client: client.delete(layout.key(scope, "t", self._encoder)))
+        await self._redis.ask(lambda client: client.delete(layout.key(scope, "t", self._encoder())))
 
     async def add(self, counts: Mapping[tuple[Scope, str], Mapping[str, int]]) -> None:
         """Add to the counters of (scope, day). Raises RedisAway."""
@@ -37,14 +42,12 @@ class Counters:
         """Return the counters of a scope's day. Raises RedisAway."""
         return await self._read(layout.key(scope, "c", day))
 
-    async def _add(self, keys: Mapping[str, Sequence[tuple[str, int]]], life_s: int, aged: Sequence[str] = ()) -> None:
+    async def _add(self, keys: Mapping[str, Sequence[tuple[str, int]]], life_s: int) -> None:
         async def add(client: Any) -> None:
             pipe = client.pipeline(transaction=False)
             for key, changes in keys.items():
                 for field, amount in changes:
                     pipe.hincrby(key, field, amount)
-                if aged:
-                    pipe.hdel(key, *aged)
                 pipe.expire(key, life_s)
             await pipe.execute()
 

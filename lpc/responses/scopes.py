@@ -44,7 +44,6 @@ class ScopeSettings(BaseModel):
     any_temperature: bool = False
     bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
     level: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
-    audit: Annotated[float, Field(ge=0, le=1)] = 0.05
     max_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
 
     @property

@@ -1,7 +1,7 @@
 """Entries in Redis: found, put, dropped, made unfindable, erased. Every method asks once or twice and raises RedisAway."""
 
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -90,13 +90,13 @@ class Store:
     Args:
         redis: for response caches alone.
         namer: under the operator's key.
-        encoder: names what vectors and evidence hang on; empty without a semantic tier.
+        encoder: names what vectors hang on.
     """
 
-    def __init__(self, redis: RedisReach, namer: Namer, encoder: str = "") -> None:
+    def __init__(self, redis: RedisReach, namer: Namer, encoder: Callable[[], str] = str) -> None:
         self.redis = redis
         self.namer = namer
-        self.encoder = encoder
+        self._encoder = encoder
 
     async def find(self, names: Names, model: str, version: str, tags: Sequence[str] = ()) -> Found:
         """Look for a request: one MGET."""
@@ -115,6 +115,11 @@ class Store:
         record = values[count + len(tags)]
         same = values[-1] if names.normalised is not None else None
         return Found(stamp, tags_now, record, _id(same))
+
+    async def get_all(self, scope: Scope, names: Sequence[EntryId]) -> list[bytes | None]:
+        """Return the records of entries."""
+        keys = [layout.key(scope, "e", layout.text(name)) for name in names]
+        return list(await self.redis.ask(lambda client: client.mget(keys))) if keys else []
 
     async def get(self, scope: Scope, entry: EntryId) -> bytes | None:
         """Return an entry's record."""
@@ -148,7 +153,7 @@ class Store:
         scope, name = names.scope, layout.text(names.exact)
         keys = [
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
-            *(layout.key(scope, "v", self.encoder), layout.key(scope, "f", name)),
+            *(layout.key(scope, "v", self._encoder()), layout.key(scope, "f", name)),
             *self._generations(scope, model, version),
         ]
         same = "" if names.normalised is None else layout.text(names.normalised)
@@ -161,7 +166,11 @@ class Store:
     async def drop(self, scope: Scope, entry: EntryId) -> bool:
         """Delete one entry; return whether there was one."""
         name = layout.text(entry)
-        keys = [layout.key(scope, "e", name), *(layout.key(scope, kind) for kind in "zx"), layout.key(scope, "v", self.encoder)]
+        keys = [
+            layout.key(scope, "e", name),
+            *(layout.key(scope, kind) for kind in "zx"),
+            layout.key(scope, "v", self._encoder()),
+        ]
         there = await self.redis.ask(lambda client: client.eval(_DROP, len(keys), *keys, name, layout.COUNTERS_S * 1000))
         return bool(there)
 

@@ -27,12 +27,12 @@ class Flight(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An entry that the engine's answer is to be compared with. ``similarity``: of the questions; ``audited``: it was a hit."""
+    """An entry to compare the engine's answer with. ``similarity``: of the questions; ``decision``: why it was not served."""
 
     scope: Scope
     entry: EntryId
     similarity: float
-    audited: bool
+    decision: str
 
 
 class Served(NamedTuple):

@@ -1,7 +1,7 @@
 """The vectors of a scope in Redis, sealed, and the stream by which the sidecars keep their arrays of them equal."""
 
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -61,9 +61,9 @@ def unseal(record: bytes, scope: Scope, entry: EntryId, keys: Keyring) -> Vector
 
 
 class Vectors:
-    """The vectors of all scopes in one Redis, of one encoder."""
+    """The vectors of all scopes in one Redis. ``encoder``: names the one that they are of."""
 
-    def __init__(self, redis: RedisReach, encoder: str) -> None:
+    def __init__(self, redis: RedisReach, encoder: Callable[[], str]) -> None:
         self._redis = redis
         self._encoder = encoder
 
@@ -81,7 +81,7 @@ class Vectors:
 
     async def read(self, scope: Scope, keys: Keyring) -> AsyncIterator[list[Vector]]:
         """Yield all vectors of a scope, some hundred at a time; what does not open is left out. Raises RedisAway."""
-        key = layout.key(scope, "v", self._encoder)
+        key = layout.key(scope, "v", self._encoder())
         cursor = 0
         while True:
             scan = partial(_scan, key=key, cursor=cursor)
@@ -92,7 +92,7 @@ class Vectors:
 
     async def changes(self, scope: Scope, place: str, keys: Keyring) -> Changes:
         """Return what happened since a place. Raises RedisAway."""
-        stream, hashed = layout.key(scope, "x"), layout.key(scope, "v", self._encoder)
+        stream, hashed = layout.key(scope, "x"), layout.key(scope, "v", self._encoder())
 
         async def ask(client: Any) -> tuple[Any, Any, Any]:
             pipe = client.pipeline(transaction=False)

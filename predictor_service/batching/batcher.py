@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+from lpc.model.features import Features
+from lpc.model.inference import Model
 from predictor_service.batching.inference import Inference
 from predictor_service.batching.prepare import Prepared
 from predictor_service.batching.queue import Batch, BatchQueue, Entry, Outcome
@@ -34,10 +36,20 @@ class Batcher:
         Raises:
             Expired: the deadline passed first. Unavailable: the service is closing.
         """
-        if self._closed:
-            raise Unavailable(CLOSING)
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
         entry = Entry(prepared.features, prepared.model, prepared.asked, outcome, deadline, prepared.arrival)
+        return await self._wait_for(entry)
+
+    async def embed(self, model: Model, features: Features, deadline: float) -> bytes:
+        """Return an embedding, little-endian fp16, of features of this model. As :meth:`predict` otherwise."""
+        outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        inferred = (await self._wait_for(Entry(features, model, None, outcome, deadline))).inferred
+        assert inferred.embedding is not None, "Inference was made without embeddings"
+        return inferred.embedding
+
+    async def _wait_for(self, entry: Entry) -> Outcome:
+        if self._closed:
+            raise Unavailable(CLOSING)
         self.queue.put(entry, self._loop.time())
         self._work.set()
         # A caller that goes cancels this wait and with it the entry's outcome: the queue then drops the entry.

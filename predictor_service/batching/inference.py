@@ -2,9 +2,12 @@
 
 import asyncio
 import time
+from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from hashlib import blake2b
+from typing import NamedTuple, TypeAlias
 
 from lpc.model.arrivals import Arrival
 from lpc.model.features import Features
@@ -30,15 +33,26 @@ class Inferred(NamedTuple):
     credit_s: Sequence[float] = ()
 
 
+Forward: TypeAlias = tuple[float, bytes | None]
+"""What one run of the model gives of one conversation: its probability, and its embedding where it is asked for."""
+
+
 class Inference:
     """Runs batches one after the other.
 
-    ``embeddings``: what the encoder made of each conversation is kept. ``returns``: gives credits; None where nothing does.
+    Args:
+        embeddings: what the encoder made of each conversation is handed out, not to the response caches alone.
+        returns: gives credits; None where nothing does.
+        remembered: inputs of which the model's output is remembered, by their digest. The response caches embed a first turn
+            a moment before the engine asks for its probability, and one forward serves both.
     """
 
-    def __init__(self, *, embeddings: bool = False, returns: ReturnLearning | None = None) -> None:
+    def __init__(self, *, embeddings: bool = False, returns: ReturnLearning | None = None, remembered: int = 0) -> None:
         self._embeddings = embeddings
         self._returns = returns
+        self._remembered = remembered
+        self._forwards: OrderedDict[bytes, Forward] = OrderedDict()
+        self._of: Model | None = None
         self._thread = ThreadPoolExecutor(1, "infer")
 
     async def run(
@@ -46,14 +60,14 @@ class Inference:
         model: Model,
         features: Sequence[Features],
         arrivals: Sequence[Arrival | None],
-        asked: Sequence[Arrived],
+        asked: Sequence[Arrived | None],
     ) -> tuple[list[Inferred], int]:
         """Return what a model says of each of n conversations, and how many microseconds it took.
 
         Args:
             features: n inputs.
-            arrivals: n inputs of the think-time model; all None where the model has none.
-            asked: n inputs of the return model, but the log-odds.
+            arrivals: n inputs of the think-time model; None where it is not asked.
+            asked: n inputs of the return model, but the log-odds; None where it is not asked.
 
         Raises:
             ArtifactError: the model gave something that is not a probability.
@@ -69,21 +83,50 @@ class Inference:
         model: Model,
         features: Sequence[Features],
         arrivals: Sequence[Arrival | None],
-        asked: Sequence[Arrived],
+        asked: Sequence[Arrived | None],
     ) -> tuple[list[Inferred], int]:
         """In the thread."""
         start = time.perf_counter_ns()
-        vectors: Sequence[bytes | None] = [None] * len(features)
-        if self._embeddings:
-            probabilities, vectors = model.run_with_embeddings(features)
-        else:
-            probabilities = model.run(features)
-        # A model has learnt think times or not, so either all of its conversations have an arrival or none has.
-        known = [arrival for arrival in arrivals if arrival is not None]
-        think_times = model.think_times(known) if known else [None] * len(features)
-        tables: Sequence[Sequence[float]] = [()] * len(features)
-        if self._returns is not None:
-            turns = zip(asked, probabilities, strict=True)
-            tables = self._returns.credits_of([turn._replace(log_odds=logit(probability)) for turn, probability in turns])
+        forwards = self._remembering(model, features) if self._remembered else self._forward(model, features)
+        probabilities = [probability for probability, _ in forwards]
+        vectors = [vector for _, vector in forwards]
+        # What the response caches ask has neither an arrival nor a turn.
+        known = [n for n, arrival in enumerate(arrivals) if arrival is not None]
+        think_times: list[LogNormal | None] = [None] * len(features)
+        for n, think_time in zip(
+            known, model.think_times([arrival for arrival in arrivals if arrival is not None]), strict=True
+        ):
+            think_times[n] = think_time
+        tables: list[Sequence[float]] = [()] * len(features)
+        if self._returns is not None and any(turn is not None for turn in asked):
+            turns = [(n, turn._replace(log_odds=logit(probabilities[n]))) for n, turn in enumerate(asked) if turn is not None]
+            for (n, _), table in zip(turns, self._returns.credits_of([turn for _, turn in turns]), strict=True):
+                tables[n] = table
+        if not self._embeddings:
+            vectors = [vector if turn is None else None for vector, turn in zip(vectors, asked, strict=True)]
         inferred = [Inferred(*row) for row in zip(probabilities, think_times, vectors, tables, strict=True)]
         return inferred, (time.perf_counter_ns() - start) // 1000
+
+    def _forward(self, model: Model, features: Sequence[Features]) -> list[Forward]:
+        if self._embeddings or self._remembered:
+            return list(zip(*model.run_with_embeddings(features), strict=True))
+        return [(probability, None) for probability in model.run(features)]
+
+    def _remembering(self, model: Model, features: Sequence[Features]) -> list[Forward]:
+        """Run the model for what it has not run lately."""
+        if self._of is not model:
+            self._forwards.clear()
+            self._of = model
+        digests = [_digest(one) for one in features]
+        new = {digest: one for digest, one in zip(digests, features, strict=True) if digest not in self._forwards}
+        if new:
+            self._forwards.update(zip(new, self._forward(model, list(new.values())), strict=True))
+        found = [self._forwards[digest] for digest in digests]
+        while len(self._forwards) > self._remembered:
+            self._forwards.popitem(last=False)
+        return found
+
+
+def _digest(features: Features) -> bytes:
+    ids = array("q", features.input_ids).tobytes()
+    return blake2b(ids + array("d", features.scalars).tobytes(), digest_size=16).digest()

@@ -45,7 +45,7 @@ class Entry:
     Attributes:
         features: input of the model; its length is what counts against the budget.
         model: the model whose tokenizer made the features: only it can run them.
-        asked: input of the return model, but the log-odds.
+        asked: input of the return model, but the log-odds; None: only the embedding is wanted.
         outcome: resolved when the model has run. Cancelled by a caller that has gone.
         deadline: on the event loop's clock, seconds; infinite when there is none.
         arrival: input of the think-time model; None where the model has none.
@@ -54,7 +54,7 @@ class Entry:
 
     features: Features
     model: Model
-    asked: Arrived
+    asked: Arrived | None
     outcome: "asyncio.Future[Outcome]"
     deadline: float
     arrival: Arrival | None = None

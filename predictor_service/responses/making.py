@@ -8,17 +8,22 @@ from typing import Any
 from lpc.responses.canonical import Namer
 from lpc.responses.counters import Counters
 from lpc.responses.flights import Flights
-from lpc.responses.scopes import Scopes
+from lpc.responses.normalised import normalised
+from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.semantic.gate import Gate
 from lpc.responses.store import Store
+from lpc.responses.vectors import Vectors
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from lpc.wire.redis_url import RedisLogin
 from predictor_service.metrics import Metrics
 from predictor_service.responses.cache import ResponseCache
+from predictor_service.responses.embedding import Embedder
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
-from predictor_service.responses.semantic import Nothing
+from predictor_service.responses.semantic import Nothing, Semantic
 from predictor_service.responses.servicer import ResponseCacheService
+from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import Tally
 from predictor_service.responses.upkeep import Upkeep
 from predictor_service.settings import ServiceSettings
@@ -34,7 +39,11 @@ class Caches:
 
 
 def made(
-    settings: ServiceSettings, metrics: Metrics, clock: Callable[[], float], stack: contextlib.AsyncExitStack
+    settings: ServiceSettings,
+    metrics: Metrics,
+    embedder: Embedder,
+    clock: Callable[[], float],
+    stack: contextlib.AsyncExitStack,
 ) -> Caches | None:
     """Return the response caches; None where they are not asked for. Nothing is sent to Redis yet.
 
@@ -56,16 +65,32 @@ def made(
     stack.push_async_callback(redis.close)
     cache_metrics = CacheMetrics(metrics, scopes.labels)
     cache_metrics.watch_redis(lambda: not redis.away)
-    encoder = ""
-    store = Store(redis, Namer(keys.ring.names), encoder)
-    counters = Counters(redis, encoder)
+    store = Store(redis, Namer(keys.ring.names), embedder.encoder)
+    counters = Counters(redis, embedder.encoder)
     tally = Tally(counters)
     stack.push_async_callback(tally.flush)
-    semantic = Nothing()
+    background = [tally.flush_forever()]
+    semantic: Semantic = Nothing()
+    if any(scope.semantic != "off" for scope in settings.cache_scopes.values()):
+        vectors = Vectors(redis, embedder.encoder)
+        semantic = similar = SimilarQuestions(keys, store, vectors, counters, embedder, same_text, gate_of, clock)
+        background.append(similar.keep_forever())
+        stack.push_async_callback(similar.close)
     cache = ResponseCache(
         *(keys, store, Flights(redis, settings.cache_flight_s), tally, scopes, semantic, cache_metrics),
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         clock=clock,
     )
     upkeep = Upkeep(keys, store, counters, tally, scopes, semantic, cache_metrics, clock)
-    return Caches(ResponseCacheService(cache, upkeep), (tally.flush_forever(),), keys.refresh)
+    return Caches(ResponseCacheService(cache, upkeep), tuple(background), keys.refresh)
+
+
+def gate_of(settings: ScopeSettings) -> Gate:
+    """Return the gate of a scope: shut."""
+    return Gate(settings.bound, 1 - settings.level, serves=settings.semantic == "serve")
+
+
+async def same_text(question: str, answer: str, other_question: str, other_answer: str) -> bool:
+    """Say whether two answers are the same text but for case, white space and punctuation. It never takes two for one."""
+    del question, other_question
+    return answer.strip() == other_answer.strip() or normalised(answer) == normalised(other_answer) is not None

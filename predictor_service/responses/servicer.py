@@ -1,6 +1,7 @@
 """The methods of `lpc.cache.v1.ResponseCache`: from the wire and back."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc
@@ -11,6 +12,7 @@ from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import InvalidRequest
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, read_json
+from lpc.responses.semantic.language import language_of
 from predictor_service.responses.cache import ResponseCache
 from predictor_service.responses.outcomes import Hit
 from predictor_service.responses.upkeep import ScopeFigures, Upkeep
@@ -111,7 +113,7 @@ def asked_of(request: pb.Request) -> Asked:
     for message in request.messages:
         other = read_json(message.other_json, "a message's other_json", dict)
         messages.append({**other, "role": message.role, "content": other.get("content") or message.content})
-    return Asked(
+    asked = Asked(
         model=request.model,
         parameters=read_json(request.parameters_json, "parameters_json", dict),
         messages=messages,
@@ -123,6 +125,8 @@ def asked_of(request: pb.Request) -> Asked:
         tags=tuple(request.tags),
         language=request.language,
     )
+    # In the partition alone: the very same request is found whatever its language is called.
+    return asked if asked.language or asked.last_turn is None else replace(asked, language=language_of(asked.last_turn))
 
 
 def answer_of(response: pb.Response) -> Answer:

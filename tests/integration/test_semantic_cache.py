@@ -1,0 +1,186 @@
+"""The semantic tier through a real sidecar: shut at first, opened by labels, shut by complaints, never across partitions."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from lpc.bench.processes import RedisServer
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.cache.v1 import response_cache_pb2_grpc as rpc
+from lpc.model.features import Features
+from lpc.model.inference import Model
+from lpc.responses.scopes import ScopeSettings
+from lpc.v1 import predictor_pb2 as predictor
+from lpc.v1 import predictor_pb2_grpc as predictor_rpc
+from predictor_service.server import Parts, running
+from predictor_service.settings import ServiceSettings
+from tests.integration.test_response_cache_service import request, response, served
+from tests.response_cache import KEY_LINES
+
+BIRDS = [f"{a}{b}" for a in ("red", "blue", "old", "new", "tall", "wide") for b in ("bird", "house", "river", "stone", "boat")]
+QUESTIONS = [
+    f"where can a {bird} be {done} in the {place}"
+    for bird in BIRDS
+    for done in ("seen", "kept", "bought")
+    for place in ("north", "town")
+]
+
+
+async def fill(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> None:
+    assert (await stub.Store(pb.StoreRequest(request=request(question, **fields), response=response(question)))).stored
+
+
+async def look(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> pb.LookupResponse:
+    return await stub.Lookup(pb.LookupRequest(request=request(question, **fields)))
+
+
+async def until_heard(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> pb.Miss:
+    """Wait until the sidecar's arrays hold something near a question."""
+    for _ in range(200):
+        miss = (await look(stub, question, **fields)).miss
+        if miss.candidate:
+            return miss
+        await asyncio.sleep(0.05)
+    raise AssertionError("nothing was heard of what was stored")
+
+
+def reworded(question: str) -> str:
+    return f"please {question} now"
+
+
+async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
+    tiny_models: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    scopes = {"faq": ScopeSettings(kind="faq", mode="serve")}
+    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, cache_redis_timeout_s=1.0) as stub:
+        # Each in a partition of its own, so that the tiny model need not tell them apart.
+        for question in QUESTIONS:
+            await fill(stub, question, tenant=question)
+        first = await until_heard(stub, reworded(QUESTIONS[-1]), tenant=QUESTIONS[-1])
+        assert first.reason == pb.REASON_BELOW_THRESHOLD
+        assert first.candidate_response.chunks
+        hits: list[pb.Hit] = []
+        for question in QUESTIONS:
+            found = await look(stub, reworded(question), tenant=question)
+            if found.HasField("hit"):
+                hits.append(found.hit)
+            elif found.miss.candidate:
+                asked, miss = request(reworded(question), tenant=question), found.miss
+                await stub.Store(
+                    pb.StoreRequest(
+                        request=asked, response=response(), candidate=miss.candidate, flight=miss.flight, same_as_candidate=True
+                    )
+                )
+        assert hits, "evidence that says `same` each time opened nothing"
+        for hit in hits:
+            assert hit.source == pb.SOURCE_SEMANTIC and 0 < hit.error_bound <= 0.05 and hit.similarity < 1
+            assert hit.matched_question in QUESTIONS
+        (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
+        assert scope.HasField("threshold") and scope.error_bound <= 0.05 and scope.labels_different == 0
+        for hit in hits:
+            await stub.Feedback(pb.FeedbackRequest(entry_id=hit.entry_id, wrong=True))
+        (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
+        assert not scope.HasField("threshold")
+
+
+@pytest.mark.parametrize("mode", ["off", "shadow"])
+async def test_what_is_off_or_only_watched_serves_nothing(
+    tiny_models: Path, tmp_path: Path, redis_server: RedisServer, mode: str
+) -> None:
+    scopes = {"faq": ScopeSettings(mode=mode), "other": ScopeSettings(mode="shadow")}  # type: ignore[arg-type]
+    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, cache_redis_timeout_s=1.0) as stub:
+        for question in QUESTIONS[:20]:
+            await fill(stub, question)
+        await asyncio.sleep(0.6)
+        found = [await look(stub, reworded(question)) for question in QUESTIONS[:20]]
+    assert not any(one.HasField("hit") for one in found)
+    assert any(one.miss.candidate for one in found) is (mode == "shadow")
+
+
+async def test_a_candidate_is_of_the_same_partition_and_no_opposite(
+    tiny_models: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    scopes = {"faq": ScopeSettings(mode="serve")}
+    question = QUESTIONS[0]
+    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, cache_redis_timeout_s=1.0) as stub:
+        await fill(stub, question)
+        await until_heard(stub, reworded(question))
+        for fields in (
+            {"model": "another"},
+            {"tenant": "another"},
+            {"language": "zh"},
+            {"model_version": "2"},
+            {"parameters_json": json.dumps({"temperature": 0, "max_tokens": 9}).encode()},
+            {"tools_json": b'[{"type": "function"}]'},
+            {"messages": [pb.Message(role="system", content="Be brief."), pb.Message(role="user", content=reworded(question))]},
+        ):
+            other = request(reworded(question), **fields)
+            miss = (await stub.Lookup(pb.LookupRequest(request=other))).miss
+            assert not miss.candidate, fields
+        vetoed = (await look(stub, question.replace("can a", "can no"))).miss
+        assert (vetoed.reason, vetoed.candidate) == (pb.REASON_VETOED, b"")
+
+
+async def test_another_sidecar_and_the_next_start_know_the_same(
+    tiny_models: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    scopes = {"faq": ScopeSettings(mode="serve")}
+    changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 1.0}
+    async with served(tiny_models, tmp_path, redis_server.url, **changes) as stub:
+        async with served(tiny_models, tmp_path, redis_server.url, **changes) as other:
+            await look(other, "hello")
+            await fill(stub, QUESTIONS[0])
+            await until_heard(other, reworded(QUESTIONS[0]))
+            # What is dropped at one is gone at the other.
+            stored = await stub.Store(pb.StoreRequest(request=request(QUESTIONS[1]), response=response()))
+            await until_heard(other, reworded(QUESTIONS[1]))
+            await stub.Invalidate(pb.InvalidateRequest(entry_id=stored.entry_id))
+            await stub.Invalidate(pb.InvalidateRequest(scope="faq"))
+            while (await look(other, reworded(QUESTIONS[0]))).miss.candidate:
+                await asyncio.sleep(0.05)
+        await fill(stub, QUESTIONS[2])
+    async with served(tiny_models, tmp_path, redis_server.url, **changes) as stub:
+        await until_heard(stub, reworded(QUESTIONS[2]))
+
+
+class Counting(Model):
+    """Counts the inputs that it runs."""
+
+    ran = 0
+
+    def run(self, batch: Sequence[Features]) -> list[float]:
+        Counting.ran += len(batch)
+        return super().run(batch)
+
+    def run_with_embeddings(self, batch: Sequence[Features]) -> tuple[list[float], list[bytes]]:
+        Counting.ran += len(batch)
+        return super().run_with_embeddings(batch)
+
+
+async def test_one_forward_serves_cache_and_predictor(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+    (tmp_path / "keys").write_text(KEY_LINES)
+    values = {"models": tiny_models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
+    cache = {"cache_redis_url": redis_server.url, "cache_keys": tmp_path / "keys", "cache_redis_timeout_s": 1.0}
+    settings = ServiceSettings(**values, **cache, cache_scopes={"faq": ScopeSettings(mode="serve")})  # type: ignore[arg-type]
+    chat = predictor.ChatMessages(messages=[predictor.ChatMessage(role="user", content="what is a cache")])
+    asked = predictor.PredictRequest(conversation=predictor.Conversation(chat=chat))
+    async with (
+        running(settings, Parts(load=Counting)) as addresses,
+        grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
+    ):
+        predicts, cache_stub = predictor_rpc.ContinuationPredictorStub(channel), rpc.ResponseCacheStub(channel)
+        before = Counting.ran
+        await look(cache_stub, "what is a cache")
+        assert Counting.ran == before + 1
+        probability = (await predicts.Predict(asked)).prediction.probability
+        assert Counting.ran == before + 1
+    async with (
+        running(settings.model_copy(update={"cache_scopes": {}})) as addresses,
+        grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
+    ):
+        alone = (await predictor_rpc.ContinuationPredictorStub(channel).Predict(asked)).prediction.probability
+    assert alone == pytest.approx(probability, abs=1e-6)
