@@ -157,7 +157,7 @@ class ServiceSettings(RedisSettings):
     cache_redis_certificate: Path | None = Field(None, description="PEM file of the sidecar's own certificate for it.")
     cache_redis_key: Path | None = Field(None, description="PEM file of its key, without a pass phrase.")
     cache_redis_cluster: bool = Field(False, description="The URL is a node of a Redis Cluster.")
-    cache_redis_timeout_s: Annotated[float, Field(gt=0, le=1)] = Field(
+    cache_redis_timeout_s: Annotated[float, Field(gt=0, le=10)] = Field(
         0.05, description="Seconds that a lookup waits for that Redis; then it is a miss."
     )
     cache_shares_redis: bool = Field(

@@ -27,6 +27,8 @@ EntryId = NewType("EntryId", bytes)
 """An entry within its scope: 16 bytes, the name of the exact request."""
 
 NAME_BYTES: Final = 16
+REMEMBERED: Final = 10_000
+"""Names of scopes that are not computed again."""
 
 IGNORED: Final = frozenset(
     (
@@ -116,10 +118,16 @@ class Namer:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+        self._scopes: dict[tuple[str, str], Scope] = {}
 
     def scope(self, client: str, scope: str) -> Scope:
         """Return the name of a client's scope."""
-        return Scope(self._name(b"scope", client.encode(), scope.encode()))
+        found = self._scopes.get((client, scope))
+        if found is None:
+            if len(self._scopes) >= REMEMBERED:
+                self._scopes.clear()
+            found = self._scopes[client, scope] = Scope(self._name(b"scope", client.encode(), scope.encode()))
+        return found
 
     def client(self, client: str) -> bytes:
         """Return the name of a client, under which its scopes are listed."""
@@ -211,8 +219,7 @@ def digest_of(url: str) -> str:
     return f"sha256:{sha256(url.encode()).hexdigest()}"
 
 
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+_dump: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from lpc.responses import layout
-from lpc.responses.canonical import EntryId, Namer, Names, Scope
+from lpc.responses.canonical import REMEMBERED, EntryId, Namer, Names, Scope
 from lpc.responses.sealing import Keyring, Unsealable
 from lpc.wire.redis_reach import RedisReach
 
@@ -75,13 +75,11 @@ class Found:
         stamp: the generations now.
         tags: generations of the request's tags.
         record: of the exact request.
-        same: the entry that the normalised name stands for.
     """
 
     stamp: Stamp
     tags: Stamp
     record: bytes | None
-    same: EntryId | None
 
 
 class Store:
@@ -97,6 +95,7 @@ class Store:
         self.redis = redis
         self.namer = namer
         self._encoder = encoder
+        self._keys_of: dict[tuple[Scope, str, str], list[str]] = {}
 
     async def find(self, names: Names, model: str, version: str, tags: Sequence[str] = ()) -> Found:
         """Look for a request: one MGET."""
@@ -104,17 +103,18 @@ class Store:
         generations = self._generations(scope, model, version)
         tagged = [layout.key(scope, "g", layout.text(self.namer.tag(scope, tag))) for tag in tags]
         keys = [*generations, *tagged, layout.key(scope, "e", layout.text(names.exact))]
-        if names.normalised is not None:
-            keys.append(layout.key(scope, "n", layout.text(names.normalised)))
         values: list[bytes | None] = await self.redis.ask(lambda client: client.mget(keys))
         if values[0] is None:
             values[0] = await self._begin(generations[0])
         count = len(generations)
         stamp = tuple(map(_generation, values[:count]))
         tags_now = tuple(map(_generation, values[count : count + len(tags)]))
-        record = values[count + len(tags)]
-        same = values[-1] if names.normalised is not None else None
-        return Found(stamp, tags_now, record, _id(same))
+        return Found(stamp, tags_now, values[-1])
+
+    async def same(self, scope: Scope, normalised: bytes) -> EntryId | None:
+        """Return the entry that a normalised name stands for."""
+        key = layout.key(scope, "n", layout.text(normalised))
+        return _id(await self.redis.ask(lambda client: client.get(key)))
 
     async def get_all(self, scope: Scope, names: Sequence[EntryId]) -> list[bytes | None]:
         """Return the records of entries."""
@@ -222,6 +222,14 @@ class Store:
         return scopes
 
     def _generations(self, scope: Scope, model: str, version: str) -> list[str]:
+        found = self._keys_of.get((scope, model, version))
+        if found is None:
+            if len(self._keys_of) >= REMEMBERED:
+                self._keys_of.clear()
+            found = self._keys_of[scope, model, version] = self._generation_keys(scope, model, version)
+        return found
+
+    def _generation_keys(self, scope: Scope, model: str, version: str) -> list[str]:
         names = [self.namer.model(scope, model)] + ([self.namer.model(scope, model, version)] if version else [])
         return [layout.key(scope, "g"), *(layout.key(scope, "g", layout.text(name)) for name in names)]
 

@@ -68,7 +68,6 @@ class ResponseCache:
         self._metrics = metrics
         self._max_entry_bytes = max_entry_bytes
         self._clock = clock
-        self._finding: dict[Names, asyncio.Task[Found]] = {}
         self._registered: set[bytes] = set()
 
     async def lookup(
@@ -92,7 +91,7 @@ class ResponseCache:
         if because := refused(asked, settings):
             outcome = Miss("off") if because == "off" else Miss("refused", refusal=because)
         else:
-            names = self._namer.names(client, asked, last_turn=not exact_only and settings.kind != "code")
+            names = self._namer.names(client, asked, last_turn=False)
             try:
                 outcome = await self._find(client, asked, names, settings, wait_s, max_age_s, exact_only=exact_only)
             except RedisAway:
@@ -160,29 +159,30 @@ class ResponseCache:
         exact_only: bool,
     ) -> Hit | Miss:
         began = asyncio.get_running_loop().time()
-        outcome, found = await self._tiers(client, asked, names, settings, max_age_s, exact_only=exact_only)
+        found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
+        opener = self._opener(client, asked, found, max_age_s)
+        entry = await opener.open(names.scope, names.exact, found.record)
+        if entry is not None:
+            outcome: Hit | Miss = self._hit(client, names, names.exact, entry, "exact")
+        elif exact_only or settings.kind == "code":
+            outcome = Miss("cold")
+        else:
+            outcome = await self._others(client, asked, settings, found, opener)
         self._metrics.lookup_seconds.observe(asyncio.get_running_loop().time() - began)
         if isinstance(outcome, Hit):
             return outcome
         return await self._fly(client, asked, names, found, outcome, began + min(wait_s, MAX_WAIT_S), max_age_s)
 
-    async def _tiers(
-        self, client: str, asked: Asked, names: Names, settings: ScopeSettings, max_age_s: float, *, exact_only: bool
-    ) -> tuple[Hit | Miss, Found]:
-        """Look in one tier after the other."""
-        found = await self._look(names, asked)
-        opener = self._opener(client, asked, found, max_age_s)
-        entry = await opener.open(names.scope, names.exact, found.record)
-        if entry is not None:
-            return self._hit(client, names, names.exact, entry, "exact"), found
-        if found.same is not None and found.same != names.exact and settings.serves_normalised:
-            record = await self._store.get(names.scope, found.same)
-            entry = await opener.open(names.scope, found.same, record)
-            if entry is not None:
-                return self._hit(client, names, found.same, entry, "normalised"), found
-        if not exact_only and names.partition is not None:
-            return await self._semantic.lookup(client, names, asked, settings, found, opener), found
-        return Miss("cold"), found
+    async def _others(self, client: str, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener) -> Hit | Miss:
+        """Look for a request that is as good as the same."""
+        names = self._namer.names(client, asked)
+        if names.normalised is not None and settings.serves_normalised:
+            same = await self._store.same(names.scope, names.normalised)
+            if same is not None and same != names.exact:
+                entry = await opener.open(names.scope, same, await self._store.get(names.scope, same))
+                if entry is not None:
+                    return self._hit(client, names, same, entry, "normalised")
+        return await self._semantic.lookup(client, names, asked, settings, found, opener)
 
     async def _fly(
         self, client: str, asked: Asked, names: Names, found: Found, miss: Miss, deadline: float, max_age_s: float
@@ -200,7 +200,7 @@ class ResponseCache:
             if state == "free":
                 continue
             if state == "stored":
-                found = await self._look(names, asked)
+                found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
                 opener = self._opener(client, asked, found, max_age_s)
                 entry = await opener.open(names.scope, names.exact, found.record)
                 if entry is not None:
@@ -209,15 +209,6 @@ class ResponseCache:
                     usable = False
                     continue
             return _with(miss, reason="in_flight")
-
-    async def _look(self, names: Names, asked: Asked) -> Found:
-        """Look for a request once for all who ask the same at the same time."""
-        task = self._finding.get(names)
-        if task is None:
-            find = self._store.find(names, asked.model, asked.model_version, asked.tags)
-            task = self._finding[names] = asyncio.create_task(find)
-            task.add_done_callback(lambda _: self._finding.pop(names, None))
-        return await asyncio.shield(task)
 
     def _opener(self, client: str, asked: Asked, found: Found, max_age_s: float) -> Opener:
         return Opener(

@@ -71,17 +71,21 @@ class CacheMetrics:
         self.labels = Gauge(
             "lpc_cache_labels", "Labels in the semantic tier's window of evidence.", ["client", "scope"], registry=registry
         )
-        # From the start, so that the first event of each kind is an increase.
+        # From the start, so that the first event of each kind is an increase; held, since every lookup counts on some of them.
+        results = (*get_args(Source), *get_args(Reason))
+        self._lookups = {(scope, result): self.lookups.labels(scope, result) for scope in scopes for result in results}
+        self._spared = {
+            scope: (
+                *(self.tokens_spared.labels(scope, kind) for kind in ("prompt", "completion")),
+                self.seconds_spared.labels(scope),
+            )
+            for scope in scopes
+        }
         for scope in scopes:
-            for result in (*get_args(Source), *get_args(Reason)):
-                self.lookups.labels(scope, result)
             for result in ("stored", *REFUSALS):
                 self.stores.labels(scope, result)
-            for kind in ("prompt", "completion"):
-                self.tokens_spared.labels(scope, kind)
             for verdict in ("right", "wrong"):
                 self.feedback.labels(scope, verdict)
-            self.seconds_spared.labels(scope)
 
     def watch_redis(self, up: Callable[[], bool]) -> None:
         """Report at every scrape whether Redis answers."""
@@ -90,12 +94,13 @@ class CacheMetrics:
     def looked_up(self, scope: str, outcome: Hit | Miss) -> None:
         """Count a lookup. ``scope``: a label."""
         if isinstance(outcome, Miss):
-            self.lookups.labels(scope, outcome.reason).inc()
+            self._lookups[scope, outcome.reason].inc()
             return
-        self.lookups.labels(scope, outcome.source).inc()
-        self.tokens_spared.labels(scope, "prompt").inc(outcome.answer.prompt_tokens)
-        self.tokens_spared.labels(scope, "completion").inc(outcome.answer.completion_tokens)
-        self.seconds_spared.labels(scope).inc(max(0.0, outcome.answer.engine_s))
+        self._lookups[scope, outcome.source].inc()
+        answer, (prompt, completion, seconds) = outcome.answer, self._spared[scope]
+        prompt.inc(answer.prompt_tokens)
+        completion.inc(answer.completion_tokens)
+        seconds.inc(max(0.0, answer.engine_s))
 
     def stored(self, scope: str, refusal: Refusal | None) -> None:
         """Count an answer that was handed in."""

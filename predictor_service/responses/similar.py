@@ -99,7 +99,7 @@ class SimilarQuestions(Semantic):
         self._clock = clock
         self._tickets = Tickets(store.namer)
         self._scopes: dict[Scope, _Scope] = {}
-        self._encoder = ""
+        self._encoder = embedder.encoder()
 
     async def lookup(
         self, client: str, names: Names, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener

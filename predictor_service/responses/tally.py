@@ -11,6 +11,7 @@ from lpc.wire.redis_reach import RedisAway
 from predictor_service.responses.outcomes import Hit, Miss
 
 INTERVAL_S: Final = 1.0
+DAY_S: Final = 86_400
 MOST: Final = 100_000
 """Scopes and days that wait for Redis; counts of more are lost while it is away."""
 
@@ -20,7 +21,8 @@ class Tally:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._waiting: defaultdict[tuple[Scope, str], Counter[str]] = defaultdict(Counter)
+        self._waiting: defaultdict[tuple[Scope, int], Counter[str]] = defaultdict(Counter)
+        """By scope and day since the epoch."""
 
     def looked_up(self, scope: Scope, outcome: Hit | Miss, now: float) -> None:
         """Count a lookup."""
@@ -45,7 +47,7 @@ class Tally:
         if not waiting:
             return
         try:
-            await self._counters.add(waiting)
+            await self._counters.add({(scope, day_of(day * DAY_S)): counts for (scope, day), counts in waiting.items()})
         except RedisAway:
             for place, counts in waiting.items():
                 self._waiting[place].update(counts)
@@ -57,6 +59,8 @@ class Tally:
             await self.flush()
 
     def _add(self, scope: Scope, now: float, counts: dict[str, int]) -> None:
-        place = (scope, day_of(now))
+        place = (scope, int(now // DAY_S))
         if place in self._waiting or len(self._waiting) < MOST:
-            self._waiting[place].update(counts)
+            waiting = self._waiting[place]
+            for name, count in counts.items():
+                waiting[name] += count

@@ -35,7 +35,7 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 async def served(models: Path, folder: Path, url: str, **changes: object) -> AsyncIterator[rpc.ResponseCacheStub]:
     (folder / "keys").write_text(KEY_LINES)
     values = {"models": models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
-    cache = {"cache_redis_url": url, "cache_keys": folder / "keys", "cache_redis_timeout_s": 0.05}
+    cache = {"cache_redis_url": url, "cache_keys": folder / "keys", "cache_redis_timeout_s": 5.0}
     settings = ServiceSettings(**{**values, **cache, **changes})  # type: ignore[arg-type]
     async with running(settings) as addresses, grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
         yield rpc.ResponseCacheStub(channel)
@@ -130,9 +130,12 @@ async def test_a_client_is_who_its_token_says(tiny_models: Path, tmp_path: Path,
 async def test_a_redis_that_is_dead_silent_or_back_is_a_miss_a_miss_and_a_hit(
     tiny_models: Path, tmp_path: Path, own_redis: RedisServer
 ) -> None:
-    async with served(tiny_models, tmp_path, own_redis.url) as stub:
-        await stub.Store(pb.StoreRequest(request=request(), response=response()))
-        assert await reason(stub, request()) == "HIT"
+    async with served(tiny_models, tmp_path, own_redis.url, cache_redis_timeout_s=0.05) as stub:
+        # A loaded machine takes longer than that now and then.
+        while not (await stub.Store(pb.StoreRequest(request=request(), response=response()))).stored:
+            await asyncio.sleep(0.05)
+        while await reason(stub, request()) != "HIT":
+            await asyncio.sleep(0.05)
         own_redis.freeze()
         assert await reason(stub, request()) == "UNAVAILABLE"
         # Nobody waits for it a second time.
@@ -155,8 +158,7 @@ async def test_a_redis_that_is_dead_silent_or_back_is_a_miss_a_miss_and_a_hit(
 
 async def test_a_thousand_equal_requests_at_once(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     engine_calls = 0
-    # A loaded machine is no reason to miss here.
-    async with served(tiny_models, tmp_path, redis_server.url, cache_redis_timeout_s=1.0) as stub:
+    async with served(tiny_models, tmp_path, redis_server.url) as stub:
 
         async def one() -> bool:
             nonlocal engine_calls

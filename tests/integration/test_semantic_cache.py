@@ -56,7 +56,7 @@ async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     scopes = {"faq": ScopeSettings(kind="faq", mode="serve")}
-    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, cache_redis_timeout_s=1.0) as stub:
+    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         # Each in a partition of its own, so that the tiny model need not tell them apart.
         for question in QUESTIONS:
             await fill(stub, question, tenant=question)
@@ -92,7 +92,7 @@ async def test_what_is_off_or_only_watched_serves_nothing(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer, mode: str
 ) -> None:
     scopes = {"faq": ScopeSettings(mode=mode), "other": ScopeSettings(mode="shadow")}  # type: ignore[arg-type]
-    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, cache_redis_timeout_s=1.0) as stub:
+    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         for question in QUESTIONS[:20]:
             await fill(stub, question)
         await asyncio.sleep(0.6)
@@ -106,7 +106,7 @@ async def test_a_candidate_is_of_the_same_partition_and_no_opposite(
 ) -> None:
     scopes = {"faq": ScopeSettings(mode="serve")}
     question = QUESTIONS[0]
-    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, cache_redis_timeout_s=1.0) as stub:
+    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         await fill(stub, question)
         await until_heard(stub, reworded(question))
         for fields in (
@@ -129,7 +129,7 @@ async def test_another_sidecar_and_the_next_start_know_the_same(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     scopes = {"faq": ScopeSettings(mode="serve")}
-    changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 1.0}
+    changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 5.0}
     async with served(tiny_models, tmp_path, redis_server.url, **changes) as stub:
         async with served(tiny_models, tmp_path, redis_server.url, **changes) as other:
             await look(other, "hello")
@@ -164,7 +164,7 @@ class Counting(Model):
 async def test_one_forward_serves_cache_and_predictor(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     (tmp_path / "keys").write_text(KEY_LINES)
     values = {"models": tiny_models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
-    cache = {"cache_redis_url": redis_server.url, "cache_keys": tmp_path / "keys", "cache_redis_timeout_s": 1.0}
+    cache = {"cache_redis_url": redis_server.url, "cache_keys": tmp_path / "keys", "cache_redis_timeout_s": 5.0}
     settings = ServiceSettings(**values, **cache, cache_scopes={"faq": ScopeSettings(mode="serve")})  # type: ignore[arg-type]
     chat = predictor.ChatMessages(messages=[predictor.ChatMessage(role="user", content="what is a cache")])
     asked = predictor.PredictRequest(conversation=predictor.Conversation(chat=chat))
