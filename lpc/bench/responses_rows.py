@@ -1,12 +1,11 @@
 """What the response caches cost: an exact lookup beside a bare GET, a semantic one beside the embedding, a restart, memory."""
 
 import asyncio
-import json
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,8 +110,8 @@ def text_of(rng: np.random.Generator, size: int) -> str:
 
 def vectors_of(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
     """Return unit vectors that lie in a cone, as a sentence encoder's do: [count, DIMENSIONS]."""
-    vectors = rng.standard_normal((count, DIMENSIONS)).astype(np.float32) * np.float32(0.02) + np.float32(0.05)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = rng.standard_normal((count, DIMENSIONS)) * 0.02 + 0.05
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
 
 
 async def exact(url: str, folder: Path, lookups: int = LOOKUPS) -> dict[str, float]:
@@ -271,7 +270,7 @@ def rows(folder: Path, version: Path | None = None, entries: int = 100_000) -> R
         found |= asyncio.run(memory(server, folder))
     found["embedding_p50_us"] = None if version is None else embedding_p50_us(version)
     found["beyond_embedding_ratio"] = None if version is None else found["beyond_embedding_p50_us"] / found["embedding_p50_us"]
-    return Rows(**found)  # type: ignore[typeddict-item]
+    return cast("Rows", found)
 
 
 def letters(number: int) -> str:
@@ -290,4 +289,5 @@ async def _itself(client: Any) -> Any:
 
 def _used(server: RedisServer) -> int:
     with server.client() as client:
-        return int(json.loads(json.dumps(client.info("memory")))["used_memory"])  # type: ignore[arg-type]
+        memory: Any = client.info("memory")
+        return int(memory["used_memory"])

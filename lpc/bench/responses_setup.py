@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -137,7 +137,7 @@ def answer_of(text: str) -> Answer:
     return Answer(body=json.dumps(body).encode(), prompt_tokens=20, completion_tokens=400, finish_reason="stop", engine_s=2.0)
 
 
-async def in_turn(count: int, work: Callable[[int], "asyncio._CoroutineLike[object]"], at_once: int = 64) -> None:
+async def in_turn(count: int, work: Callable[[int], Awaitable[object]], at_once: int = 64) -> None:
     """Do numbered work, so many at a time."""
     left = iter(range(count))
 

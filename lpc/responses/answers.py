@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from lpc.responses.canonical import Asked
 from lpc.responses.scopes import ScopeSettings
@@ -29,8 +28,7 @@ REFUSALS: Final[Sequence[str]] = get_args(Refusal)
 STOP: Final = "stop"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What the engine said.
 
     Attributes:
@@ -98,17 +96,26 @@ class Answer:
                 yield from (choice for choice in choices if isinstance(choice, dict))
 
 
+_FORBIDDEN: Final[Mapping[str, tuple[Refusal, tuple[object, ...]]]] = {
+    "store": ("no_store", (None, True)),
+    "n": ("n", (None, 1)),
+    "best_of": ("n", (None, 1)),
+    "logprobs": ("logprobs", (None, False)),
+    "top_logprobs": ("logprobs", (None, 0)),
+    "prompt_logprobs": ("logprobs", (None, False)),
+}
+"""Parameters with which no answer is kept, and the values of theirs with which it is."""
+
+
 def refused(asked: Asked, settings: ScopeSettings) -> Refusal | None:
     """Say why no answer to a request is kept, whatever it will be; None where one may be."""
     parameters = asked.parameters
     if not settings.serves_exact:
         return "off"
-    if parameters.get("store") is False:
-        return "no_store"
-    if any(parameters.get(name) not in (None, 1) for name in ("n", "best_of")):
-        return "n"
-    if any(parameters.get(name) not in (None, False, 0) for name in ("logprobs", "top_logprobs", "prompt_logprobs")):
-        return "logprobs"
+    for name in parameters.keys() & _FORBIDDEN.keys():
+        refusal, allowed = _FORBIDDEN[name]
+        if parameters[name] not in allowed:
+            return refusal
     if any(map(_out_of_sight, asked.messages)):
         return "images"
     # Silent about it, a request has the model's own, which is above 0 unless its makers say otherwise.

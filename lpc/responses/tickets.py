@@ -8,10 +8,10 @@ import hmac
 import json
 from typing import Any, Final, NamedTuple, TypeVar
 
-from lpc.responses import layout
 from lpc.responses.canonical import NAME_BYTES, EntryId, Namer, Scope
 from lpc.responses.store import Stamp
 
+_dump: Final = json.JSONEncoder(separators=(",", ":")).encode
 LONGEST: Final = 4096
 """Bytes of a ticket; what is longer is none."""
 
@@ -56,8 +56,7 @@ class Tickets:
     def give(self, client: str, ticket: Flight | Candidate | Served) -> bytes:
         """Return the bytes that stand for a ticket in a client's hands."""
         scope, entry, *rest = ticket
-        fields = [layout.text(scope), layout.text(entry), *rest]
-        payload = json.dumps(fields, separators=(",", ":")).encode()
+        payload = scope + entry + _dump(rest).encode()
         return self._proof(client, type(ticket), payload) + payload
 
     def read(self, client: str, kind: type[T], data: bytes) -> T | None:
@@ -67,9 +66,9 @@ class Tickets:
         proof, payload = data[:NAME_BYTES], data[NAME_BYTES:]
         if not hmac.compare_digest(proof, self._proof(client, kind, payload)):
             return None
-        scope, entry, *rest = json.loads(payload)
+        rest = json.loads(payload[2 * NAME_BYTES :])
         fields: list[Any] = [tuple(value) if isinstance(value, list) else value for value in rest]
-        return kind(Scope(layout.name(scope)), EntryId(layout.name(entry)), *fields)
+        return kind(Scope(payload[:NAME_BYTES]), EntryId(payload[NAME_BYTES : 2 * NAME_BYTES]), *fields)
 
     def _proof(self, client: str, kind: type, payload: bytes) -> bytes:
         return self._namer.proof(kind.__name__.encode(), client.encode(), payload)

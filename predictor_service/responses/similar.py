@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lpc.responses import vectors as records
 from lpc.responses.answers import Answer
@@ -27,7 +28,6 @@ from lpc.responses.store import Found, Store
 from lpc.responses.tickets import Candidate, Served, Tickets
 from lpc.responses.vectors import Vector, Vectors
 from lpc.wire.redis_reach import RedisAway
-from predictor_service.responses.embedding import Embedder
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.opening import Opener
 from predictor_service.responses.outcomes import Hit, InForce, Miss, Reason
@@ -48,6 +48,16 @@ class Judge(Protocol):
 
     async def __call__(self, question: str, answer: str, other_question: str, other_answer: str) -> bool | None:
         """Judge the answers."""
+
+
+class Embeds(Protocol):
+    """Gives vectors of questions: `predictor_service.responses.embedding.Embedder`."""
+
+    def encoder(self) -> str:
+        """Return what vectors that can be compared have in common."""
+
+    async def vector(self, question: str) -> NDArray[np.float32] | None:
+        """Return a question's vector, of unit length; None where it has none now."""
 
 
 @dataclass(eq=False, slots=True)
@@ -84,7 +94,7 @@ class SimilarQuestions(Semantic):
         store: Store,
         vectors: Vectors,
         counters: Counters,
-        embedder: Embedder,
+        embedder: Embeds,
         judge: Judge,
         make_gate: Callable[[ScopeSettings], Gate],
         clock: Callable[[], float],

@@ -32,6 +32,8 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
 from eviction_client.stores.namespace import Namespace
 from lpc.bench.processes import RedisServer, free_port
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
+from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.model.arrivals import GapMemory
 from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
@@ -41,6 +43,7 @@ from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import one, sidecar
 from tests.otlp_collector import Collector, attributes
+from tests.response_cache import KEY_LINES
 
 CANARY = "canaryzebra"
 SPAN_ATTRIBUTES = {
@@ -101,7 +104,9 @@ def refused() -> dict[str, pb.Conversation]:
 class Process:
     """A sidecar as an operator runs it, and all that it says."""
 
-    def __init__(self, models: Path, served_models: dict[str, str], folder: Path, traces_endpoint: str) -> None:
+    def __init__(
+        self, models: Path, served_models: dict[str, str], folder: Path, traces_endpoint: str, **settings: str
+    ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.metrics = free_port()
         self.folder = folder
@@ -124,6 +129,7 @@ class Process:
             "GRPC_VERBOSITY": "DEBUG",
             "TMPDIR": str(folder),
             "PYTHONPATH": str(Path(__file__).parents[2]),
+            **settings,
         }
         self._process = subprocess.Popen(
             [sys.executable, "-X", "dev", "-m", "lpc", "serve"],
@@ -339,3 +345,72 @@ async def test_the_engines_side_logs_no_prompt(
     assert "connected to the predictor" in caplog.text
     assert CANARY not in caplog.text
     assert ", ".join(map(str, prompt)) not in caplog.text
+
+
+def test_answers_that_are_kept_are_nowhere_in_clear(timed_models: Path, served_models: dict[str, str], tmp_path: Path) -> None:
+    """Questions, answers, scopes, tenants and tags all carry the word, in all three tiers, with Redis written to disk."""
+    (tmp_path / "sidecar").mkdir()
+    keys = tmp_path / "keys"
+    keys.write_text(KEY_LINES)
+    body = json.dumps({"choices": [{"index": 0, "message": {"content": f"{CANARY} it is"}, "finish_reason": "stop"}]}).encode()
+    heard: list[str] = []
+    with Collector() as collector, RedisServer(tmp_path / "redis", dbfilename="dump.rdb") as redis_server:
+        settings = {
+            "LPC_CACHE_REDIS_URL": redis_server.url,
+            "LPC_CACHE_KEYS": str(keys),
+            "LPC_CACHE_REDIS_TIMEOUT_S": "5",
+            "LPC_CACHE_SCOPES": json.dumps({"default": {"mode": "serve"}}),
+        }
+        with monitored(redis_server) as told:
+            process = Process(timed_models, served_models, tmp_path / "sidecar", collector.endpoint, **settings)
+            try:
+                with grpc.insecure_channel(process.address) as channel:
+                    stub = cache_rpc.ResponseCacheStub(channel)
+
+                    def request(text: str, **fields: object) -> cache_pb.Request:
+                        values = {"model": CANARY, "parameters_json": json.dumps({"temperature": 0, "stop": CANARY}).encode()}
+                        names = {"scope": CANARY, "tenant": CANARY, "tags": [CANARY], "model_version": CANARY}
+                        messages = [cache_pb.Message(role="user", content=text)]
+                        return cache_pb.Request(**{**values, **names, "messages": messages, **fields})  # type: ignore[arg-type]
+
+                    answer = cache_pb.Response(body=body, finish_reason="stop")
+                    stored = stub.Store(cache_pb.StoreRequest(request=request(f"is {CANARY} it"), response=answer), timeout=30)
+                    assert stored.stored
+                    asked = (f"is {CANARY} it", f"Is {CANARY} it?", f"please is {CANARY} it", f"is {CANARY} no it")
+                    found = [
+                        stub.Lookup(cache_pb.LookupRequest(request=request(text)), timeout=30)
+                        for text in asked
+                        for _ in range(2)
+                    ]
+                    assert {one.hit.source for one in found} >= {cache_pb.SOURCE_EXACT, cache_pb.SOURCE_NORMALISED}
+                    said = cache_pb.FeedbackRequest(entry_id=stored.entry_id, wrong=True, reason_code=CANARY.upper())
+                    assert stub.Feedback(said, timeout=30).counted
+                    wrong = [
+                        cache_pb.LookupRequest(request=request(CANARY, parameters_json=f"{{{CANARY}".encode())),
+                        cache_pb.LookupRequest(request=request(CANARY, tags=[CANARY] * 20)),
+                        cache_pb.LookupRequest(request=request(CANARY, tenant=CANARY * 50)),
+                    ]
+                    for one in wrong:
+                        code, message = _code(lambda one=one: stub.Lookup(one, timeout=30))  # type: ignore[misc]
+                        assert code == "INVALID_ARGUMENT"
+                        heard.append(message)
+                    statistics = stub.Stats(cache_pb.StatsRequest(), timeout=30)
+                    assert [scope.scope for scope in statistics.scopes] == [CANARY]
+                    assert stub.Invalidate(cache_pb.InvalidateRequest(tag=CANARY), timeout=30).done
+                    metrics = process.scrape()
+                time.sleep(1.5)  # the tally's
+            finally:
+                process.stop()
+        with contextlib.closing(redis_server.client()) as client:
+            client.save()
+            held = b"".join(key + (client.dump(key) or b"") for key in client.scan_iter())
+    assert 'lpc_cache_lookups_total{result="exact",scope="default"} 2.0' in metrics
+    assert b"lpc:rc:" in b"".join(told) and b"lpc:rc:" in held
+    assert (tmp_path / "redis/dump.rdb").stat().st_size > 1000
+    everything = [process.said, metrics, str(heard), *map(str, collector.requests)]
+    for word in (CANARY, CANARY.upper()):
+        assert not [text[:80] for text in everything if word in text]
+        assert word.encode() not in b"".join(told) + held
+        for path in tmp_path.rglob("*"):
+            if path.is_file():
+                assert word.encode() not in path.read_bytes(), path

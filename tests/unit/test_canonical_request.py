@@ -1,0 +1,141 @@
+"""The canonical form: what cannot change an answer does not change a name, and everything else does."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpc.errors import InvalidRequest
+from lpc.responses.canonical import Asked, Namer, canonical, read_json
+from lpc.responses.normalised import normalised
+
+NAMER = Namer(b"k" * 32)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("abé\n\"'"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.text("xyz", min_size=1, max_size=3)
+PARAMETERS = st.dictionaries(NAMES, VALUES, max_size=4)
+
+
+def named(parameters: Any, text: str = "Is it?", **fields: Any) -> bytes:
+    raw = json.dumps(parameters).encode()
+    asked = Asked("m", read_json(raw, "parameters", dict), ({"role": "user", "content": text},), **fields)
+    return NAMER.names("client", asked).exact
+
+
+@given(PARAMETERS)
+def test_the_order_of_fields_does_not_count(parameters: dict[str, Any]) -> None:
+    assert named(parameters) == named(dict(reversed(parameters.items())))
+
+
+@given(
+    st.dictionaries(st.text("xyz", min_size=1, max_size=3), VALUES, max_size=3), st.text("xyz", min_size=1, max_size=3), VALUES
+)
+def test_a_parameter_that_nobody_has_heard_of_counts(parameters: dict[str, Any], name: str, value: Any) -> None:
+    more = {**parameters, name: value}
+    same = json.dumps(_plain(parameters), sort_keys=True) == json.dumps(_plain(more), sort_keys=True)
+    assert (named(parameters) == named(more)) is same
+
+
+def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
+    """What is null is not sent, and 1.0 is 1."""
+    return {name: _number(value) for name, value in parameters.items() if value is not None}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [_number(inner) for inner in value]
+    return {name: _number(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"n": 1, "presence_penalty": 0.0, "logprobs": False, "stop": None, "logit_bias": {}}),
+        ({}, {"stream": True, "stream_options": {"include_usage": True}, "user": "u", "metadata": {"a": "b"}}),
+        ({"stop": "x"}, {"stop": ["x"]}),
+        ({"temperature": 0}, {"temperature": 0.0}),
+    ],
+)
+def test_what_means_the_same_is_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert named(one) == named(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"temperature": 1}),  # vLLM takes the model's own where a request is silent
+        ({}, {"top_p": 1}),
+        ({"a": 1}, {"a": True}),
+        ({"a": 0}, {"a": False}),
+        ({"n": 1}, {"n": True}),
+        ({"a": "1"}, {"a": 1}),
+        ({"a": []}, {"a": {}}),
+        ({"seed": 1}, {"seed": 2}),
+    ],
+)
+def test_what_may_mean_something_else_is_another(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert named(one) != named(other)
+
+
+def test_unicode_is_composed() -> None:
+    assert named({}, "caf\u00e9") == named({}, "cafe\u0301")
+    assert named({}, "a\n\u0303") != named({}, "a\u00f1")
+    assert named({}, "½") != named({}, "1⁄2")
+
+
+def test_no_field_runs_into_the_next() -> None:
+    names = {
+        NAMER.names(client, Asked("m", {}, ({"role": "user", "content": "q"},), scope=scope)).exact
+        for client, scope in (("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"))
+    }
+    assert len(names) == 4
+
+
+def test_a_prompt_is_no_chat() -> None:
+    chat = Asked("m", {}, ({"role": "user", "content": "q"},))
+    assert canonical(chat) != canonical(Asked("m", {}, prompt="q"))
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b'{"a": NaN}', b'{"a": 1e999}', b"[" * 50_000, b"\xff"])
+def test_what_is_not_json_is_refused_without_being_quoted(data: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_json(data, "parameters_json", dict)
+    assert "[[[" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Is it?", "is  IT"),
+        ("Ｉｓ it？", "is it?"),
+        ("“Is it”!", "is it"),
+        ("Quoi ?", "quoi"),
+        ("你好。", "你好"),
+        ("don't", "DON'T"),
+    ],
+)
+def test_what_people_type_differently_is_the_same(one: str, other: str) -> None:
+    assert normalised(one) == normalised(other) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(("10²", "102"), ("5!", "5"), ("3.5", "35"), ("-5", "5"), ("C#", "C"), ("50%", "50"), ("f(x)", "f x"), (".5", "5")),
+        *(("[0,1)", "(0,1]"), ("is it", "is it not"), ("a b", "ab"), ("1,000", "1000"), ("x<y", "x>y"), ("1/2", "12")),
+    ],
+)
+def test_what_means_something_else_is_not(one: str, other: str) -> None:
+    assert normalised(one) != normalised(other)
+
+
+@pytest.mark.parametrize("text", ["```x = 1```", "    x = 1", "\tx", "use `ls` now", "?!", "…"])
+def test_code_and_mere_punctuation_have_no_such_form(text: str) -> None:
+    assert normalised(text) is None
