@@ -128,6 +128,11 @@ def test_a_block_manager_without_an_allocator_of_blocks_by_id_is_refused(caplog:
     assert "--use-v2-block-manager" in caplog.text
 
 
+def test_an_engine_that_is_built_otherwise_starts_with_one_line_of_error(caplog: pytest.LogCaptureFixture) -> None:
+    adapter.attach(SimpleNamespace(), ClientSettings(), RELEASE)
+    assert len(caplog.records) == 1 and "not switched on in the V0 engine: AttributeError" in caplog.text
+
+
 def test_without_prefix_caching_there_is_nothing_to_do(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Engine(40, learned=False).scheduler
     scheduler.cache_config.enable_prefix_caching = False

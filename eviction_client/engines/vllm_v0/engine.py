@@ -71,7 +71,18 @@ def attach(
     Raises:
         EngineUnsupported: it does not work in this engine, and LPC_ON_UNKNOWN_ENGINE is ``refuse``; else stock LRU stays.
     """
-    engine.lpc = attached = []
+    engine.lpc = []
+    try:
+        _attach_to_all(engine, settings, release, open_predictor or _predictor)
+    except EngineUnsupported:
+        raise
+    except Exception as error:
+        logger.error("learned prefix cache: not switched on in the V0 engine: %s: %s", type(error).__name__, error)
+
+
+def _attach_to_all(
+    engine: Any, settings: ClientSettings, release: str, open_predictor: Callable[[ClientSettings, Any], Predictor]
+) -> None:
     join_vllms_logging()
     for number, scheduler in enumerate(engine.scheduler):
         if not scheduler.cache_config.enable_prefix_caching:
@@ -81,7 +92,7 @@ def attach(
         reason = why_not(scheduler)
         if reason is None:
             try:
-                attached.append(_attach(scheduler, settings, engine, open_predictor or _predictor, metrics))
+                engine.lpc.append(_attach(scheduler, settings, engine, open_predictor, metrics))
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
         if reason is not None:
