@@ -51,6 +51,11 @@ def simulate(
     prefetch_useless: Annotated[
         str, typer.Option(help="Share of predicted prefetches that may be in vain: 40%,80%; above it they stop.")
     ] = "40%",
+    responses: Annotated[
+        str | None,
+        typer.Option(help="A response cache before the engines: exact, or normalised (that, too). Counts tokens computed."),
+    ] = None,
+    ttl: Annotated[float, typer.Option(help="Seconds for which a response cache has an answer.")] = 3600,
     tau: Annotated[float | None, typer.Option(help="Seconds per log-odds; default: the learnt mean gap.")] = None,
     invert: Annotated[bool, typer.Option(help="Turn predictions around: what the guard is for.")] = False,
     guard: Annotated[
@@ -97,6 +102,7 @@ def simulate(
         empirical=empirical,
         count_from=count_from,
         skip_limit=skip_limit,
+        named=responses is not None,
     )
     if describe:
         report(lambda: simulation.describe(spec, picture), json_file)
@@ -113,6 +119,8 @@ def simulate(
             seeds=seeds,
             engines=engines,
             sticky=sticky,
+            responses=responses,
+            ttl=ttl,
             behind=TierOptions(tuple(tier or ()), tier_policy, prefetch, prefetch_rate, prefetch_useless, exclusive_tiers),
             tau=tau,
             invert=invert,

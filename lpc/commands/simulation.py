@@ -1,10 +1,12 @@
 """From the options of `lpc simulate` to runs, tables and pictures."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lpc.commands import hit_rates, trace_figures
+from lpc.commands.engine_tokens import print_engine_tokens
 from lpc.commands.tier_options import TierOptions
 from lpc.commands.tier_table import print_tiers
 from lpc.simulator.amounts import SimulationError, parse_capacity
@@ -13,8 +15,10 @@ from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.describe import trace_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.report.gain import nearest, pairs
+from lpc.simulator.responses import TIERS, ResponseSpec
 from lpc.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
 from lpc.simulator.summary import derived
+from lpc.simulator.tiers.spec import TierSpec
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import Workers
 from lpc.wire.terminal import console
@@ -33,6 +37,8 @@ def simulate(
     seeds: int,
     engines: int,
     sticky: bool,
+    responses: str | None,
+    ttl: float,
     behind: TierOptions,
     tau: float | None,
     invert: bool,
@@ -56,6 +62,7 @@ def simulate(
     if own is not None and own not in sizes:
         sizes.append(own)
     tiers, variants = behind.specs(), behind.variants()
+    before = _responses(responses, ttl, tiers)
     times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
     memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
     if seeds < 1 or engines < 1:
@@ -83,6 +90,7 @@ def simulate(
             behind.exclusive,
             PolicySettings(tau=tau, invert=invert, guard=guard, cost=cost),
             memory,
+            before,
         )
         for workload in workloads
         for time in times
@@ -110,6 +118,8 @@ def simulate(
         hit_rates.print_table([row for row in first if row["workload"] == workload])
         if tiers:
             print_tiers([row for row in summary if row["workload"] == workload])
+        if before is not None:
+            print_engine_tokens([row for row in first if row["workload"] == workload])
         choices = pairs([row for row in first if row["workload"] == workload])
         if choices and (own is not None or len(workloads) == 1):
             hit_rates.print_gain(choices[nearest(choices, own)])
@@ -144,6 +154,19 @@ def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
         write_png(found, picture)
         console().print(f"picture: {picture}")
     return found
+
+
+def _responses(tier: str | None, ttl: float, tiers: Sequence[TierSpec]) -> ResponseSpec | None:
+    if tier is None:
+        return None
+    known = next((known for known in TIERS if known == tier), None)
+    if known is None:
+        raise SimulationError(f"{tier!r:.40} is no tier of a response cache that can be replayed: choose of {', '.join(TIERS)}")
+    if not 0 < ttl < float("inf"):
+        raise SimulationError("--ttl is seconds above 0")
+    if tiers:
+        raise SimulationError("tokens computed are counted without tiers behind the cache: give --responses or --tier")
+    return ResponseSpec(known, ttl)
 
 
 def _workloads(names: str | None) -> list[str | None]:

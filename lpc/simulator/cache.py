@@ -90,7 +90,7 @@ class BlockCache(Generic[B]):
         if freed:
             self.policy.free(freed, turn, now)
 
-    def __contains__(self, content: int) -> bool:
+    def __contains__(self, content: object) -> bool:
         return content in self._cached
 
     def __len__(self) -> int:

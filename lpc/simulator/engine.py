@@ -17,6 +17,7 @@ from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.cost import Cost
 from lpc.simulator.policy import Policy
+from lpc.simulator.responses import ResponseCache
 from lpc.simulator.tiers import TierFigures, Tiering, Tiers
 from lpc.simulator.workload import Turn, Workload
 
@@ -33,6 +34,8 @@ class Result:
         ttft: seconds from arrival to the first token, by the cost model; one per request.
         prefill_s: seconds spent computing prompts.
         all_prompt_tokens, all_hit_tokens: as those above, with the prompts that arrived before hits were counted.
+        turns, engine_tokens: of users, those that a response cache answered among them; tokens that engines computed for them,
+            uncached prompt and reply.
         tiers: what these served and prefetched; None without any.
         seconds: during which hits were counted.
     """
@@ -48,6 +51,8 @@ class Result:
     prefill_s: float = 0.0
     all_prompt_tokens: int = 0
     all_hit_tokens: int = 0
+    turns: int = 0
+    engine_tokens: int = 0
     tiers: TierFigures | None = None
     seconds: float = 0.0
 
@@ -102,6 +107,8 @@ def simulate(
     engines: int = 1,
     sticky: bool = True,
     tiering: Tiering | None = None,
+    responses: ResponseCache | None = None,
+    reuse: bool = True,
     on_evict: Callable[[float, Sequence[CachedBlock]], None] | None = None,
 ) -> Result:
     """Replay a workload.
@@ -112,6 +119,8 @@ def simulate(
         engines: they share nothing.
         sticky: turns of a conversation go to the same engine; else round robin.
         tiering: what is behind each engine's cache.
+        responses: before all engines; what it answers reaches none, and touches no block.
+        reuse: prompts are served from the prefix cache; else every prompt is computed whole.
         on_evict: told of every eviction.
 
     Raises:
@@ -125,8 +134,8 @@ def simulate(
     result = Result()
     if tiering is not None and tiering.specs:
         result.tiers = TierFigures()
-        for engine in pool:
-            engine.tiers = Tiers(tiering, workload, engine.cache, capacity_tokens // size, result.tiers)
+        for one in pool:
+            one.tiers = Tiers(tiering, workload, one.cache, capacity_tokens // size, result.tiers)
     events: list[tuple[float, int, int, Turn, _Engine | None, list[CachedBlock], int]] = []
     sequence = 0
     arrived = 0
@@ -139,7 +148,7 @@ def simulate(
         nonlocal sequence
         blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
         servable = _servable(turn, size)
-        hits = engine.cache.hit_blocks(servable)
+        hits = engine.cache.hit_blocks(servable) if reuse else 0
         taken = engine.cache.allocate(turn.all_contents, blank, now)
         if taken is None:
             return False
@@ -156,6 +165,7 @@ def simulate(
         result.all_prompt_tokens += turn.input_tokens
         result.all_hit_tokens += hits * size
         if counted:
+            result.engine_tokens += missed + turn.output_tokens
             result.requests += 1
             result.prompt_tokens += turn.input_tokens
             result.hit_tokens += hits * size
@@ -170,6 +180,14 @@ def simulate(
         heapq.heappush(events, (end, END, sequence, turn, engine, blocks, blank))
         return True
 
+    def answered(turn: Turn, now: float) -> None:
+        nonlocal sequence
+        if workload.closed and turn.next is not None:
+            turn.next.arrival = now + turn.next.gap
+            if turn.next.arrival < workload.until:
+                sequence += 1
+                heapq.heappush(events, (turn.next.arrival, ARRIVE, sequence, turn.next, None, [], 0))
+
     while following is not None or events:
         if following is not None and (not events or (following.arrival, ARRIVE) < events[0][:2]):
             now, turn, engine = following.arrival, following, None
@@ -181,11 +199,9 @@ def simulate(
                 if engine.tiers is not None:
                     engine.tiers.advance(now)
                 engine.cache.release(blocks, blank, turn, now)
-                if workload.closed and turn.next is not None:
-                    turn.next.arrival = now + turn.next.gap
-                    if turn.next.arrival < workload.until:
-                        sequence += 1
-                        heapq.heappush(events, (turn.next.arrival, ARRIVE, sequence, turn.next, None, [], 0))
+                answered(turn, now)
+                for waited in () if responses is None else responses.done(turn, now):
+                    answered(waited, now)
                 if engine.tiers is not None:
                     engine.tiers.end(turn, now)
                 while engine.waiting and start(engine, engine.waiting[0], now):
@@ -194,6 +210,14 @@ def simulate(
         if now >= workload.until:
             continue
         last = now
+        counted = workload.count_from <= turn.arrival
+        if responses is not None:
+            said = responses.ask(turn, now)
+            if said != "computes":
+                result.turns += counted
+                if said == "answered":
+                    answered(turn, now)
+                continue
         engine = _route(turn, pool, homes, sticky, arrived)
         arrived += 1
         engine.cache.policy.arrive(turn, now)
@@ -201,11 +225,14 @@ def simulate(
             engine.tiers.advance(now)
             engine.tiers.arrive(turn, now)
         if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
-            result.refused += workload.count_from <= turn.arrival
+            result.refused += counted
+            if responses is not None:
+                responses.failed(turn)
             continue
+        result.turns += counted
         if engine.waiting or not start(engine, turn, now):
             engine.waiting.append(turn)
-            result.waited += workload.count_from <= turn.arrival
+            result.waited += counted
             if engine.tiers is not None:
                 engine.tiers.wait(turn, _servable(turn, size), now)
     result.seconds = min(workload.until, last) - workload.count_from

@@ -1,6 +1,6 @@
 """`lpc simulate`: runs of many policies, capacities, think times and seeds; each run is independent and reproducible."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -9,11 +9,15 @@ from typing import Any, Final
 import numpy as np
 from tqdm import tqdm
 
+from lpc.logs.records import Skipped
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
+from lpc.logs.traces.chat import chat_requests
 from lpc.simulator.amounts import SimulationError, tokens
-from lpc.simulator.engine import simulate
+from lpc.simulator.engine import Result, simulate
+from lpc.simulator.names import Named, of_blocks, of_messages
 from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.responses import ResponseCache, ResponseSpec
 from lpc.simulator.sample import load_sample
 from lpc.simulator.sharegpt import Conversations, ThinkTimes, sharegpt
 from lpc.simulator.tiers.spec import PrefetchSpec, Tiering, TierPolicy, TierSpec
@@ -43,6 +47,7 @@ class WorkloadSpec:
         head: the predictor's on those embeddings; None: the one shipped.
         count_from: seconds of a trace that are learnt from, after which hits are counted; None: the first half hour, of a
             trace that is shorter than an hour or so its first half, of a generated workload its first 500 requests.
+        named: say of each request what a response cache would call it. ShareGPT is then its text, not the sample.
     """
 
     trace: Path | None = None
@@ -57,6 +62,7 @@ class WorkloadSpec:
     empirical: Path | None = None
     count_from: float | None = None
     skip_limit: float = 0.01
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Run:
         exclusive: what is loaded from a tier leaves it.
         settings: for the policies; their cost model is the engines', too.
         predictor_gib: GiB of GPU memory that a policy's predictor takes from the cache.
+        responses: a response cache before the engines, with which tokens computed are counted; the workload's spec is `named`.
     """
 
     workload: WorkloadSpec
@@ -84,6 +91,7 @@ class Run:
     exclusive: bool = False
     settings: PolicySettings = field(default_factory=PolicySettings)
     predictor_gib: float = 0.0
+    responses: ResponseSpec | None = None
 
 
 def load_trace(spec: WorkloadSpec) -> Trace:
@@ -119,13 +127,15 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
                 raise SimulationError("empirical think times need a log: give --empirical FILE (Mooncake format)")
             gaps = turns_of(open_trace(spec.empirical, "mooncake")).gap
             sample = gaps[gaps < LONG_GAP_S]
+        conversations, named = _spoken(spec) if spec.named else (_conversations(spec), None)
         workload = sharegpt(
-            _conversations(spec),
+            conversations,
             think_time=spec.think_time,
             law=spec.law,
             active=spec.active or 200,
             seed=spec.seed,
             empirical=sample,
+            named=named,
         )
     else:
         trace = load_trace(spec)
@@ -133,7 +143,32 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         if start is None:
             start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2
         workload = from_trace(trace, count_from=_within(start, trace.duration), decodes=spec.format != "mooncake")
+        if spec.named:
+            _name(workload, spec)
     return workload, workload.working_set_tokens()
+
+
+def _spoken(spec: WorkloadSpec) -> "tuple[Conversations, Callable[[int], Sequence[Named]]]":
+    if spec.embeddings is not None or spec.head is not None:
+        raise SimulationError("what equal requests are is read from ShareGPT's text: leave out --embeddings and --head")
+    from lpc.simulator.spoken import spoken
+
+    return spoken()
+
+
+def _name(workload: Workload, spec: WorkloadSpec) -> None:
+    """Give the turns of a trace their names. Raises SimulationError: the log does not say what is equal."""
+    assert workload.trace is not None
+    assert spec.trace is not None
+    if spec.format == "agents":
+        raise SimulationError("agent sessions have blocks of their own, so that no two requests are known to be equal")
+    if spec.format == "chat":
+        lines = chat_requests(spec.trace, spec.skip_limit, Skipped())
+        for turn, line in zip(workload.arrivals, lines, strict=True):
+            turn.named = of_messages(line.messages)
+        return
+    for turn, request in zip(workload.arrivals, workload.trace.requests, strict=True):
+        turn.named = of_blocks(request, workload.block_tokens)
 
 
 def _conversations(spec: WorkloadSpec) -> Conversations:
@@ -148,6 +183,8 @@ def _conversations(spec: WorkloadSpec) -> Conversations:
 
 
 def _generate(spec: WorkloadSpec) -> Workload:
+    if spec.named:
+        raise SimulationError("generated workloads have no text of which two could be equal: give a log, or ShareGPT")
     if spec.trace is not None:
         raise SimulationError("replay either a log or a generated workload: give --trace or --workload, not both")
     known = {**WORKLOADS, **EVERYDAY}
@@ -202,6 +239,37 @@ def run_one(run: Run) -> dict[str, Any]:
         "inverted": run.settings.invert,
         "guarded": run.settings.guard,
         **result.figures(),
+        **({} if run.responses is None else _with_responses(run, run.responses, workload, capacity, result)),
+    }
+
+
+def _with_responses(run: Run, responses: ResponseSpec, workload: Workload, capacity: int, prefix: Result) -> dict[str, Any]:
+    """Return the tokens that engines compute per user turn with neither cache, either, both; ``prefix``: that alone."""
+
+    def replay(policy: str, *, response: bool, reuse: bool) -> Result:
+        return simulate(
+            workload,
+            capacity,
+            lambda blocks: REGISTRY[policy](blocks, workload, run.settings),
+            cost=run.settings.cost,
+            engines=run.engines,
+            sticky=run.sticky,
+            responses=ResponseCache(responses) if response else None,
+            reuse=reuse,
+        )
+
+    found = {
+        "none": replay("lru", response=False, reuse=False),
+        "prefix": prefix,
+        "response": replay("lru", response=True, reuse=False),
+        "both": replay(run.policy, response=True, reuse=True),
+    }
+    both = found["both"]
+    return {
+        "responses": responses.tier,
+        "responses_ttl_s": responses.ttl,
+        "answered": 1 - both.requests / both.turns if both.turns else 0.0,
+        "engine_tokens_per_turn": {name: result.engine_tokens / max(result.turns, 1) for name, result in found.items()},
     }
 
 

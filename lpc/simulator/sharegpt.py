@@ -8,13 +8,14 @@ Stated simplifications: conversations share no blocks (identical first prompts a
 pass MAX_CONTEXT tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lpc.simulator.names import Named
 from lpc.simulator.workload import Turn, Workload
 
 ThinkTimes = Literal["exponential", "lognormal", "empirical"]
@@ -23,6 +24,7 @@ MAX_CONTEXT: Final = 32_768
 WARM_UP_S: Final = 2400.0
 COUNTED_S: Final = 1200.0
 """The paper's twenty minutes."""
+LAST_TURN: Final = 30
 LOGNORMAL_SIGMA: Final = 1.0
 SECONDS_PER_OUTPUT_TOKEN: Final = 0.01
 
@@ -34,13 +36,13 @@ class Lengths:
     Attributes:
         key: of the conversation, as the embeddings have it.
         prompts, replies: tokens per turn.
-        probability: that another turn follows, per turn, by the head.
+        probability: that another turn follows, per turn, by the head; None where none was asked.
     """
 
     key: str
     prompts: Sequence[int]
     replies: Sequence[int]
-    probability: Sequence[float]
+    probability: Sequence[float | None]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def sharegpt(
     active: int = 200,
     seed: int = 0,
     empirical: NDArray[np.float64] | None = None,
+    named: Callable[[int], Sequence[Named]] | None = None,
 ) -> Workload:
     """Return a workload drawn with ``seed``.
 
@@ -72,6 +75,7 @@ def sharegpt(
         think_time: mean seconds between the end of a turn and the next.
         law: of the think times; `empirical` draws from ``empirical`` (seconds), scaled to the mean.
         active: conversations at a time, about.
+        named: returns the names of the turns of a conversation, by its place. With these, equal prompts share their blocks.
     """
     replayed = conversations.replayed
     generator = np.random.default_rng(seed)
@@ -92,9 +96,13 @@ def sharegpt(
     clock = 0.0
     number = 0
     order = generator.permutation(len(replayed))
+    known: dict[bytes, Sequence[int]] = {}
     while clock < until:
-        conversation = replayed[order[number % len(replayed)]]
+        drawn, again = int(order[number % len(replayed)]), number // len(replayed)
+        conversation = replayed[drawn]
         first = _turns(conversation, number, gaps(len(conversation.prompts)))
+        if first is not None and named is not None:
+            _name(first, named(drawn), again, known)
         if first is not None:
             first.arrival = clock
             arrivals.append(first)
@@ -112,6 +120,34 @@ def sharegpt(
         history_by_turn=conversations.by_turn,
         history_gaps=gaps(4000).tolist(),
     )
+
+
+def by_turn(turns: Sequence[int]) -> list[float]:
+    """Return the share that goes on after turn 1, 2, ... of conversations with so many turns."""
+    lasts = np.array(turns)
+    return [float((np.sum(lasts > n) + 1) / (np.sum(lasts >= n) + 2)) for n in range(1, LAST_TURN + 1)]
+
+
+def _name(first: Turn, named: Sequence[Named], again: int, known: dict[bytes, Sequence[int]]) -> None:
+    """Give a conversation's turns their names, and its prompts the blocks of equal ones before.
+
+    Args:
+        again: how often the conversation was drawn before: its words are other words then.
+        known: content ids of the prompts so far, by their exact names.
+    """
+    mark = b"%d" % again if again else b""
+    turns = [first]
+    while turns[-1].next is not None:
+        turns.append(turns[-1].next)
+    chain: list[int] = []
+    for turn, names in zip(turns, named, strict=False):
+        turn.named = Named(mark + names.exact, None if names.normalised is None else mark + names.normalised)
+        shared = known.get(turn.named.exact)
+        if shared is not None:
+            chain[: len(shared)] = shared
+        chain += turn.all_contents[len(chain) :]
+        turn.contents, turn.all_contents = tuple(chain[: len(turn.contents)]), tuple(chain)
+        known.setdefault(turn.named.exact, turn.contents)
 
 
 def _turns(conversation: Lengths, number: int, gaps: NDArray[np.float64]) -> Turn | None:

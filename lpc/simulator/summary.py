@@ -56,6 +56,7 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "ttft_mean_s": float(np.mean([row["ttft_mean_s"] for row in group])),
                 "ttft_p99_s": float(np.mean([row["ttft_p99_s"] for row in group])),
                 "tier_rate": float(np.mean([row["tier_rate"] for row in group])),
+                **(_of_responses(group) if "responses" in group[0] else {}),
                 **(_of_tiers(group, stock) if "tiers" in group[0] else {}),
             }
         )
@@ -68,6 +69,16 @@ def _setting(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _behind(row: dict[str, Any]) -> tuple[str, str]:
     return (row.get("tier_policy", STOCK[0]), row.get("prefetch", STOCK[1]))
+
+
+def _of_responses(group: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what engines computed per user turn: the better of prefix and response cache is what both stand against."""
+    per_turn = "engine_tokens_per_turn"
+    return {
+        **{name: group[0][name] for name in ("responses", "responses_ttl_s")},
+        "answered": float(np.mean([row["answered"] for row in group])),
+        per_turn: {name: float(np.mean([row[per_turn][name] for row in group])) for name in group[0][per_turn]},
+    }
 
 
 def _of_tiers(group: list[dict[str, Any]], stock: list[dict[str, Any]]) -> dict[str, Any]:

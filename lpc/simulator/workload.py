@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lpc.logs.traces import Trace
+from lpc.simulator.names import Named
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +21,7 @@ class Turn:
         gap: seconds between the end of the turn before and this one's arrival (closed workloads).
         next: the conversation's next turn, None at its end.
         probability: what a predictor said on arrival; None where none was asked.
+        named: what a response cache calls it; None where none was asked, or the log does not tell.
     """
 
     conversation: str
@@ -34,6 +36,7 @@ class Turn:
     gap: float = 0.0
     next: "Turn | None" = None
     probability: float | None = None
+    named: Named | None = None
 
 
 @dataclass(eq=False)

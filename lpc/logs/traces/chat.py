@@ -61,7 +61,7 @@ class ChatRequest:
 def read_chat(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
     """Read a gateway's log as a trace. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
-    lines = _read(path, skip_limit, skipped)
+    lines = chat_requests(path, skip_limit, skipped)
     start = lines[0].time
     ids, conversations = BlockIds(), _Conversations()
     requests = []
@@ -90,7 +90,7 @@ def chat_conversations(path: Path, skip_limit: float = SKIP_LIMIT, skipped: Skip
     Raises:
         TraceError: as `read_lines`.
     """
-    lines = _read(path, skip_limit, skipped if skipped is not None else Skipped())
+    lines = chat_requests(path, skip_limit, skipped if skipped is not None else Skipped())
     places = _Conversations()
     longest: dict[str, ChatRequest] = {}
     latest: dict[str, float] = {}
@@ -134,7 +134,8 @@ class _Conversations:
         return conversation
 
 
-def _read(path: Path, skip_limit: float, skipped: Skipped) -> list[ChatRequest]:
+def chat_requests(path: Path, skip_limit: float, skipped: Skipped) -> list[ChatRequest]:
+    """Return the log's lines in order of time: as many as `read_chat` has requests. Raises TraceError, as `read_lines`."""
     return sorted(read_lines(path, _parse, skip_limit, skipped), key=lambda line: line.time)
 
 

@@ -52,7 +52,7 @@ class Tier:
         else:
             self.order.touch(contents, now)
 
-    def __contains__(self, content: int) -> bool:
+    def __contains__(self, content: object) -> bool:
         return content in self._contents
 
     def __len__(self) -> int:

@@ -1,0 +1,174 @@
+"""A response cache before the engines: who is answered, and what the prefix cache makes of the rest."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lpc.commands.cli import app
+from lpc.logs.traces.request import TracedRequest
+from lpc.model.conversation import Message
+from lpc.simulator.engine import Result, simulate
+from lpc.simulator.names import Named, of_blocks, of_messages
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.responses import ResponseCache, ResponseSpec
+from lpc.simulator.sharegpt import Conversations, Lengths, sharegpt
+from lpc.simulator.sidecar import credits_of
+from lpc.simulator.workload import Turn
+from tests.unit.simulator.test_engine import SIZE, closed_workload, open_workload, replay, turn
+
+
+def asked(name: str, arrival: float, contents: list[int], *, normalised: str | None = None, **rest: object) -> Turn:
+    found = turn(contents, arrival, output=10, **rest)
+    found.named = Named(name.encode(), None if normalised is None else normalised.encode())
+    return found
+
+
+def answers(tier: str = "exact", ttl: float = 100.0) -> ResponseCache:
+    return ResponseCache(ResponseSpec(tier, ttl))  # type: ignore[arg-type]
+
+
+def run(*turns: Turn, responses: ResponseCache | None = None, blocks: int = 20, reuse: bool = True) -> Result:
+    return replay(open_workload(*turns), blocks, responses=responses, reuse=reuse)
+
+
+def test_what_was_asked_before_is_not_computed_again_until_its_time_is_up() -> None:
+    turns = [asked("q", at, [1, 2]) for at in (0.0, 50.0, 99.0, 150.0)]
+    result = run(*turns, responses=answers(), reuse=False)
+
+    # The first ends after 1.033 s and is there until 101.033; the hits at 50 and 99 do not prolong that.
+    assert (result.turns, result.requests) == (4, 2)
+    assert result.engine_tokens == 2 * (33 + 10)
+
+
+def test_equal_requests_under_way_are_computed_once() -> None:
+    result = run(*(asked("q", 0.001 * n, [1, 2]) for n in range(64)), responses=answers())
+
+    assert (result.turns, result.requests) == (64, 1)
+
+
+def test_the_last_turn_may_differ_in_case_only_where_that_is_asked_for() -> None:
+    turns = [asked("q", 0.0, [1, 2], normalised="n"), asked("Q", 10.0, [1, 3], normalised="n")]
+
+    assert [run(*turns, responses=answers(tier)).requests for tier in ("exact", "normalised")] == [2, 1]
+    hello, again = (of_messages([Message("user", text)]) for text in ("Hello there!", "hello  there"))
+    assert hello.exact != again.exact
+    assert hello.normalised == again.normalised
+    context = of_messages([Message("system", "be brief"), Message("user", "hello there")])
+    assert context.normalised != again.normalised
+
+
+def test_an_answer_touches_no_block_and_the_next_turn_computes_this_ones_reply() -> None:
+    def chain() -> list[Turn]:
+        first = Turn("a", 1, "", 33, 15, [1, 2], [1, 2, 3])
+        second = Turn("a", 2, "", 65, 15, [1, 2, 3, 4], [1, 2, 3, 4], gap=10.0)
+        first.named, second.named = Named(b"q"), Named(b"a2")
+        return [first, second]
+
+    def before() -> Turn:
+        return asked("q", 0.0, [7, 8], conversation="b")
+
+    both = replay(closed_workload([before()], chain()), 20, responses=answers())
+    prefix = replay(closed_workload([before()], chain()), 20)
+    # With the answer at hand nothing of the conversation is cached when its second turn comes, with the reply's block among it.
+    assert prefix.engine_tokens == (33 + 10) + (33 + 15) + (65 - 48 + 15)
+    assert both.engine_tokens == (33 + 10) + (65 + 15)
+    assert both.turns == prefix.turns == 3
+
+
+def test_the_predictor_learns_of_turns_that_were_answered() -> None:
+    turns = [asked("q", 10.0 * n, [1, 2], conversation="a", number=n + 1) for n in range(3)]
+    found = open_workload(*turns)
+    plugin = REGISTRY["plugin"]
+    result = simulate(found, 20 * SIZE, lambda n: plugin(n, found, PolicySettings()), responses=answers())
+
+    assert result.requests == 1
+    assert set(credits_of(found)) == set(turns)
+
+
+def test_requests_known_by_blocks_are_equal_when_chain_and_length_are() -> None:
+    def request(blocks: tuple[int, ...], tokens: int) -> TracedRequest:
+        return TracedRequest(0.0, tokens, 1, blocks, "c", 1, "")
+
+    assert of_blocks(request((1, 2), 20), SIZE) == of_blocks(request((1, 2), 20), SIZE)
+    assert of_blocks(request((1, 2), 21), SIZE) != of_blocks(request((1, 2), 20), SIZE)
+    assert of_blocks(request((1, 3), 20), SIZE) != of_blocks(request((1, 2), 20), SIZE)
+    # Of the last four tokens nothing is known.
+    assert of_blocks(request((1,), 20), SIZE) is None
+
+
+def test_equal_prompts_share_their_blocks_and_a_conversation_drawn_again_is_another() -> None:
+    conversations = Conversations([Lengths(f"k{n}", [40, 20], [30, 30], [None, None]) for n in range(2)], (0.5,))
+    names = [[Named(b"same"), Named(b"%d" % n)] for n in range(2)]
+    found = sharegpt(conversations, active=2, think_time=100.0, named=names.__getitem__)
+
+    by_draw: dict[int, list[Turn]] = {}
+    for number, first in enumerate(found.arrivals):
+        by_draw.setdefault(number // 2, []).append(first)
+    for pair in (by_draw[0], by_draw[1]):
+        assert pair[0].named == pair[1].named
+        assert pair[0].contents == pair[1].contents
+        later = [first.next for first in pair]
+        assert later[0] is not None
+        assert later[1] is not None
+        assert later[0].contents[:2] == later[1].contents[:2]
+        assert later[0].contents[2:] != later[1].contents[2:]
+    assert by_draw[0][0].named != by_draw[1][0].named
+    assert by_draw[0][0].contents != by_draw[1][0].contents
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gateway's log: 120 users ask two of ten questions after one system prompt, some with wide spaces, and go on."""
+    path = tmp_path_factory.mktemp("chats") / "log.jsonl"
+    lines = []
+    for user in range(120):
+        messages = [{"role": "system", "content": "You answer questions about a product. " * 20}]
+        for number in range(2):
+            question = f"How do I do step {(user * 7 + number) % 10} of the manual, in a few words?" + " Thank you." * 20
+            messages.append({"role": "user", "content": question.replace(" ", " " * user, 1) if user % 3 == 0 else question})
+            reply = f"Like this, {question[:30]}. " * 10
+            line = {"time": 1e9 + 30.0 * user + 400.0 * number, "messages": list(messages), "response": reply}
+            lines.append({**line, "session_id": f"s{user}"})
+            messages.append({"role": "assistant", "content": reply})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def tokens_of(chats: Path, tmp_path: Path, *options: str) -> list[dict[str, float]]:
+    out = tmp_path / "out.json"
+    base = ["simulate", "--trace", str(chats), "--format", "chat", "--policies", "lru,plugin", "--capacity", "5%,30%"]
+    done = CliRunner().invoke(app, [*base, *options, "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "Engine tokens per user turn" in done.output
+    return [row["engine_tokens_per_turn"] | {"answered": row["answered"]} for row in json.loads(out.read_text())["rows"]]
+
+
+def test_with_both_caches_engines_compute_less_than_with_the_better_of_the_two(chats: Path, tmp_path: Path) -> None:
+    exact, normalised, brief = (
+        tokens_of(chats, tmp_path, "--responses", *options)
+        for options in (("exact",), ("normalised",), ("exact", "--ttl", "60"))
+    )
+    for row in exact + normalised + brief:
+        assert row["both"] <= min(row["prefix"], row["response"]) <= max(row["prefix"], row["response"]) <= row["none"]
+    assert all(a["answered"] > b["answered"] for a, b in pairwise((normalised[0], exact[0], brief[0])))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--workload", "documents", "--responses", "exact"), "no text of which two could be equal"),
+        (("--responses", "semantic"), "no tier of a response cache that can be replayed"),
+        (("--responses", "exact", "--ttl", "0"), "--ttl is seconds above 0"),
+        (("--responses", "exact", "--tier", "5%"), "give --responses or --tier"),
+        (("--prefetch", "oracle"), "name one with --tier"),
+        (("--tier", "5%", "--prefetch", "oracle"), "name two"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_with_what_to_do(options: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["simulate", "--policies", "lru", *options])
+
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
