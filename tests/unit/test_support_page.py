@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import TIERS, read
+from tests.support import TIERS, Tier, installed, read
 
 ROOT = Path(__file__).parents[2]
 ROWS = read(ROOT / "docs/support.json")
@@ -67,6 +67,14 @@ def test_a_row_stands_while_all_its_tests_pass(tmp_path: Path) -> None:
     assert run(tmp_path, bound=3) == [refused, ("9.9.9", "supports", "all of it")]
     assert run(tmp_path, bound=2) == [refused]
     assert run(tmp_path, bound=3) == [refused, ("9.9.9", "supports", "all of it")]
+
+
+def test_the_release_is_that_of_the_environment_where_the_engine_is(tmp_path: Path) -> None:
+    site = tmp_path / ".venv-its/lib/python3.11/site-packages/engine_x-1.2.3.dist-info"
+    site.mkdir(parents=True)
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-x\nVersion: 1.2.3+cpu\n")
+    assert installed(Tier("room", ("engine-x",), ".venv-its"), tmp_path) == "1.2.3"
+    assert installed(Tier("room", ("engine-x",)), tmp_path) == ""
 
 
 def test_a_tier_that_nobody_knows_is_a_mistake(tmp_path: Path) -> None:
