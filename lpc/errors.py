@@ -17,6 +17,7 @@
     ├── CacheError              lpc.cache.client: a call to the response caches failed
     ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start
     ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
+    ├── EvidenceError           lpc.responses.semantic.evidence_file: a file of evidence cannot be used
     ├── RedisAway               lpc.wire.redis_reach: a Redis does not answer; never shown, a lookup is then a miss
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
     ├── LMCacheUnfit            lpc.lmcache.errors: LMCache is not there, or configured so that nothing can be done from outside
@@ -28,6 +29,7 @@
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
     ├── SimulationError         lpc.simulator.run: a simulation cannot be run as asked
     ├── BenchmarkError          lpc.bench: a benchmark cannot be run here
+    ├── PairsError              lpc.bench.semantic.pairs: a file of labelled pairs cannot be read
     └── PredictError            lpc.commands.conversations: the input or the sidecar of `lpc predict` is at fault
 
 Each message says what was wrong and what to do, and holds no text of a conversation.

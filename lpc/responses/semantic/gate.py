@@ -64,6 +64,7 @@ class Gate:
         judge: JudgeError = UNERRING,
         *,
         serves: bool = True,
+        start: Evidence | None = None,
         draw: random.Random | None = None,
     ) -> None:
         """Make a gate that is shut.
@@ -73,6 +74,7 @@ class Gate:
             alpha: probability of exceeding it.
             judge: the error of what makes the labels.
             serves: False: it only watches what would come of serving (mode "shadow").
+            start: labels from before, of pairs that are like this scope's traffic (`lpc cache calibrate`).
             draw: of audits.
         """
         self.threshold: Threshold | None = None
@@ -81,7 +83,10 @@ class Gate:
         self._draw = draw or random.Random()
         self._changes: list[Change] = []
         self._asked: OrderedDict[bytes, None] = OrderedDict()
+        self._start = start
         self._begin()
+        if start is not None:
+            self.load(self.evidence)
 
     def _begin(self) -> None:
         self.evidence = Evidence()
@@ -146,6 +151,7 @@ class Gate:
     def shut(self) -> None:
         """Serve nothing, forget all evidence, and begin anew."""
         self._changes = []
+        self._start = None
         self._begin()
         self.forgotten = True
 
@@ -159,6 +165,8 @@ class Gate:
 
     def load(self, evidence: Evidence) -> None:
         """Lay in evidence that was kept, all of it, own changes included: at the start, and when others have added to it."""
+        if self._start is not None:
+            evidence.apply(self._start.fields().items())
         self.evidence = evidence
         self._certify()
 

@@ -9,6 +9,7 @@ under the threshold, no substitute for it: it knows words, not meaning. Any doub
     names           a capitalised or Latin word that the other question lacks
     word_order      the same words in another order
     substitution    all else equal, and in one place other words that are not known to mean the same
+    addition        all else equal, and one of them has words with content that the other lacks: a further condition
     length          too long to be compared word by word
 """
 
@@ -21,7 +22,7 @@ from typing import Final, Literal, TypeAlias
 
 from lpc.responses.semantic import words as lists
 
-Veto: TypeAlias = Literal["numbers", "negation", "antonyms", "names", "word_order", "substitution", "length"]
+Veto: TypeAlias = Literal["numbers", "negation", "antonyms", "names", "word_order", "substitution", "addition", "length"]
 
 LONGEST: Final = 400
 """Tokens: of a long text, an encoder's vector hardly shows a changed word, and comparing takes time that grows with the
@@ -56,7 +57,7 @@ def veto(question_a: str, question_b: str) -> Veto | None:
         return "names"
     if _reordered(tokens_a, tokens_b):
         return "word_order"
-    return "substitution" if _substituted(tokens_a, tokens_b) else None
+    return _edited(tokens_a, tokens_b)
 
 
 def _tokens(text: str) -> list[str]:
@@ -86,7 +87,7 @@ def _negators(text: str, tokens: Sequence[str]) -> int:
 
 
 def _antonyms(a: str, tokens_a: Sequence[str], b: str, tokens_b: Sequence[str]) -> bool:
-    only_a, only_b = set(tokens_a) - set(tokens_b), set(tokens_b) - set(tokens_a)
+    only_a, only_b = Counter(tokens_a) - Counter(tokens_b), Counter(tokens_b) - Counter(tokens_a)
     if any(lists.opposite(x, y) for x in only_a for y in only_b):
         return True
     return any(len(x) > 1 and x in a and y in b and x not in b and y not in a for x, y in lists.OPPOSITES_ZH)
@@ -121,23 +122,26 @@ def _reordered(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> bool:
     return a != b and Counter(a) == Counter(b)
 
 
-def _substituted(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> bool:
+def _edited(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> Veto | None:
     matcher = SequenceMatcher(None, tokens_a, tokens_b, autojunk=False)
     if matcher.ratio() < FRAME:
-        return False
+        return None
+    found: Veto | None = None
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():
-        if kind != "replace":
-            continue
         here, there = _content(tokens_a[a0:a1]), _content(tokens_b[b0:b1])
+        if kind == "equal" or not (here or there):
+            continue
         if here and there and not lists.same_group(here, there):
-            return True
-    return False
+            return "substitution"
+        if not (here and there):
+            found = "addition"
+    return found
 
 
 def _content(tokens: Sequence[str]) -> list[str]:
     """Return the words of a run that carry content; Chinese characters, whose words are not told apart, as one."""
-    kept = [token for token in tokens if token not in lists.FUNCTION]
+    kept = [token for token in tokens if token.replace("'", "") not in lists.FUNCTION]
     if kept and all("\u4e00" <= token <= "\u9fff" for token in kept):
         joined = "".join(kept)
-        return [] if joined in lists.SYNONYMS_ZH or all(c in lists.FUNCTION_ZH for c in joined) else [joined]
+        return [] if all(character in lists.FUNCTION_ZH for character in joined) else [joined]
     return kept

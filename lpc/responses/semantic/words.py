@@ -97,11 +97,11 @@ FUNCTION: Final = _words(
     "is are was were be been being am do does did doing have has had having can could will would shall should may might must",
     "i me my you your we us our they them their he she him her what which who whom whose when where why how please pls thanks",
     "thank hi hello hey tell me let know explain give show want wanted need like just really actually exactly very also too",
-    "kindly question help some any one ones way ways get about s t re ve ll d m im id whats hows",
+    "kindly question help some any one ones way ways get about s t re ve ll d m im id ive youre whats hows dont doesnt isnt",
 )
 """Words that another may replace without the question becoming another one."""
 FUNCTION_ZH: Final = frozenset(
-    "的了着吗呢吧啊呀么嘛哦请问我你您想要知道一下个这那是有在和与及以能可会怎样如何什为啥哪该得地之于把被就都也还帮告诉给"
+    "的了着吗呢吧啊呀么嘛哦请问我你您想要知道一下个这那是有在和与及以能可会怎样如何什为啥哪该得地之于把被就都也还帮告诉给需不没"
 )
 
 SYNONYMS: Final = _groups(

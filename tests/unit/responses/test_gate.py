@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lpc.responses.semantic.clopper_pearson import upper_limit
+from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.gate import AUDITS, Decision, Gate
 from lpc.responses.semantic.threshold import JudgeError
 
@@ -151,7 +152,21 @@ def test_what_one_sidecar_learned_another_can_lay_in() -> None:
     kept: dict[str, int] = {}
     for field, amount in one.changes():
         kept[field] = kept.get(field, 0) + amount
-    other.load(type(one.evidence).from_fields(kept))
+    other.load(Evidence.from_fields(kept))
     assert kept == one.evidence.fields()
     assert other.threshold is not None
     assert one.changes() == []
+
+
+def test_labels_from_before_open_it_and_are_forgotten_with_the_rest() -> None:
+    start = Evidence()
+    for _ in range(400):
+        start.apply([*start.lookup(0.999), *start.label(0.999, same=True)])
+    gate = Gate(start=start, draw=random.Random(5))
+    assert gate.threshold is not None
+    assert gate.changes() == []  # they are kept in their file
+    gate.load(Evidence())
+    assert gate.threshold is not None
+    gate.shut()
+    gate.load(Evidence())
+    assert gate.threshold is None

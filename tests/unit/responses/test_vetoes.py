@@ -62,3 +62,15 @@ def test_what_is_too_long_to_compare_is_stopped() -> None:
 )
 def test_language_is_told_by_its_script(text: str, language: str) -> None:
     assert language_of(text) == language
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("How do I cook rice?", "How do I cook brown rice?"),
+        ("Is aspirin safe?", "Is aspirin safe for dogs?"),
+        ("怎么退货", "怎么退货免运费"),
+    ],
+)
+def test_a_further_condition_is_another_question(a: str, b: str) -> None:
+    assert veto(a, b) == veto(b, a) == "addition"

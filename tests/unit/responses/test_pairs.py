@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+
+from lpc.bench.semantic.generated import generate, plain
+from lpc.bench.semantic.opposites import OPPOSITES, PARAPHRASES
+from lpc.bench.semantic.pairs import Pair, PairsError, read_pairs
+from lpc.responses.semantic.vetoes import veto
+
+WANTED = [Pair("How, are you?", 'Say "hi"', True), Pair("a", "b", False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("paws.tsv", 'id\tsentence1\tsentence2\tlabel\n1\tHow, are you?\tSay "hi"\t1\n2\ta\tb\t0\n'),
+        ("bare.tsv", 'How, are you?\tSay "hi"\t1\na\tb\t0\n'),
+        ("quora.tsv", 'id\tquestion1\tquestion2\tis_duplicate\n0\t"How, are you?"\t"Say ""hi"""\t1\n1\ta\tb\t0\n'),
+        ("pairs.csv", 'question_a,question_b,label\n"How, are you?","Say ""hi""",same\na,b,different\n'),
+        ("bom.csv", '\ufeffquestion_b;question_a;label\n"Say ""hi""";How, are you?;1\nb;a;0\n'),
+        ("pairs.jsonl", '{"question_a": "How, are you?", "question_b": "Say \\"hi\\"", "label": true}\n\n'
+                        '{"text1": "a", "text2": "b", "label": 0}\n'),
+    ],
+)  # fmt: skip
+def test_pairs_are_read_as_the_public_sets_come(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_pairs(tmp_path / name) == WANTED
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"one\ttwo\n", "2 columns"),
+        (b"a\tb\t1\na\tb\n", "line 2: 2 columns where the first line has 3"),
+        (b"a\tb\t1\nc\td\tperhaps\n", "line 2: the label"),
+        (b'{"question_a": "x"}\n', "line 1: none of the fields question_b"),
+        (b'{"question_a": 1, "question_b": "b", "label": 1}\n', "must be strings"),
+        (b"{not json\n", "line 1: not JSON"),
+        (b"question_a\tquestion_b\tlabel\n \tb\t1\n", "no pair of questions"),
+    ],
+)
+def test_what_cannot_be_read_is_said_with_its_line_and_without_its_text(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_bytes(content)
+    with pytest.raises(PairsError, match=said):
+        read_pairs(path)
+    with pytest.raises(PairsError, match="cannot be read"):
+        read_pairs(tmp_path / "none.tsv")
+
+
+def test_generated_pairs_are_the_same_for_a_seed_and_differ_in_words() -> None:
+    asked = [
+        f"How do I make the best {i} pizza in {place} with my big oven?" for i in range(2, 40) for place in ("Naples", "Rome")
+    ]
+    pairs = generate(asked, count=60)
+    assert pairs == generate(asked, count=60)
+    assert 15 < sum(pair.same for pair, _ in pairs) < 45
+    assert all(plain(pair.a) != plain(pair.b) for pair, _ in pairs)
+    assert all(pair.same == (rule in ("frame", "synonym", "politeness", "spelling", "typo")) for pair, rule in pairs)
+
+
+def test_none_of_the_listed_opposites_passes_and_most_paraphrases_do() -> None:
+    assert [pair for pair in OPPOSITES if veto(*pair) is None or veto(pair[1], pair[0]) is None] == []
+    assert sum(veto(*pair) is None for pair in PARAPHRASES) >= len(PARAPHRASES) - 1
