@@ -49,7 +49,7 @@ async def until_heard(stub: rpc.ResponseCacheStub, question: str, **fields: obje
 
 
 def reworded(question: str) -> str:
-    return f"please {question} now"
+    return f"please {question} thanks"
 
 
 async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(

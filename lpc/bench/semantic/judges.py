@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from lpc.bench.semantic.generated import other_opposite, plain
+from lpc.bench.semantic.generated import Rule, other_opposite, plain
 from lpc.bench.semantic.pairs import Pair
 from lpc.bench.semantic.vectors import Vectors
 from lpc.logs.datasets.sharegpt import load_sharegpt
@@ -78,7 +78,7 @@ def errors(kinds: dict[str, Sequence[Pair]], vectors: Vectors) -> list[dict[str,
 
 def _changed(reply: str, draw: random.Random) -> str | None:
     """Return a reply with one thing changed that matters; None where there is none to change."""
-    rules = [_number, _negation, lambda text, draw: other_opposite(text, draw)]
+    rules: list[Rule] = [_number, _negation, other_opposite]
     draw.shuffle(rules)
     return next((found for rule in rules if (found := rule(reply, draw))), None)
 
