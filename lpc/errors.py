@@ -15,6 +15,7 @@
     ├── OfferRefused            predictor_service.requests.offered: the tokenizer that an engine offers is not taken
     ├── TokenFileError          lpc.wire.tokens: the token file cannot be used
     ├── CacheError              lpc.cache.client: a call to the response caches failed
+    ├── WarmError               lpc.cache.warming: the caches cannot be warmed
     ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start
     ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
     ├── EvidenceError           lpc.responses.semantic.evidence_file: a file of evidence cannot be used

@@ -41,6 +41,8 @@ class EngineDouble:
         finish: the finish_reason.
         die_after: chunks after which it cuts the connection.
         go: it answers while this is set.
+        seconds: that an answer takes.
+        refuse: every completion, with an error.
     """
 
     words: list[str] | None = None
@@ -51,6 +53,7 @@ class EngineDouble:
     go: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
     seconds: float = 0.0
+    refuse: bool = False
 
     def __post_init__(self) -> None:
         self.go.set()
@@ -92,6 +95,9 @@ class EngineDouble:
         elif path in ("/v1/chat/completions", "/v1/completions") and request.body.startswith(b"{"):
             await self.go.wait()
             await asyncio.sleep(self.seconds)
+            if self.refuse:
+                await whole(send, 400, b'{"error": "no"}')
+                return
             await self._complete(request.json, path.startswith("/v1/chat"), send)
         else:
             await whole(send, 418, b'{"error": "a teapot \xe2\x98\x95"}', [(b"x-own", b"yes")])

@@ -243,6 +243,8 @@ class AsyncResponseCacheClient:
             else:
                 self._channel = grpc.aio.secure_channel(self._address, access.credentials, _OPTIONS)
             self._metadata, self._opened = access.metadata, self._clock()
+            # The first look-up shall not pay for connecting.
+            self._channel.get_state(try_to_connect=True)
         return self._channel, self._metadata
 
     async def lookup(

@@ -1,4 +1,4 @@
-"""The body of an OpenAI request as the response caches ask it, and the text of an answer."""
+"""The body of an OpenAI request as the response caches ask it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,9 @@ def question(
         ValueError, TypeError, KeyError: the body is none of these, or its text is not Unicode.
     """
     parameters = {name: value for name, value in body.items() if name not in (*_APART, *_OF_THE_FORM)}
+    extra = parameters.get("vllm_xargs")
+    if isinstance(extra, Mapping):
+        parameters["vllm_xargs"] = {name: value for name, value in extra.items() if not _of_the_prefix_cache(name)} or None
     tools = body.get("tools")
     return pb.Request(
         model=str(body.get("model") or ""),
@@ -41,37 +44,16 @@ def question(
     )
 
 
+def _of_the_prefix_cache(name: str) -> bool:
+    """Say whether an extra argument speaks of the conversation to vLLM's plug-in, and so cannot change an answer."""
+    return name == "session_id" or name.startswith("lpc_")
+
+
 def _message(message: Mapping[str, Any]) -> pb.Message:
     content = message.get("content")
     text = content if isinstance(content, str) else None
     others = {name: value for name, value in message.items() if name != "role" and (name != "content" or text is None)}
     return pb.Message(role=message["role"], content=text or "", other_json=compact(others) if others else b"")
-
-
-def reply_of(response: pb.Response) -> str | None:
-    """Return the text that an answer says; None where it says something else (tool calls) or cannot be read."""
-    try:
-        if response.body:
-            return _text(json.loads(response.body)["choices"][0], "message")
-        parts: list[str] = []
-        for data in response.chunks:
-            for choice in json.loads(data)["choices"]:
-                text = _text(choice, "delta")
-                if text is None:
-                    return None
-                parts.append(text)
-        return "".join(parts)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return None
-
-
-def _text(choice: Mapping[str, Any], name: str) -> str | None:
-    if "text" in choice:  # of /v1/completions
-        return str(choice["text"] or "")
-    said = choice[name]
-    if said.get("tool_calls") or said.get("function_call"):
-        return None
-    return str(said.get("content") or "")
 
 
 def compact(value: object) -> bytes:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lpc.commands import bench, lmcache, models
+from lpc.commands import bench, cache, lmcache, models
 from lpc.commands.ablate import ablate
 from lpc.commands.demo import demo
 from lpc.commands.doctor import doctor
@@ -45,6 +45,7 @@ def lpc(
 for command in (serve, gateway, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
+app.add_typer(cache.app, name="cache")
 app.add_typer(lmcache.app, name="lmcache")
 app.add_typer(models.app, name="models")
 app.add_typer(models.app, name="model", hidden=True)  # what fingers type

@@ -12,7 +12,7 @@ from typing import Final
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from lpc.cache.questions import reply_of
+from lpc.cache.forms import reply_of
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.cached import Cached, Found
 from lpc.gateway.clients import Client, Clients, scope_of

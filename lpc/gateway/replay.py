@@ -8,8 +8,9 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from lpc.cache.forms import body_of, chunks_of
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.recording import DONE
 
@@ -33,9 +34,9 @@ def replay(response: pb.Response, form: Form, now: float) -> bytes | None:
     """
     try:
         if not form.streamed:
-            body = response.body or _body_of(response.chunks)
+            body = response.body or body_of(response.chunks)
             return None if body is None else _renewed(body, *_fresh(body, now))
-        chunks = list(response.chunks) if response.chunks else _chunks_of(json.loads(response.body))
+        chunks = list(response.chunks) if response.chunks else chunks_of(json.loads(response.body))
         return _stream(chunks, form, now)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
@@ -67,58 +68,3 @@ def _renewed(data: bytes, identity: bytes, created: bytes) -> bytes:
     """Put new values in place of the first id and time, which are the answer's own, and leave every other byte as it is."""
     data = _ID.sub(lambda found: found[1] + identity + b'"', data, count=1)
     return _CREATED.sub(lambda found: found[1] + created, data, count=1)
-
-
-def _chunks_of(body: dict[str, Any]) -> list[bytes]:
-    """Return the chunks that tell what a body tells, usage included."""
-    (choice,) = body["choices"]
-    common = {
-        "id": body["id"],
-        "object": "text_completion" if "text" in choice else "chat.completion.chunk",
-        "created": body.get("created", 0),
-        "model": body["model"],
-    }
-    if "text" in choice:
-        deltas: list[dict[str, Any]] = [{"text": choice["text"]}, {"text": ""}]
-    else:
-        said = {name: value for name, value in choice["message"].items() if value is not None and value != []}
-        deltas = [{"delta": {"role": "assistant", "content": ""}}, {"delta": {**said, "role": "assistant"}}, {"delta": {}}]
-    ends = [None] * (len(deltas) - 1) + [choice["finish_reason"]]
-    chunks = [
-        {**common, "choices": [{"index": 0, **delta, "logprobs": None, "finish_reason": end}]}
-        for delta, end in zip(deltas, ends, strict=True)
-    ]
-    if body.get("usage"):
-        chunks.append({**common, "choices": [], "usage": body["usage"]})
-    return [_json(chunk) for chunk in chunks]
-
-
-def _body_of(chunks: Sequence[bytes]) -> bytes | None:
-    """Return the body that tells what a stream told; None without its usage, or where it told more than text."""
-    read = [json.loads(data) for data in chunks]
-    usage = next((chunk["usage"] for chunk in reversed(read) if chunk.get("usage")), None)
-    if usage is None:
-        return None
-    said: dict[str, str] = {}
-    finish = None
-    for chunk in read:
-        for choice in chunk["choices"]:
-            for name, value in (choice["delta"] if "delta" in choice else {"text": choice["text"]}).items():
-                if name == "role" or value is None or value == []:
-                    continue
-                if not isinstance(value, str):
-                    return None
-                said[name] = said.get(name, "") + value
-            finish = choice.get("finish_reason") or finish
-    first = read[0]
-    common = {"id": first["id"], "created": first.get("created", 0), "model": first["model"]}
-    if "text" in said:
-        choices = [{"index": 0, "text": said["text"], "logprobs": None, "finish_reason": finish}]
-        return _json({**common, "object": "text_completion", "choices": choices, "usage": usage})
-    message = {"role": "assistant", "content": "", **said}
-    choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}]
-    return _json({**common, "object": "chat.completion", "choices": choices, "usage": usage})
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

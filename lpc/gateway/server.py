@@ -78,6 +78,9 @@ async def running(settings: GatewaySettings, sidecar: ClientSettings) -> AsyncIt
         client = AsyncResponseCacheClient(
             sidecar.predictor_address, access=access_of(sidecar), timeout_s=settings.gateway_lookup_timeout_s
         )
+        if settings.gateway_cache:
+            with contextlib.suppress(CertificateError):  # said by each miss, and mended without a restart
+                client.channel()
         cached = Cached(client if settings.gateway_cache else None, settings.gateway_wait_s, metrics)
         stack.push_async_callback(cached.close)
         telling = Telling(client.channel, metrics)

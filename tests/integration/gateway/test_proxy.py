@@ -11,37 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
-from eviction_client.settings import ClientSettings
 from lpc.bench.processes import free_port
-from lpc.gateway.server import running
-from lpc.gateway.settings import GatewaySettings
 from tests.engine_double import EngineDouble, served
-
-CHAT = "/v1/chat/completions"
+from tests.integration.gateway.conftest import CHAT, a_gateway, chat, eventually
 
 
 @contextlib.asynccontextmanager
 async def gateway(*engines: EngineDouble | str, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Run a gateway without a sidecar before engines, and yield a client of it."""
-    urls = tuple(engine if isinstance(engine, str) else engine.url for engine in engines)
-    made = GatewaySettings(
-        gateway_port=0, gateway_metrics_port=None, gateway_engines=urls, gateway_probe_interval_s=0.05, **settings
-    )
-    sidecar = ClientSettings(predictor_address=f"127.0.0.1:{free_port()}")
-    async with running(made, sidecar) as addresses:
-        url = f"http://127.0.0.1:{addresses.port}"
-        async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
-            yield client
-
-
-def chat(text: str, **others: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": [{"role": "user", "content": text}], **others}
-
-
-async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
+    async with a_gateway(*engines, **settings) as running:
+        yield running.client
 
 
 async def test_what_is_no_completion_goes_through_as_it_is_and_so_do_errors() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.cache.questions import reply_of
+from lpc.cache.forms import reply_of
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.recording import Recording
 from lpc.gateway.replay import Form, replay

@@ -1,0 +1,91 @@
+"""The forms of an answer: a body, or the chunks of a stream, and what either says."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lpc.cache.questions import compact
+from lpc.cache.v1 import response_cache_pb2 as pb
+
+
+def reply_of(response: pb.Response) -> str | None:
+    """Return the text that an answer says; None where it says something else (tool calls) or cannot be read."""
+    try:
+        if response.body:
+            return _text(json.loads(response.body)["choices"][0], "message")
+        parts: list[str] = []
+        for data in response.chunks:
+            for choice in json.loads(data)["choices"]:
+                text = _text(choice, "delta")
+                if text is None:
+                    return None
+                parts.append(text)
+        return "".join(parts)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+
+
+def _text(choice: Mapping[str, Any], name: str) -> str | None:
+    if "text" in choice:  # of /v1/completions
+        return str(choice["text"] or "")
+    said = choice[name]
+    if said.get("tool_calls") or said.get("function_call"):
+        return None
+    return str(said.get("content") or "")
+
+
+def chunks_of(body: dict[str, Any]) -> list[bytes]:
+    """Return the chunks of a stream that tell what a body tells, usage included.
+
+    Raises KeyError, ValueError or TypeError where it is no answer with one choice.
+    """
+    (choice,) = body["choices"]
+    common = {
+        "id": body["id"],
+        "object": "text_completion" if "text" in choice else "chat.completion.chunk",
+        "created": body.get("created", 0),
+        "model": body["model"],
+    }
+    if "text" in choice:
+        deltas: list[dict[str, Any]] = [{"text": choice["text"]}, {"text": ""}]
+    else:
+        said = {name: value for name, value in choice["message"].items() if value is not None and value != []}
+        deltas = [{"delta": {"role": "assistant", "content": ""}}, {"delta": {**said, "role": "assistant"}}, {"delta": {}}]
+    ends = [None] * (len(deltas) - 1) + [choice["finish_reason"]]
+    chunks = [
+        {**common, "choices": [{"index": 0, **delta, "logprobs": None, "finish_reason": end}]}
+        for delta, end in zip(deltas, ends, strict=True)
+    ]
+    if body.get("usage"):
+        chunks.append({**common, "choices": [], "usage": body["usage"]})
+    return [compact(chunk) for chunk in chunks]
+
+
+def body_of(chunks: Sequence[bytes]) -> bytes | None:
+    """Return the body that tells what a stream told; None without its usage, or where it told more than text.
+
+    Raises KeyError, ValueError or TypeError where a chunk is none.
+    """
+    read = [json.loads(data) for data in chunks]
+    usage = next((chunk["usage"] for chunk in reversed(read) if chunk.get("usage")), None)
+    if usage is None:
+        return None
+    said: dict[str, str] = {}
+    finish = None
+    for chunk in read:
+        for choice in chunk["choices"]:
+            for name, value in (choice["delta"] if "delta" in choice else {"text": choice["text"]}).items():
+                if name == "role" or value is None or value == []:
+                    continue
+                if not isinstance(value, str):
+                    return None
+                said[name] = said.get(name, "") + value
+            finish = choice.get("finish_reason") or finish
+    first = read[0]
+    common = {"id": first["id"], "created": first.get("created", 0), "model": first["model"]}
+    if "text" in said:
+        choices = [{"index": 0, "text": said["text"], "logprobs": None, "finish_reason": finish}]
+        return compact({**common, "object": "text_completion", "choices": choices, "usage": usage})
+    message = {"role": "assistant", "content": "", **said}
+    choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}]
+    return compact({**common, "object": "chat.completion", "choices": choices, "usage": usage})

@@ -1,0 +1,234 @@
+"""Fills the response caches with the answers to questions that are known to come, from a file of JSON lines.
+
+A line is `{"question": "..."}`, or a request's whole body with `messages`; with `"answer": "..."` no engine is asked. What is
+kept already is left alone. How far it came is noted beside the file, so that a run that was broken off goes on where it
+stopped.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from lpc.cache.client import ResponseCacheClient
+from lpc.cache.questions import compact, question
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.errors import LpcError
+
+CHAT: Final = "/v1/chat/completions"
+TIMEOUT_S: Final = 600.0
+"""Of one answer of an engine."""
+FAILURES: Final = 5
+"""Requests that fail one after the other, after which it gives up."""
+
+
+class WarmError(LpcError):
+    """The caches cannot be warmed: the file, the engine or the sidecar is at fault. The message quotes no question."""
+
+
+@dataclass
+class Warmed:
+    """What became of the lines. ``skipped``: done in an earlier run; ``refused``: by reason."""
+
+    skipped: int = 0
+    there: int = 0
+    stored: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+class Progress:
+    """How far a file was worked off: lines, and their digest, so that a file that was changed begins anew."""
+
+    def __init__(self, file: Path) -> None:
+        self._note = file.with_name(file.name + ".warmed")
+        self._digest = hashlib.sha256()
+        self._lines = 0
+
+    def done_before(self, lines: Sequence[str]) -> int:
+        """Return how many of the lines an earlier run has done."""
+        try:
+            noted = json.loads(self._note.read_text())
+            count, known = int(noted["lines"]), noted["sha256"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+        digest = hashlib.sha256()
+        for line in lines[:count]:
+            digest.update(line.encode() + b"\n")
+        if count > len(lines) or digest.hexdigest() != known:
+            return 0
+        self._digest, self._lines = digest, count
+        return count
+
+    def done(self, line: str) -> None:
+        """Note that the next line is done."""
+        self._digest.update(line.encode() + b"\n")
+        self._lines += 1
+        temporary = self._note.with_suffix(".warmed.new")
+        temporary.write_text(json.dumps({"lines": self._lines, "sha256": self._digest.hexdigest()}))
+        temporary.replace(self._note)
+
+    def forget(self) -> None:
+        """Begin at the first line next time."""
+        self._note.unlink(missing_ok=True)
+
+
+Ask = Callable[[Mapping[str, Any], str | None], str]
+"""Has one request's answer kept, given its body and the answer where it is known; returns "there", "stored" or why not."""
+
+
+def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float, again: bool) -> Iterator[Warmed]:
+    """Work a file off, and yield what became of it after each line.
+
+    Args:
+        file: JSON lines.
+        template: a request's body, of which a question becomes the last message.
+        rate: requests that reach an engine, per second.
+        again: begin at the first line.
+
+    Raises:
+        WarmError: a line cannot be read, or nothing gets through.
+    """
+    try:
+        lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise WarmError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from error
+    requests = [_request(line, number, template, file) for number, line in enumerate(lines, 1)]
+    progress = Progress(file)
+    if again:
+        progress.forget()
+    warmed = Warmed(skipped=progress.done_before(lines))
+    yield warmed
+    failures = 0
+    for line, (body, answer) in list(zip(lines, requests, strict=True))[warmed.skipped :]:
+        began = time.monotonic()
+        try:
+            became = ask(body, answer)
+        except WarmError:
+            failures += 1
+            if failures >= FAILURES:
+                raise
+            became = "failed"
+        else:
+            failures = 0
+        if became == "there":
+            warmed.there += 1
+        elif became == "stored":
+            warmed.stored += 1
+        else:
+            warmed.refused[became] = warmed.refused.get(became, 0) + 1
+        if failures == 0:
+            progress.done(line)
+        yield warmed
+        if became != "there" and answer is None:
+            time.sleep(max(0.0, 1 / rate - (time.monotonic() - began)))
+
+
+def through_sidecar(
+    client: ResponseCacheClient, engine: str, *, key: str | None, scope: str, tenant: str, tags: Sequence[str], ttl_s: float
+) -> Ask:
+    """Return what asks the sidecar, and where it has no answer an engine.
+
+    Args:
+        engine: its base URL; empty: every line has its answer.
+        key: for its Authorization.
+    """
+    http = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+
+    def ask(body: Mapping[str, Any], answer: str | None) -> str:
+        asked = question(body, scope=scope, tenant=tenant, tags=tags)
+        found = client.lookup(asked, exact_only=True)
+        if found.HasField("hit"):
+            return "there"
+        if found.miss.reason == pb.REASON_UNAVAILABLE:
+            raise WarmError("the sidecar or its Redis does not answer: look at its log, or name it with LPC_PREDICTOR_ADDRESS")
+        if found.miss.reason in (pb.REASON_OFF, pb.REASON_REFUSED):
+            return found.miss.refusal or "off"
+        response = None
+        try:
+            response = _known(body, answer) if answer is not None else _asked(http, engine, key, body)
+        finally:
+            message = pb.StoreRequest(request=asked, response=response, flight=found.miss.flight, ttl_s=ttl_s, tags=tags)
+            message.aborted = response is None
+            stored = client.store(message)
+        return "stored" if stored.stored else stored.refusal or "refused"
+
+    return ask
+
+
+def through_gateway(gateway: str, *, token: str | None, scope: str) -> Ask:
+    """Return what asks a gateway as its clients do, so that they find the answers: with a client's token, for that client."""
+    headers = {"x-lpc-scope": scope} if scope else {}
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    http = httpx.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False)
+
+    def ask(body: Mapping[str, Any], answer: str | None) -> str:
+        if answer is not None:
+            raise WarmError("a line has an answer: a gateway takes none, so leave out --gateway and name the sidecar")
+        told = _post(http, gateway, body, None)
+        cache = told.headers.get("x-lpc-cache")
+        if cache is None:
+            return "not kept"
+        return "stored" if cache == "miss" else "there"
+
+    return ask
+
+
+def _request(line: str, number: int, template: Mapping[str, Any], file: Path) -> tuple[dict[str, Any], str | None]:
+    try:
+        read = json.loads(line)
+        answer = read.pop("answer", None)
+        if "question" in read:
+            asked = {"role": "user", "content": str(read["question"])}
+            body = {**template, "messages": [*template.get("messages", []), asked]}
+        else:
+            body = {**template, **read, "messages": list(read["messages"])}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WarmError(f'{file}, line {number}: expected {{"question": "..."}} or a request with messages') from error
+    if not body.get("model"):
+        raise WarmError(f"{file}, line {number}: which model? Name it with --model, or in the line")
+    body.pop("stream", None)
+    return body, None if answer is None else str(answer)
+
+
+def _known(body: Mapping[str, Any], answer: str) -> pb.Response:
+    choice = {"index": 0, "message": {"role": "assistant", "content": answer}, "logprobs": None, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    told = {"id": "chatcmpl-lpc", "object": "chat.completion", "created": int(time.time()), "model": body["model"]}
+    return pb.Response(body=compact({**told, "choices": [choice], "usage": usage}), finish_reason="stop")
+
+
+def _asked(http: httpx.Client, engine: str, key: str | None, body: Mapping[str, Any]) -> pb.Response:
+    if not engine:
+        raise WarmError("a line has no answer: name an engine with --engine, or a gateway with --gateway")
+    began = time.monotonic()
+    told = _post(http, engine, body, key)
+    try:
+        answer = told.json()
+        (choice,) = answer["choices"]
+        usage = answer.get("usage") or {}
+        return pb.Response(
+            body=told.content,
+            finish_reason=choice["finish_reason"] or "",
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            completion_tokens=usage.get("completion_tokens", 0),
+            engine_s=time.monotonic() - began,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise WarmError(f"{engine} answers what is no completion: is it an engine of OpenAI's API?") from error
+
+
+def _post(http: httpx.Client, base: str, body: Mapping[str, Any], key: str | None) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        told = http.post(f"{base.rstrip('/')}{CHAT}", json=body, headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise WarmError(f"{base} does not answer ({type(error).__name__}): start it, or name another") from error
+    if told.status_code != 200:
+        raise WarmError(f"{base} answers {told.status_code}: try the request with curl")
+    return told

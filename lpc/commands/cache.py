@@ -1,0 +1,272 @@
+"""`lpc cache`: the response caches warmed, corrected, invalidated and reported; by an engine's settings (LPC_PREDICTOR_...)."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from lpc.commands.options import Address, Authority, Certificate, JsonOutput, Key
+from lpc.commands.outcome import fail, or_fail
+from lpc.commands.settings import client_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lpc.cache.client import ResponseCacheClient
+    from lpc.cache.v1 import response_cache_pb2 as pb
+
+app = typer.Typer(help="Response caches: warm, correct, invalidate, report.", no_args_is_help=True)
+Result = TypeVar("Result")
+Scope = Annotated[str, typer.Option(help="Scope, by its name in the sidecar's settings; empty: default.")]
+
+
+@app.command("warm")
+def warm_up(
+    file: Annotated[Path, typer.Option(help='JSON lines: {"question": ..., "answer": ...} or whole requests.')],
+    model: Annotated[str, typer.Option(help="Model of the questions.")] = "",
+    template: Annotated[Path | None, typer.Option(help="JSON body of a request that questions are put into.")] = None,
+    gateway: Annotated[str, typer.Option(help="Gateway to ask, as its clients do; else the sidecar is asked.")] = "",
+    token: Annotated[str | None, typer.Option(envvar="LPC_WARM_TOKEN", help="Token of a gateway's client.")] = None,
+    engine: Annotated[str, typer.Option(help="Engine to ask where the sidecar has no answer and the file none either.")] = "",
+    engine_key: Annotated[str | None, typer.Option(envvar="LPC_WARM_ENGINE_KEY", help="Key of the engine.")] = None,
+    scope: Scope = "",
+    tenant: Annotated[str, typer.Option(help="Whose answers: of a gateway's client NAME, client:NAME.")] = "",
+    tag: Annotated[list[str] | None, typer.Option(help="By which they can be invalidated; repeatable.")] = None,
+    ttl: Annotated[float, typer.Option(min=0, help="Seconds that they may be served; 0: the scope's.")] = 0.0,
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests to the engine per second.")] = 5.0,
+    again: Annotated[bool, typer.Option("--again", help="Begin at the first line.")] = False,
+    address: Address = None,
+    ca: Authority = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """Have the answers to a file of questions kept. A run that was broken off goes on where it stopped."""
+    from tqdm import tqdm
+
+    from lpc.cache import warming
+
+    body = or_fail(lambda: _template(template, model))
+    total = len([line for line in file.read_text().splitlines() if line.strip()]) if file.is_file() else 0
+
+    def work(client: "ResponseCacheClient") -> warming.Warmed:
+        if gateway:
+            ask = warming.through_gateway(gateway, token=token, scope=scope)
+        else:
+            ask = warming.through_sidecar(client, engine, key=engine_key, scope=scope, tenant=tenant, tags=tag or [], ttl_s=ttl)
+        warmed = warming.Warmed()
+        with tqdm(total=total, desc="warming", unit=" question") as bar:
+            for warmed in warming.warm(file, body, ask, rate=rate, again=again):
+                bar.n = warmed.skipped + warmed.there + warmed.stored + sum(warmed.refused.values())
+                bar.refresh()
+        return warmed
+
+    done = _with_client(work, address, ca, certificate, key)
+    refused = "".join(f", {count} not kept ({reason})" for reason, count in sorted(done.refused.items()))
+    typer.echo(f"{done.stored} stored, {done.there} were there, {done.skipped} done before{refused}")
+
+
+@app.command("feedback")
+def give_feedback(
+    entry: Annotated[str, typer.Argument(help="As x-lpc-entry names it, hexadecimal.")],
+    wrong: Annotated[bool, typer.Option("--wrong/--right", help="Whether the answer was wrong.")] = True,
+    reason: Annotated[str, typer.Option(help="A word for the counters: a-z and _.")] = "",
+    drop: Annotated[bool, typer.Option("--drop", help="Serve it to nobody any more.")] = False,
+    address: Address = None,
+    ca: Authority = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """Say whether an answer that was served was right: evidence for the scope's threshold."""
+    from lpc.cache.v1 import response_cache_pb2 as pb
+
+    message = pb.FeedbackRequest(entry_id=_entry(entry), wrong=wrong, reason_code=reason, drop=drop)
+    done = _with_client(lambda client: client.feedback(message), address, ca, certificate, key)
+    if not done.counted and not done.dropped:
+        fail("no such entry: it has ended or was dropped, or it is another client's")
+    typer.echo("counted" + (", and dropped" if done.dropped else ""))
+
+
+@app.command("invalidate")
+def make_unfindable(
+    entry: Annotated[str | None, typer.Option(help="One answer, as x-lpc-entry names it.")] = None,
+    scope: Annotated[str | None, typer.Option(help="All answers of a scope.")] = None,
+    tag: Annotated[str | None, typer.Option(help="All that were stored with a tag.")] = None,
+    model: Annotated[str | None, typer.Option(help="All of a model.")] = None,
+    model_version: Annotated[str, typer.Option(help="With --model: only of this version.")] = "",
+    erase: Annotated[bool, typer.Option("--erase", help="Delete them too, instead of leaving them unreachable.")] = False,
+    address: Address = None,
+    ca: Authority = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """Make answers unfindable at once, on all sidecars."""
+    from lpc.cache.v1 import response_cache_pb2 as pb
+
+    given = {"entry_id": entry, "scope": scope, "tag": tag, "model": model}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if len(chosen) != 1:
+        fail("name one of --entry, --scope, --tag and --model; `lpc cache purge` is for everything")
+    message = pb.InvalidateRequest(erase=erase, model_version=model_version)
+    for name, value in chosen.items():
+        setattr(message, name, _entry(value) if name == "entry_id" else value)
+    _invalidate(message, address, ca, certificate, key)
+
+
+@app.command("purge")
+def purge_all(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    address: Address = None,
+    ca: Authority = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """Delete all answers of this client, in all scopes."""
+    from lpc.cache.v1 import response_cache_pb2 as pb
+
+    if not yes and not typer.confirm("Delete all answers that this client has stored?"):
+        fail("nothing was deleted")
+    _invalidate(pb.InvalidateRequest(everything=True, erase=True), address, ca, certificate, key)
+
+
+@app.command("report")
+def report_day(
+    day: Annotated[str | None, typer.Option(help="A day in UTC, as 2026-11-22; default: today.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=366, help="So many days, that one the last.")] = 1,
+    scope: Annotated[str, typer.Option(help="One scope; default: all of this client's.")] = "",
+    as_json: JsonOutput = False,
+    address: Address = None,
+    ca: Authority = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """Print what was hit and missed by tier, what that spared, and the bound and threshold in force."""
+    from lpc.cache.v1 import response_cache_pb2 as pb
+    from lpc.wire.terminal import console
+
+    today = datetime.now(UTC).date()
+    try:
+        last = date.fromisoformat(day) if day else today
+    except ValueError:
+        fail(f"{day} is no day: say it as {today.isoformat()}")
+    if last > today:
+        fail(f"{last} is still to come")
+    message = pb.StatsRequest(scope=scope, days=(today - last).days + days - 1)
+    stats = _with_client(lambda client: client.stats(message), address, ca, certificate, key)
+    first = date.fromordinal(last.toordinal() - days + 1)
+    rows = [_figures(one, first.isoformat(), last.isoformat()) for one in stats.scopes]
+    if as_json:
+        print(json.dumps({"from": first.isoformat(), "to": last.isoformat(), "scopes": rows}, indent=2))
+        return
+    title = last.isoformat() if days == 1 else f"{first} to {last}"
+    console().print(_table(title, rows))
+
+
+def _figures(stats: "pb.ScopeStats", first: str, last: str) -> dict[str, Any]:
+    """Return a scope's figures over the days, and what is in force now."""
+    days = [day for day in stats.days if first <= day.date <= last]
+
+    def total(name: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for day in days:
+            for label, count in getattr(day, name).items():
+                found[label] = found.get(label, 0) + count
+        return dict(sorted(found.items()))
+
+    hits, misses = total("hits"), total("misses")
+    asked = sum(hits.values()) + sum(misses.values())
+    return {
+        "scope": stats.scope,
+        "kind": stats.kind,
+        "mode": stats.mode,
+        "reachable": stats.known,
+        "asked": asked,
+        "hit_rate": sum(hits.values()) / asked if asked else None,
+        "hits": hits,
+        "misses": misses,
+        "stored": sum(day.stored for day in days),
+        "refused": total("refused"),
+        "prompt_tokens_spared": sum(day.prompt_tokens_spared for day in days),
+        "completion_tokens_spared": sum(day.completion_tokens_spared for day in days),
+        "engine_seconds_spared": round(sum(day.engine_seconds_spared for day in days), 3),
+        "feedback": total("feedback"),
+        "entries": stats.entries,
+        "ttl_s": stats.ttl_s,
+        "bound": stats.bound,
+        "level": stats.level,
+        "threshold": stats.threshold if stats.HasField("threshold") else None,
+        "error_bound": stats.error_bound if stats.HasField("threshold") else None,
+        "labels": stats.labels,
+        "labels_different": stats.labels_different,
+    }
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> "Table":
+    from rich.table import Table
+
+    columns = ("scope", "asked", "hits", "of them", "stored", "tokens spared", "seconds spared", "semantic", "feedback")
+    table = Table(*columns, title=title)
+    for row in rows:
+        rate = "" if row["hit_rate"] is None else f"{row['hit_rate']:.1%}"
+        tiers = ", ".join(f"{name} {count:,}" for name, count in row["hits"].items())
+        spared = row["prompt_tokens_spared"] + row["completion_tokens_spared"]
+        semantic = row["mode"]
+        if row["threshold"] is not None:
+            semantic += f", from {row['threshold']:.4f}, at most {row['error_bound']:.1%} wrong"
+        elif semantic != "off":
+            semantic += f", shut ({row['labels']:,} labels)"
+        feedback = ", ".join(f"{name} {count:,}" for name, count in row["feedback"].items())
+        cells = (f"{row['asked']:,}", rate, tiers, f"{row['stored']:,}", f"{spared:,}", f"{row['engine_seconds_spared']:,.1f}")
+        table.add_row(row["scope"] + ("" if row["reachable"] else " (no Redis)"), *cells, semantic, feedback)
+    return table
+
+
+def _invalidate(
+    message: "pb.InvalidateRequest", address: str | None, ca: Path | None, certificate: Path | None, key: Path | None
+) -> None:
+    done = _with_client(lambda client: client.invalidate(message), address, ca, certificate, key)
+    if not done.done:
+        fail("nothing was invalidated: the sidecar cannot reach its Redis (LPC_CACHE_REDIS_URL); try again")
+    typer.echo(f"done; {done.erased:,} deleted" if message.erase else "done")
+
+
+def _with_client(
+    action: Callable[["ResponseCacheClient"], Result],
+    address: str | None,
+    ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+) -> Result:
+    from lpc.cache.client import ResponseCacheClient
+    from lpc.wire.access import access_of
+
+    settings = client_settings(predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key)
+    # A person waits, no request: what is slow is no miss here.
+    client = ResponseCacheClient(settings.predictor_address, access=access_of(settings), timeout_s=10.0)
+    try:
+        return or_fail(lambda: action(client))
+    finally:
+        client.close()
+
+
+def _entry(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        fail("an entry is hexadecimal digits, as the header x-lpc-entry says them")
+
+
+def _template(path: Path | None, model: str) -> dict[str, Any]:
+    from lpc.cache.warming import WarmError
+
+    body: dict[str, Any] = {"temperature": 0}
+    if path is not None:
+        try:
+            body = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise WarmError(f"{path} is not the JSON body of a request") from error
+        if not isinstance(body, dict) or not isinstance(body.get("messages", []), list):
+            raise WarmError(f"{path} is not the JSON body of a request")
+    return {**body, "model": model} if model else body

@@ -1,0 +1,36 @@
+"""Response caches for tests: a sidecar with the tiny model and a Redis of its own."""
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lpc.bench.processes import RedisServer, Sidecar
+
+
+@dataclass
+class ResponseCaches:
+    """Both processes, running."""
+
+    redis: RedisServer
+    sidecar: Sidecar
+
+
+def write_keys(path: Path) -> Path:
+    path.write_text(f"names: {secrets.token_hex(32)}\nfirst: {secrets.token_hex(32)}\n")
+    path.chmod(0o600)
+    return path
+
+
+@contextlib.contextmanager
+def response_caches(
+    folder: Path, models: Path, scopes: Mapping[str, Any] | None = None, **settings: Any
+) -> Iterator[ResponseCaches]:
+    """Run a sidecar with response caches. ``settings``: more of the sidecar's."""
+    keys = write_keys(folder / "keys")
+    with RedisServer(folder / "cache-redis") as redis:
+        ours = {"cache_redis_url": redis.url, "cache_keys": keys, "cache_scopes": dict(scopes or {"default": {}})}
+        with Sidecar(folder, models, "tiny", **ours, **settings) as sidecar:
+            yield ResponseCaches(redis, sidecar)

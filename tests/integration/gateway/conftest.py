@@ -1,0 +1,72 @@
+"""What the gateway's tests share: a gateway before engines, with or without a sidecar."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from eviction_client.settings import ClientSettings
+from lpc.bench.processes import free_port
+from lpc.gateway.server import running
+from lpc.gateway.settings import GatewaySettings
+from tests.engine_double import EngineDouble
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Running:
+    """A gateway that runs. ``url``: its own."""
+
+    url: str
+    client: httpx.AsyncClient
+    metrics_url: str
+
+    async def ask(self, body: dict[str, Any], **headers: str) -> httpx.Response:
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.client.post(CHAT, json=body, headers=fields)
+
+    async def metric(self, line: str) -> float:
+        """Return the value of a metric with its labels, as Prometheus reads it; 0 where it is not there."""
+        text = (await self.client.get(self.metrics_url)).text
+        return next((float(row.rpartition(" ")[2]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
+
+
+@contextlib.asynccontextmanager
+async def a_gateway(*engines: EngineDouble | str, sidecar: str | None = None, **settings: Any) -> AsyncIterator[Running]:
+    """Run a gateway; without ``sidecar`` at an address where none is."""
+    urls = tuple(engine if isinstance(engine, str) else engine.url for engine in engines)
+    # A look-up gets its 50 ms where that is what is tested, and longer elsewhere: the machine may be busy.
+    made = GatewaySettings(
+        **{
+            "gateway_lookup_timeout_s": 10.0,
+            "gateway_port": 0,
+            "gateway_metrics_port": 0,
+            "gateway_engines": urls,
+            "gateway_probe_interval_s": 0.05,
+            **settings,
+        }
+    )
+    where = ClientSettings(predictor_address=sidecar or f"127.0.0.1:{free_port()}")
+    async with running(made, where) as addresses:
+        url = f"http://127.0.0.1:{addresses.port}"
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=limits) as client:
+            yield Running(url, client, f"http://127.0.0.1:{addresses.metrics_port}/metrics")
+
+
+def chat(text: str, **others: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], "temperature": 0, **others}
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    """Wait until a condition, which may be a coroutine, holds."""
+    async with asyncio.timeout(20):
+        while True:
+            held = condition()
+            if await held if asyncio.iscoroutine(held) else held:
+                return
+            await asyncio.sleep(0.01)

@@ -1,0 +1,120 @@
+"""Whatever dies beside the gateway, it is a plain proxy: no request fails, and hits are back when what died is back."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lpc.bench.processes import Sidecar
+from tests.caching_sidecar import ResponseCaches, response_caches, write_keys
+from tests.engine_double import EngineDouble, served
+from tests.integration.gateway.conftest import Running, a_gateway, chat, eventually
+
+
+@contextlib.asynccontextmanager
+async def all_well(folder: Path, models: Path) -> AsyncIterator[tuple[ResponseCaches, EngineDouble, Running]]:
+    """Yield sidecar, engine and gateway, with an answer kept."""
+    with response_caches(folder, models) as caches:
+        async with (
+            served(EngineDouble()) as engine,
+            a_gateway(engine, sidecar=caches.sidecar.address, gateway_lookup_timeout_s=0.05) as gateway,
+        ):
+            await eventually(lambda: _hits(gateway))
+            yield caches, engine, gateway
+
+
+async def _hits(gateway: Running) -> bool:
+    return (await gateway.ask(chat("kept"))).headers.get("x-lpc-cache") == "exact"
+
+
+async def serves_without(engine: EngineDouble, gateway: Running) -> None:
+    """Every request is answered by the engine, old question or new, streamed or not, one or many at once."""
+    before = len(engine.completions)
+    for i in range(4):
+        for stream in (False, True):
+            for text in ("kept", f"new {i} {stream}"):
+                answer = await gateway.ask(chat(text, stream=stream))
+                assert answer.status_code == 200 and f"You said: {text}".split(" ")[-1] in answer.text
+    answers = await asyncio.gather(*(gateway.ask(chat("many")) for _ in range(32)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len(engine.completions) - before == 4 * 2 * 2 + 32
+    assert await gateway.metric("lpc_gateway_cache_up") == 0
+
+
+async def test_sidecar_silent_dead_and_back(tmp_path: Path, tiny_models: Path) -> None:
+    async with all_well(tmp_path, tiny_models) as (caches, engine, gateway):
+        caches.sidecar.freeze()
+        await serves_without(engine, gateway)
+        caches.sidecar.thaw()
+        await eventually(lambda: _hits(gateway))
+        caches.sidecar.kill()
+        await serves_without(engine, gateway)
+        await asyncio.to_thread(caches.sidecar.start)
+        await eventually(lambda: _hits(gateway))
+
+
+async def test_redis_silent_dead_and_back(tmp_path: Path, tiny_models: Path) -> None:
+    async with all_well(tmp_path, tiny_models) as (caches, engine, gateway):
+        caches.redis.freeze()
+        await serves_without(engine, gateway)
+        caches.redis.thaw()
+        await eventually(lambda: _hits(gateway))
+        caches.redis.kill()
+        await serves_without(engine, gateway)
+        await asyncio.to_thread(caches.redis.start)
+        await eventually(lambda: _hits(gateway))
+
+
+async def test_records_that_are_corrupt_or_under_another_key_are_no_answers(tmp_path: Path, tiny_models: Path) -> None:
+    async with all_well(tmp_path, tiny_models) as (caches, engine, gateway):
+        redis = caches.redis.client()
+        for key in redis.scan_iter("lpc:rc:*:e:*"):
+            redis.set(key, b"\x00junk", keepttl=True)
+        answer = await gateway.ask(chat("kept"))
+        assert (answer.status_code, answer.headers["x-lpc-cache"]) == (200, "miss")
+        await eventually(lambda: _hits(gateway))
+        other = tmp_path / "other"
+        other.mkdir()
+        keys = write_keys(other / "keys")
+        with Sidecar(other, tiny_models, "tiny", cache_redis_url=caches.redis.url, cache_keys=keys) as stranger:
+            async with a_gateway(engine, sidecar=stranger.address) as elsewhere:
+                assert (await elsewhere.ask(chat("kept"))).headers["x-lpc-cache"] == "miss"
+
+
+async def test_a_leader_whose_engine_dies_leaves_the_lead_to_another_and_nothing_half_is_kept(
+    tmp_path: Path, tiny_models: Path
+) -> None:
+    async with all_well(tmp_path, tiny_models) as (caches, engine, gateway):
+        engine.die_after, engine.seconds = 2, 0.3
+        asking = [asyncio.ensure_future(gateway.ask(chat("dies", stream=True))) for _ in range(8)]
+        await eventually(lambda: any(request.json["messages"][0]["content"] == "dies" for request in engine.completions))
+        await asyncio.sleep(0.1)
+        engine.die_after = None
+        results = await asyncio.gather(*asking, return_exceptions=True)
+        whole = [result for result in results if isinstance(result, httpx.Response)]
+        assert all(isinstance(result, httpx.Response | httpx.RemoteProtocolError) for result in results)
+        assert all(answer.text.endswith("data: [DONE]\n\n") for answer in whole)
+        del caches
+
+
+async def test_a_sidecar_without_a_cache_is_asked_and_nothing_is_claimed(tmp_path: Path, tiny_models: Path) -> None:
+    with Sidecar(tmp_path, tiny_models, "tiny") as sidecar:
+        async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=sidecar.address) as gateway:
+            for _ in range(2):
+                answer = await gateway.ask(chat("x"))
+                assert answer.status_code == 200 and "x-lpc-cache" not in answer.headers
+            assert len(engine.completions) == 2
+
+
+@pytest.mark.parametrize("setting", [{"gateway_cache": False}, {"gateway_wait_s": 0}])
+async def test_without_cache_or_without_waiting_all_go_to_the_engine(
+    tmp_path: Path, tiny_models: Path, setting: dict[str, object]
+) -> None:
+    with response_caches(tmp_path, tiny_models) as caches:
+        engine, sidecar = EngineDouble(seconds=0.3), caches.sidecar.address
+        async with served(engine), a_gateway(engine, sidecar=sidecar, **setting) as gateway:
+            await asyncio.gather(*(gateway.ask(chat("x")) for _ in range(4)))
+            assert len(engine.completions) == 4
