@@ -31,6 +31,12 @@ def response_caches(
     """Run a sidecar with response caches. ``settings``: more of the sidecar's."""
     keys = write_keys(folder / "keys")
     with RedisServer(folder / "cache-redis") as redis:
-        ours = {"cache_redis_url": redis.url, "cache_keys": keys, "cache_scopes": dict(scopes or {"default": {}})}
+        # The machine may be busy; what becomes of a slow Redis is tested by one that is silent.
+        ours = {
+            "cache_redis_timeout_s": 1,
+            "cache_redis_url": redis.url,
+            "cache_keys": keys,
+            "cache_scopes": dict(scopes or {"default": {}}),
+        }
         with Sidecar(folder, models, "tiny", **ours, **settings) as sidecar:
             yield ResponseCaches(redis, sidecar)

@@ -67,5 +67,5 @@ def plain(value: Any) -> Any:
             else sorted(items, key=lambda one: json.dumps(one, sort_keys=True))
         )
     if isinstance(value, str):
-        return re.sub(r"^(lpc-predictor|lpc-redis-config|lpc-redis-form)-[a-z0-9]{10}$", r"\1", value)
+        return re.sub(r"^(lpc-predictor|lpc-gateway|lpc-redis-config|lpc-redis-form)-[a-z0-9]{10}$", r"\1", value)
     return value

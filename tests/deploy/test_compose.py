@@ -13,10 +13,11 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from eviction_client.settings import ClientSettings
+from lpc.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
 
-PROFILES = ("cpu", "gpu", "two-gpus")
+PROFILES = ("cpu", "gpu", "two-gpus", "gateway")
 Service = dict[str, Any]
 
 
@@ -47,10 +48,11 @@ def test_docker_compose_refuses_a_field_that_is_none(tmp_path: Path) -> None:
     assert subprocess.run(["docker-compose", "config", "-q"], cwd=tmp_path, capture_output=True).returncode != 0
 
 
-@pytest.mark.parametrize(("name", "engines"), [("cpu", 2), ("gpu", 1), ("two-gpus", 2)])
+@pytest.mark.parametrize(("name", "engines"), [("cpu", 2), ("gpu", 1), ("two-gpus", 2), ("gateway", 2)])
 def test_a_profile_has_its_engines_a_sidecar_a_redis_and_the_monitoring(name: str, engines: int) -> None:
-    kinds = sorted(re.sub(r"-(gpu|a|b|a-gpu|b-gpu)$", "", service) for service in profile(name))
-    assert kinds == ["engine"] * engines + ["grafana", "predictor", "prometheus", "redis"]
+    kinds = sorted(re.sub(r"-(gpu|a|b|a-gpu|b-gpu|caching)$", "", service) for service in profile(name))
+    more = ["cache-redis", "gateway"] if name == "gateway" else []
+    assert kinds == sorted(["engine"] * engines + ["grafana", "predictor", "prometheus", "redis", *more])
 
 
 def test_a_profile_needs_the_gpus_that_it_is_named_for() -> None:
@@ -76,7 +78,7 @@ def test_an_image_is_built_by_one_service_and_pulled_by_none(name: str) -> None:
 def test_the_index_of_the_packages_reaches_every_build() -> None:
     chosen = {"PIP_INDEX_URL": "https://one.example/simple", "PIP_EXTRA_INDEX_URL": "https://two.example/simple"}
     builds = [service["build"]["args"] for service in configured(**chosen).values() if "build" in service]
-    assert len(builds) == 4
+    assert len(builds) == 5
     assert all(chosen.items() <= arguments.items() for arguments in builds)
 
 
@@ -109,7 +111,7 @@ def test_every_address_that_is_named_is_a_services(name: str) -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     targets = {t for job in config["scrape_configs"] for s in job.get("static_configs", []) for t in s["targets"]}
     looked_up = {n for job in config["scrape_configs"] for s in job.get("dns_sd_configs", []) for n in s["names"]}
-    assert looked_up & names == {alias for alias in names if re.fullmatch("engine-[ab]", alias)} != set()
+    assert looked_up & names == {alias for alias in names if re.fullmatch("engine-[ab]|gateway", alias)} != set()
     addresses = {target.partition(":")[0] for target in targets}
     for service in services.values():
         environment = service.get("environment", {})
@@ -126,11 +128,16 @@ def test_every_address_that_is_named_is_a_services(name: str) -> None:
 def test_engines_use_the_plug_in_and_settings_that_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, service in profile(name).items():
         ours = {k: v for k, v in service.get("environment", {}).items() if k.startswith("LPC_")}
-        kinds: dict[str, type[BaseSettings]] = {"engine": ClientSettings, "predictor": ServiceSettings}
+        kinds: dict[str, type[BaseSettings]] = {
+            "engine": ClientSettings,
+            "predictor": ServiceSettings,
+            "gateway": GatewaySettings,
+        }
         settings = kinds.get(key.partition("-")[0])
         assert settings is not None or not ours
         if settings is not None:
-            assert {k.removeprefix("LPC_").lower() for k in ours} <= set(settings.model_fields)
+            reaches_sidecar = set(ClientSettings.model_fields) if key == "gateway" else set()
+            assert {k.removeprefix("LPC_").lower() for k in ours} <= set(settings.model_fields) | reaches_sidecar
             with monkeypatch.context() as patched:
                 for k, v in ours.items():
                     patched.setenv(k, v)

@@ -40,7 +40,7 @@ def test_the_comparison_sees_a_difference() -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("values", ["everything", "learning", "redis-cluster"])
+@pytest.mark.parametrize("values", ["everything", "learning", "redis-cluster", "gateway"])
 def test_the_schema_of_kubernetes_accepts_every_object(values: str, release: str) -> None:
     for found in charted(values):
         if found["kind"] not in OPERATORS:
@@ -89,6 +89,8 @@ def test_the_operators_schema_accepts_the_pod_monitors_and_the_rules() -> None:
         ("redis.mode=cluster,redis.tls.enabled=true", "redis.tls is of redis.mode: embedded, not of cluster"),
         ("kind=DaemonSet,autoscaling.enabled=true", "a DaemonSet has a sidecar on every node"),
         ("redis.mode=external", "redis.mode: external needs redis.external.url"),
+        ("gateway.enabled=true,gateway.engines=null", "gateway.enabled needs gateway.engines"),
+        ("gateway.engines={vllm:8000}", "at '/gateway/engines/0': 'vllm:8000' does not match pattern '^https?://'"),
     ],
 )
 def test_wrong_values_are_refused_by_name(wrong: str, says: str) -> None:

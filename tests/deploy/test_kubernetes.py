@@ -19,6 +19,7 @@ import pytest
 import redis
 import yaml
 from prometheus_client import generate_latest
+from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
 from eviction_client.settings import ClientSettings
@@ -26,6 +27,7 @@ from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.bench.processes import free_port
 from lpc.commands.cli import app
+from lpc.gateway.settings import GatewaySettings
 from lpc.wire.redis_url import RedisLogin
 from predictor_service.batching.queue import PATIENCE_SHARE
 from predictor_service.metrics import Metrics
@@ -33,14 +35,14 @@ from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
 
 DEPLOY = ROOT / "deploy"
-OVERLAYS = ("minimal", "cpu", "gpu", "node", "redis-cluster", "mtls", "learning")
+OVERLAYS = ("minimal", "cpu", "gpu", "node", "redis-cluster", "mtls", "learning", "gateway")
 EXAMPLES = ("vllm", "vllm-one-pod", "dask", "ray")
 Object = dict[str, Any]
 
 # The oldest and the newest release whose schemas the validator has, of those with autoscaling/v2 and gRPC probes.
 RELEASES = ("1.27", "1.37")
-BROUGHT = {"lpc-predictor-tls", "lpc-redis-tls"}
-"""What an operator brings: certificates."""
+BROUGHT = {"lpc-predictor-tls", "lpc-redis-tls", "lpc-response-cache"}
+"""What an operator brings: certificates, the keys and tokens of the response caches."""
 
 
 @cache
@@ -183,11 +185,16 @@ def test_the_autoscalers_metric_is_the_sidecars_and_the_adapter_gives_it(overlay
 def test_every_setting_exists_and_is_valid(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("LPC_")]:
         monkeypatch.delenv(name)
-    sides = (("lpc-predictor", ServiceSettings), ("lpc-engine", ClientSettings))
+    sides: list[tuple[str, type[BaseSettings]]] = [("lpc-predictor", ServiceSettings), ("lpc-engine", ClientSettings)]
+    if overlay == "gateway":
+        # Which reaches the sidecars as engines do.
+        sides += [("lpc-gateway", GatewaySettings), ("lpc-gateway", ClientSettings)]
     for configuration, settings in sides:
         data = named(rendered(overlay), "ConfigMap", configuration)["data"]
         ours = {name: value for name, value in data.items() if name.startswith("LPC_")}
-        assert {name.removeprefix("LPC_").lower() for name in ours} <= set(settings.model_fields)
+        both = {*GatewaySettings.model_fields, *ClientSettings.model_fields}
+        known = both if configuration == "lpc-gateway" else set(settings.model_fields)
+        assert {name.removeprefix("LPC_").lower() for name in ours} <= known
         with monkeypatch.context() as patched:
             for name, value in ours.items():
                 patched.setenv(name, value)
@@ -219,7 +226,8 @@ def test_the_jobs_commands_are_lpcs(overlay: str) -> None:
                 for option in arguments[::2]:
                     assert f"{option} " in usage, (owner, option)
                 seen.append(" ".join(command))
-    assert sorted(seen) == (["export", "models prune", "serve", "train"] if overlay == "learning" else ["serve"])
+    more = {"learning": ["export", "models prune", "train"], "gateway": ["gateway"]}
+    assert sorted(seen) == sorted(["serve", *more.get(overlay, [])])
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -28,6 +28,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.model.volume.existingClaim | default (printf "%s-models" (include "lpc.prefix" .)) }}
 {{- end -}}
 
+{{- define "lpc.cacheSecret" -}}
+{{ .Values.gateway.existingSecret | default (printf "%s-response-cache" (include "lpc.prefix" .)) }}
+{{- end -}}
+
 {{- define "lpc.redisSecret" -}}
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "lpc.prefix" .)) }}
 {{- end -}}

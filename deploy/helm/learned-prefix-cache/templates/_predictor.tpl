@@ -128,6 +128,11 @@ spec:
           mountPath: /etc/lpc/tls
           readOnly: true
         {{- end }}
+        {{- if .Values.gateway.enabled }}
+        - name: response-cache
+          mountPath: /etc/lpc/cache
+          readOnly: true
+        {{- end }}
         - name: cache
           mountPath: /cache
         - name: socket
@@ -153,6 +158,12 @@ spec:
       secret:
         secretName: {{ .Values.tls.secret | default (printf "%s-predictor-tls" (include "lpc.prefix" .)) }}
         defaultMode: 0440
+    {{- end }}
+    {{- if .Values.gateway.enabled }}
+    {{- $patch := .Files.Get "files/gateway/predictor.yaml" | fromYaml }}
+    {{- $volume := index $patch.spec.template.spec.volumes 0 }}
+    {{- $_ := set $volume.secret "secretName" (include "lpc.cacheSecret" .) }}
+    - {{ toYaml $volume | nindent 6 | trim }}
     {{- end }}
     - {{ merge (dict "name" "cache") (.Values.cache.volume | default (dict "emptyDir" (dict "sizeLimit" .Values.cache.size))) | toYaml | nindent 6 | trim }}
     - name: socket

@@ -34,7 +34,26 @@
 {{- if or (eq .Values.redis.mode "cluster") (and (eq .Values.redis.mode "external") .Values.redis.external.cluster) }}
 {{- $_ := set $found "LPC_REDIS_CLUSTER" "true" }}
 {{- end }}
+{{- if .Values.gateway.enabled }}
+{{- range .Files.Lines "files/gateway/predictor.env" }}
+{{- if contains "=" . }}{{ $_ := set $found (splitn "=" 2 .)._0 (splitn "=" 2 .)._1 }}{{ end }}
+{{- end }}
+{{- $_ := set $found "LPC_CACHE_REDIS_URL" (printf "redis://%s-response-cache.%s.svc:6379/0" (include "lpc.prefix" .) .Release.Namespace) }}
+{{- with .Values.gateway.cacheScopes }}{{ $_ := set $found "LPC_CACHE_SCOPES" (toJson .) }}{{ end }}
+{{- end }}
 {{- toYaml (mergeOverwrite $found .Values.settings) }}
+{{- end -}}
+
+{{/* The gateway's settings, over those of the kustomize component. */}}
+{{- define "lpc.gateway" -}}
+{{- $found := dict }}
+{{- range .Files.Lines "files/gateway/gateway.env" }}
+{{- if contains "=" . }}{{ $_ := set $found (splitn "=" 2 .)._0 (splitn "=" 2 .)._1 }}{{ end }}
+{{- end }}
+{{- $service := ternary "predictor" "predictor-headless" (eq .Values.kind "DaemonSet") }}
+{{- $_ := set $found "LPC_PREDICTOR_ADDRESS" (printf "dns:///%s-%s.%s.svc:50051" (include "lpc.prefix" .) $service .Release.Namespace) }}
+{{- $_ := set $found "LPC_GATEWAY_ENGINES" (join "," .Values.gateway.engines) }}
+{{- toYaml (mergeOverwrite $found .Values.gateway.settings) }}
 {{- end -}}
 
 {{/* Not empty where the sidecars tell each other of turns through the chart's own Redis: not where it wants certificates that they lack. */}}
