@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ import pytest
 from tests.authority import authority
 from tests.guarded_redis import guarded_redis, guarded_session
 from tests.redis_server import redis_server, redis_session
+
+# LiteLLM would fetch a list of prices when it is imported.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 __all__ = ["authority", "guarded_redis", "guarded_session", "redis_server", "redis_session", "timed_models", "tiny_models"]
 

@@ -21,7 +21,7 @@ from langchain_core.outputs import ChatGeneration, Generation
 
 from lpc.cache.client import TIMEOUT_S, ResponseCacheClient
 from lpc.cache.forms import body_of, reply_of
-from lpc.cache.questions import compact, question
+from lpc.cache.questions import DEFAULT_SCOPE, compact, question
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 
@@ -90,8 +90,11 @@ class LpcCache(BaseCache):
 
     def clear(self, **kwargs: Any) -> None:
         """Make all that was stored in this scope unfindable, or of the ``tag`` or ``model`` given. Raises CacheError."""
-        what = {name: kwargs[name] for name in ("tag", "model") if name in kwargs} or {"scope": self._scope or "default"}
-        self._client.invalidate(pb.InvalidateRequest(**what))
+        message = pb.InvalidateRequest(scope=self._scope or DEFAULT_SCOPE)
+        for name in ("tag", "model"):
+            if name in kwargs:
+                setattr(message, name, str(kwargs[name]))
+        self._client.invalidate(message)
 
     async def alookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
         """As :meth:`lookup`, in a thread."""

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 
+DEFAULT_SCOPE: Final = "default"
+"""Of who names none."""
 _APART: Final = ("model", "messages", "tools", "prompt")
 _OF_THE_FORM: Final = ("stream", "stream_options")
 """They say how an answer is told, not which."""
@@ -36,7 +38,7 @@ def question(
         parameters_json=compact(parameters),
         messages=[_message(message) for message in body.get("messages") or ()],
         tools_json=compact(tools) if tools else b"",
-        scope=scope,
+        scope=scope or DEFAULT_SCOPE,
         tags=tags,
         prompt=body.get("prompt"),
         tenant=tenant,

@@ -152,7 +152,7 @@ def through_sidecar(
         try:
             response = _known(body, answer) if answer is not None else _asked(http, engine, key, body)
         finally:
-            message = pb.StoreRequest(request=asked, response=response, flight=found.miss.flight, ttl_s=ttl_s, tags=tags)
+            message = pb.StoreRequest(request=asked, response=response, flight=found.miss.flight, ttl_s=ttl_s)
             message.aborted = response is None
             stored = client.store(message)
         return "stored" if stored.stored else stored.refusal or "refused"

@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from lpc.cache.questions import DEFAULT_SCOPE
 from lpc.gateway.headers import Headers, first
 from lpc.gateway.settings import GatewaySettings
 from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
@@ -14,7 +15,6 @@ from lpc.wire.watched import WatchedFiles
 
 log = logging.getLogger(__name__)
 
-DEFAULT_SCOPE: Final = "default"
 UNNAMED: Final = "-"
 """Label and name, in the settings, of a client without a token of the gateway's."""
 
