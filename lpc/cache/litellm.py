@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from litellm.caching.caching import Cache, CacheMode
 from litellm.litellm_core_utils.model_param_helper import ModelParamHelper
+from litellm.types.caching import LiteLLMCacheType
 
 from lpc.cache.client import TIMEOUT_S, AsyncResponseCacheClient, ResponseCacheClient
 from lpc.cache.forms import body_of
@@ -46,7 +47,7 @@ class LpcCache(Cache):
         timeout_s: float = TIMEOUT_S,
         mode: CacheMode = CacheMode.default_on,
     ) -> None:
-        super().__init__(type="local", mode=mode, supported_call_types=list(COMPLETIONS))
+        super().__init__(type=LiteLLMCacheType.LOCAL, mode=mode, supported_call_types=list(COMPLETIONS))
         self._client = ResponseCacheClient(address, access=access, timeout_s=timeout_s)
         self._async_client = AsyncResponseCacheClient(address, access=access, timeout_s=timeout_s)
         self._scope, self._tenant, self._tags = scope, tenant, tags
@@ -85,7 +86,8 @@ class LpcCache(Cache):
         await self._async_client.close()
 
     def _question(self, kwargs: Mapping[str, Any]) -> pb.Request | None:
-        if self.should_use_cache(**kwargs) is not True or not ("messages" in kwargs or isinstance(kwargs.get("prompt"), str)):
+        used: object = self.should_use_cache(**kwargs)  # type: ignore[no-untyped-call]
+        if used is not True or not ("messages" in kwargs or isinstance(kwargs.get("prompt"), str)):
             return None
         known = ModelParamHelper._get_all_llm_api_params()
         body = {name: value for name, value in kwargs.items() if name in known and value is not None and name != "input"}
