@@ -1,11 +1,15 @@
 """Tiers behind the cache: what they hold, how long loads take, and what is worth moving before anybody asks."""
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from lpc.commands.cli import app
 from lpc.model.returns.credit import log_index
 from lpc.model.returns.due import Due, log_price
 from lpc.model.returns.hazards import AGES
@@ -288,3 +292,50 @@ def test_without_tiers_a_run_is_what_it_was_before_there_were_any(policy: str, h
 
     assert (result.hit_tokens, result.evicted, result.tiers) == (hits, evicted, None)
     assert not [name for name in result.figures() if name.startswith("prefetch_") or name == "tiers"]
+
+
+def test_table_page_and_picture_show_what_tiers_serve_and_what_was_in_vain(tmp_path: Path) -> None:
+    lines = []
+    for n in range(300):
+        chat, number = n % 60, n // 60
+        blocks = [100 * chat + place for place in range(4 + number)]
+        lines.append({"timestamp": 10_000 * n, "input_length": 512 * len(blocks), "output_length": 100, "hash_ids": blocks})
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out, page, picture = (tmp_path / name for name in ("out.json", "page.html", "picture.png"))
+    options = [
+        "--trace",
+        str(log),
+        "--policies",
+        "lru,plugin",
+        "--capacity",
+        "10%",
+        "--tier",
+        "memory=10%",
+        "--tier",
+        "disk=90%",
+    ]
+    done = CliRunner().invoke(
+        app,
+        ["simulate", *options, "--prefetch", "none,oracle", "--tier-policy", "lru,credit"]
+        + ["--html", str(page), "--picture", str(picture), "--json", str(out)],
+    )
+
+    assert done.exit_code == 0, done.output
+    assert "Tiers behind the cache" in done.output
+    summary = json.loads(out.read_text())["summary"]
+    assert [(row["policy"], row["tier_policy"], row["prefetch"]) for row in summary] == [
+        (policy, order, prefetch)
+        for policy in ("lru", "plugin")
+        for order in ("lru", "credit")
+        for prefetch in ("none", "oracle")
+    ]
+    stock, oracle = summary[0], summary[1]
+    assert stock["served_gain"] == 0.0
+    assert stock["tiers"]["disk"] > oracle["tiers"]["disk"]
+    assert oracle["ttft_returning_mean_s"] < stock["ttft_returning_mean_s"]
+    assert oracle["prefetch_used"] > 0.9
+    text = page.read_text()
+    assert "The tiers behind the cache" in text
+    assert f"<td>{oracle['ttft_returning_mean_s']:.3f}</td>" in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
