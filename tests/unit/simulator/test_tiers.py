@@ -315,11 +315,9 @@ def test_table_page_and_picture_show_what_tiers_serve_and_what_was_in_vain(tmp_p
         "--tier",
         "disk=90%",
     ]
-    done = CliRunner().invoke(
-        app,
-        ["simulate", *options, "--prefetch", "none,oracle", "--tier-policy", "lru,credit"]
-        + ["--html", str(page), "--picture", str(picture), "--json", str(out)],
-    )
+    options += ["--prefetch", "none,oracle", "--tier-policy", "lru,credit"]
+    options += ["--html", str(page), "--picture", str(picture), "--json", str(out)]
+    done = CliRunner().invoke(app, ["simulate", *options])
 
     assert done.exit_code == 0, done.output
     assert "Tiers behind the cache" in done.output
