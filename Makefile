@@ -166,6 +166,27 @@ test-sglang: sglang ## the plug-in in SGLang's real radix cache (a minute and a 
 sglang-versions: sglang ## the same against other SGLang releases, which pass or are refused
 	PYTHONPATH=$(CURDIR) $(SGLANG)/bin/python tests/sglang/versions.py data/sglang $(SGLANG_RELEASES)
 
+# LMCache in MP mode, on top of vLLM's environment as well: its own requirements name CUDA, which runs nowhere here.
+LMCACHE := .venv-lmcache
+.PHONY: lmcache test-lmcache bench-prefetch
+lmcache: $(LMCACHE)/.installed ## build .venv-lmcache: LMCache's node, coordinator and connector for CPU (a minute after `make engine`)
+
+$(LMCACHE)/.installed: requirements/lmcache.txt pyproject.toml | $(ENGINE)/.installed
+	$(PYTHON) -m venv $(LMCACHE)
+	for site in $(LMCACHE)/lib/python*/site-packages; do \
+	  echo $(CURDIR)/$(ENGINE)/lib/$$(basename $$(dirname $$site))/site-packages > $$site/engine.pth; done
+	$(LMCACHE)/bin/pip install --disable-pip-version-check --quiet --no-deps -r requirements/lmcache.txt
+	$(LMCACHE)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
+	@touch $@
+
+test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: eviction, pins, tokens, and all of ours killed (four minutes)
+	@test -d models/e5-small || $(BIN)/lpc export --models models
+	LPC_TEST_LMCACHE=1 $(BIN)/pytest tests/lmcache -o timeout=900
+
+bench-prefetch: setup lmcache ## time to first token of returning turns with LMCache alone and with ours (a quarter of an hour)
+	@test -d models/e5-small || $(BIN)/lpc export --models models
+	$(BIN)/lpc bench prefetch
+
 .PHONY: test-image test-podmonitor deploy-tools settings support audit
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
 	$(BIN)/python -m tests.image.build_without_engine
@@ -235,4 +256,4 @@ release: setup ## dist/: wheel, sdist, models, SBOMs, image tags, checksums; the
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(ENGINE) $(SGLANG) $(RAY) $(REDISVL) .venv-python* lpc/v1 lpc/cache/v1 models build dist out
+	rm -rf $(VENV) $(LMCACHE) $(ENGINE) $(SGLANG) $(RAY) $(REDISVL) .venv-python* lpc/v1 lpc/cache/v1 models build dist out

@@ -140,3 +140,16 @@ def bench_responses(
     from lpc.bench import responses
 
     report(lambda: responses.run(models, model, pairs or (), folder=data, delta=bound, quick=quick, picture=picture), json_file)
+
+
+@app.command("prefetch")
+def bench_prefetch(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer turns count.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Returning turns with LMCache alone and with our controller: time to first token, and what was fetched ahead and used."""
+    from lpc.bench import prefetch
+
+    report(lambda: prefetch.run(models, model, quick=quick), json_file)

@@ -20,6 +20,7 @@ from eviction_client.stores.namespace import Namespace
 from lpc.commands.engines import examine_engines
 from lpc.commands.finding import Finding, Status
 from lpc.commands.token_request import token_requests
+from lpc.lmcache.support import installed, why_not
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import Access, access_of
@@ -47,7 +48,8 @@ def examine(settings: ClientSettings) -> list[Finding]:
     if reachable and all(finding.status != "fail" for finding in findings):
         findings += _guarded("sidecar", lambda: _sidecar(settings))
     findings += _guarded("hash seed", lambda: _hash_seed(settings, os.environ.get("PYTHONHASHSEED")))
-    return findings + _guarded("redis", lambda: _redis(settings))
+    findings += _guarded("redis", lambda: _redis(settings))
+    return findings + _guarded("lmcache", _lmcache)
 
 
 def _guarded(check: str, run: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -289,6 +291,17 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         "use a Redis in the same data centre" if slow else "",
     )
     yield _skew(skew)
+
+
+def _lmcache() -> Iterator[Finding]:
+    """Where LMCache is installed: whether its release was tried."""
+    version = installed()
+    if version is not None:
+        why = why_not(version)
+        if why is None:
+            yield Finding("lmcache", "ok", f"LMCache {version}, in MP mode by `lpc lmcache coordinator`")
+        else:
+            yield Finding("lmcache", "warn", f"LMCache {version}", why)
 
 
 def _skew(skew: float) -> Finding:

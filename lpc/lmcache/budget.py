@@ -36,6 +36,8 @@ class PrefetchBudget:
         self.used = 0
         self.useless = 0
         self.refused = 0
+        self._size = 0.0
+        """Of a fetch, mean of the latest; bytes."""
         self._aim = min(used_share + MARGIN, MOST)
         self.needed = used_share
 
@@ -46,6 +48,7 @@ class PrefetchBudget:
             return False
         self.waiting += size
         self.prefetched += size
+        self._size += (size - self._size) * (0.1 if self._size else 1.0)
         return True
 
     def untake(self, size: int) -> None:
@@ -58,6 +61,7 @@ class PrefetchBudget:
         self.waiting -= used + useless
         self.used += used
         self.useless += useless
-        if used + useless > 0:
-            share = used / (used + useless)
-            self.needed = min(max(self.needed + STEP * (self._aim - share), LEAST), MOST)
+        settled = used + useless
+        if settled > 0 and self._size:
+            step = STEP * min(settled / self._size, 1.0) * (self._aim - used / settled)
+            self.needed = min(max(self.needed + step, LEAST), MOST)

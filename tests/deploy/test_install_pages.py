@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from eviction_client.settings import ClientSettings
+from lpc.lmcache.settings import LMCacheSettings
 from predictor_service.settings import ServiceSettings
 from tests.deploy.chart import CHART, charted, helm
 from tests.deploy.test_kubernetes import named
@@ -39,6 +40,7 @@ def test_links_targets_and_settings_exist(name: str) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGES[name]):
         assert (ROOT / "docs/install" / link).exists(), link
     known = {f"LPC_{field.upper()}" for settings in (ServiceSettings, ClientSettings) for field in settings.model_fields}
+    known |= {f"LPC_LMCACHE_{field.upper()}" for field in LMCacheSettings.model_fields}
     assert set(re.findall(r"\bLPC_[A-Z_]+\b", PAGES[name])) <= known
     assert set(re.findall(r"--target (\S+)", PAGES[name])) <= set(stages()[1])
     assert set(re.findall(r"--build-arg (\w+)", PAGES[name])) <= set(stages()[0])
@@ -53,7 +55,7 @@ def test_engines_are_told_what_the_plug_in_and_the_sidecar_are_called(name: str,
     assert {key: value for key, value in environment.items() if key in engine["data"]}.items() <= engine["data"].items()
     assert set(re.findall(r"configMapRef: \{name: ([\w-]+)", block)) <= {engine["metadata"]["name"]}
     labels = {word for word in told if word.startswith("lpc.")}
-    assert labels <= {"lpc.client"}
+    assert labels <= {"lpc.client", "lpc.lmcache"}
 
 
 @pytest.mark.skipif(not VLLM.exists(), reason="vLLM is installed by `make engine`")

@@ -36,13 +36,13 @@ from tests.dockerfile import ROOT, stages
 
 DEPLOY = ROOT / "deploy"
 OVERLAYS = ("minimal", "cpu", "gpu", "node", "redis-cluster", "mtls", "learning", "gateway")
-EXAMPLES = ("vllm", "vllm-one-pod", "dask", "ray")
+EXAMPLES = ("vllm", "vllm-one-pod", "lmcache", "dask", "ray")
 Object = dict[str, Any]
 
 # The oldest and the newest release whose schemas the validator has, of those with autoscaling/v2 and gRPC probes.
 RELEASES = ("1.27", "1.37")
-BROUGHT = {"lpc-predictor-tls", "lpc-redis-tls", "lpc-response-cache"}
-"""What an operator brings: certificates, the keys and tokens of the response caches."""
+BROUGHT = {"lpc-predictor-tls", "lpc-redis-tls", "lpc-response-cache", "lpc-lmcache"}
+"""What an operator brings: certificates, the keys and tokens of the response caches, LMCache's token."""
 
 
 @cache

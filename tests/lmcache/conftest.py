@@ -1,0 +1,55 @@
+"""vLLM, LMCache's node and coordinator, sidecar and Redis, all real, once for these tests.
+
+Run by `make test-lmcache`; elsewhere none is collected.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lpc.bench.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node
+from lpc.bench.processes import RedisServer, Sidecar
+
+if "LPC_TEST_LMCACHE" not in os.environ:
+    collect_ignore_glob = ["test_*.py"]
+
+CHUNKS = 40
+"""That memory holds; ours to fill are 28."""
+
+
+class Stack(NamedTuple):
+    """What runs."""
+
+    sidecar: Sidecar
+    redis: RedisServer
+    coordinator: Coordinator
+    node: Node
+    engine: Engine
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("lmcache")
+    models = Path(os.environ.get("LPC_TEST_MODELS", "models")).absolute()
+    with ExitStack() as running:
+        redis = running.enter_context(RedisServer(folder / "redis"))
+        sidecar = running.enter_context(Sidecar(folder, models, "e5-small", redis_url=redis.url, returns_refit_s=5))
+        coordinator = running.enter_context(
+            Coordinator(
+                folder,
+                learned=True,
+                options=("--metadata-path", str(folder / "pins.json")),
+                predictor_address=sidecar.address,
+                lmcache_served_model=MODEL,
+                lmcache_tokenizer=folder / "model",
+            )
+        )
+        node = running.enter_context(
+            Node(folder, coordinator.url, memory=CHUNKS * CHUNK_BYTES, disk_bytes_per_s=CHUNK_BYTES / 0.005)
+        )
+        engine = running.enter_context(Engine(folder, node))
+        yield Stack(sidecar, redis, coordinator, node, engine)

@@ -1,0 +1,150 @@
+"""LMCache 0.5.6 in MP mode with real vLLM: what our controller does, and what is left where all of ours is killed."""
+
+import random
+import subprocess
+import time
+import urllib.error
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from lpc.bench.lmcache_stack import CHUNK_BYTES, HttpServer, environment, program
+from lpc.bench.processes import free_port
+from lpc.lmcache.chain import KeyChain
+from tests.lmcache.conftest import CHUNKS, Stack
+
+pytestmark = pytest.mark.supports(
+    engine="LMCache", tier="MP mode", what="eviction by credit, retention, tokens, and all of it killed"
+)
+
+
+def text(seed: int, tokens: int) -> str:
+    return "".join(random.Random(seed).choices("abcdefgh ", k=tokens))
+
+
+def until(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Wait until something holds; return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.25)
+    return found
+
+
+def tier(stack: Stack, name: str) -> dict[str, Any]:
+    return next((row for row in stack.coordinator.status["tiers"] if row["tier"] == name), {"chunks": 0})
+
+
+def ids(stack: Stack, prompt: str) -> list[int]:
+    answer = httpx.post(f"{stack.engine.url}/tokenize", json={"model": "tiny", "prompt": prompt}, timeout=30, trust_env=False)
+    found: list[int] = answer.json()["tokens"]
+    return found
+
+
+FIRST = text(1, 1400)
+"""Five chunks and a bit."""
+
+
+def test_a_prompts_chunks_are_known_by_the_hashes_computed_here(stack: Stack) -> None:
+    stack.engine.complete(FIRST)
+    until(lambda: tier(stack, "l1")["chunks"] >= 5)
+    keys = stack.coordinator.ask("/directory/keys")["keys"]
+    stored = {row["key"]["chunk_hash_hex"] for row in keys}
+    expected = {hash_.hex() for hash_ in KeyChain().hashes(ids(stack, FIRST), 256)}
+    assert len(expected) == 5
+    assert expected <= stored
+
+
+def test_memory_stays_below_our_watermark_and_the_nodes_own_eviction_never_comes(stack: Stack) -> None:
+    stack.engine.complete(FIRST)
+    for seed in range(10, 24):
+        stack.engine.complete(text(seed, 1300))
+    until(lambda: tier(stack, "l1").get("deleted_bytes", 0) >= 20 * CHUNK_BYTES)
+    until(lambda: tier(stack, "l1")["used_bytes"] <= 0.7 * CHUNKS * CHUNK_BYTES)
+    row = tier(stack, "l1")
+    assert row["capacity_bytes"] == pytest.approx(CHUNKS * CHUNK_BYTES, rel=0.01)
+    assert row["lost_bytes"] == 0
+    assert stack.coordinator.status["failures"] == {"tick": 0, "delete": 0, "fetch": 0, "refit": 0}
+    assert stack.coordinator.status["sidecar"] is True
+
+
+def test_what_comes_back_from_disk_says_the_same(stack: Stack) -> None:
+    prompt = text(2, 1400)
+    before = stack.engine.complete(prompt)
+    for seed in range(30, 44):
+        stack.engine.complete(text(seed, 1300))
+    assert stack.engine.complete(prompt) == before
+
+
+def test_what_is_to_be_kept_is_pinned_and_let_go_when_its_time_is_over(stack: Stack) -> None:
+    prompt = text(3, 1400)
+    stack.engine.complete(prompt)
+    model = str(until(lambda: [row["key"]["model_name"] for row in stack.coordinator.ask("/directory/keys")["keys"]])[0])
+    body = {"model_name": model, "token_ids": ids(stack, prompt), "seconds": 6.0}
+
+    def kept() -> Any:
+        try:
+            answer = stack.coordinator.ask("/lpc/retain", body)
+        except urllib.error.HTTPError:
+            return None  # not reported yet
+        return answer if answer["pinned"] >= 5 else None
+
+    assert until(kept)["chunks"] == 5
+    assert stack.coordinator.ask("/cache/pins")["total"] >= 5
+    until(lambda: stack.coordinator.ask("/cache/pins")["total"] == 0)
+
+
+def test_nothing_of_a_prompt_is_logged(stack: Stack) -> None:
+    tokens = ids(stack, FIRST)
+    said = stack.coordinator.log
+    assert FIRST[:40] not in said
+    assert str(tokens[:8])[1:-1] not in said
+
+
+class Front(HttpServer):
+    """`lpc lmcache front` before a port."""
+
+    healthy = "/healthz"
+
+    def __init__(self, folder: Any, to: int, token: str) -> None:
+        port = free_port()
+        command = [program(), "-m", "lpc", "lmcache", "front", "--to", f"127.0.0.1:{to}", "--host", "127.0.0.1"]
+        super().__init__(port, folder / "front.log", [*command, "--port", str(port)], environment(lmcache_token=token))
+
+
+def test_behind_a_front_only_who_brings_the_token_is_heard_and_a_node_brings_it_in_its_url(stack: Stack, tmp_path: Any) -> None:
+    with Front(tmp_path, stack.coordinator.port, "s3cret") as front:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            front.ask("/cache/pins")
+        with httpx.Client(trust_env=False) as client:
+            told = client.post(f"http://lpc:s3cret@127.0.0.1:{front.port}/events", json={"batches": []})
+        assert told.status_code == 200
+
+
+def test_a_token_on_an_open_address_is_refused(tmp_path: Any) -> None:
+    command = [program(), "-m", "lpc", "lmcache", "coordinator", "--host", "0.0.0.0", "--port", str(free_port())]
+    done = subprocess.run(command, env=environment(lmcache_token="t"), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "give --host 127.0.0.1" in done.stderr
+
+
+def test_killed_one_by_one_nothing_fails_and_the_nodes_own_lru_takes_over(stack: Stack) -> None:
+    """Last: nothing is started again."""
+    expected = stack.engine.complete(FIRST)
+    stack.redis.kill()
+    assert stack.engine.complete(FIRST) == expected
+    stack.sidecar.kill()
+    assert stack.engine.complete(FIRST) == expected
+    until(lambda: stack.coordinator.status["sidecar"] is False)
+    deleted = tier(stack, "l1")["deleted_bytes"]
+    for seed in range(50, 58):
+        stack.engine.complete(text(seed, 1300))
+    until(lambda: tier(stack, "l1")["deleted_bytes"] > deleted)  # without the sidecar: least recently used
+    assert "above watermark" not in stack.node.log
+    stack.coordinator.kill()
+    for seed in range(60, 76):
+        stack.engine.complete(text(seed, 1300))
+    until(lambda: "above watermark" in stack.node.log)
+    assert stack.engine.complete(FIRST) == expected

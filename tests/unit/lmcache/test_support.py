@@ -1,0 +1,47 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from lpc.lmcache.coordinator import with_controller
+from lpc.lmcache.errors import LMCacheUnfit
+from lpc.lmcache.settings import LMCacheSettings
+from lpc.lmcache.support import TESTED, why_not
+from lpc.lmcache.tokens import token_of
+
+
+def test_the_in_process_mode_is_refused_in_every_release() -> None:
+    said = why_not(TESTED[0], "LMCacheConnectorV1")
+    assert said is not None
+    assert "MP mode" in said
+
+
+def test_a_release_that_was_not_tried_is_named() -> None:
+    assert why_not(TESTED[0], "LMCacheMPConnector") is None
+    assert "0.9.0" in str(why_not("0.9.0"))
+
+
+def test_our_controller_is_added_to_those_that_an_operator_names() -> None:
+    assert with_controller(None) == {"controller_packages": ["lpc.lmcache.controller"]}
+    named = with_controller(json.dumps({"controller_packages": ["mine"], "other": 1}))
+    assert named == {"controller_packages": ["mine", "lpc.lmcache.controller"], "other": 1}
+    assert with_controller(json.dumps(named)) == named
+
+
+@pytest.mark.parametrize("raw", ["[1]", "{", '{"controller_packages": "mine"}'])
+def test_an_extra_config_of_another_form_is_refused(raw: str) -> None:
+    with pytest.raises(LMCacheUnfit, match="extra-config"):
+        with_controller(raw)
+
+
+def test_the_token_comes_from_a_setting_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("  s3cret\n")
+    assert token_of(LMCacheSettings(token_file=file)) == "s3cret"
+    assert token_of(LMCacheSettings(token="t")) == "t"
+    assert token_of(LMCacheSettings()) is None
+    file.write_text("\n")
+    with pytest.raises(LMCacheUnfit, match="empty"):
+        token_of(LMCacheSettings(token_file=file))
+    with pytest.raises(LMCacheUnfit, match="cannot be read"):
+        token_of(LMCacheSettings(token_file=file.parent / "none"))
