@@ -55,7 +55,7 @@ def run(models: Path, model: str, *, quick: bool = False, seed: int = 1) -> dict
 def _side(models: Path, model: str, warm_up: int, measured: int, seed: int, *, learned: bool) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lpc-")))
-        settings: dict[str, object] = {}
+        settings: dict[str, Any] = {}
         if learned:
             sidecar = stack.enter_context(Sidecar(folder, models.absolute(), model, returns_refit_s=10))
             settings = {

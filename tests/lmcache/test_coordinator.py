@@ -1,0 +1,138 @@
+"""LMCache's real coordinator with our controller in it; a node that reports as a real one does, and is asked over real HTTP."""
+
+import asyncio
+import time
+import urllib.error
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lpc.bench.lmcache_stack import Coordinator
+from lpc.bench.processes import free_port
+from tests.integration.lmcache.lmcache_node import NodeServer, serving
+
+pytestmark = pytest.mark.supports(
+    engine="LMCache", tier="MP mode", what="its coordinator: our controller, pins, events"
+)
+
+MIB = 1 << 20
+CHUNK = 256
+TOKENS = {seed: [seed * 10_000 + i for i in range(2 * CHUNK)] for seed in range(1, 8)}
+
+
+class Reporter:
+    """A node as the coordinator sees it: registers, and reports in batches that count up."""
+
+    def __init__(self, coordinator: Coordinator, address: str) -> None:
+        self._coordinator = coordinator
+        self._seq = 0
+        host, _, port = address.rpartition(":")
+        body = {"instance_id": "node-a", "ip": host, "http_port": int(port), "p2p_advertised_url": "", "mq_port": 0}
+        self.registered = coordinator.ask("/instances", body)
+
+    def report(self, kind: str, tier: str, seeds: list[int] = [], *, capacity: int = 0) -> None:  # noqa: B006
+        self._seq += 1
+        entries = [entry for seed in seeds for entry in self._entries(seed, tokens=kind == "store")]
+        batch = {
+            "instance_id": "node-a",
+            "incarnation": 1,
+            "seq": self._seq,
+            "event_type": kind,
+            "tier": tier,
+            "backend": "" if kind == "access" else "dram" if tier == "l1" else "fs",
+            "entries": entries,
+            "shared": False,
+            "ts": time.time(),
+            "capacity_bytes": capacity,
+            "capacity_revision": 1 if capacity else 0,
+        }
+        assert self._coordinator.ask("/events", {"batches": [batch]}) == {"applied": 1, "duplicates": 0, "stale": 0}
+
+    def _entries(self, seed: int, *, tokens: bool) -> list[dict[str, Any]]:
+        from lpc.lmcache.chain import KeyChain
+
+        return [
+            {
+                "key": {
+                    "chunk_hash_hex": hash_.hex(),
+                    "model_name": "llama",
+                    "kv_rank": 0x01000100,
+                    "object_group_id": 0,
+                    "cache_salt": "",
+                },
+                "size_bytes": MIB if tokens else 0,
+                "token_ids": TOKENS[seed][place * CHUNK : (place + 1) * CHUNK] if tokens else [],
+                "token_offset": place * CHUNK if tokens else -1,
+            }
+            for place, hash_ in enumerate(KeyChain().hashes(TOKENS[seed], CHUNK))
+        ]
+
+
+def coordinator(folder: Path) -> Coordinator:
+    return Coordinator(
+        folder,
+        learned=True,
+        options=("--metadata-path", str(folder / "pins.json")),
+        predictor_address=f"127.0.0.1:{free_port()}",  # nobody: least recent use
+    )
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[tuple[NodeServer, str]]:
+    server = NodeServer()
+    async with serving(server.app) as address:
+        yield server, address
+
+
+async def until(holds: Any, seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := await asyncio.to_thread(holds)):
+        assert time.monotonic() < deadline, "it never came about"
+        await asyncio.sleep(0.1)
+    return found
+
+
+async def test_it_deletes_the_least_recently_used_keeps_pins_for_their_time_and_over_a_restart(
+    tmp_path: Path, node: tuple[NodeServer, str]
+) -> None:
+    server, address = node
+    running = coordinator(tmp_path)
+    await asyncio.to_thread(running.start)
+    try:
+        reporter = await asyncio.to_thread(Reporter, running, address)
+        ask = lambda *args: asyncio.to_thread(running.ask, *args)  # noqa: E731
+        await asyncio.to_thread(reporter.report, "config", "l1", capacity=10 * MIB)
+        for seed in (1, 2, 3, 4):
+            await asyncio.to_thread(reporter.report, "store", "l1", [seed])
+            await asyncio.to_thread(reporter.report, "store", "l2", [seed])
+            await asyncio.to_thread(reporter.report, "access", "l1", [seed])
+            await asyncio.sleep(0.05)
+        await until(lambda: server.deleted)
+        gone = {entry["chunk_hash_hex"] for body in server.deleted for entry in body["keys"]}
+        first = {entry["key"]["chunk_hash_hex"] for entry in reporter._entries(1, tokens=False)}
+        assert server.deleted[0]["tier"] == "l1"
+        assert gone == first
+        status = await asyncio.to_thread(lambda: running.status)
+        (memory,) = [row for row in status["tiers"] if row["tier"] == "l1"]
+        assert (memory["used_bytes"], memory["deleted_bytes"]) == (6 * MIB, 2 * MIB)
+        assert status["failures"] == {"tick": 0, "delete": 0, "fetch": 0, "refit": 0}
+        assert "lpc_lmcache_deleted_bytes_total" in await ask("/lpc/metrics")
+
+        body = {"model_name": "llama", "token_ids": TOKENS[2], "seconds": 3600}
+        assert (await ask("/lpc/retain", body))["pinned"] == 2
+        body = {"model_name": "llama", "token_ids": TOKENS[3], "seconds": 1.0}
+        assert (await ask("/lpc/retain", body))["chunks"] == 2
+        assert (await ask("/cache/pins"))["total"] == 4
+        await until(lambda: running.ask("/cache/pins")["total"] == 2)
+        body = {"model_name": "llama", "token_ids": TOKENS[7], "seconds": 1.0}
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            await ask("/lpc/retain", body)
+        await asyncio.to_thread(running.kill)
+        await asyncio.to_thread(running.start)
+        assert (await ask("/cache/pins"))["total"] == 2
+        assert await until(lambda: running.status["retained_objects"] == 2)
+        assert str(TOKENS[2][:3])[1:-1] not in running.log + (tmp_path / "pins.json").read_text()
+    finally:
+        await asyncio.to_thread(running.kill)
