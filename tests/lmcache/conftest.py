@@ -4,14 +4,15 @@ Run by `make test-lmcache`; elsewhere none is collected.
 """
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from lpc.bench.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node
+from lpc.bench.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node, program
 from lpc.bench.processes import RedisServer, Sidecar
 
 if "LPC_TEST_LMCACHE" not in os.environ:
@@ -29,6 +30,18 @@ class Stack(NamedTuple):
     coordinator: Coordinator
     node: Node
     engine: Engine
+
+
+@pytest.fixture(scope="session")
+def lmcache_version() -> str:
+    """LMCache's release in its environment."""
+    said = "import importlib.metadata as m; print(m.version('lmcache'))"
+    return subprocess.run([program(), "-c", said], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(autouse=True)
+def _say_the_version(record_property: Callable[[str, object], None], lmcache_version: str) -> None:
+    record_property("version", lmcache_version)
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,8 @@ import pytest
 
 from lpc.bench.lmcache_stack import Coordinator
 from lpc.bench.processes import free_port
+from lpc.lmcache.support import REFUSED, why_not
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
-
-pytestmark = pytest.mark.supports(
-    engine="LMCache", tier="MP mode", what="its coordinator: our controller, pins, events"
-)
 
 MIB = 1 << 20
 CHUNK = 256
@@ -94,6 +91,13 @@ async def until(holds: Any, seconds: float = 30.0) -> Any:
     return found
 
 
+@pytest.mark.refuses(engine="LMCache", tier="MP mode", what="its in-process mode, in favour of MP mode")
+def test_the_in_process_mode_is_refused_for_the_release_that_is_here(lmcache_version: str) -> None:
+    assert why_not(lmcache_version) is None
+    assert why_not(lmcache_version, "LMCacheConnectorV1") == REFUSED
+
+
+@pytest.mark.supports(engine="LMCache", tier="MP mode", what="its coordinator takes our controller: events, deletions, pins")
 async def test_it_deletes_the_least_recently_used_keeps_pins_for_their_time_and_over_a_restart(
     tmp_path: Path, node: tuple[NodeServer, str]
 ) -> None:
