@@ -73,7 +73,10 @@ def made(
     semantic: Semantic = Nothing()
     if any(scope.semantic != "off" for scope in settings.cache_scopes.values()):
         vectors = Vectors(redis, embedder.encoder)
-        semantic = similar = SimilarQuestions(keys, store, vectors, counters, embedder, same_text, gate_of, clock)
+        semantic = similar = SimilarQuestions(
+            *(keys, store, vectors, counters, embedder, same_text, gate_of, clock),
+            report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
+        )
         background.append(similar.keep_forever())
         stack.push_async_callback(similar.close)
     cache = ResponseCache(

@@ -1,13 +1,14 @@
 """Prometheus metrics of the response caches. Scopes are labels by the operator's names alone; callers may declare any."""
 
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from lpc.responses.answers import REFUSALS, Refusal
 from predictor_service.metrics import SECONDS, Metrics
-from predictor_service.responses.outcomes import Hit, Miss, Reason, Source
+from predictor_service.responses.outcomes import Hit, InForce, Miss, Reason, Source
 
 
 class CacheMetrics:
@@ -58,7 +59,7 @@ class CacheMetrics:
         )
         self.threshold = Gauge(
             "lpc_cache_threshold",
-            "Similarity from which the semantic tier serves; NaN: it serves nothing.",
+            "Similarity from which the semantic tier serves a client's scope; NaN: it serves nothing.",
             ["client", "scope"],
             registry=registry,
         )
@@ -101,6 +102,13 @@ class CacheMetrics:
         prompt.inc(answer.prompt_tokens)
         completion.inc(answer.completion_tokens)
         seconds.inc(max(0.0, answer.engine_s))
+
+    def in_force(self, client: str, scope: str, in_force: InForce) -> None:
+        """Report what a client's scope serves by evidence. ``scope``: a label."""
+        shut = in_force.threshold is None
+        self.threshold.labels(client, scope).set(nan if in_force.threshold is None else in_force.threshold)
+        self.error_bound.labels(client, scope).set(nan if shut else in_force.error_bound)
+        self.labels.labels(client, scope).set(in_force.labels)
 
     def stored(self, scope: str, refusal: Refusal | None) -> None:
         """Count an answer that was handed in."""

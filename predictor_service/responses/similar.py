@@ -65,6 +65,7 @@ class _Scope:
     """A scope in use.
 
     Attributes:
+        named: client and scope, once one of its has asked.
         heard_to: how far its stream was read; None before its vectors were.
         late: changes of its evidence that Redis has not been told of.
     """
@@ -76,6 +77,7 @@ class _Scope:
     generation: str | None = None
     counted_at: float = -np.inf
     used_at: float = 0.0
+    named: tuple[str, str] | None = None
     late: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -86,6 +88,7 @@ class SimilarQuestions(Semantic):
         judge: says whether two answers say the same, where the caller does not.
         make_gate: of a scope's settings.
         clock: seconds since the epoch.
+        report: told of each scope in use, by client and name, what is in force.
     """
 
     def __init__(
@@ -98,7 +101,9 @@ class SimilarQuestions(Semantic):
         judge: Judge,
         make_gate: Callable[[ScopeSettings], Gate],
         clock: Callable[[], float],
+        report: Callable[[str, str, InForce], None] = lambda _client, _scope, _in_force: None,
     ) -> None:
+        self._report = report
         self._keys = keys
         self._store = store
         self._vectors = vectors
@@ -120,6 +125,7 @@ class SimilarQuestions(Semantic):
         if settings.semantic == "off" or question is None or names.partition is None:
             return Miss("cold")
         scope = self._scope(names.scope, settings)
+        scope.named = (client, asked.scope)
         vector = await self._embedder.vector(question)
         if vector is None or scope.heard_to is None:
             return Miss("cold")
@@ -208,6 +214,9 @@ class SimilarQuestions(Semantic):
         gate = self._scope(scope, settings).gate
         if self._scopes[scope].counted_at == -np.inf:
             await self._share_evidence(self._scopes[scope], 0.0)
+        return self._of(gate)
+
+    def _of(self, gate: Gate) -> InForce:
         counts = gate.evidence.counts()
         labels, different = int(counts[:, 1:3].sum()), int(counts[:, 2].sum())
         if gate.threshold is None:
@@ -308,3 +317,5 @@ class SimilarQuestions(Semantic):
         evidence.apply(scope.late)
         gate.load(evidence)
         scope.counted_at = now
+        if scope.named is not None:
+            self._report(*scope.named, self._of(gate))

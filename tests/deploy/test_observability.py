@@ -15,12 +15,17 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
+from lpc.bench.processes import RedisServer
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
+from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
+from lpc.responses.scopes import ScopeSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.metrics import Metrics
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
 from tests.deploy.prometheus_server import Prometheus, prometheus, vllm_metrics
+from tests.response_cache import KEY_LINES
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yml"
@@ -93,9 +98,21 @@ def server(tmp_path_factory: pytest.TempPathFactory, timed_models: Path) -> Iter
     folder = tmp_path_factory.mktemp("prometheus")
 
     async def scrape() -> AsyncGenerator[Prometheus, None]:
-        settings = ServiceSettings(models=timed_models, model="tiny", port=0, metrics_port=0, unix_socket=None, threads=1)
-        async with running(settings) as addresses:
-            with vllm_metrics() as engines:
+        (folder / "keys").write_text(KEY_LINES)
+        with RedisServer(folder / "redis") as redis_server, vllm_metrics() as engines:
+            settings = ServiceSettings(
+                models=timed_models,
+                model="tiny",
+                port=0,
+                metrics_port=0,
+                unix_socket=None,
+                threads=1,
+                cache_redis_url=redis_server.url,  # type: ignore[arg-type]
+                cache_redis_timeout_s=5.0,
+                cache_keys=folder / "keys",
+                cache_scopes={"faq": ScopeSettings(mode="shadow")},
+            )
+            async with running(settings) as addresses:
                 targets = {"lpc-predictor": f"127.0.0.1:{addresses.metrics_port}", "vllm": engines}
                 with prometheus(folder, RULES, targets) as made:
                     await asyncio.to_thread(wait_until_up, made, len(targets))
@@ -136,6 +153,15 @@ async def calls(address: str) -> None:
         await stream.write(pb.PredictStreamRequest(request_id="b", conversation=hello))
         await stream.done_writing()
         assert [answer.request_id async for answer in stream] == ["b"]
+        cache = cache_rpc.ResponseCacheStub(channel)
+        message = cache_pb.Message(role="user", content="hello")
+        asked = cache_pb.Request(model="m", parameters_json=b'{"temperature": 0}', messages=[message], scope="faq")
+        said = cache_pb.Response(body=b"{}", finish_reason="stop")
+        stored = await cache.Store(cache_pb.StoreRequest(request=asked, response=said))
+        await cache.Lookup(cache_pb.LookupRequest(request=asked))
+        asked.messages[0].content = "hello world"
+        await cache.Lookup(cache_pb.LookupRequest(request=asked))
+        await cache.Feedback(cache_pb.FeedbackRequest(entry_id=stored.entry_id))
 
 
 def test_every_metric_that_is_named_exists(server: Prometheus) -> None:
