@@ -4,6 +4,7 @@ The semantic tier: pair sets replayed as streams of lookups, 100 seeded orders e
 and vectors; streams made to break the bound; opposites that must not be served; and how often the judges of answers err.
 """
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ import numpy as np
 from rich.progress import track
 from rich.table import Table
 
+from lpc.bench import responses_rows
 from lpc.bench.semantic import generated, judges, streams
 from lpc.bench.semantic.opposites import OPPOSITES, PARAPHRASES
 from lpc.bench.semantic.pairs import Pair, read_pairs
@@ -71,6 +73,8 @@ def run(
         kinds: dict[str, Sequence[Pair]] = {**judges.answer_pairs()}
         kinds |= {name: found for name, found in sets.items() if name != GENERATED}
         figures["judges"] = judges.errors(kinds, vectors)
+        with tempfile.TemporaryDirectory() as place:
+            figures["store"] = responses_rows.rows(Path(place), models / model / vectors.version)
     for table in _tables(figures):
         screen.print(table)
     if picture is not None:

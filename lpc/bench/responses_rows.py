@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lpc.bench.processes import RedisServer
+from lpc.bench.responses_partitions import Crossed, crossed
 from lpc.bench.responses_setup import BenchCaches, GivenVectors, OpenGate, answer_of, in_turn, question_of
 from lpc.model.conversation import UserTurns
 from lpc.model.inference import Model
@@ -88,6 +89,7 @@ class Rows(TypedDict):
     bytes_per_entry_of_redisvl: float
     bytes_per_vector: float
     answer_bytes_ratio: float
+    partitions: Crossed
 
 
 async def p50_us(work: Callable[[int], Awaitable[object]], times: int) -> float:
@@ -255,7 +257,7 @@ def rows(folder: Path, version: Path | None = None, entries: int = 100_000) -> R
     Args:
         folder: for Redis and the key file.
         version: folder of the model whose embedding is compared with; None: without it.
-        entries: of the restart.
+        entries: of the restart, and conversations of which none may be given another's answer.
     """
     found: dict[str, Any] = {}
     for part in (exact, semantic, restart):
@@ -268,6 +270,8 @@ def rows(folder: Path, version: Path | None = None, entries: int = 100_000) -> R
                 found["beyond_embedding_p50_us"] = asyncio.run(semantic(server.url, folder))
     with RedisServer(folder / "memory") as server:
         found |= asyncio.run(memory(server, folder))
+    with RedisServer(folder / "partitions") as server:
+        found["partitions"] = asyncio.run(crossed(server.url, folder, entries))
     found["embedding_p50_us"] = None if version is None else embedding_p50_us(version)
     found["beyond_embedding_ratio"] = None if version is None else found["beyond_embedding_p50_us"] / found["embedding_p50_us"]
     return cast("Rows", found)
