@@ -23,7 +23,7 @@ def drawn(module: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def existing() -> dict[str, type[LpcError]]:
-    """Every kind of LpcError in modules that this environment can import (vLLM and LMCache have their own), by its name."""
+    """Every kind of LpcError in modules that this environment can import (engines have their own), by its name."""
     for package in PACKAGES:
         for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}."):
             if module.name == "lpc.__main__":
@@ -31,7 +31,7 @@ def existing() -> dict[str, type[LpcError]]:
             try:
                 importlib.import_module(module.name)
             except ModuleNotFoundError as error:
-                assert error.name is not None and error.name.partition(".")[0] in ("vllm", "lmcache", "fastapi"), module.name
+                assert error.name is not None and error.name.partition(".")[0] in ("vllm", "sglang", "lmcache", "fastapi"), module.name
     found: dict[str, type[LpcError]] = {}
     waiting = [LpcError]
     while waiting:
