@@ -11,6 +11,7 @@ import typer
 
 from lpc.commands import bench, cache, lmcache, models
 from lpc.commands.ablate import ablate
+from lpc.commands.cache_calibrate import calibrate
 from lpc.commands.demo import demo
 from lpc.commands.doctor import doctor
 from lpc.commands.embed import embed
@@ -45,6 +46,7 @@ def lpc(
 for command in (serve, gateway, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
+cache.app.command("calibrate")(calibrate)
 app.add_typer(cache.app, name="cache")
 app.add_typer(lmcache.app, name="lmcache")
 app.add_typer(models.app, name="models")

@@ -1,6 +1,7 @@
 """What an operator allows in a scope: which tiers serve, how long an answer lives, which wrong answers are bearable."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -44,6 +45,7 @@ class ScopeSettings(BaseModel):
     any_temperature: bool = False
     bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
     level: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    evidence: Path | None = None
     max_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
 
     @property

@@ -1,6 +1,7 @@
 """The parts of the response caches, made and put together as the settings say."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from lpc.responses.counters import Counters
 from lpc.responses.flights import Flights
 from lpc.responses.normalised import normalised
 from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.store import Store
 from lpc.responses.vectors import Vectors
@@ -27,6 +29,8 @@ from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import Tally
 from predictor_service.responses.upkeep import Upkeep
 from predictor_service.settings import ServiceSettings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,12 @@ def made(
     semantic: Semantic = Nothing()
     if any(scope.semantic != "off" for scope in settings.cache_scopes.values()):
         vectors = Vectors(redis, embedder.encoder)
+
+        def make_gate(scope: ScopeSettings) -> Gate:
+            return gate_of(scope, embedder.encoder())
+
         semantic = similar = SimilarQuestions(
-            *(keys, store, vectors, counters, embedder, same_text, gate_of, clock),
+            *(keys, store, vectors, counters, embedder, same_text, make_gate, clock),
             report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
         )
         background.append(similar.keep_forever())
@@ -88,9 +96,15 @@ def made(
     return Caches(ResponseCacheService(cache, upkeep), tuple(background), keys.refresh)
 
 
-def gate_of(settings: ScopeSettings) -> Gate:
-    """Return the gate of a scope: shut."""
-    return Gate(settings.bound, 1 - settings.level, serves=settings.semantic == "serve")
+def gate_of(settings: ScopeSettings, encoder: str) -> Gate:
+    """Return the gate of a scope: shut, unless the labels of its file of evidence open it."""
+    start = None
+    if settings.evidence is not None:
+        try:
+            start = read_evidence(settings.evidence, encoder)
+        except EvidenceError as error:
+            log.error("%s; the scope starts without it", error)
+    return Gate(settings.bound, 1 - settings.level, serves=settings.semantic == "serve", start=start)
 
 
 async def same_text(question: str, answer: str, other_question: str, other_answer: str) -> bool:
