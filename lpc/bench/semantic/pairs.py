@@ -114,7 +114,7 @@ def _columns(path: Path, row: Sequence[str]) -> tuple[tuple[int, int, int], bool
     if len(row) < 3:
         raise PairsError(f"{path}, line 1: {len(row)} columns; two questions and a label are needed, divided by tabs or commas")
     place = len(row) - 1
-    return (place - 2, place - 1, place), names[-1] not in SAME | DIFFERENT
+    return (place - 2, place - 1, place), False
 
 
 def _unquoted(cell: str) -> str:
@@ -124,5 +124,8 @@ def _unquoted(cell: str) -> str:
 def _label(path: Path, number: int, label: Any) -> bool:
     word = str(label).strip().casefold()
     if word not in SAME and word not in DIFFERENT:
-        raise PairsError(f"{path}, line {number}: the label is neither 1 nor 0 (nor true, false, same, different)")
+        raise PairsError(
+            f"{path}, line {number}: the label is neither 1 nor 0 (nor true, false, same, different); "
+            "a header is one that names question_a, question_b and label"
+        )
     return word in SAME
