@@ -28,7 +28,7 @@
     ├── ExportError             lpc.training.export: an artefact cannot be made
     ├── ClusterError            lpc.training.spread: work cannot be spread over processes or a cluster
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
-    ├── SimulationError         lpc.simulator.run: a simulation cannot be run as asked
+    ├── SimulationError         lpc.simulator.amounts: a simulation cannot be run as asked
     ├── BenchmarkError          lpc.bench: a benchmark cannot be run here
     ├── PairsError              lpc.bench.semantic.pairs: a file of labelled pairs cannot be read
     └── PredictError            lpc.commands.conversations: the input or the sidecar of `lpc predict` is at fault

@@ -21,6 +21,10 @@ def drawn(module: object) -> list[str]:
     return [name for name, _ in DRAWN.findall(module.__doc__ or "")]
 
 
+ELSEWHERE = ("vllm", "sglang", "lmcache", "fastapi")
+"""Packages of engines, in environments of their own."""
+
+
 @pytest.fixture(scope="module")
 def existing() -> dict[str, type[LpcError]]:
     """Every kind of LpcError in modules that this environment can import (engines have their own), by its name."""
@@ -31,7 +35,7 @@ def existing() -> dict[str, type[LpcError]]:
             try:
                 importlib.import_module(module.name)
             except ModuleNotFoundError as error:
-                assert error.name is not None and error.name.partition(".")[0] in ("vllm", "sglang", "lmcache", "fastapi"), module.name
+                assert error.name is not None and error.name.partition(".")[0] in ELSEWHERE, module.name
     found: dict[str, type[LpcError]] = {}
     waiting = [LpcError]
     while waiting:
