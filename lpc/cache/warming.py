@@ -103,13 +103,13 @@ def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float, agai
         progress.forget()
     warmed = Warmed(skipped=progress.done_before(lines))
     yield warmed
-    failures = 0
+    failures, whole = 0, True
     for line, (body, answer) in list(zip(lines, requests, strict=True))[warmed.skipped :]:
         began = time.monotonic()
         try:
             became = ask(body, answer)
         except WarmError:
-            failures += 1
+            failures, whole = failures + 1, False
             if failures >= FAILURES:
                 raise
             became = "failed"
@@ -121,7 +121,7 @@ def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float, agai
             warmed.stored += 1
         else:
             warmed.refused[became] = warmed.refused.get(became, 0) + 1
-        if failures == 0:
+        if whole:  # the next run begins with the first one that failed
             progress.done(line)
         yield warmed
         if became != "there" and answer is None:

@@ -18,6 +18,7 @@ from prometheus_client import generate_latest
 from lpc.bench.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
+from lpc.gateway.metrics import Metrics as GatewayMetrics
 from lpc.responses.scopes import ScopeSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -43,7 +44,11 @@ EXPRESSIONS = [
 ]
 
 # Series that appear with the first event or the first named client, and neither happens in the scrape below.
+OF_THE_GATEWAY = set(re.findall(r"# TYPE (\S+)", generate_latest(GatewayMetrics().registry).decode()))
+"""Metrics of a process that is not scraped below."""
 NEVER_SEEN = {
+    *OF_THE_GATEWAY,
+    *(f"{name}_bucket" for name in OF_THE_GATEWAY),
     "lpc_model_reloads_total",
     "lpc_client_conversations_total",
     "lpc_client_refusals_total",
@@ -171,7 +176,13 @@ def test_every_metric_that_is_named_exists(server: Prometheus) -> None:
     assert named - NEVER_SEEN <= known
     # The sidecar tells the type of a metric that has no series yet.
     typed = set(re.findall(r"# TYPE (\S+)", generate_latest(Metrics().registry).decode()))
+    typed |= {*OF_THE_GATEWAY, *(f"{name}_bucket" for name in OF_THE_GATEWAY if name.endswith("_seconds"))}
     assert named & NEVER_SEEN <= typed
+
+
+def test_every_metric_of_the_gateway_is_on_the_dashboard() -> None:
+    named = {re.sub(r"_bucket$", "", name) for panel in PANELS.values() for e in panel for name in metrics_of(e)}
+    assert {name for name in OF_THE_GATEWAY if not name.endswith("_created")} <= named
 
 
 def test_every_metric_of_sidecar_and_plug_in_is_on_the_dashboard(server: Prometheus) -> None:

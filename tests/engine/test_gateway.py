@@ -1,0 +1,124 @@
+"""`lpc gateway` before real vLLM, with sidecar and Redis, asked by the official client: each a process of its own."""
+
+import os
+import secrets
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from lpc.bench.processes import RedisServer, free_port
+from lpc.bench.tiny_llama import build
+from tests.engine.test_serve import ROOT, Sidecar, VllmServer, eventually
+
+STOPS = {"stop_token_ids": list(range(0, 262, 2)), "min_tokens": 8}
+"""Random weights never come to an end of their own."""
+
+
+class Stack:
+    def __init__(self, folder: Path) -> None:
+        self.caches = RedisServer(folder / "cache-redis").start()
+        (folder / "keys").write_text(f"names: {secrets.token_hex(32)}\nk1: {secrets.token_hex(32)}\n")
+        self.sidecar = Sidecar(folder)
+        self.sidecar._environment |= {
+            "LPC_CACHE_REDIS_URL": self.caches.url,
+            "LPC_CACHE_KEYS": str(folder / "keys"),
+            "LPC_CACHE_REDIS_TIMEOUT_S": "1",
+        }
+        self.sidecar.start()
+        address = f"127.0.0.1:{self.sidecar.port}"
+        self.engine = VllmServer(folder, build(folder / "tiny", weights=True), LPC_PREDICTOR_ADDRESS=address)
+        self.port, self.metrics_port = free_port(), free_port()
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("LPC_")},
+            "LPC_GATEWAY_PORT": str(self.port),
+            "LPC_GATEWAY_METRICS_PORT": str(self.metrics_port),
+            "LPC_GATEWAY_ENGINES": f"http://127.0.0.1:{self.engine.port}",
+            # The machine may be busy.
+            "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10",
+            "LPC_PREDICTOR_ADDRESS": address,
+        }
+        self.log = folder / "gateway.log"
+        command = [self.sidecar.python, "-m", "lpc", "gateway"]
+        with self.log.open("wb") as log:
+            self.gateway = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
+        self.engine.wait()
+        assert eventually(lambda: "listening on" in self.log.read_text(), 60)
+        assert eventually(lambda: "listening on" in self.sidecar.log.read_text(), 60)
+
+    def metric(self, line: str) -> float:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).read().decode()
+        return next((float(row.rpartition(" ")[2]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
+
+    def stop(self) -> None:
+        self.gateway.terminate()
+        self.gateway.wait(30)
+        self.engine.stop()
+        self.sidecar.signal(9)
+        self.caches.kill()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    made = Stack(tmp_path_factory.mktemp("gateway"))
+    yield made
+    made.stop()
+
+
+def said(client: openai.OpenAI, text: str, **options: Any) -> tuple[str, str | None]:
+    """Return the answer's text and what the cache said of it."""
+    asked: Any = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 256,
+        "temperature": 0,
+        "extra_body": STOPS,
+        **options,
+    }
+    raw = client.chat.completions.with_raw_response.create(**asked)
+    answer, cache = raw.parse(), raw.headers.get("x-lpc-cache")
+    if not options.get("stream"):
+        assert answer.choices[0].finish_reason == "stop"
+        return answer.choices[0].message.content or "", cache
+    chunks = [chunk for chunk in answer if chunk.choices]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks), cache
+
+
+@pytest.mark.timeout(600)
+def test_an_answer_of_vllm_is_given_again_streamed_and_not(stack: Stack) -> None:
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.port}/v1", api_key="none", timeout=120, max_retries=0)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    for question, first, then in (("body", {}, {"stream": True}), ("stream", {"stream": True}, {"stream": True})):
+        text, cache = said(client, question, **first)
+        assert cache == "miss" and text
+        stores = 1 if question == "body" else 2
+        assert eventually(lambda stores=stores: stack.metric('lpc_gateway_stores_total{result="stored"}') == stores)
+        asked = stack.engine.metrics()["vllm:request_success_total", "stop"]
+        assert said(client, question, **first) == (text, "exact")
+        assert said(client, question, **then) == (text, "exact")
+        assert stack.engine.metrics()["vllm:request_success_total", "stop"] == asked
+    # The plug-in and the gateway tell the predictor of the same conversations.
+    assert eventually(lambda: stack.metric('lpc_gateway_predictor_told_total{result="told"}') == 4)
+    assert eventually(lambda: stack.engine.metrics().get(("lpc_predictions_total", "asked"), 0.0) == 2)
+    with pytest.raises(openai.NotFoundError):
+        said(client, "x", model="absent")
+    text = stack.log.read_text() + stack.sidecar.log.read_text()
+    assert "swordfish" not in text and text.count('"level": "ERROR"') == 0
+
+
+@pytest.mark.timeout(600)
+def test_with_everything_beside_the_engine_dead_it_is_a_proxy(stack: Stack) -> None:
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.port}/v1", api_key="none", timeout=120, max_retries=0)
+    stack.caches.kill()
+    text, cache = said(client, "body")
+    assert cache is None and text
+    stack.sidecar.signal(9)
+    began = time.monotonic()
+    assert said(client, "body", stream=True) == (text, None)
+    print(f"{1000 * (time.monotonic() - began):.0f} ms with the sidecar dead")

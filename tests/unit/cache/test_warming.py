@@ -1,0 +1,78 @@
+"""A file of questions is worked off once, however often the work is broken off."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lpc.cache.warming import FAILURES, Warmed, WarmError, warm
+
+LINES = [{"question": f"q{i}", "answer": "a"} for i in range(6)]
+
+
+class Kept:
+    """Keeps answers, and fails from some question on."""
+
+    def __init__(self, fails_from: int = 1000) -> None:
+        self.asked: list[str] = []
+        self.fails_from = fails_from
+
+    def __call__(self, body: Mapping[str, Any], answer: str | None) -> str:
+        text = body["messages"][-1]["content"]
+        if len(self.asked) >= self.fails_from:
+            raise WarmError("away")
+        self.asked.append(text)
+        return "there" if text == "q0" else "temperature" if text == "q1" else "stored"
+
+
+def written(folder: Path, lines: list[Any] = LINES) -> Path:
+    path = folder / "faq.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def run(path: Path, kept: Kept, *, again: bool = False) -> Warmed:
+    return list(warm(path, {"model": "m", "temperature": 0}, kept, rate=1000, again=again))[-1]
+
+
+def test_what_was_done_is_not_done_again_and_what_was_not_is(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    assert run(path, Kept(fails_from=3)).refused == {"temperature": 1, "failed": 3}
+    rest = Kept()
+    done = run(path, rest)
+    assert rest.asked == ["q3", "q4", "q5"]
+    assert (done.skipped, done.stored, done.there) == (3, 3, 0)
+    assert run(path, Kept()).skipped == 6
+    whole = Kept()
+    done = run(path, whole, again=True)
+    assert len(whole.asked) == 6
+    assert (done.there, done.stored, done.refused) == (1, 4, {"temperature": 1})
+
+
+def test_a_file_that_was_changed_begins_anew_and_one_that_grew_goes_on(tmp_path: Path) -> None:
+    run(written(tmp_path), Kept())
+    grown = Kept()
+    run(written(tmp_path, [*LINES, {"question": "q6"}]), grown)
+    assert grown.asked == ["q6"]
+    changed = Kept()
+    run(written(tmp_path, [{"question": "other"}, *LINES]), changed)
+    assert len(changed.asked) == 7
+
+
+@pytest.mark.parametrize("line", [[], {"answer": "a"}, {"messages": 1}])
+def test_a_line_that_is_none_is_named_and_not_quoted(tmp_path: Path, line: Any) -> None:
+    with pytest.raises(WarmError, match="line 2: expected") as caught:
+        run(written(tmp_path, [LINES[0], line]), Kept())
+    assert "q0" not in str(caught.value)
+
+
+def test_a_model_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(WarmError, match="which model"):
+        list(warm(written(tmp_path), {}, Kept(), rate=1, again=False))
+
+
+def test_when_nothing_gets_through_it_gives_up(tmp_path: Path) -> None:
+    with pytest.raises(WarmError, match="away"):
+        run(written(tmp_path, LINES * 2), Kept(fails_from=12 - FAILURES))
