@@ -17,6 +17,8 @@ from lpc.model.returns import MAX_CREDIT_S
 FIRST_LIFETIME_S: Final = 60.0
 """Assumed before anything was evicted."""
 MAX_LIFETIME_S: Final = 86_400.0
+MIN_LIFETIME_S: Final = 0.001
+"""Where all that is evicted has a key that still lies ahead."""
 MAX_GRID: Final = 256
 
 
@@ -92,8 +94,8 @@ class Lifetime:
     def evicted(self, count: int, key: float, now: float) -> None:
         """Learn that ``count`` blocks with this mean key (seconds since the epoch) were evicted."""
         age = now - key
-        if not age > 0.0:  # NaN, too
-            age = 0.0
+        if not age > MIN_LIFETIME_S:  # NaN, too
+            age = MIN_LIFETIME_S
         share = min(count / self.capacity, 1.0)
         self.seconds += share * (min(age, MAX_LIFETIME_S) - self.seconds)
 

@@ -48,4 +48,9 @@ def figures_of(scorer: Scorer, *, lifetime: float) -> Values:
     values |= {("lpc_tokenizer_state", state): float(state == scorer.predictor.tokenizer_state) for state in STATES}
     if given := sorted(scorer.credits.copy()):
         values |= {("lpc_credit_seconds", f"{q:g}"): given[int(q * (len(given) - 1))] for q in QUANTILES}
+    for tier in scorer.tiers:
+        values["lpc_tier_lifetime_seconds", tier.name] = tier.lifetime.seconds
+        values["lpc_tier_trusting", tier.name] = float(tier.trusting)
+        for by, count in tier.evictions.items():
+            values["lpc_tier_evictions", by] = values.get(("lpc_tier_evictions", by), 0.0) + count
     return values

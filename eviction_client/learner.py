@@ -14,6 +14,7 @@ from eviction_client.finished import Finished
 from eviction_client.settings import ClientSettings
 from eviction_client.shadow import ShadowCounters, Shadows
 from eviction_client.stores.base import BlockHash, ConversationId, MetadataStore
+from eviction_client.tier import Tier
 
 MAX_WAITING: Final = 10_000
 """Finished requests that may wait to be learnt from; over it the oldest are not."""
@@ -33,9 +34,11 @@ class Learner:
 
     Attributes:
         trusting: credit is in force.
+        tiers: below the engine's cache; they learn from the same requests.
     """
 
     def __init__(self, settings: ClientSettings, *, capacity: int, store: MetadataStore | None) -> None:
+        self.tiers: list[Tier] = []
         self.trusting = not settings.guard
         self._guards = settings.guard
         self._pools = settings.pools != "off"
@@ -94,6 +97,8 @@ class Learner:
 
     def _learn_from(self, finished: Finished) -> None:
         name = self._conversations.name(finished.session, finished.blocks) if self._pools and finished.blocks else None
+        for tier in self.tiers:  # first: what the pool has of this request is what it had before
+            tier.learn(finished, name, self._shadows.holding(self.trusting))
         trusting = self._shadows.observe(finished, name)
         if self._guards:
             self.trusting = trusting
@@ -109,6 +114,8 @@ class Learner:
 
     def _lay(self, finished: Finished, table: CreditTable, key: float) -> None:
         self._shadows.lay(finished, table)
+        for tier in self.tiers:
+            tier.learn_late(finished, table)
         name = self._name_of.pop(finished, None)
         # Where a later turn of the conversation has ended since, its key counts.
         if self._store is not None and name is not None and self._unanswered.pop(name, None) is finished:

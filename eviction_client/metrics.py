@@ -56,6 +56,14 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_lifetime_seconds": (Gauge, "How long blocks of average conversations live in this cache.", ""),
     "lpc_trusting": (Gauge, "1 while credit orders the cache, 0 while it is LRU.", ""),
     "lpc_guard_switches": (Counter, "Changes of the rule that the guard finds better.", ""),
+    "lpc_tier_stock_fallback": (
+        Gauge,
+        "1 where an offload tier runs the engine's own LRU because ours does not work there.",
+        "",
+    ),
+    "lpc_tier_lifetime_seconds": (Gauge, "How long chunks of average conversations live in an offload tier.", "tier"),
+    "lpc_tier_trusting": (Gauge, "1 while credit orders an offload tier, 0 while it is LRU.", "tier"),
+    "lpc_tier_evictions": (Counter, "Chunks evicted from offload tiers, by whose order.", "by"),
     "lpc_regret": (
         Gauge,
         "Sampled blocks per request that shadow LRU hit more than the one with credit; negative: predictions pay.",

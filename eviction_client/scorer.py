@@ -25,6 +25,7 @@ from eviction_client.score import OLDEST_S, Keys
 from eviction_client.settings import ClientSettings
 from eviction_client.shadow import ShadowCounters
 from eviction_client.stores.base import BlockHash, MetadataStore
+from eviction_client.tier import Tier
 from lpc.model.returns import MAX_CREDIT_S
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Scorer:
         failures: exceptions kept from the engine.
         seconds: time spent in the scheduler's thread.
         on_tick: called about every second, in the background.
+        tiers: below the engine's cache, each given the same credit at a lifetime of its own.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Scorer:
         self.failures = 0
         self.seconds = 0.0
         self.on_tick: list[Callable[[], None]] = []
+        self.tiers: list[Tier] = []
         self._clock = MonotoneClock(clock)
         self._learner = Learner(settings, capacity=capacity, store=store)
         self._awaited: dict[Hashable, Finished] = {}
@@ -119,6 +122,26 @@ class Scorer:
     def admitted(self, request_id: Hashable, token_ids: Sequence[int], *, session: str | None, category: str = "") -> None:
         """Ask the predictor about a request. ``token_ids`` must not change afterwards."""
         self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "")
+
+    def add_tier(self, name: str, chunks: int, *, blocks: int, prompts_only: bool) -> Tier:
+        """Return a tier below the engine's cache that gets the same requests' credit; see :class:`Tier`."""
+        tier = Tier(
+            name,
+            chunks,
+            blocks=blocks,
+            prompts_only=prompts_only,
+            guarded=self.settings.guard,
+            pools=self.settings.pools != "off",
+            clock=self.now,
+        )
+        self.tiers.append(tier)
+        self._learner.tiers.append(tier)
+        return tier
+
+    def drop_tier(self, tier: Tier) -> None:
+        """Have nothing more to do with a tier."""
+        self.tiers = [other for other in self.tiers if other is not tier]
+        self._learner.tiers = [other for other in self._learner.tiers if other is not tier]
 
     def now(self) -> float:
         """Return the time, seconds since the epoch. It never goes back."""
@@ -166,6 +189,8 @@ class Scorer:
         finished = Finished(session, blocks, prompt_blocks, now, keys, table, awaited)
         if awaited:
             self._awaited[request_id] = finished
+        for tier in self.tiers:
+            tier.ended(request_id, finished)
         self._learner.take_in(finished)
         self._background.wake()
         return keys
@@ -185,6 +210,8 @@ class Scorer:
             if finished is None:
                 continue
             keys = None
+            for tier in self.tiers:
+                tier.late(request_id, None if prediction is None else prediction.credit)
             if prediction is not None:
                 self.scored["late"] += 1
                 table = prediction.credit

@@ -63,11 +63,12 @@ class GhostCache:
         self._blocks: dict[bytes, GhostBlock] = {}
         self._numbers = 0
 
-    def hits(self, prompt: Sequence[bytes]) -> int:
-        """Return how many of a prompt's blocks are cached, from its start without a gap."""
+    def hits(self, prompt: Sequence[bytes], above: "GhostCache | None" = None) -> int:
+        """Return how many of a prompt's blocks are cached, from its start without a gap, here or in the cache above."""
+        held, more = self._blocks, above._blocks if above is not None else ()
         count = 0
         for content in prompt:
-            if content not in self._blocks:
+            if content not in held and content not in more:
                 break
             count += 1
         return count
@@ -134,15 +135,17 @@ class Shadows:
 
     Args:
         capacity: blocks of the real cache.
+        prompts_only: replies are not kept in it.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, prompts_only: bool = False) -> None:
         every = SAMPLED
         while every > 1 and capacity // every < FEWEST_BLOCKS:
             every //= 2
         self.guard = Guard()
         self.counters = ShadowCounters()
         self._mask = every - 1
+        self._prompts_only = prompts_only
         self._credit = GhostCache(max(capacity // every, 1))
         self._lru = GhostCache(max(capacity // every, 1))
 
@@ -151,16 +154,23 @@ class Shadows:
         """Seconds that blocks of average conversations live under credit."""
         return self._credit.lifetime.seconds
 
-    def observe(self, finished: Finished, conversation: ConversationId | None = None) -> bool:
+    def holding(self, trusting: bool) -> GhostCache:
+        """Return the cache under one of the rules."""
+        return self._credit if trusting else self._lru
+
+    def observe(
+        self, finished: Finished, conversation: ConversationId | None = None, *, above: GhostCache | None = None
+    ) -> bool:
         """Show a finished request to both shadows; return whether credit is to be in force.
 
         Args:
             finished: its block hashes are uniformly distributed (digests).
             conversation: where keys are pooled, its conversation.
+            above: a cache that is asked first: what that has counts as hit by both.
         """
-        sample = self._sample(finished.blocks)
         prompt = self._sample(finished.blocks[: finished.prompt_blocks])
-        had, lru_had = self._credit.hits(prompt), self._lru.hits(prompt)
+        sample = prompt if self._prompts_only else self._sample(finished.blocks)
+        had, lru_had = self._credit.hits(prompt, above), self._lru.hits(prompt, above)
         keys = finished.keys_at(self.lifetime, finished.table)
         self._credit.use(sample, keys.key, finished, conversation)
         self._lru.use(sample, keys.t_last, finished)

@@ -121,7 +121,8 @@ def last_line(arguments: list[str]) -> dict[str, Any]:
 
 
 def _in_engine(arguments: list[str]) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Sets of names have one order in all runs, else not even vLLM's own tier evicts the same twice.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
     ended = subprocess.run([PYTHON, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True)
     if ended.returncode < 0:
         raise BenchmarkError(f"the run in .venv-engine was killed by signal {-ended.returncode}")

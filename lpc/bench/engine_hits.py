@@ -84,6 +84,7 @@ class Served:
 
     outputs: dict[str, list[int]] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
+    tier_evicted: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0
@@ -117,7 +118,7 @@ def serve(
     options = {"max_model_len": 7168, "max_num_seqs": 16, **({"kv_transfer_config": connector} if connector else {})}
     tiny = TinyEngine(model, blocks, learned=attributes if learned else None, **options)
     engine, scheduler = tiny.engine, tiny.scheduler
-    served = Served(evicted=tiny.evicted)
+    served = Served(evicted=tiny.evicted, tier_evicted=tiny.tier_evicted)
     stock_preempt = scheduler._preempt_request
 
     def preempt(*args: Any, **kwargs: Any) -> None:

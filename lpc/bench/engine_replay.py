@@ -8,7 +8,7 @@ machine is. The engine holds only BLOCK tokens of each block of the trace becaus
 import hashlib
 import json
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,6 +68,7 @@ def serve(
     *,
     count_from: float,
     predictor: Predictor | None = None,
+    connector: dict[str, Any] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Serve a trace on real vLLM with so many blocks; return figures, and digests of all tokens and evictions in order.
@@ -75,6 +76,7 @@ def serve(
     Args:
         count_from: cached and prompt tokens are counted for requests that arrive from this second on.
         predictor: for our scheduler; None: stock vLLM.
+        connector: as of vLLM's ``--kv-transfer-config``: a tier below the blocks (`cpu_tier.connector`).
         settings: of the plug-in.
     """
     attributes = {
@@ -90,6 +92,7 @@ def serve(
         max_model_len=replay.longest + 1,
         max_num_seqs=TOGETHER,
         max_num_batched_tokens=BATCH_TOKENS,
+        **({"kv_transfer_config": connector} if connector else {}),
     )
     engine = tiny.engine
     outputs: dict[int, list[int]] = {}
@@ -124,7 +127,9 @@ def serve(
         "requests": len(outputs),
         "evictions": len(tiny.evicted),
         "tokens_sha256": hashlib.sha256(json.dumps(sorted(outputs.items())).encode()).hexdigest(),
-        "evictions_sha256": hashlib.sha256(b"".join(block.to_bytes(4, "little") for block in tiny.evicted)).hexdigest(),
+        "evictions_sha256": _digest(tiny.evicted),
+        "tier_evictions": len(tiny.tier_evicted),
+        "tier_evictions_sha256": _digest(tiny.tier_evicted),
         "seconds": round(time.perf_counter() - started, 1),
     }
     if predictor is not None:
@@ -133,6 +138,10 @@ def serve(
     del engine
     tiny.close()
     return figures
+
+
+def _digest(numbers: Sequence[int]) -> str:
+    return hashlib.sha256(b"".join(number.to_bytes(4, "little") for number in numbers)).hexdigest()
 
 
 def _admit(engine: Any, number: int, request: Request, prompt: list[int]) -> None:
@@ -147,7 +156,7 @@ def _admit(engine: Any, number: int, request: Request, prompt: list[int]) -> Non
 
 
 def predictor_of(side: str, replay: Replay, address: str | None) -> Predictor | None:
-    """Return what a side asks: stock nothing, even one who says the same of all, oracle the trace, plugin a sidecar."""
+    """Return what a side asks: stock nothing, even one who says the same of all, oracle the trace, the others a sidecar."""
     if side == "stock":
         return None
     if side == "even":

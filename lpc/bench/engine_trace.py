@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -42,7 +43,7 @@ REAL_REFIT_S: Final = 86_400.0
 
 
 @dataclass(frozen=True)
-class _Places:
+class Places:
     """Where a run finds what it needs. Files."""
 
     folder: Path
@@ -50,6 +51,63 @@ class _Places:
     requests: Path
     models: Path
     name: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A trace, made fit for the tiny model.
+
+    Attributes:
+        working_set: blocks that an infinite cache would hold.
+        count_from: tokens are counted for requests that arrive from this second on.
+    """
+
+    trace: Trace
+    working_set: int
+    count_from: float
+
+    @classmethod
+    def read(cls, path: Path, trace_format: str, smallest: float, limit: int | None) -> "Opened":
+        """Read a trace.
+
+        Args:
+            smallest: capacity that is to be tried, share of the working set.
+            limit: of its requests; None: all.
+
+        Raises:
+            TraceError: it cannot be read.
+            BenchmarkError: its longest prompt does not fit the smallest capacity.
+        """
+        whole = open_trace(path, trace_format)
+        trace = coarser(Trace(whole.name, whole.block_tokens, whole.requests[:limit], whole.start), LONGEST // BLOCK - 1)
+        workload = from_trace(trace)
+        working_set = workload.working_set_tokens() // trace.block_tokens
+        longest = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
+        if int(smallest * working_set) <= longest:
+            raise BenchmarkError(
+                f"{smallest:.0%} of the working set of {path} are {int(smallest * working_set)} blocks, its longest prompt "
+                f"has {longest}: give a longer trace"
+            )
+        return cls(trace, working_set, workload.count_from)
+
+    @contextlib.contextmanager
+    def placed(self, models: Path, model: str) -> Iterator[Places]:
+        """Write what a run needs into a temporary folder. Raises BenchmarkError."""
+        with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
+            folder = Path(temporary)
+            written = folder / "requests.json"
+            written.write_text(json.dumps({"block_tokens": self.trace.block_tokens, "requests": rows_of(self.trace)}))
+            yield Places(folder, tiny_model(folder), written, models, model)
+
+    def described(self) -> dict[str, Any]:
+        """Return what figures say of it."""
+        return {
+            "trace": self.trace.name,
+            "requests": len(self.trace.requests),
+            "block_tokens": {"trace": self.trace.block_tokens, "engine": BLOCK},
+            "working_set_blocks": self.working_set,
+            "count_from_s": self.count_from,
+        }
 
 
 def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
@@ -65,38 +123,21 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
         BenchmarkError: vLLM is not installed in .venv-engine, or a run failed.
     """
     check_engine()
-    trace = open_trace(path, trace_format)
-    requests = trace.requests[:QUICK_REQUESTS] if quick else trace.requests
-    trace = coarser(Trace(trace.name, trace.block_tokens, requests, trace.start), LONGEST // BLOCK - 1)
-    workload = from_trace(trace)
-    working_set = workload.working_set_tokens() // trace.block_tokens
     shares = QUICK_SHARES if quick else SHARES
-    longest = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
-    if int(shares[0] * working_set) <= longest:
-        raise BenchmarkError(
-            f"{shares[0]:.0%} of the working set of {path} are {int(shares[0] * working_set)} blocks, its longest prompt has "
-            f"{longest}: give a longer trace"
-        )
+    opened = Opened.read(path, trace_format, shares[0], QUICK_REQUESTS if quick else None)
+    working_set, count_from = opened.working_set, opened.count_from
     screen = console()
-    with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
-        folder = Path(temporary)
-        written = folder / "requests.json"
-        written.write_text(json.dumps({"block_tokens": trace.block_tokens, "requests": rows_of(trace)}))
-        places = _Places(folder, tiny_model(folder), written, models, model)
+    with opened.placed(models, model) as places:
         jobs = [*product(shares, SIDES), (shares[0], "even")]
         # Engine and sidecar wait for each other, so that a run keeps one core busy.
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            finished = pool.map(lambda job: _run(places, job[1], int(job[0] * working_set), workload.count_from), jobs)
+            finished = pool.map(lambda job: run_side(places, job[1], int(job[0] * working_set), count_from), jobs)
             told = track(finished, "bench engine --trace", total=len(jobs), console=screen, transient=True)
             results = dict(zip(jobs, told, strict=True))
     rows = [_row(share, int(share * working_set), {side: results[share, side] for side in SIDES}) for share in shares]
     even, stock = results[shares[0], "even"], results[shares[0], "stock"]
     figures = {
-        "trace": trace.name,
-        "requests": len(requests),
-        "block_tokens": {"trace": trace.block_tokens, "engine": BLOCK},
-        "working_set_blocks": working_set,
-        "count_from_s": workload.count_from,
+        **opened.described(),
         "tokens_identical": all(row["tokens_identical"] for row in rows),
         "eviction_order_identical": even["evictions_sha256"] == stock["evictions_sha256"],
         "rows": rows,
@@ -146,14 +187,17 @@ def _row(share: float, blocks: int, sides: dict[str, dict[str, Any]]) -> dict[st
     }
 
 
-def _run(places: _Places, side: str, blocks: int, count_from: float) -> dict[str, Any]:
-    """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError."""
-    home = places.folder / f"{side}-{blocks}"
-    home.mkdir()
+def run_side(places: Places, side: str, blocks: int, count_from: float, *tier: str) -> dict[str, Any]:
+    """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError.
+
+    Args:
+        tier: flags of `lpc.bench.engine_trace_runs` that put a tier below the blocks.
+    """
+    home = Path(tempfile.mkdtemp(prefix=f"{side}-{blocks}-", dir=places.folder))
     VirtualClock(home / "clock")
     command = ["-m", "lpc.bench.engine_trace_runs", "--model", str(places.model), "--side", side]
     command += ["--requests", str(places.requests), "--clock", str(home / "clock"), "--blocks", str(blocks)]
-    command += ["--count-from", str(count_from)]
+    command += ["--count-from", str(count_from), *tier]
     with contextlib.ExitStack() as stack:
         if side == "plugin":
             serves = Sidecar(

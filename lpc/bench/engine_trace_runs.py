@@ -16,19 +16,27 @@ def main() -> None:
     parser.add_argument("--requests", type=Path, required=True)
     parser.add_argument("--clock", type=Path, required=True)
     parser.add_argument("--side", choices=("stock", "even", "oracle", "plugin"), required=True)
+    parser.add_argument("--tier", type=int, help="chunks of a CPU offload tier below the blocks")
+    parser.add_argument("--tier-policy", help="its eviction_policy; without one that of the scheduler")
     parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--count-from", type=float, required=True)
     parser.add_argument("--predictor")
     options = parser.parse_args()
     settle()
+    from lpc.bench.cpu_tier import connector
     from lpc.bench.engine_replay import predictor_of, serve
 
     replay = Replay.read(options.requests)
     predictor = predictor_of(options.side, replay, options.predictor)
     guard = options.side == "plugin"
     clock = VirtualClock(options.clock)
+    named = {"eviction_policy": options.tier_policy} if options.tier_policy else {}
     figures = serve(
-        options.model, replay, options.blocks, clock, count_from=options.count_from, predictor=predictor, guard=guard
+        *(options.model, replay, options.blocks, clock),
+        count_from=options.count_from,
+        predictor=predictor,
+        connector=connector(options.tier, **named) if options.tier else None,
+        guard=guard,
     )
     print(json.dumps(figures))
 

@@ -27,6 +27,8 @@ class TinyEngine:
         engine: vLLM's, whose steps are made from outside.
         scheduler: its scheduler.
         evicted: ids of the blocks that its pool has evicted, in order.
+        tier_evicted: chunks that its CPU offload tier has evicted, in order, each by its number among all ever stored there.
+        policy: the tier's; None where it has none.
     """
 
     def __init__(self, model: Path, blocks: int, *, learned: dict[str, Any] | None, **options: Any) -> None:
@@ -49,6 +51,12 @@ class TinyEngine:
         pool = self.scheduler.kv_cache_manager.block_pool
         self._stock_evict = pool._maybe_evict_cached_block
         pool._maybe_evict_cached_block = self._evict
+        self.tier_evicted: list[int] = []
+        self.policy: Any = None
+        offload = getattr(self.scheduler.connector, "connector_scheduler", None)
+        if offload is not None and hasattr(offload, "manager"):
+            self.policy = offload.manager._policy
+            self._watch(offload.manager)
 
     def counters(self) -> dict[str, float]:
         """Return the counters of our scheduler, once it has done what it still had to do."""
@@ -59,8 +67,22 @@ class TinyEngine:
     def close(self) -> None:
         """End it, and give its memory back."""
         self.engine.engine_core.shutdown()
-        del self._llm, self.engine, self.scheduler, self._stock_evict
+        del self._llm, self.engine, self.scheduler, self.policy, self._stock_evict
         gc.collect()
+
+    def _watch(self, manager: Any) -> None:
+        stock = manager.prepare_store
+        numbers: dict[Any, int] = {}  # names start from a seed that may differ from process to process
+
+        def prepare_store(*args: Any) -> Any:
+            output = stock(*args)
+            if output is not None:
+                for key in output.keys_to_store:
+                    numbers.setdefault(key, len(numbers))
+                self.tier_evicted += [numbers[key] for key in output.evicted_keys]
+            return output
+
+        manager.prepare_store = prepare_store
 
     def _evict(self, block: Any) -> bool:
         if block.block_hash is not None:

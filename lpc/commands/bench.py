@@ -89,6 +89,23 @@ def bench_engine(
         report(lambda: engine_trace.run(trace, trace_format, models, model, quick=quick), json_file)
 
 
+@app.command("tiers")
+def bench_tiers(
+    trace: Annotated[Path, typer.Option(help="A log with times.")],
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    pool: Annotated[float, typer.Option(help="Blocks of the GPU's pool, share of the log's working set.")] = 0.01,
+    limit: Annotated[int | None, typer.Option(help="Replay so many requests only.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One size of the tier, a pool of 3%.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Real vLLM (`make engine`) with its CPU offload tier: LRU in both, ours in the GPU's pool, ours in both, an oracle."""
+    from lpc.bench import tiers
+
+    report(lambda: tiers.run(trace, trace_format, models, model, pool=pool, limit=limit, quick=quick), json_file)
+
+
 @app.command("load")
 def bench_load(
     minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,

@@ -1,4 +1,6 @@
-"""vLLM's own unit tests of its block pool, with the stock queue and with ours: `python tests/engine/vllms_own.py CHECKOUT`.
+"""vLLM's own unit tests of its block pool and of its CPU offload tier, as they are and with ours in the place of LRU:
+
+    python tests/engine/vllms_own.py CHECKOUT
 
 CHECKOUT: vLLM's source at the release that is installed (a git checkout or an unpacked source distribution). Its tests are
 copied to a folder of their own, so that the installed vLLM is tested and not the sources. Many need a model from a hub: they
@@ -14,27 +16,66 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-FILES = (
-    "test_prefix_caching.py",
-    "test_kv_cache_utils.py",
-    "test_single_type_kv_cache_manager.py",
-    "test_deferred_block_free.py",
-    "test_swa_inflight_window_free.py",
-    "test_kv_sharing.py",
-    "test_prefix_replay.py",
-)
-OURS = """
+CORE = "tests/v1/core"
+TIER = "tests/v1/kv_offload"
+FILES = {
+    CORE: (
+        "test_prefix_caching.py",
+        "test_kv_cache_utils.py",
+        "test_single_type_kv_cache_manager.py",
+        "test_deferred_block_free.py",
+        "test_swa_inflight_window_free.py",
+        "test_kv_sharing.py",
+        "test_prefix_replay.py",
+    ),
+    TIER: (
+        "cpu/test_manager.py",
+        "cpu/policies/test_factory.py",
+        "tiering/test_tiering_offloading.py",
+        "tiering/test_factory.py",
+    ),
+}
+OURS = {
+    CORE: """
 from vllm.v1.core import block_pool, kv_cache_utils
 
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 
 block_pool.FreeKVCacheBlockQueue = kv_cache_utils.FreeKVCacheBlockQueue = LearnedFreeQueue
-"""
+""",
+    TIER: """
+from itertools import count
+
+from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
+
+from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy, policies_made
+from eviction_client.tier import Tier
 
 
-def results(folder: Path) -> dict[str, str]:
-    """Run the tests; return the outcome of each."""
-    files = [f"tests/v1/core/{name}" for name in FILES if (folder / "tests/v1/core" / name).exists()]
+def fail(error):
+    raise error
+
+
+class Linked(LearnedCachePolicy):
+    # As under the scheduler plug-in, without credit.
+    def __init__(self, cache_capacity):
+        with policies_made():
+            super().__init__(cache_capacity)
+        ticks = count(10**9)
+        tier = Tier(
+            "t", cache_capacity, blocks=cache_capacity, prompts_only=True, guarded=False, pools=True, clock=lambda: next(ticks)
+        )
+        self.link(tier, fail)
+
+
+CachePolicyFactory._registry["lru"] = lambda: Linked
+""",
+}
+
+
+def results(folder: Path, room: str) -> dict[str, str]:
+    """Run the tests of a room; return the outcome of each."""
+    files = [f"{room}/{name}" for name in FILES[room] if (folder / room / name).exists()]
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-o", "filterwarnings=default", *files]
     done = subprocess.run(command, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
     outcomes = re.findall(r"(?m)^(PASSED|FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout)
@@ -44,19 +85,24 @@ def results(folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Compare; exit with 1 where a test passes with the stock queue only."""
+    """Compare; exit with 1 where a test passes with stock only."""
     source = Path(sys.argv[1])
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        shutil.copytree(source / "tests", folder / "tests")
-        (folder / "tests" / "conftest.py").unlink(missing_ok=True)
-        stock = results(folder)
-        (folder / "tests" / "v1" / "core" / "conftest.py").write_text(OURS)
-        ours = results(folder)
-    print("stock queue:", dict(Counter(stock.values())))
-    print("our queue:  ", dict(Counter(ours.values())))
-    worse = [name for name, outcome in stock.items() if outcome == "PASSED" and ours.get(name) != "PASSED"]
-    print("\n".join(["pass with the stock queue only:", *worse]) if worse else "ours passes what the stock queue passes")
+    worse: list[str] = []
+    for room in FILES:
+        if not (source / room).exists():
+            print(f"{room}: not there")
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            shutil.copytree(source / "tests", folder / "tests")
+            (folder / "tests" / "conftest.py").unlink(missing_ok=True)
+            stock = results(folder, room)
+            (folder / room / "conftest.py").write_text(OURS[room])
+            ours = results(folder, room)
+        print(f"{room}, stock:", dict(Counter(stock.values())))
+        print(f"{room}, ours: ", dict(Counter(ours.values())))
+        worse += [name for name, outcome in stock.items() if outcome == "PASSED" and ours.get(name) != "PASSED"]
+    print("\n".join(["pass with stock only:", *worse]) if worse else "ours passes what stock passes")
     raise SystemExit(bool(worse))
 
 

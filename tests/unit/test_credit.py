@@ -56,3 +56,10 @@ def test_a_clock_that_jumped_leaves_a_lifetime_that_can_be_used(key: float) -> N
     for _ in range(100):
         lifetime.evicted(4, key, 1000.0)
     assert math.isfinite(lifetime.seconds) and lifetime.seconds >= 0.0
+
+
+def test_where_everything_evicted_has_a_key_ahead_there_still_is_a_lifetime_to_look_up() -> None:
+    lifetime = Lifetime(4)
+    lifetime.evicted(4, 1e9 + 100.0, 1e9)
+    assert 0.0 < lifetime.seconds < 1.0
+    assert GRID.table([-5.0, 5.0]).at(lifetime.seconds) == -5.0

@@ -33,6 +33,7 @@ from vllm.v1.request import Request
 from eviction_client.credit_queue import Chain
 from eviction_client.engines.vllm.queue import KeyedBlocks, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import arguments_of, completed, session_of
+from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.hints import Hints
 from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
@@ -49,6 +50,7 @@ class Hooks:
 
     Args:
         adopt: put our queue into the block pool; else (shadow mode) the engine's own order stays.
+        tiers: below the block pool, in which our policy is.
 
     Raises:
         Exception: the engine has no such parts. Then nothing was attached.
@@ -58,8 +60,9 @@ class Hooks:
         raised: blocks whose key was raised because another conversation holds them.
     """
 
-    def __init__(self, scheduler: Any, scorer: Scorer, *, adopt: bool) -> None:
+    def __init__(self, scheduler: Any, scorer: Scorer, *, adopt: bool, tiers: Tiers | None = None) -> None:
         self.scorer = scorer
+        self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
         self.raised = 0
         self._unanswered: dict[str, list[Chain]] = {}
@@ -140,6 +143,8 @@ class Hooks:
                     scorer.seconds += time.perf_counter() - started
         except Exception as error:
             scorer.failed(error)
+        for policy in self.tiers.policies:
+            policy.step()
 
     def free(self, request: Request) -> None:
         """``KVCacheManager.free``, whose blocks get the request's keys."""

@@ -37,6 +37,9 @@ def values_of(hooks: Attached) -> Values:
     scorer, queue = hooks.scorer, hooks.queue
     values = figures_of(scorer, lifetime=scorer.shadow_lifetime if queue is None else scorer.lifetime.seconds)
     values["lpc_pooled_raises", ""] = hooks.raised
+    tiers = getattr(hooks, "tiers", None)  # V0 has none
+    if tiers is not None:
+        values["lpc_tier_stock_fallback", ""] = float(tiers.fallen_back)
     if queue is not None:
         values["lpc_queue_runs", ""] = queue.num_runs
         bounds = (*(f"{bound:g}" for bound in BUCKETS), "+Inf")

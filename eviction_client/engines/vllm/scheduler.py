@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.engines.vllm.logs import join_vllms_logging
 from eviction_client.engines.vllm.versions import RELEASE, TESTED, unsuitable
+from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics
 from eviction_client.offer import FindFiles
@@ -65,8 +66,12 @@ class LearnedScheduler:
             logger.warning("learned prefix cache: %s", unknown)
         own = copy.copy(vllm_config.scheduler_config)
         own.scheduler_cls = None
-        scheduler = own.get_scheduler_cls()(vllm_config, *args, **kwargs)
-        if not vllm_config.cache_config.enable_prefix_caching:
+        stock = own.get_scheduler_cls()
+        cached = vllm_config.cache_config.enable_prefix_caching
+        scheduler, tiers = placing.built(
+            lambda: stock(vllm_config, *args, **kwargs), vllm_config, wanted=cached and not settings.shadow
+        )
+        if not cached:
             logger.warning("learned prefix cache: prefix caching is off, so there is nothing to do")
             return scheduler
         metrics = EngineMetrics(str(getattr(vllm_config.parallel_config, "data_parallel_index", 0)))
@@ -75,7 +80,7 @@ class LearnedScheduler:
         milliseconds = 1000 * (time.perf_counter() - started)
         if reason is None:
             try:
-                cls._attach(scheduler, settings, vllm_config, metrics)
+                cls._attach(scheduler, settings, vllm_config, metrics, tiers)
             except LpcError:
                 raise  # a setting that cannot be
             except Exception as error:
@@ -84,6 +89,7 @@ class LearnedScheduler:
             mode = "shadow mode" if settings.shadow else f"on, keys pooled: {settings.pools}"
             release = f"vLLM {RELEASE}" if RELEASE in TESTED else f"vLLM {RELEASE} is an untested release"
             logger.info("learned prefix cache: %s; %s, check passed in %.0f ms", mode, release, milliseconds)
+            cls._report(tiers, settings, scheduler.lpc.scorer)
             return scheduler
         metrics.update({("lpc_stock_fallback", ""): 1.0})
         reason = f"does not work in this vLLM {RELEASE}: {reason}."
@@ -95,8 +101,23 @@ class LearnedScheduler:
         )
         return scheduler
 
+    @staticmethod
+    def _report(tiers: placing.Tiers, settings: ClientSettings, scorer: Scorer) -> None:
+        """Say what became of the CPU offload tier, where there is one."""
+        if tiers.reason is None:
+            for policy in tiers.policies:
+                logger.info("learned prefix cache: on in the CPU offload tier, too, %d chunks", policy.cache_capacity)
+            return
+        reason = f"has no place in the CPU offload tier of this vLLM {RELEASE}: {tiers.reason}."
+        if settings.on_unknown_engine == "refuse":
+            scorer.close()
+            raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU there.")
+        logger.error("learned prefix cache: the plug-in %s vLLM's own LRU there; the GPU's blocks are not concerned", reason)
+
     @classmethod
-    def _attach(cls, scheduler: Any, settings: ClientSettings, vllm_config: Any, metrics: EngineMetrics) -> None:
+    def _attach(
+        cls, scheduler: Any, settings: ClientSettings, vllm_config: Any, metrics: EngineMetrics, tiers: placing.Tiers
+    ) -> None:
         import eviction_client.engines.vllm.hooks as hooks
         import eviction_client.engines.vllm.metrics as shown
         from eviction_client.engines.vllm.tokenizer import finder_of
@@ -112,7 +133,8 @@ class LearnedScheduler:
             background=cls.background,
         )
         try:
-            attached = scheduler.lpc = hooks.Hooks(scheduler, scorer, adopt=not settings.shadow)
+            attached = scheduler.lpc = hooks.Hooks(scheduler, scorer, adopt=not settings.shadow, tiers=tiers)
+            tiers.link(scheduler, scorer)
         except BaseException:
             scorer.close()
             raise

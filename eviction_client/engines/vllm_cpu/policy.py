@@ -1,0 +1,205 @@
+"""The policy of vLLM's CPU offload tier: ``eviction_policy`` of an ``OffloadingConnector``.
+
+It holds vLLM's own LRU policy, which is told of everything, owns all that vLLM asks for, and evicts, unless the tier's order
+(:class:`eviction_client.tier.Tier`) differs: then that one chooses, and what it has chosen is removed there. So without credit,
+under the guard's other rule, in a release whose LRU is another one, and after anything that fails here, the tier evicts what
+vLLM's LRU evicts, key by key. Methods that a release adds go to its own policy.
+
+Credit reaches it through the scheduler plug-in (:mod:`eviction_client.engines.vllm_cpu.placing`): what vLLM tells a policy of a
+request is its id, neither tokens nor session, so that without the plug-in there is nothing to ask with, and it is LRU.
+
+Nothing here raises into vLLM, which catches nothing.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
+from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
+
+from eviction_client.tier import Tier
+
+logger = logging.getLogger(__name__)
+
+_OURS: Final = frozenset(("insert", "remove", "touch", "on_request_access", "on_request_finished", "evict", "clear"))
+"""Methods that are more than the LRU policy's."""
+
+Evicted = list[tuple[OffloadKey, ChunkStatus]]
+
+_made: list["LearnedCachePolicy"] | None = None
+"""Where policies are noted that are made; None: nowhere."""
+
+
+@contextlib.contextmanager
+def policies_made() -> Iterator[list["LearnedCachePolicy"]]:
+    """Return a list of the policies that are made meanwhile, in this thread. Each is to be linked, or left as LRU."""
+    global _made
+    made: list[LearnedCachePolicy] = []
+    _made = made
+    try:
+        yield made
+    finally:
+        _made = None
+
+
+class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where vLLM is not installed
+    """vLLM's LRU policy, and an order with credit before it. Made by vLLM, with the number of chunks that the tier holds."""
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self.lru: Any = LRUCachePolicy(cache_capacity)
+        self._tier: Tier | None = None
+        self._failed: Callable[[Exception], None] | None = None
+        self._alone = _made is None
+        if _made is not None:
+            _made.append(self)
+        # What is called for each chunk needs nothing of ours, and what a later release may add has its own policy's meaning.
+        for name in dir(self.lru):
+            if not name.startswith("_") and callable(method := getattr(self.lru, name)) and name not in _OURS:
+                setattr(self, name, method)
+
+    def link(self, tier: Tier, failed: Callable[[Exception], None]) -> None:
+        """Order by this tier's keys from now on.
+
+        Args:
+            failed: told of what is raised by it; from then on the policy is LRU.
+        """
+        self._tier, self._failed = tier, failed
+
+    @property
+    def tier(self) -> Tier | None:
+        """Whose keys order; None: it is LRU."""
+        return self._tier
+
+    def step(self) -> None:
+        """Before each step of the scheduler: do what is due in the tier."""
+        if self._tier is not None:
+            try:
+                self._tier.step()
+            except Exception as error:
+                self._give_up(error)
+
+    # What vLLM calls. See CachePolicy.
+
+    def get(self, key: OffloadKey) -> ChunkStatus | None:
+        """Return a chunk, None where there is none."""
+        chunk: ChunkStatus | None = self.lru.get(key)
+        return chunk
+
+    def insert(self, key: OffloadKey, chunk: ChunkStatus, *context: Any) -> None:
+        """Add a chunk. From vLLM 0.33 on, with the context of the request that stores it."""
+        self.lru.insert(key, chunk, *context)
+        if self._tier is not None:
+            try:
+                self._tier.store(key)
+            except Exception as error:
+                self._give_up(error)
+
+    def remove(self, key: OffloadKey) -> None:
+        """Remove a chunk whose store has failed."""
+        self.lru.remove(key)
+        if self._tier is not None:
+            try:
+                self._tier.remove(key)
+            except Exception as error:
+                self._give_up(error)
+
+    def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
+        """Chunks are in use."""
+        keys = list(keys)
+        self.lru.touch(keys, req_context)
+        self._touch(keys)
+
+    def on_request_access(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
+        """Chunks are seen for the first time by a request, which goes on. From vLLM 0.33 on."""
+        keys = list(keys)
+        self.lru.on_request_access(keys, req_context)
+        self._touch(keys)
+
+    def on_request_finished(
+        self,
+        key_groups: Sequence[Sequence[OffloadKey]],
+        insertion_only_keys: set[OffloadKey],
+        reused_keys: set[OffloadKey],
+        req_context: ReqContext,
+    ) -> None:
+        """A request has ended; the plug-in's hook has seen its end a step before."""
+        self.lru.on_request_finished(key_groups, insertion_only_keys, reused_keys, req_context)
+        if self._tier is not None:
+            try:
+                self._tier.used(req_context.req_id, order_request_keys(key_groups, req_context)[::-1])
+            except Exception as error:
+                self._give_up(error)
+        elif self._alone:
+            self._alone = False
+            logger.warning(
+                "learned prefix cache: %s runs without our scheduler, from which its credit comes, and so is vLLM's own LRU: "
+                "start vLLM with --scheduler-cls eviction_client.engines.vllm.LearnedScheduler",
+                type(self).__name__,
+            )
+
+    def evict(self, n: int, protected: set[OffloadKey]) -> Evicted | None:
+        """Evict exactly n chunks that are neither protected nor in use; else return None, and nothing has changed."""
+        tier = self._tier
+        if tier is None or n <= 0:
+            return self._least_recent(n, protected)
+        try:
+            chosen = self._choose(tier, n, protected) if tier.decides else None
+            if chosen is not None:
+                tier.evicted([key for key, _ in chosen], by="credit")
+        except Exception as error:
+            self._give_up(error)
+            return self._least_recent(n, protected)
+        if chosen is not None:
+            for key, _ in chosen:
+                self.lru.remove(key)
+            return chosen
+        evicted = self._least_recent(n, protected)
+        if evicted is not None:
+            try:
+                tier.evicted([key for key, _ in evicted], by="lru")
+            except Exception as error:
+                self._give_up(error)
+        return evicted
+
+    def clear(self) -> None:
+        """Remove all chunks."""
+        self.lru.clear()
+        if self._tier is not None:
+            try:
+                self._tier.clear()
+            except Exception as error:
+                self._give_up(error)
+
+    def _choose(self, tier: Tier, n: int, protected: Collection[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
+        chosen: list[tuple[OffloadKey, ChunkStatus]] = []
+        get = self.lru.get
+        for key in tier.order():
+            if key in protected:
+                continue
+            chunk = get(key)
+            if chunk.ref_cnt == 0:  # one that vLLM does not know is a failure of ours
+                chosen.append((key, chunk))
+                if len(chosen) == n:
+                    return chosen
+        return None
+
+    def _least_recent(self, n: int, protected: set[OffloadKey]) -> Evicted | None:
+        evicted: Evicted | None = self.lru.evict(n, protected)
+        return evicted
+
+    def _touch(self, keys: Sequence[OffloadKey]) -> None:
+        if self._tier is not None:
+            try:
+                self._tier.touch(keys[::-1])
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Be LRU from now on."""
+        self._tier, failed = None, self._failed
+        if failed is not None:
+            failed(error)

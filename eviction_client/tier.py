@@ -1,0 +1,311 @@
+"""A tier of the cache below the engine's pool (CPU memory, for one): which of its chunks are evicted first.
+
+The credit table of a finished request serves every tier, each at a lifetime of its own: key = t_last + credit at the tier's
+lifetime. What the tier's own code does by default, least recent use, is never replaced but ranked against: :attr:`Tier.decides`
+says whether the order kept here differs from it at all, that is whether something in the tier has credit and the tier's guard
+trusts it, or an application asked for something. Until then, and after any failure, the tier evicts as it always did.
+
+Two things are unlike the engine's free queue:
+
+- A chunk lies in the tier while its request still runs. Until that ends it goes last, as a preempted request's blocks do.
+- A chunk stays where it is while another conversation uses it, so what many conversations hold is met again and again. Its key
+  follows the law of pooling (:mod:`eviction_client.chunk`).
+
+The tier's guard compares two shadow caches of its size by what pool and tier together would have hit: a tier that keeps what
+the pool keeps, too, is worth nothing, however good its order.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from eviction_client.chunk import Chunk, Content, Use, continues, highest_of
+from eviction_client.credit import CreditTable, Lifetime
+from eviction_client.credit_queue import CreditQueue
+from eviction_client.finished import Finished
+from eviction_client.queue import FreeBlockQueue
+from eviction_client.score import Keys
+from eviction_client.shadow import GhostCache, Shadows
+from eviction_client.stores.base import ConversationId
+
+MOVED_PER_STEP: Final = 16
+"""Chains that may be moved in one step of the engine after the rule in force has changed."""
+LAID_PER_STEP: Final = 128
+"""Chunks that may be moved in one step of the engine because credit has come late."""
+MAX_ENDED: Final = 1024
+"""Ended requests of which the tier has not heard yet; over it the oldest gets no credit."""
+MAX_AWAITED: Final = 8192
+"""Ended requests whose credit may still come; over it that of the oldest is not laid."""
+
+
+class Tier:
+    """Keys and order of one tier's chunks. Methods are for the scheduler's thread, but for :meth:`learn`.
+
+    Args:
+        name: in metrics.
+        chunks: the tier holds at most.
+        blocks: of the engine's hashes, that as many chunks hold.
+        prompts_only: replies are not stored there.
+        guarded: credit is in force only while the shadows show that it pays; else always.
+        pools: chunks of several conversations keep the highest of their keys.
+        clock: seconds since the epoch; never goes back, never raises.
+
+    Attributes:
+        lifetime: how long chunks of average conversations live in the tier.
+        wanted: the guard's word, set from the background.
+        evictions: chunks evicted by the order kept here (``credit``) and by the tier's own (``lru``).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        chunks: int,
+        *,
+        blocks: int,
+        prompts_only: bool,
+        guarded: bool,
+        pools: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.lifetime = Lifetime(chunks)
+        self.wanted = not guarded
+        self.evictions = {"credit": 0, "lru": 0}
+        self._guarded = guarded
+        self._pools = pools
+        self._clock = clock
+        self._shadows = Shadows(blocks, prompts_only=prompts_only)
+        self._numbers = 0
+        self._ended: OrderedDict[Hashable, Finished] = OrderedDict()
+        self._awaited: OrderedDict[Hashable, tuple[Use, list[Chunk]]] = OrderedDict()
+        self._laying: deque[tuple[Use, float, list[Chunk]]] = deque()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all chunks."""
+        self._queue: CreditQueue[Chunk] = CreditQueue(
+            Chunk(-1, None), Chunk(-1, None), lifetime=self.lifetime, clock=self._clock
+        )
+        self._queue.trusting = self.wanted
+        self._chunks: dict[Content, Chunk] = {}
+        self._fresh: list[Chunk] = []
+        """Stored since the queue was last looked at."""
+        self._credited = self._asked_for = 0
+        """Chunks with credit, and those whose last use an application has moved."""
+        self._awaited.clear()
+        self._laying.clear()
+
+    @property
+    def trusting(self) -> bool:
+        """Whether credit orders; else least recent use."""
+        return self._queue.trusting
+
+    @property
+    def decides(self) -> bool:
+        """Whether the order kept here differs from the tier's own."""
+        return bool(self._asked_for or (self._credited and self._queue.trusting))
+
+    @property
+    def switches(self) -> int:
+        """Changes of the rule in force, as the guard sees it."""
+        return self._shadows.guard.switches
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    # What the engine does.
+
+    def step(self) -> None:
+        """Do what is due before a step of the engine, in bounded time: follow the guard, lay credit that came late."""
+        queue = self._queue
+        queue.trusting = self.wanted
+        if queue.unsettled:
+            queue.resort(MOVED_PER_STEP)
+        budget = LAID_PER_STEP
+        while self._laying and budget > 0:
+            use, key, chunks = self._laying[0]
+            part = chunks[:budget]
+            del chunks[: len(part)]
+            if not chunks:
+                self._laying.popleft()
+            budget -= max(len(part), 1)
+            self._lay(use, key, part)
+
+    def ended(self, request_id: Hashable, finished: Finished) -> None:
+        """Note the end of a request, of which the tier's own code hears a step later (:meth:`used`)."""
+        self._ended[request_id] = finished
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def late(self, request_id: Hashable, table: CreditTable | None) -> None:
+        """Take the credit of a request that has ended before it was there; None: it never will be."""
+        finished = self._ended.get(request_id)
+        if finished is not None:
+            self._ended[request_id] = replace(finished, table=table, awaited=False)
+            return
+        use, chunks = self._awaited.pop(request_id, (None, []))
+        if use is not None and table is not None:
+            self._laying.append((use, use.keys.t_last + table.at(self.lifetime.seconds), chunks))
+
+    # What the tier's own code does.
+
+    def store(self, content: Content) -> None:
+        """A chunk that was not there is to be stored."""
+        self._numbers += 1
+        chunk = self._chunks[content] = Chunk(self._numbers, content)
+        self._fresh.append(chunk)
+
+    def remove(self, content: Content) -> None:
+        """A chunk is gone."""
+        self._settle()
+        chunk = self._chunks.pop(content)
+        self._queue.remove(chunk)
+        self._count(chunk, -1)
+
+    def touch(self, contents: Iterable[Content]) -> None:
+        """Chunks are in use by a request that goes on: they go last, the first of them first."""
+        self._settle()
+        touched = [chunk for content in contents if (chunk := self._chunks.get(content)) is not None]
+        for chunk in touched:
+            self._queue.remove(chunk)
+        self._queue.insert_keyed(touched, self._highest())
+
+    def used(self, request_id: Hashable, contents: Sequence[Content]) -> None:
+        """A request has ended that used these chunks, the one to be evicted first at the front. They get its keys."""
+        finished = self._ended.pop(request_id, None)
+        if finished is None:  # its end has passed by the engine's hook
+            now = self._clock()
+            session, keys, asked_for = None, Keys(now, now), False
+        else:
+            session, keys = finished.session, finished.keys_at(self.lifetime.seconds, finished.table)
+            asked_for = keys.t_last != finished.ended
+        chunks = self._chunks
+        mine = [chunk for content in contents if (chunk := chunks.get(content)) is not None]
+        if not mine:
+            return
+        use = Use(session, contents[0], keys)
+        new = 0
+        if self._fresh:
+            for chunk in mine:
+                if chunk.prev_free_block is None:
+                    chunk.keys, chunk.use, chunk.asked_for = keys, use, asked_for
+                    new += 1
+            if new == len(self._fresh):
+                self._fresh.clear()
+            else:
+                self._fresh = [chunk for chunk in self._fresh if chunk.use is not use]
+                self._settle()
+        self._credited += new * (keys.key != keys.t_last)
+        self._asked_for += new * asked_for
+        if new == len(mine):
+            self._queue.insert_keyed(mine, keys)
+        else:
+            self._use_again(mine, use, asked_for, frozenset(contents))
+        if finished is not None and finished.awaited:
+            self._awaited[request_id] = (use, mine)
+            if len(self._awaited) > MAX_AWAITED:
+                self._awaited.popitem(last=False)
+
+    def _use_again(self, mine: Sequence[Chunk], use: Use, asked_for: bool, chain: Collection[Content]) -> None:
+        """Give a request's chunks its keys, or those of the others that hold them; new ones have theirs."""
+        queue, keys = self._queue, use.keys
+        run, run_keys = list[Chunk](), keys
+        known: dict[Use, bool] = {}
+        for chunk in mine:
+            before = chunk.use
+            if before is not use:
+                queue.remove(chunk)
+                self._count(chunk, -1)
+                new, moved = keys, asked_for
+                if before is not None and self._pools:
+                    if not chunk.shared:
+                        shared = known.get(before)
+                        if shared is None:
+                            shared = known[before] = not continues(use.session, before, chain)
+                        chunk.shared = shared
+                    if chunk.shared:
+                        new, moved = highest_of(chunk.keys, keys), moved or chunk.asked_for
+                chunk.keys, chunk.use, chunk.asked_for = new, use, moved
+                self._count(chunk, 1)
+            new = chunk.keys
+            if new is not run_keys and new != run_keys:
+                queue.insert_keyed(run, run_keys)
+                run, run_keys = [], new
+            run.append(chunk)
+        queue.insert_keyed(run, run_keys)
+
+    def order(self) -> Iterator[Content]:
+        """Walk all chunks in the order of their eviction. The tier must not change meanwhile."""
+        self._settle()
+        return (chunk.content for chunk in self._queue)
+
+    def evicted(self, contents: Sequence[Content], *, by: str) -> None:
+        """These were evicted, in this order, by the order kept here (``credit``) or by the tier's own (``lru``)."""
+        if not contents:
+            return
+        self._settle()
+        queue, chunks = self._queue, self._chunks
+        gone = [chunks.pop(content) for content in contents]
+        self.evictions[by] += len(gone)
+        keys = gone[0].keys
+        if keys.tells_the_price_of_room:
+            self.lifetime.evicted(len(gone), keys.key if self.decides and queue.trusting else keys.t_last, self._clock())
+        if self._credited or self._asked_for:
+            for chunk in gone:
+                self._count(chunk, -1)
+        if queue.head.next_free_block is gone[0] and all(a.next_free_block is b for a, b in pairwise(gone)):
+            # Not CreditQueue's, which would learn of the lifetime once more.
+            FreeBlockQueue.popleft_n(queue, len(gone))
+        else:
+            for chunk in gone:
+                queue.remove(chunk)
+
+    # What the background does.
+
+    def learn(self, finished: Finished, conversation: ConversationId | None, pool: GhostCache) -> None:
+        """Show a request to the tier's shadows, and what the pool's has of it."""
+        trusting = self._shadows.observe(finished, conversation, above=pool)
+        if self._guarded:
+            self.wanted = trusting
+
+    def learn_late(self, finished: Finished, table: CreditTable) -> None:
+        """Show the shadows credit that has come late."""
+        self._shadows.lay(finished, table)
+
+    # Order.
+
+    def _settle(self) -> None:
+        """Put what was stored since into the order: last, and the end of each prompt before its start."""
+        if self._fresh:
+            fresh, self._fresh = self._fresh[::-1], []
+            now = self._clock()
+            keys = Keys(now, now)
+            for chunk in fresh:
+                chunk.keys = keys
+            self._queue.insert_keyed(fresh, self._highest())
+
+    def _highest(self) -> Keys:
+        now, queue = self._clock(), self._queue
+        highest = max(now, queue.highest_score)
+        return Keys(now if queue.trusting else highest, highest)
+
+    def _lay(self, use: Use, key: float, chunks: Sequence[Chunk]) -> None:
+        """Give those of the chunks that are still there and were not used again since credit that has come late."""
+        for chunk in chunks:
+            if chunk.use is use and chunk.prev_free_block is not None:
+                self._count(chunk, -1)
+                if not chunk.shared or chunk.keys.key < key:
+                    chunk.keys = chunk.keys._replace(key=key)
+                self._count(chunk, 1)
+                self._queue.remove(chunk)
+                self._queue.insert_keyed((chunk,), chunk.keys)
+
+    def _count(self, chunk: Chunk, change: int) -> None:
+        """Count a chunk in (1) or out (-1) by what it has beside its last use."""
+        keys = chunk.keys
+        if keys.key != keys.t_last:
+            self._credited += change
+        if chunk.asked_for:
+            self._asked_for += change

@@ -1,0 +1,67 @@
+"""vLLM's CPU offload tier where there is no GPU: its own spec, manager and connector, and a worker that copies from CPU to CPU.
+
+vLLM's worker wants CUDA; everything else of the tier runs as it is. Named to vLLM by ``spec_name`` and ``spec_module_path``.
+"""
+
+from typing import Any
+
+import torch
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+
+class CopyingWorker(OffloadingWorker):  # type: ignore[misc]  # mypy runs where vLLM is not installed
+    """Copies at once, and says so ``late`` calls later: until then a chunk counts as in flight. A chunk is one block.
+
+    Args:
+        chunks: that the tier holds.
+        late: calls of :meth:`get_finished` for which a transfer lasts.
+    """
+
+    def __init__(self, caches: CanonicalKVCaches, chunks: int, late: int) -> None:
+        self._pool = [cache.tensor for cache in caches.tensors]
+        self._tier = [torch.zeros((chunks, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in self._pool]
+        self._late = late
+        self._left: dict[int, int] = {}
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Copy blocks into the tier."""
+        for pool, tier in zip(self._pool, self._tier, strict=True):
+            tier[dst_spec.block_ids] = pool[src_spec.block_ids]
+        self._left[job_id] = self._late
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Copy blocks out of the tier."""
+        for pool, tier in zip(self._pool, self._tier, strict=True):
+            pool[dst_spec.block_ids] = tier[src_spec.block_ids]
+        self._left[job_id] = self._late
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        """Return the transfers that have lasted long enough."""
+        finished = [job for job, left in self._left.items() if left <= 0]
+        self._left = {job: left - 1 for job, left in self._left.items() if left > 0}
+        return [TransferResult(job, success=True) for job in finished]
+
+    def wait(self, job_ids: set[int]) -> None:
+        """End these transfers."""
+        self._left |= dict.fromkeys(job_ids & self._left.keys(), 0)
+
+
+class CopyingSpec(CPUOffloadingSpec):  # type: ignore[misc]
+    """A tier of ``chunks`` chunks; ``late``: see :class:`CopyingWorker`."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.num_chunks = int(self.extra_config["chunks"])
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        """Return the worker that copies."""
+        return CopyingWorker(kv_caches, self.num_chunks, int(self.extra_config.get("late", 0)))
+
+
+def connector(chunks: int, *, late: int = 0, **more: Any) -> dict[str, Any]:
+    """Return the ``--kv-transfer-config`` of a tier of so many chunks. ``more``: further extra configuration."""
+    extra = {"cpu_bytes_to_use": 1, "spec_name": "CopyingSpec", "spec_module_path": __name__, "chunks": chunks, "late": late}
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {**extra, **more}}

@@ -1,0 +1,325 @@
+"""The policy in vLLM's CPU offload tier: its LRU key by key without credit, the smallest keys with it, and never in the way."""
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+pytest.importorskip("vllm.v1.kv_offload.cpu.policies.lru", reason="vLLM before 0.31 has no such tier")
+
+from vllm.v1.kv_offload.base import ReqContext
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
+
+from eviction_client.credit import CreditGrid
+from eviction_client.engines.vllm.metrics import values_of
+from eviction_client.engines.vllm_cpu import MODULE, POLICY, conformance, placing
+from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
+from eviction_client.errors import EngineUnsupported
+from eviction_client.tier import Tier
+from lpc.bench.bare_scheduler import BLOCK, Engine, conversations, vllm_config
+from lpc.bench.cpu_tier import connector
+
+GRID = CreditGrid([1.0, 10_000.0])
+Side = conformance._Side
+
+
+def test_this_vllm_passes_and_says_so_to_whoever_asks() -> None:
+    assert placing.why_not() is None
+
+
+def test_the_course_of_the_check_does_all_that_a_tier_does() -> None:
+    course = list(conformance._course(Side(conformance.FEW, learned=True)))
+    names = [name for name, _ in course]
+    least = {"begin": 30, "store": 30, "load": 15, "stored": 20, "loaded": 10, "end": 20, "reset": 2}
+    assert {name: times for name, times in least.items() if names.count(name) < times} == {}
+    evicted = [seen[1] for name, (seen, _) in course if name == "store" and isinstance(seen, tuple) and len(seen) == 3]
+    assert sum(map(len, evicted)) > 20
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_without_credit_it_is_vllms_lru_key_by_key(seed: int, trusting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "OPERATIONS", 600)
+    monkeypatch.setattr(conformance.random, "Random", lambda _, plain=random.Random: plain(seed))
+    stock = list(conformance._course(Side(20, learned=False)))
+    assert list(conformance._course(Side(20, learned=True, trusting=trusting))) == stock
+
+
+class Driven:
+    """A tier driven at random, with credit, and what must hold of each of its evictions."""
+
+    def __init__(self, seed: int, chunks: int) -> None:
+        self.rng = random.Random(seed)
+        self.side = Side(chunks, learned=True, trusting=True)
+        self.manager = self.side.manager
+        self.policy: LearnedCachePolicy = self.manager._policy
+        self.chunks = chunks
+        self.evictions = self.refusals = 0
+        stock = self.policy.evict
+
+        def evict(n: int, protected: set[Any]) -> Any:
+            lru = self.policy.lru
+            free = {key for key, chunk in lru.chunks.items() if chunk.ref_cnt == 0 and key not in protected}
+            before, order, decides = dict(lru.chunks), list(self.tier.order()), self.tier.decides
+            gone = stock(n, protected)
+            if len(free) < n:
+                assert gone is None and lru.chunks == before and list(self.tier.order()) == order
+                self.refusals += 1
+            else:
+                assert gone is not None and len(gone) == n
+                if decides:
+                    assert [key for key, _ in gone] == [key for key in order if key in free][:n]
+                assert all(before[key] is chunk for key, chunk in gone) and {key for key, _ in gone} <= free
+                self.evictions += n
+            return gone
+
+        self.policy.evict = evict  # type: ignore[method-assign]
+
+    @property
+    def tier(self) -> Tier:
+        assert self.side.tier is not None
+        return self.side.tier
+
+    def run(self, requests: int) -> None:
+        rng, manager = self.rng, self.manager
+        contents = count()
+        chains: list[list[bytes]] = []
+        for number in range(requests):
+            self.side.now += rng.random() * 3
+            chain = rng.choice(chains)[: rng.randint(1, 9)] if chains and rng.random() < 0.5 else []
+            chain = chain + [next(contents).to_bytes(32, "big") for _ in range(rng.randint(1, 6))]
+            chains = [*chains[-10:], chain]
+            context = self.side.context(number, chain)
+            keys = [conformance._key(block) for block in chain]
+            ready = [key for key in keys if manager.lookup(key, context).name == "HIT"]
+            loads = ready if rng.random() < 0.7 else []
+            manager.prepare_load(loads, context)
+            output = manager.prepare_store(keys[len(loads) :], context)
+            self.policy.step()
+            if rng.random() < 0.8:
+                manager.complete_load(loads, context)
+            if output is not None and rng.random() < 0.8:
+                manager.complete_store(output.keys_to_store, context, success=rng.random() < 0.9)
+            self.side.end(number, chain, rng.choice((None, -300.0, 0.0, 20.0, 300.0)))
+            assert len(self.tier) == len(self.policy.lru.chunks)
+            assert set(self.tier.order()) == set(self.policy.lru.chunks)
+            if number % 60 == 59:
+                manager.reset_cache()
+                assert len(self.tier) == 0
+
+
+@pytest.mark.parametrize("chunks", [3, 8, 40])
+def test_with_credit_exactly_n_leave_in_the_order_of_their_keys_or_none(chunks: int) -> None:
+    driven = [Driven(seed, chunks) for seed in range(6)]
+    for each in driven:
+        each.run(180)
+    assert sum(each.evictions for each in driven) > 60
+    assert chunks > 8 or sum(each.refusals for each in driven) > 0
+
+
+@pytest.mark.parametrize("method", ["store", "remove", "touch", "used", "order", "evicted", "clear", "step"])
+def test_after_a_failure_of_ours_the_tier_is_vllms_lru_and_says_so_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails in the middle of a course with credit; from then on each eviction is the LRU's."""
+
+    class Broken(Exception):
+        pass
+
+    driven = Driven(3, 10)
+    failures: list[Exception] = []
+    driven.policy.link(driven.tier, failures.append)
+    driven.policy.evict = type(driven.policy).evict.__get__(driven.policy)  # type: ignore[method-assign]
+
+    def fail(*_: object, **__: object) -> None:
+        raise Broken
+
+    serve(driven, 20, first=0)
+    monkeypatch.setattr(driven.tier, method, fail)
+    serve(driven, 20, first=100)
+    if method == "remove":
+        fail_a_store(driven)
+    if method == "touch":
+        driven.policy.touch([], ReqContext(req_id="t"))
+    if method == "clear":
+        driven.manager.reset_cache()
+    assert [type(failure) for failure in failures] == [Broken]
+    assert driven.policy.tier is None
+    lru = driven.policy.lru
+    order = sorted((key for key in lru.chunks if lru.chunks[key].ref_cnt == 0), key=lru._ranks.__getitem__)
+    assert (
+        driven.policy.evict(2, set()) is None
+        if len(order) < 2
+        else [k for k, _ in driven.policy.evict(2, set()) or ()] == order[:2]
+    )
+
+
+def serve(driven: Driven, requests: int, *, first: int) -> None:
+    for number in range(first, first + requests):
+        driven.side.now += 2
+        chain = [(1000 * number + place).to_bytes(32, "big") for place in range(3)]
+        context = driven.side.context(number, chain)
+        driven.policy.step()
+        output = driven.manager.prepare_store([conformance._key(block) for block in chain], context)
+        assert output is not None
+        driven.manager.complete_store(output.keys_to_store, context)
+        driven.side.end(number, chain, -300.0 if number % 2 else 300.0)
+
+
+def fail_a_store(driven: Driven) -> None:
+    context = driven.side.context(999, [b"x" * 32])
+    driven.manager.prepare_store([conformance._key(b"x" * 32)], context)
+    driven.manager.complete_store([conformance._key(b"x" * 32)], context, success=False)
+
+
+def test_what_a_later_release_adds_goes_to_its_own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(LRUCachePolicy, "on_prefetch", lambda _, *args: seen.append(args), raising=False)
+    policy: Any = LearnedCachePolicy(4)
+    policy.on_prefetch(1, 2)
+    assert seen == [(1, 2)]
+
+
+def test_alone_it_is_vllms_lru_and_says_once_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    manager = CPUOffloadingManager(num_chunks=8, cache_policy=POLICY, cache_policy_module_path=MODULE)
+    for number in range(3):
+        context = ReqContext(req_id=str(number))
+        manager.on_new_request(context)
+        manager.prepare_store([conformance._key(bytes([number]) * 32)], context)
+        manager.on_request_finished(context)
+    (warning,) = [record.getMessage() for record in caplog.records if "learned prefix cache" in record.getMessage()]
+    assert "--scheduler-cls" in warning
+    assert manager._policy.tier is None
+
+
+# Under the scheduler.
+
+
+@pytest.fixture
+def tiered() -> Iterator[Callable[..., Any]]:
+    """An engine without a model, but with an offload tier; its configuration as given."""
+    from vllm.config import KVTransferConfig
+
+    config = vllm_config()
+    before, block_size = config.kv_transfer_config, config.cache_config.block_size
+    config.cache_config.block_size = BLOCK
+
+    def build(transfer: dict[str, Any], **more: Any) -> Any:
+        config.kv_transfer_config = KVTransferConfig(**transfer)
+        return Engine(60, **more)
+
+    yield build
+    config.kv_transfer_config, config.cache_config.block_size = before, block_size
+
+
+def policy_of(engine: Any) -> Any:
+    return engine.scheduler.connector.connector_scheduler.manager._policy
+
+
+def test_one_flag_serves_pool_and_tier(tiered: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine = tiered(connector(50))
+    assert policy_of(engine).tier is engine.scheduler.lpc.scorer.tiers[0]
+    assert "on in the CPU offload tier, too, 50 chunks" in caplog.text
+    assert "eviction_policy" not in vllm_config().kv_transfer_config.kv_connector_extra_config
+    values = values_of(engine.scheduler.lpc)
+    assert values["lpc_tier_stock_fallback", ""] == 0.0
+    assert values["lpc_tier_lifetime_seconds", "cpu"] > 0
+
+
+def test_named_by_hand_it_is_the_same(tiered: Callable[..., Any]) -> None:
+    engine = tiered(connector(50, eviction_policy=POLICY, cache_policy_module_path=MODULE))
+    assert policy_of(engine).tier is engine.scheduler.lpc.scorer.tiers[0]
+
+
+@pytest.mark.parametrize("named", ["lru", "arc"])
+def test_whose_policy_an_operator_names_keeps_it(named: str, tiered: Callable[..., Any]) -> None:
+    engine = tiered(connector(50, eviction_policy=named))
+    assert not isinstance(policy_of(engine), LearnedCachePolicy)
+    assert engine.scheduler.lpc.scorer.tiers == []
+    assert values_of(engine.scheduler.lpc)["lpc_tier_stock_fallback", ""] == 0.0
+
+
+def test_in_shadow_mode_the_tier_is_vllms_own(tiered: Callable[..., Any]) -> None:
+    assert type(policy_of(tiered(connector(50), shadow=True))) is LRUCachePolicy
+
+
+def test_a_tier_among_several_connectors_is_found(tiered: Callable[..., Any]) -> None:
+    engine = tiered(
+        {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": [connector(40)]}}
+    )
+    assert [tier.name for tier in engine.scheduler.lpc.scorer.tiers] == ["cpu"]
+
+
+def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that selects what goes another way, past the policy's own methods."""
+    stock = CPUOffloadingManager.prepare_store
+
+    def prepare_store(self: Any, keys: Any, req_context: Any) -> Any:
+        if isinstance(self._policy, LearnedCachePolicy) and self._get_num_free_chunks() < len(list(keys)):
+            self._policy.evict(1, set())
+        return stock(self, keys, req_context)
+
+    monkeypatch.setattr(CPUOffloadingManager, "prepare_store", prepare_store)
+
+
+def has_no_such_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release whose manager tells its policy nothing of a request's end."""
+    monkeypatch.setattr(CPUOffloadingManager, "on_request_finished", lambda *_: None)
+
+
+def takes_no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = CPUOffloadingManager.__init__
+
+    def init(self: Any, num_chunks: int, cache_policy: str = "lru", **named: Any) -> None:
+        if named.pop("cache_policy_module_path", None) is not None:
+            raise TypeError("no cache_policy_module_path here")
+        stock(self, num_chunks, cache_policy, **named)
+
+    monkeypatch.setattr(CPUOffloadingManager, "__init__", init)
+
+
+def has_moved_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from eviction_client.engines import vllm_cpu
+
+    monkeypatch.delattr(vllm_cpu, "conformance")
+    monkeypatch.setitem(sys.modules, "eviction_client.engines.vllm_cpu.conformance", None)
+
+
+DRIFT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
+    evicts_in_another_order: "not as it was after operation",
+    has_no_such_hook: "in the order of their keys",
+    takes_no_policy: "TypeError: no cache_policy_module_path here",
+    has_moved_a_module: "takes no policy of this kind",
+}
+
+
+@pytest.mark.parametrize("drift", DRIFT, ids=lambda drift: drift.__name__)
+def test_a_tier_that_fails_the_check_is_vllms_own_with_one_error_and_a_metric(
+    drift: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tiered: Callable[..., Any],
+) -> None:
+    drift(monkeypatch)
+    engine = tiered({**connector(50), "kv_connector_extra_config": {**connector(50)["kv_connector_extra_config"]}})
+    assert type(policy_of(engine)) is LRUCachePolicy
+    (error,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert DRIFT[drift] in error and "vLLM's own LRU there" in error
+    values = values_of(engine.scheduler.lpc)
+    assert (values["lpc_tier_stock_fallback", ""], values["lpc_stock_fallback", ""]) == (1.0, 0.0)
+    with pytest.raises(EngineUnsupported, match="CPU offload tier"):
+        tiered(connector(50), on_unknown_engine="refuse")
+
+
+def test_where_no_tier_is_configured_nothing_is_said_of_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine = Engine(60)
+    engine.run(conversations(1, 5))
+    assert "offload" not in caplog.text
+    assert REGISTRY.get_sample_value("lpc_failures_total", {"engine": "0"}) in (None, 0.0)

@@ -1,0 +1,75 @@
+"""Real vLLM with its CPU offload tier: the same tokens, without credit the same evictions, with an oracle more hits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lpc.bench.tiny_llama import build
+
+pytest.importorskip("vllm.v1.kv_offload.cpu.policies.lru", reason="vLLM before 0.31 has no such tier")
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import json, random, sys
+from pathlib import Path
+from lpc.bench.engine_environment import settle
+settle()
+from lpc.bench.bare_scheduler import Told
+from lpc.bench.cpu_tier import connector
+from lpc.bench.engine_hits import oracle, serve
+rng = random.Random(8)
+system = [rng.randrange(6, 250) for _ in range(64)]
+texts = {}
+for n in range(90):
+    turns = 1 if rng.random() < 0.5 else rng.randint(2, 4)
+    text = [[rng.randrange(6, 250) for _ in range(rng.randint(60, 200))] for _ in range(turns)]
+    texts[f"c{n}"] = [system + text[0], *text[1:]]
+def run(tier, think_s, **sides):
+    return serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=think_s, guard=False, **sides)
+told = []
+for tier, think_s, asked in ((connector(320), 60.0, oracle(texts)), (connector(320, late=3), 1.0, None)):
+    stock = run(tier, think_s, learned=False)
+    even = run(tier, think_s, predictor=Told(lambda _: 0.0))
+    row = {
+        "tokens": even.outputs == stock.outputs,
+        "pool": even.evicted == stock.evicted,
+        "tier": even.tier_evicted == stock.tier_evicted,
+        "evictions": [len(stock.evicted), len(stock.tier_evicted)],
+        "preemptions": stock.preemptions,
+        "failures": even.counters["lpc_failures"] + even.counters["lpc_tier_stock_fallback"],
+    }
+    if asked is not None:
+        knows = run(tier, think_s, predictor=Told(asked))
+        row["tokens"] = row["tokens"] and knows.outputs == stock.outputs
+        row["failures"] += knows.counters["lpc_failures"] + knows.counters["lpc_tier_stock_fallback"]
+        row["by credit"] = knows.counters["lpc_tier_evictions:credit"]
+        row["cached"] = [stock.cached_tokens, even.cached_tokens, knows.cached_tokens]
+    told.append(row)
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.timeout(900)
+def test_tokens_are_stocks_the_tiers_evictions_too_and_an_oracle_hits_more(tmp_path: Path) -> None:
+    """Once more with hardly any think time, chunks that stay in flight for three steps, and preemptions."""
+    model = build(tmp_path / "tiny", weights=True)
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(model)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    usual, busy = rows = json.loads(done.stdout.strip().splitlines()[-1])
+    each: dict[str, Any]
+    for each in rows:
+        assert each["tokens"] and each["pool"] and each["tier"], each
+        assert each["failures"] == 0
+        assert min(each["evictions"]) > 100
+    assert busy["preemptions"] > 0
+    assert usual["by credit"] > 100
+    stock, even, knows = usual["cached"]
+    assert stock == even < knows
