@@ -62,4 +62,4 @@ def test_where_everything_evicted_has_a_key_ahead_there_still_is_a_lifetime_to_l
     lifetime = Lifetime(4)
     lifetime.evicted(4, 1e9 + 100.0, 1e9)
     assert 0.0 < lifetime.seconds < 1.0
-    assert GRID.table([-5.0, 5.0]).at(lifetime.seconds) == -5.0
+    assert GRID.table([-5.0, 5.0, 9.0]).at(lifetime.seconds) == -5.0
