@@ -97,7 +97,7 @@ def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
                 (name, label and "x"): float(queries if kind is Counter else 1) for name, (kind, _, label) in METRICS.items()
             }
             values |= {("lpc_failures", ""): float(queries) if failing else 0.0, ("lpc_fallback_share", ""): 0.0}
-            values |= {("lpc_stock_fallback", ""): 0.0}
+            values |= {("lpc_stock_fallback", ""): 0.0, ("lpc_tier_stock_fallback", ""): 0.0}
             shadows = {"asked": 1.0, "credit": 0.45, "lru": 0.3}
             values |= {("lpc_shadow_blocks", cache): share * queries for cache, share in shadows.items()}
             plug_in.update(values)
