@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from eviction_client.engines import vllm_v0
+from eviction_client.engines import vllm_cpu, vllm_v0
 from eviction_client.engines.sglang import versions as sglang_versions
 from eviction_client.engines.vllm import TESTED as VLLM_TESTED
 from eviction_client.settings import ClientSettings
 from lpc.commands.finding import Finding
 
-CPU_TIER_TESTED: Final = ("0.31.0", "0.32.0", "0.33.0")
 LMCACHE_TESTED: Final = ("0.5.6",)
 FLAG: Final = "--scheduler-cls eviction_client.engines.vllm.LearnedScheduler"
 
@@ -93,7 +92,7 @@ def _cpu_tier() -> Finding:
         return None
 
     release = _release("vllm", "vllm-cpu")
-    return _row("vLLM, CPU tier", release, tested=CPU_TIER_TESTED, why_not=why_not, use="OffloadingConnector, docs/vllm.md")
+    return _row("vLLM, CPU tier", release, tested=vllm_cpu.TESTED, why_not=why_not, use="OffloadingConnector, docs/vllm.md")
 
 
 def _v0(settings: ClientSettings) -> Finding:

@@ -24,6 +24,11 @@ from eviction_client.tier import Tier
 from lpc.bench.bare_scheduler import BLOCK, Engine, conversations, vllm_config
 from lpc.bench.cpu_tier import connector
 
+pytestmark = pytest.mark.supports(
+    engine="vLLM",
+    tier="CPU tier",
+    what="its offloading manager and connector without a worker: LRU key by key, order by credit",
+)
 GRID = CreditGrid([1.0, 10_000.0])
 Side = conformance._Side
 
@@ -299,6 +304,7 @@ DRIFT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 }
 
 
+@pytest.mark.refuses(engine="vLLM", tier="CPU tier", what="a tier that works otherwise, or takes no policy: its own")
 @pytest.mark.parametrize("drift", DRIFT, ids=lambda drift: drift.__name__)
 def test_a_tier_that_fails_the_check_is_vllms_own_with_one_error_and_a_metric(
     drift: Callable[[pytest.MonkeyPatch], None],
