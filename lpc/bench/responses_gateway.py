@@ -59,6 +59,7 @@ class Engine:
         app = Starlette(routes=[Route(CHAT, self.complete, methods=["POST"])])
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
         with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = asyncio.create_task(server._serve(sockets=[listener]))
             try:
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -171,7 +171,11 @@ def _listen(settings: GatewaySettings) -> socket.socket:
     host, port = settings.gateway_host, settings.gateway_port
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        # Connections inherit it, which asyncio would not set here: else the body of a short answer waits 40 ms for a
+        # delayed acknowledgement of its header.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise GatewayStartError(
             f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or LPC_GATEWAY_PORT"
