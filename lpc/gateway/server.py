@@ -160,6 +160,8 @@ def _server(settings: GatewaySettings, app: Starlette) -> uvicorn.Server:
             server_header=False,
             date_header=False,
             proxy_headers=False,
+            # Longer than clients keep an idle connection (httpx: 5 s), so that none is used that is just being closed.
+            timeout_keep_alive=75,
             timeout_graceful_shutdown=max(1, round(settings.gateway_drain_timeout_s)),
             ssl_certfile=settings.gateway_tls_certificate,
             ssl_keyfile=settings.gateway_tls_key,
