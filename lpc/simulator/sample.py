@@ -35,7 +35,9 @@ def write_sample(conversations: Conversations, path: Path = SAMPLE) -> None:
             "key": pa.array([row.key for row in rows]),
             "prompts": pa.array([row.prompts for row in rows], tokens),
             "replies": pa.array([row.replies for row in rows], tokens),
-            "probability": pa.array([[round(p, 4) for p in row.probability] for row in rows], pa.list_(pa.float32())),
+            "probability": pa.array(
+                [[None if p is None else round(p, 4) for p in row.probability] for row in rows], pa.list_(pa.float32())
+            ),
         }
     )
     table = table.replace_schema_metadata({_BY_TURN: json.dumps([round(p, 4) for p in conversations.by_turn])})
