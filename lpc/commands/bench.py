@@ -106,6 +106,21 @@ def bench_tiers(
     report(lambda: tiers.run(trace, trace_format, models, model, pool=pool, limit=limit, quick=quick), json_file)
 
 
+@app.command("sglang")
+def bench_sglang(
+    trace: Annotated[Path, typer.Option(help="A log with times.")],
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """The plug-in in SGLang's real radix cache (`make sglang`) against its own LRU and an oracle: hits on a log with times."""
+    from lpc.bench import sglang_trace
+
+    report(lambda: sglang_trace.run(trace, trace_format, models, model, quick=quick), json_file)
+
+
 @app.command("load")
 def bench_load(
     minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,

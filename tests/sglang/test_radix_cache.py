@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from eviction_client.errors import EngineUnsupported
+from lpc.bench.sglang_cache import BACKENDS, Cache
 from lpc.bench.told import Told
-from tests.sglang.driving import BACKENDS, Cache
 from tests.sglang.workloads import SideBySide
 
 SUPPORTS = {"engine": "SGLang", "tier": "radix cache"}

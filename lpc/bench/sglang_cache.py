@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -67,7 +68,7 @@ class Cache:
         )
         self.context = SimpleNamespace(params=params, server_args=ARGS, tp_size=tp_size, tp_worker=None)
 
-        def opens(given: ClientSettings, ctx: Any) -> Scorer:
+        def opens(given: ClientSettings, _: Any) -> Scorer:
             assert predictor is not None
             return Scorer(
                 given.model_copy(update=settings),
@@ -77,7 +78,7 @@ class Cache:
                 background=AtOnce,
             )
 
-        def stock(ctx: Any) -> UnifiedRadixCache:
+        def stock(ctx: Any) -> Any:
             return UnifiedRadixCache(ctx.params)
 
         if predictor is None:
@@ -94,16 +95,18 @@ class Cache:
 
     @property
     def scorer(self) -> Scorer:
+        """The plug-in's."""
         scorer: Scorer = self.tree.lpc.scorer
         return scorer
 
     def arrive(self, name: str, tokens: Iterable[int], **known: Any) -> Req:
         """A request comes, and is matched for the first time; ``known``: arguments of SGLang's ``Req``."""
         parameters = SamplingParams(max_new_tokens=4, custom_params=known.pop("custom_params", None))
+        ids = tokens if isinstance(tokens, array) else array("q", tokens)
         req = Req(
             rid=name,
             origin_input_text="",
-            origin_input_ids=array("q", tokens),
+            origin_input_ids=ids,
             sampling_params=parameters,
             **known,
         )
@@ -152,8 +155,6 @@ class Cache:
 
     def cached(self, tokens: Iterable[int]) -> int:
         """Tokens of a prompt that are in the tree."""
-        from sglang.srt.mem_cache.radix_cache import RadixKey
-
         matched: int = self.tree.tree_core.match_full_device_prefix(RadixKey(array("q", tokens)))[0]
         return matched
 
