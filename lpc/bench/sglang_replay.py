@@ -87,7 +87,7 @@ def serve(
         predictor=predictor,
         clock=clock,
         longest=longest,
-        guard=side == "plugin",
+        guard=side in ("plugin", "even"),  # as shipped: without a gain least recent use stays in force
     )
     start = clock()
     prompt: list[int] = []
