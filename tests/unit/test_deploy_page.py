@@ -10,6 +10,8 @@ from google.protobuf import json_format
 
 from eviction_client.score import REMEMBERED_S, forgotten_below
 from eviction_client.settings import ClientSettings
+from lpc.gateway.settings import GatewaySettings
+from lpc.lmcache.settings import LMCacheSettings
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
@@ -104,7 +106,11 @@ def test_its_links_overlays_targets_and_settings_exist() -> None:
     profiles = set(re.findall(r"(?m)profiles: \[(.*)\]", (ROOT / "docker-compose.yml").read_text()))
     assert set(re.findall(r"(?m)^\| `([\w-]+)` \|", compose)) == {name for some in profiles for name in some.split(", ")}
     assert set(re.findall(r"--target (\S+)", PAGE)) <= set(stages()[1])
-    known = {f"LPC_{name.upper()}" for settings in (ServiceSettings, ClientSettings) for name in settings.model_fields}
+    known = {
+        f"LPC_{name.upper()}"
+        for settings in (ServiceSettings, ClientSettings, GatewaySettings, LMCacheSettings)
+        for name in settings.model_fields
+    }
     for page in (PAGE, (ROOT / "docs/runbook.md").read_text()):
         assert set(re.findall(r"\bLPC_[A-Z_]+\b", page)) <= known
 
