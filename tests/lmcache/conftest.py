@@ -18,8 +18,9 @@ from lpc.bench.processes import RedisServer, Sidecar
 if "LPC_TEST_LMCACHE" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
 
-CHUNKS = 40
-"""That memory holds; ours to fill are 28."""
+CHUNKS = 240
+"""That memory holds. Ours are deleted from 168 on, the node's own LRU begins at 192: between them lies what the engine stores
+until the coordinator has heard of it."""
 
 
 class Stack(NamedTuple):

@@ -47,6 +47,13 @@ FIRST = text(1, 1400)
 """Five chunks and a bit."""
 
 
+def fill(stack: Stack, seed: int) -> None:
+    """Store 240 chunks, more than there is room for; slower than a model of two layers can."""
+    for prompt in range(seed, seed + 48):
+        stack.engine.complete(text(prompt, 1300))
+        time.sleep(0.1)
+
+
 def test_a_prompts_chunks_are_known_by_the_hashes_computed_here(stack: Stack) -> None:
     stack.engine.complete(FIRST)
     until(lambda: tier(stack, "l1")["chunks"] >= 5)
@@ -59,8 +66,7 @@ def test_a_prompts_chunks_are_known_by_the_hashes_computed_here(stack: Stack) ->
 
 def test_memory_stays_below_our_watermark_and_the_nodes_own_eviction_never_comes(stack: Stack) -> None:
     stack.engine.complete(FIRST)
-    for seed in range(10, 24):
-        stack.engine.complete(text(seed, 1300))
+    fill(stack, 100)
     until(lambda: tier(stack, "l1").get("deleted_bytes", 0) >= 20 * CHUNK_BYTES)
     until(lambda: tier(stack, "l1")["used_bytes"] <= 0.7 * CHUNKS * CHUNK_BYTES)
     row = tier(stack, "l1")
@@ -73,8 +79,7 @@ def test_memory_stays_below_our_watermark_and_the_nodes_own_eviction_never_comes
 def test_what_comes_back_from_disk_says_the_same(stack: Stack) -> None:
     prompt = text(2, 1400)
     before = stack.engine.complete(prompt)
-    for seed in range(30, 44):
-        stack.engine.complete(text(seed, 1300))
+    fill(stack, 200)
     assert stack.engine.complete(prompt) == before
 
 
@@ -139,8 +144,7 @@ def test_killed_one_by_one_nothing_fails_and_the_nodes_own_lru_takes_over(stack:
     assert stack.engine.complete(FIRST) == expected
     until(lambda: stack.coordinator.status["sidecar"] is False)
     deleted = tier(stack, "l1")["deleted_bytes"]
-    for seed in range(50, 58):
-        stack.engine.complete(text(seed, 1300))
+    fill(stack, 300)
     until(lambda: tier(stack, "l1")["deleted_bytes"] > deleted)  # without the sidecar: least recently used
     assert "above watermark" not in stack.node.log
     stack.coordinator.kill()
