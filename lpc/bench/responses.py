@@ -1,7 +1,8 @@
 """`lpc bench responses`: the response caches, each figure beside its plain alternative.
 
 The semantic tier: pair sets replayed as streams of lookups, 100 seeded orders each, beside RedisVL's rule on the same pairs
-and vectors; streams made to break the bound; opposites that must not be served; and how often the judges of answers err.
+and vectors; streams made to break the bound; opposites that must not be served; and how often the judges of answers err. Then
+what lookups, store and gateway cost.
 """
 
 import tempfile
@@ -13,7 +14,7 @@ import numpy as np
 from rich.progress import track
 from rich.table import Table
 
-from lpc.bench import responses_rows
+from lpc.bench import responses_gateway, responses_rows
 from lpc.bench.semantic import generated, judges, streams
 from lpc.bench.semantic.opposites import OPPOSITES, PARAPHRASES
 from lpc.bench.semantic.pairs import Pair, read_pairs
@@ -38,7 +39,7 @@ def run(
     quick: bool = False,
     picture: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure; print tables; return semantic, streams, opposites and judges.
+    """Measure; print tables; return semantic, streams, opposites and judges, and the rows of store and gateway.
 
     Args:
         models: the model repository.
@@ -46,13 +47,14 @@ def run(
         pairs: files of labelled pairs, besides the one that is generated from ShareGPT.
         folder: where embeddings and the generated pairs are kept.
         delta: the bound.
-        quick: fewer replays, no judges.
+        quick: fewer replays, no judges, no costs.
         picture: PNG to draw.
 
     Raises:
         PairsError: a file of pairs cannot be read.
         DatasetError: ShareGPT is not installed.
         ArtifactError: there is no model.
+        BenchmarkError: sidecar or Redis cannot be started here.
     """
     screen, count = console(), QUICK if quick else REPLAYS
     sets: dict[str, list[Pair]] = {path.stem: read_pairs(path) for path in pairs}
@@ -74,7 +76,8 @@ def run(
         kinds |= {name: found for name, found in sets.items() if name != GENERATED}
         figures["judges"] = judges.errors(kinds, vectors)
         with tempfile.TemporaryDirectory() as place:
-            figures["store"] = responses_rows.rows(Path(place), models / model / vectors.version)
+            figures |= responses_rows.rows(Path(place), models / model / vectors.version)
+        figures |= responses_gateway.rows(models, model)
     for table in _tables(figures):
         screen.print(table)
     if picture is not None:
@@ -145,7 +148,51 @@ def _tables(figures: Mapping[str, Any]) -> list[Table]:
             shares = (row.get(name) for name in ("false_same", "false_same_at_most", "false_different"))
             judged.add_row(row["answers"], row["judge"], str(row["pairs"]), *("" if x is None else f"{x:.1%}" for x in shares))
         tables.append(judged)
+    if "single_flight" in figures:
+        tables.append(_costs(figures))
     return tables
+
+
+def _costs(figures: Mapping[str, Any]) -> Table:
+    gateway, flight, partitions = figures["gateway_overhead_p50_ms"], figures["single_flight"], figures["partitions"]
+    embedding = "" if figures["embedding_p50_us"] is None else f"{figures['embedding_p50_us']:,.0f} us"
+    beyond = "" if figures["beyond_embedding_ratio"] is None else f"{figures['beyond_embedding_ratio']:.2f}"
+    costs = Table("what it costs", "measured", "beside", "ratio")
+    costs.add_row(
+        "exact lookup, p50",
+        f"{figures['exact_lookup_p50_us']:.0f} us",
+        f"bare GET: {figures['bare_get_p50_us']:.0f} us",
+        f"{figures['exact_lookup_p50_ratio']:.2f}",
+    )
+    costs.add_row(
+        "semantic lookup without the embedding, p50",
+        f"{figures['beyond_embedding_p50_us']:,.0f} us",
+        f"the embedding: {embedding}",
+        beyond,
+    )
+    costs.add_row(
+        f"restart with {figures['restart_entries']:,} entries",
+        f"{figures['restart_s']:.1f} s",
+        f"bare HSCAN: {figures['bare_hscan_s']:.1f} s",
+        f"{figures['restart_ratio']:.1f}",
+    )
+    costs.add_row(
+        "Redis memory of an entry",
+        f"{figures['bytes_per_entry']:,.0f} B",
+        f"RedisVL: {figures['bytes_per_entry_of_redisvl']:,.0f} B",
+        f"{figures['bytes_per_entry'] / figures['bytes_per_entry_of_redisvl']:.2f}",
+    )
+    for name in ("miss", "hit"):
+        costs.add_row(
+            f"gateway, {name}, p50",
+            f"{gateway[name]:.1f} ms",
+            f"the same proxy without cache: {gateway['plain']:.1f} ms",
+            f"{gateway[f'{name}_over_plain']:.2f}",
+        )
+    costs.add_row(f"{flight['requests']} equal requests at once", f"{flight['engine_calls']} engine calls", "", "")
+    costs.add_row("the same, the first one killed", f"{flight['engine_calls_leader_killed']} engine calls", "", "")
+    costs.add_row(f"{partitions['conversations']:,} generated conversations", f"{partitions['crossed']} answers crossed", "", "")
+    return costs
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
