@@ -191,7 +191,9 @@ def _costs(figures: Mapping[str, Any]) -> Table:
         )
     costs.add_row(f"{flight['requests']} equal requests at once", f"{flight['engine_calls']} engine calls", "", "")
     costs.add_row("the same, the first one killed", f"{flight['engine_calls_leader_killed']} engine calls", "", "")
-    costs.add_row(f"{partitions['conversations']:,} generated conversations", f"{partitions['crossed']} answers crossed", "", "")
+    costs.add_row(
+        f"{partitions['conversations']:,} generated conversations", f"{partitions['crossed']} answers crossed", "", ""
+    )
     return costs
 
 
