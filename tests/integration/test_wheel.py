@@ -138,7 +138,11 @@ def test_doctor_says_that_no_sidecar_is_there(python: Path, somewhere: Path) -> 
     result = lpc(python, somewhere, "doctor", "--json", "--address", f"127.0.0.1:{free_port()}")
     assert result.returncode == 1, result.stderr
     found = {check["check"]: check["status"] for check in json.loads(result.stdout)["checks"]}
-    assert found == {"address": "fail", "hash seed": "ok", "redis": "ok"}
+    assert {name: status for name, status in found.items() if not name.startswith("engine ")} == {
+        "address": "fail",
+        "hash seed": "ok",
+        "redis": "ok",
+    }
 
 
 @pytest.mark.timeout(600)
