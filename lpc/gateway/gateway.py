@@ -169,18 +169,19 @@ class Gateway:
         headers = [(key, value) for key, value in headers if key != b"accept-encoding"]
         if asked.session is None and name is not None:
             headers.append((SESSION_HEADER, name.encode()))
-        response: pb.Response | None = None
+        recording: Recording | None = None
         began = time.perf_counter()
         try:
             key = asked.affinity(client.tenant)
             async with self._upstream.answer(exchange.method, exchange.target, headers, body, key) as answer:
-                recording = Recording(asked.form.streamed, self._settings.gateway_max_answer_bytes)
+                if answer.status_code == 200:
+                    recording = Recording(asked.form.streamed, self._settings.gateway_max_answer_bytes)
                 extra = [MISS] if found.asked else []
                 await self._relay(exchange, answer, extra, recording, "miss" if found.asked else "none")
-                if answer.status_code == 200 and exchange.complete:
-                    response = recording.response()
         finally:
-            # Also when the client or the engine has gone: others may wait for this answer.
+            # Also when the client or the engine has gone: others may wait for this answer. Clients hang up as soon as they have
+            # read [DONE], which is before the stream's end: what was recorded is whole all the same.
+            response = None if recording is None else recording.response()
             if response is not None:
                 response.engine_s = time.perf_counter() - began
                 self._conversations.answered(asked, client.tenant, name, reply_of(response))
@@ -201,9 +202,9 @@ class Gateway:
         await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
         self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
         async for data in answer.aiter_raw():
-            await exchange.write(data)
             if recording is not None:
                 recording.add(data)
+            await exchange.write(data)
         if recording is not None:
             recording.end()
         await exchange.end()
