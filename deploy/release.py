@@ -91,7 +91,7 @@ def bill(requirements: str, version: str, time: int) -> str:
         name=own.name, version=version, type=ComponentType.APPLICATION, purl=own, bom_ref=own.to_string()
     )
     parts = []
-    for name, pin in re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / f"requirements/{requirements}.txt").read_text()):
+    for name, pin in re.findall(r"(?m)^([\w.-]+)==(\S+)", (ROOT / f"requirements/{requirements}.txt").read_text()):
         purl = PackageURL("pypi", name=name, version=pin)
         parts.append(Component(name=name, version=pin, type=ComponentType.LIBRARY, purl=purl, bom_ref=purl.to_string()))
     bom.components.update(parts)
