@@ -8,7 +8,7 @@ machine is. The engine holds only BLOCK tokens of each block of the trace becaus
 import hashlib
 import json
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +16,10 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from eviction_client.background import AtOnce
-from eviction_client.predictor_client import PredictorClient
 from eviction_client.scorer import Predictor
 from eviction_client.settings import ClientSettings
 from lpc.bench.tiny_engine import TinyEngine
-from lpc.bench.told import ENDED_S, Told
+from lpc.bench.trace_predictors import number_of
 from lpc.bench.trace_replay import Replay, Request
 from lpc.bench.virtual_clock import VirtualClock
 
@@ -29,35 +28,6 @@ BATCH_TOKENS: Final = 8192
 """Tokens that a step computes at most: of the longest prompt that the tiny model takes."""
 TOGETHER: Final = 64
 """Requests that run at a time."""
-SERVED: Final = "tiny"
-ANSWER_WITHIN_S: Final = 60.0
-"""Real time that the sidecar has for an answer."""
-
-
-def number_of(request_id: Hashable) -> int:
-    """Return a request's place in the trace; vLLM may append a random part to the id that it was given."""
-    return int(str(request_id).partition("-")[0])
-
-
-class Asked(PredictorClient):
-    """The plug-in's own client, which waits for each answer while the virtual clock stands."""
-
-    def __init__(self, address: str, replay: Replay) -> None:
-        super().__init__(address, served_model=SERVED, timeout_s=ANSWER_WITHIN_S)
-        self._replay = replay
-        until = time.monotonic() + ANSWER_WITHIN_S
-        while not self.healthy and time.monotonic() < until:
-            time.sleep(0.05)
-
-    def ask(self, request_id: Hashable, **known: Any) -> None:
-        """As the plug-in asks, and until the answer is there."""
-        known["token_ids"] = self._replay.told(number_of(request_id))
-        super().ask(request_id, **known)
-        until = time.monotonic() + ANSWER_WITHIN_S
-        while self.waiting and time.monotonic() < until:
-            if not self.healthy:
-                raise SystemExit("the sidecar went away")
-            time.sleep(0.0002)
 
 
 def serve(
@@ -153,15 +123,3 @@ def _admit(engine: Any, number: int, request: Request, prompt: list[int]) -> Non
         extra_args={"session_id": request.conversation},
     )
     engine.add_request(str(number), TokensPrompt(prompt_token_ids=prompt), parameters)
-
-
-def predictor_of(side: str, replay: Replay, address: str | None) -> Predictor | None:
-    """Return what a side asks: stock nothing, even one who says the same of all, oracle the trace, the others a sidecar."""
-    if side == "stock":
-        return None
-    if side == "even":
-        return Told(lambda _: 0.0)
-    if side == "oracle":
-        return Told(lambda request: 0.0 if replay.goes_on[number_of(request)] else ENDED_S)
-    assert address is not None
-    return Asked(address, replay)

@@ -24,6 +24,7 @@ from lpc.bench import BenchmarkError
 from lpc.bench.engine import check_engine, last_line, tiny_model
 from lpc.bench.processes import Sidecar
 from lpc.bench.tiny_llama import BLOCK
+from lpc.bench.trace_predictors import SERVED
 from lpc.bench.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace, open_trace
 from lpc.simulator.workload import from_trace
@@ -205,7 +206,7 @@ def run_side(places: Places, side: str, blocks: int, count_from: float, *tier: s
                 places.models,
                 places.name,
                 command=("lpc.bench.virtual_sidecar", str(home / "clock")),
-                served_models={"tiny": str(places.model)},
+                served_models={SERVED: str(places.model)},
                 returns_refit_s=REAL_REFIT_S,
             )
             command += ["--predictor", stack.enter_context(serves).address]

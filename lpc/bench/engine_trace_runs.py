@@ -24,7 +24,8 @@ def main() -> None:
     options = parser.parse_args()
     settle()
     from lpc.bench.cpu_tier import connector
-    from lpc.bench.engine_replay import predictor_of, serve
+    from lpc.bench.engine_replay import serve
+    from lpc.bench.trace_predictors import predictor_of
 
     replay = Replay.read(options.requests)
     predictor = predictor_of(options.side, replay, options.predictor)

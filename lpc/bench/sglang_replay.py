@@ -9,56 +9,18 @@ import argparse
 import json
 import time
 from array import array
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Final
 
-from eviction_client.predictor_client import PredictorClient
 from eviction_client.scorer import Predictor
 from lpc.bench.sglang_environment import settle
-from lpc.bench.told import ENDED_S, Told
+from lpc.bench.trace_predictors import predictor_of
 from lpc.bench.trace_replay import Replay
 from lpc.bench.virtual_clock import VirtualClock
 
-SERVED: Final = "tiny"
-ANSWER_WITHIN_S: Final = 60.0
-"""Real time that the sidecar has for an answer."""
 CORES: Final = ("rust", "python")
 BLOCK: Final = 64
 """Tokens that the cache holds of each block of the trace."""
-
-
-class Asked(PredictorClient):
-    """The plug-in's own client, which waits for each answer while the virtual clock stands."""
-
-    def __init__(self, address: str, replay: Replay) -> None:
-        super().__init__(address, served_model=SERVED, timeout_s=ANSWER_WITHIN_S)
-        self._replay = replay
-        until = time.monotonic() + ANSWER_WITHIN_S
-        while not self.healthy and time.monotonic() < until:
-            time.sleep(0.05)
-
-    def ask(self, request_id: Hashable, **known: Any) -> None:
-        """As the plug-in asks, and until the answer is there."""
-        known["token_ids"] = self._replay.told(int(str(request_id)))
-        super().ask(request_id, **known)
-        until = time.monotonic() + ANSWER_WITHIN_S
-        while self.waiting and time.monotonic() < until:
-            if not self.healthy:
-                raise SystemExit("the sidecar went away")
-            time.sleep(0.0002)
-
-
-def predictor_of(side: str, replay: Replay, address: str | None) -> Predictor | None:
-    """Return what a side asks: stock nothing, even one who says the same of all, oracle the trace, plugin a sidecar."""
-    if side == "stock":
-        return None
-    if side == "even":
-        return Told(lambda _: 0.0)
-    if side == "oracle":
-        return Told(lambda request: 0.0 if replay.goes_on[int(request)] else ENDED_S)
-    assert address is not None
-    return Asked(address, replay)
 
 
 def tokens_of(replay: Replay, number: int) -> "array[int]":

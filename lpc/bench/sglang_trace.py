@@ -21,8 +21,9 @@ from rich.table import Table
 from lpc.bench import BenchmarkError
 from lpc.bench.engine_trace import REAL_REFIT_S, rows_of
 from lpc.bench.processes import Sidecar
-from lpc.bench.sglang_replay import BLOCK, SERVED
+from lpc.bench.sglang_replay import BLOCK
 from lpc.bench.tiny_llama import build
+from lpc.bench.trace_predictors import SERVED
 from lpc.bench.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace, open_trace
 from lpc.simulator.workload import from_trace
