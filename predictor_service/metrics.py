@@ -1,12 +1,11 @@
 """Prometheus metrics of the sidecar. Names carry units; labels have few values; no text of a conversation is in either."""
 
-import contextlib
 import functools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from lpc.model.returns.model import Quality
 from predictor_service.errors import UnreadPrompt
@@ -167,17 +166,6 @@ class Metrics:
             registry=registry,
         )
         self.queue_limit = Gauge("lpc_queue_limit", "Conversations that may be admitted at a time.", registry=registry)
-
-    @contextlib.contextmanager
-    def served(self, host: str, port: int) -> Iterator[int]:
-        """Answer scrapes over HTTP while the block runs; yield the port (0 chooses a free one). Raises OSError."""
-        server, thread = start_http_server(port, host, self.registry)
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
     def watch_queue(self, depth: Callable[[], float], wait_s: Callable[[], float], limit: int) -> None:
         """Report a queue's depth and the seconds of work in it, at every scrape."""

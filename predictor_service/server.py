@@ -18,6 +18,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateError, CertificateFiles
 from lpc.wire.redis_connection import Connection
+from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import refresh_forever
 from predictor_service.batching.batcher import Batcher
@@ -203,7 +204,7 @@ def _serve_metrics(settings: ServiceSettings, metrics: Metrics, stack: contextli
     if settings.metrics_port is None:
         return None
     try:
-        return stack.enter_context(metrics.served(settings.metrics_host, settings.metrics_port))
+        return stack.enter_context(served(metrics.registry, settings.metrics_host, settings.metrics_port))
     except OSError as error:
         raise StartError(
             f"cannot serve metrics on {settings.metrics_host}:{settings.metrics_port} ({error.strerror}); choose another port "

@@ -1,9 +1,6 @@
 """Prometheus metrics of the gateway. Names carry units; labels have few values; no text of a conversation is in either."""
 
-import contextlib
-from collections.abc import Iterator
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 LOOKUP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 1.0)
@@ -60,14 +57,3 @@ class Metrics:
         self.cache_up = Gauge(
             "lpc_gateway_cache_up", "1 while the sidecar answers look-ups; 0: the gateway is a plain proxy.", registry=registry
         )
-
-    @contextlib.contextmanager
-    def served(self, host: str, port: int) -> Iterator[int]:
-        """Answer scrapes over HTTP while the block runs; yield the port (0 chooses a free one). Raises OSError."""
-        server, thread = start_http_server(port, host, self.registry)
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()

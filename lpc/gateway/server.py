@@ -30,6 +30,7 @@ from lpc.gateway.upstream import Upstream, http_client
 from lpc.wire.access import access_of, is_loopback
 from lpc.wire.certificates import CertificateError, CertificateFiles
 from lpc.wire.certificates import read as read_certificates
+from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import refresh_forever
 
@@ -189,7 +190,7 @@ def _serve_metrics(settings: GatewaySettings, metrics: Metrics, stack: contextli
     if port is None:
         return None
     try:
-        return stack.enter_context(metrics.served(host, port))
+        return stack.enter_context(served(metrics.registry, host, port))
     except OSError as error:
         raise GatewayStartError(
             f"cannot serve metrics on {host}:{port} ({error.strerror}); choose another port with --metrics-port or "
