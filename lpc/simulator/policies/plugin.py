@@ -7,21 +7,18 @@ conversations think of a shared block is known as it is freed, not only when it 
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Final
 
 from eviction_client.background import AtOnce
 from eviction_client.credit_queue import CreditQueue
 from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
 from eviction_client.settings import ClientSettings
-from eviction_client.stores.base import BlockHash, pooled
+from eviction_client.stores.base import pooled
 from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.policy import Policy, PolicySettings, register
-from lpc.simulator.sidecar import EPOCH_S, Sidecar, block_hash
+from lpc.simulator.sidecar import EPOCH_S, Sidecar
+from lpc.simulator.turn_end import ended
 from lpc.simulator.workload import Turn, Workload
-
-RESORTED_AT_ONCE: Final = 4096
-"""Blocks per call; the calls follow one another until all are in order."""
 
 
 class PluginBlock(CachedBlock):
@@ -86,18 +83,7 @@ class Plugin(Policy[PluginBlock]):
     def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
         """Get the request's keys; follow the guard."""
         self._now = EPOCH_S + now
-        self._keys = self.scorer.finished(
-            turn,
-            completed=True,
-            blocks=[BlockHash(block_hash(content)) for content in contents],
-            prompt_blocks=len(turn.contents),
-            session=turn.conversation,
-        )
-        assert not self.scorer.failures, "the scorer caught an exception"
-        queue = self.queue
-        queue.trusting = self.scorer.trusting
-        while queue.resort(RESORTED_AT_ONCE):
-            pass
+        self._keys = ended(self.scorer, self.queue, turn, contents)
 
     def free(self, blocks: Sequence[PluginBlock], turn: Turn, now: float) -> None:
         """Put blocks into the queue, under both keys."""

@@ -18,14 +18,14 @@ from eviction_client.queue import Block
 from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
 from eviction_client.settings import ClientSettings
-from eviction_client.stores.base import BlockHash, pooled
-from lpc.simulator.sidecar import EPOCH_S, Sidecar, block_hash
+from eviction_client.stores.base import pooled
+from lpc.simulator.sidecar import EPOCH_S, Sidecar
 from lpc.simulator.tiers.spec import TierPolicy
+from lpc.simulator.turn_end import ended
 from lpc.simulator.workload import Turn, Workload
 
 CONTINUES: Final = 1e9
 """Seconds for which an oracle keeps what goes on: longer than any trace."""
-RESORTED_AT_ONCE: Final = 4096
 
 
 class Order(ABC):
@@ -238,18 +238,7 @@ class WithCredit(ByKey):
 
     def key(self, turn: Turn, contents: Sequence[int]) -> float:
         """Return what the scorer says, and follow its guard."""
-        keys = self.scorer.finished(
-            turn,
-            completed=True,
-            blocks=[BlockHash(block_hash(content)) for content in contents],
-            prompt_blocks=len(turn.contents),
-            session=turn.conversation,
-        )
-        assert not self.scorer.failures, "the scorer caught an exception"
-        self.queue.trusting = self.scorer.trusting
-        while self.queue.resort(RESORTED_AT_ONCE):
-            pass
-        return keys.key
+        return ended(self.scorer, self.queue, turn, contents).key
 
 
 class Knowing(ByKey):
