@@ -283,12 +283,13 @@ def _caches(
         return None
     # Not imported where it is not asked for: their packages are an extra.
     from lpc.responses.sealing import KeyFileError
+    from lpc.responses.semantic.evidence_file import EvidenceError
     from predictor_service.responses.embedding import Embedder
     from predictor_service.responses.making import made
 
     try:
         return made(settings, metrics, Embedder(serving, batcher), parts.clock, stack)
-    except KeyFileError as error:
+    except (KeyFileError, EvidenceError) as error:
         raise StartError(str(error)) from error
 
 

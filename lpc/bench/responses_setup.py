@@ -24,6 +24,7 @@ from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.metrics import Metrics
 from predictor_service.responses.cache import ResponseCache
+from predictor_service.responses.judging import Rules
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.semantic import Nothing, Semantic
@@ -107,7 +108,7 @@ class BenchCaches:
         self.similar: SimilarQuestions | None = None
         if embedder is not None:
             self.semantic = self.similar = SimilarQuestions(
-                keys, self.store, self.vectors, counters, embedder, different, make_gate, clock
+                keys, self.store, self.vectors, counters, embedder, lambda scope: Rules(make_gate(scope), different), clock
             )
         self.cache = ResponseCache(
             *(keys, self.store, Flights(self.redis, 60.0), Tally(counters), named, self.semantic),

@@ -1,16 +1,37 @@
-"""`lpc cache calibrate`: what labelled pairs of questions say a scope may serve, before it serves anything."""
+"""`lpc cache calibrate`: what labelled pairs of questions say a scope may serve, before it serves anything, and how often the
+judge of answers errs."""
 
+import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lpc.commands.options import JsonFile, ModelName, Models
 from lpc.commands.outcome import report
 
+if TYPE_CHECKING:
+    from lpc.bench.semantic.pairs import AnswerPair
+    from lpc.bench.semantic.vectors import Vectors
+    from lpc.responses.semantic.evidence import Evidence
+    from lpc.responses.semantic.threshold import JudgeError
+
+AT_ONCE = 4
+"""Pairs that a judge is asked about at the same time."""
+
 
 def calibrate(
-    pairs: Annotated[Path, typer.Option(help="Labelled pairs: TSV, CSV or JSON lines of question_a, question_b, label.")],
+    pairs: Annotated[
+        Path | None, typer.Option(help="Labelled pairs: TSV, CSV or JSON lines of question_a, question_b, label.")
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(help="Pairs of answers whose truth is known, by which the judge's error is counted: JSON lines."),
+    ] = None,
+    judge: Annotated[str, typer.Option(help="With --answers: embedding or model, as the scope's setting.")] = "embedding",
+    judge_url: Annotated[str, typer.Option(help="Of judge model: OpenAI-compatible, ends with /v1.")] = "",
+    judge_model: Annotated[str, typer.Option(help="Of judge model: its name there.")] = "",
+    judge_key_file: Annotated[Path | None, typer.Option(help="Of judge model: holds its key.")] = None,
     bound: Annotated[float, typer.Option(min=0.001, max=0.5, help="Wrong answers among those served, at most.")] = 0.05,
     level: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Confidence.")] = 0.95,
     out: Annotated[Path | None, typer.Option(help="Write the evidence here; a scope's setting `evidence` names it.")] = None,
@@ -22,29 +43,45 @@ def calibrate(
     """Tell from labelled pairs which similarity a scope may serve from, and how much that would be.
 
     What holds of the pairs holds of traffic like them: take pairs from the scope's own questions, each candidate beside the
-    question that met it, and label all of them, not only the clear ones.
+    question that met it, and label all of them, not only the clear ones. So with answers: take those that the scope's judge
+    would have to compare, and label them yourself.
     """
-    report(lambda: _calibrated(pairs, bound, level, out, data, models, model), json_file)
+
+    def calibrated() -> dict[str, Any]:
+        from lpc.bench.semantic.vectors import Vectors
+        from lpc.responses.semantic.evidence import Evidence
+        from lpc.responses.semantic.evidence_file import EvidenceError, write_evidence
+
+        if pairs is None and answers is None:
+            raise EvidenceError(
+                "nothing to count: name --pairs, labelled pairs of questions, or --answers, of answers, or both"
+            )
+        vectors, evidence, figures = Vectors(models, model, data), Evidence(), {}
+        if pairs is not None:
+            figures |= _questions(pairs, bound, level, vectors, evidence)
+        error = None
+        if answers is not None:
+            error, said = _judge(answers, judge, vectors, judge_url, judge_model, judge_key_file)
+            figures["judge"] = said
+        if out is not None:
+            write_evidence(out, evidence, vectors.encoder, judge, judge_model if judge == "model" else "", error)
+        return figures
+
+    report(calibrated, json_file)
 
 
-def _calibrated(
-    path: Path, bound: float, level: float, out: Path | None, data: Path, models: Path, model: str
-) -> dict[str, Any]:
+def _questions(path: Path, bound: float, level: float, vectors: "Vectors", evidence: "Evidence") -> dict[str, Any]:
+    """Count pairs of questions into evidence; show and return what they allow."""
     from rich.table import Table
 
     from lpc.bench.semantic.pairs import read_pairs
     from lpc.bench.semantic.replay import lookups_of
-    from lpc.bench.semantic.vectors import Vectors
-    from lpc.responses.semantic.evidence import Evidence
-    from lpc.responses.semantic.evidence_file import write_evidence
     from lpc.responses.semantic.levels import edge
     from lpc.responses.semantic.threshold import thresholds
     from lpc.wire.terminal import console
 
     pairs = read_pairs(path)
-    vectors = Vectors(models, model, data)
     lookups = lookups_of(pairs, vectors.of([pair.a for pair in pairs]), vectors.of([pair.b for pair in pairs]))
-    evidence = Evidence()
     for similarity, wrong in zip(lookups.similarity.tolist(), lookups.wrong.tolist(), strict=True):
         evidence.apply([*evidence.lookup(similarity), *evidence.label(similarity, same=not wrong)])
     certified = thresholds(evidence, bound, 1 - level, looks=1)
@@ -69,8 +106,6 @@ def _calibrated(
             f"at most {lowest.bound:.1%} of them wrong, at {level:.0%}."
         )
     screen.print(f"{said} Vetoes stop {vetoed / len(pairs):.1%} of the pairs.")
-    if out is not None:
-        write_evidence(out, evidence, vectors.encoder)
     return {
         "pairs": len(pairs),
         "vetoed": vetoed,
@@ -80,3 +115,63 @@ def _calibrated(
         "served_share": round(share, 5),
         "wrong_of_served_at_most": round(lowest.bound, 5) if lowest else None,
     }
+
+
+def _judge(
+    path: Path, judge: str, vectors: "Vectors", url: str, model: str, key_file: Path | None
+) -> tuple["JudgeError", dict[str, Any]]:
+    """Return how often a judge errs on pairs of answers, and the same as figures, which are shown."""
+    from lpc.bench.semantic.pairs import PairsError, read_answer_pairs
+    from lpc.responses.semantic.evidence_file import EvidenceError
+    from lpc.responses.semantic.threshold import ALPHA, JUDGES_PART, JudgeError
+    from lpc.wire.terminal import console
+
+    if judge not in ("embedding", "model") or (judge == "model") != bool(url and model):
+        raise EvidenceError("--judge is embedding, or model with --judge-url and --judge-model; equal texts need no measuring")
+    pairs = read_answer_pairs(path)
+    if all(pair.same for pair in pairs):
+        raise PairsError(f"{path} has no pair of answers that differ: a judge's error is counted on those")
+    said = _by_embedding(pairs, vectors) if judge == "embedding" else asyncio.run(_by_model(pairs, url, model, key_file))
+    different = [same for same, pair in zip(said, pairs, strict=True) if not pair.same]
+    alike = [same for same, pair in zip(said, pairs, strict=True) if pair.same]
+    error = JudgeError(sum(different), len(different))
+    limit = error.limit(ALPHA * JUDGES_PART)
+    missed = f", and {alike.count(False)} of {len(alike)} that say the same different" if alike else ""
+    calls = f"Judge {judge} calls {error.false_same} of {error.different} answers that differ the same"
+    console().print(f"{calls} (at most {limit:.1%}){missed}.")
+    figures = {
+        **error._asdict(),
+        "false_same_at_most": round(limit, 5),
+        "same": len(alike),
+        "false_different": alike.count(False),
+    }
+    return error, figures
+
+
+def _by_embedding(pairs: "list[AnswerPair]", vectors: "Vectors") -> list[bool]:
+    from lpc.responses.semantic.same_answer import same_by_embedding
+
+    ones, others = vectors.of([pair.answer for pair in pairs]), vectors.of([pair.other_answer for pair in pairs])
+    similarities = (ones * others).sum(axis=1).tolist()
+    return [
+        same_by_embedding(pair.answer, pair.other_answer, similarity)
+        for pair, similarity in zip(pairs, similarities, strict=True)
+    ]
+
+
+async def _by_model(pairs: "list[AnswerPair]", url: str, model: str, key_file: Path | None) -> list[bool]:
+    from lpc.responses.semantic.evidence_file import EvidenceError
+    from lpc.responses.semantic.model_judge import ByModel, endpoint
+
+    at_once = asyncio.Semaphore(AT_ONCE)
+    async with endpoint(url, key_file, 60.0) as client:
+        judge = ByModel(client, model)
+
+        async def ask(pair: "AnswerPair") -> bool:
+            async with at_once:
+                said = await judge(pair.question, pair.answer, pair.other_question, pair.other_answer)
+            if said is None:
+                raise EvidenceError(f"the judge at {url} does not answer: is the address right, and the model's name and key?")
+            return said
+
+        return list(await asyncio.gather(*map(ask, pairs)))

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Final, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Mode: TypeAlias = Literal["off", "shadow", "serve"]
 """Of the semantic tier: not looked at; looked at and labelled, the engine answers; served where evidence allows."""
+JudgeName: TypeAlias = Literal["text", "embedding", "model"]
+"""Who says whether two answers say the same, where no caller does: see `lpc.responses.semantic.same_answer`."""
 KindName: TypeAlias = Literal["default", "faq", "technical_qa", "code", "creative"]
 
 HOUR: Final = 3600.0
@@ -47,6 +49,19 @@ class ScopeSettings(BaseModel):
     level: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     evidence: Path | None = None
     max_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    judge: JudgeName = "text"
+    judge_url: Annotated[str, Field(pattern=r"^https?://.+")] | None = None
+    judge_model: str = ""
+    judge_key_file: Path | None = None
+    judge_timeout_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 30.0
+
+    @model_validator(mode="after")
+    def _judge_is_whole(self) -> Self:
+        if self.judge == "model" and not (self.judge_url and self.judge_model):
+            raise ValueError('judge "model" needs judge_url (OpenAI-compatible, ends with /v1) and judge_model, its name there')
+        if self.judge != "model" and (self.judge_url or self.judge_model or self.judge_key_file):
+            raise ValueError('judge_url, judge_model and judge_key_file are of judge "model": set it, or leave them out')
+        return self
 
     @property
     def serves_exact(self) -> bool:

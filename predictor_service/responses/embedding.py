@@ -45,20 +45,28 @@ class Embedder:
 
     async def vector(self, question: str) -> NDArray[np.float32] | None:
         """Return a question's vector, of unit length; None where it has none: too long to be seen whole, or no time now."""
+        try:
+            return await self.vector_in_time(question, PATIENCE_S)
+        except TimeoutError:
+            return None
+
+    async def vector_in_time(self, text: str, patience_s: float) -> NDArray[np.float32] | None:
+        """Return a text's vector, of unit length; None where it is too long to be seen whole.
+
+        Raises:
+            TimeoutError: there is no time for it now.
+        """
         model = self._serving.model
-        key = (self.encoder(), sha256(question.encode()).digest())
+        key = (self.encoder(), sha256(text.encode()).digest())
         found = self._known.get(key)
         if found is not None:
             return found
-        turns = UserTurns((question,), 1)
-        features = model.encode(turns) if len(question) < LONG else await asyncio.to_thread(model.encode, turns)
-        # Two long questions that differ in the middle alone would have the same vector.
+        turns = UserTurns((text,), 1)
+        features = model.encode(turns) if len(text) < LONG else await asyncio.to_thread(model.encode, turns)
+        # Two long texts that differ in the middle alone would have the same vector.
         if len(features.input_ids) >= model.manifest.features.token_budget:
             return None
-        data = await self._embedded(model, features)
-        if data is None:
-            return None
-        vector = np.frombuffer(data, "<f2").astype(np.float32)
+        vector = np.frombuffer(await self._embedded(model, features, patience_s), "<f2").astype(np.float32)
         norm = float(np.linalg.norm(vector))
         if not np.isfinite(norm) or norm == 0:
             return None
@@ -67,11 +75,11 @@ class Embedder:
             self._known.popitem(last=False)
         return vector
 
-    async def _embedded(self, model: Model, features: Features) -> bytes | None:
-        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    async def _embedded(self, model: Model, features: Features, patience_s: float) -> bytes:
+        deadline = asyncio.get_running_loop().time() + patience_s
         try:
-            with self._batcher.queue.permit(PATIENCE_S):
-                async with asyncio.timeout(PATIENCE_S):
+            with self._batcher.queue.permit(patience_s):
+                async with asyncio.timeout(patience_s):
                     return await self._batcher.embed(model, features, deadline)
-        except (ServiceError, TimeoutError):
-            return None
+        except ServiceError as error:
+            raise TimeoutError from error

@@ -2,17 +2,15 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lpc.responses.canonical import Namer
 from lpc.responses.counters import Counters
 from lpc.responses.flights import Flights
-from lpc.responses.normalised import normalised
 from lpc.responses.scopes import Scopes, ScopeSettings
-from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence
-from lpc.responses.semantic.gate import Gate
+from lpc.responses.semantic.evidence_file import EvidenceError, read_judge_error
 from lpc.responses.store import Store
 from lpc.responses.vectors import Vectors
 from lpc.wire.redis_connection import Connection
@@ -21,6 +19,7 @@ from lpc.wire.redis_url import RedisLogin
 from predictor_service.metrics import Metrics
 from predictor_service.responses.cache import ResponseCache
 from predictor_service.responses.embedding import Embedder
+from predictor_service.responses.judging import Judge, RulesOf
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.semantic import Nothing, Semantic
@@ -53,6 +52,7 @@ def made(
 
     Raises:
         KeyFileError: the key file cannot be used, or `cryptography` is missing.
+        EvidenceError: of a judge that errs it is not known how often.
     """
     if settings.cache_redis_url is None or settings.cache_keys is None:
         return None
@@ -73,16 +73,15 @@ def made(
     counters = Counters(redis, embedder.encoder)
     tally = Tally(counters)
     stack.push_async_callback(tally.flush)
+    judges = _judges(settings.cache_scopes, embedder.encoder(), stack)
     background = [tally.flush_forever()]
     semantic: Semantic = Nothing()
     if any(scope.semantic != "off" for scope in settings.cache_scopes.values()):
         vectors = Vectors(redis, embedder.encoder)
-
-        def make_gate(scope: ScopeSettings) -> Gate:
-            return gate_of(scope, embedder.encoder())
-
+        rules = RulesOf(embedder, judges.__getitem__)
         semantic = similar = SimilarQuestions(
-            *(keys, store, vectors, counters, embedder, same_text, make_gate, clock),
+            *(keys, store, vectors, counters, embedder, rules, clock),
+            judged=lambda scope, said: cache_metrics.judged(scopes.label(scope), said),
             report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
         )
         background.append(similar.keep_forever())
@@ -96,18 +95,28 @@ def made(
     return Caches(ResponseCacheService(cache, upkeep), tuple(background), keys.refresh)
 
 
-def gate_of(settings: ScopeSettings, encoder: str) -> Gate:
-    """Return the gate of a scope: shut, unless the labels of its file of evidence open it."""
-    start = None
-    if settings.evidence is not None:
+def _judges(scopes: Mapping[str, ScopeSettings], encoder: str, stack: contextlib.AsyncExitStack) -> dict[ScopeSettings, Judge]:
+    """Return the models that judge, by settings of scopes, once it is known of every judge how often it errs.
+
+    Raises:
+        EvidenceError: it is not known, or `httpx` is missing; the message says what to do.
+    """
+    made: dict[ScopeSettings, Judge] = {}
+    for name, scope in scopes.items():
+        if scope.judge == "text" or scope.semantic == "off":
+            continue
         try:
-            start = read_evidence(settings.evidence, encoder)
+            read_judge_error(scope.evidence, scope.judge, scope.judge_model, encoder)
         except EvidenceError as error:
-            log.error("%s; the scope starts without it", error)
-    return Gate(settings.bound, 1 - settings.level, serves=settings.semantic == "serve", start=start)
-
-
-async def same_text(question: str, answer: str, other_question: str, other_answer: str) -> bool:
-    """Say whether two answers are the same text but for case, white space and punctuation. It never takes two for one."""
-    del question, other_question
-    return answer.strip() == other_answer.strip() or normalised(answer) == normalised(other_answer) is not None
+            raise EvidenceError(f"scope {name}: {error}") from error
+        if scope.judge == "model" and scope.judge_url is not None:
+            try:
+                from lpc.responses.semantic.model_judge import ByModel, endpoint
+            except ModuleNotFoundError as error:
+                raise EvidenceError(
+                    f"scope {name}: judge \"model\" needs the package {error.name}: pip install 'learned-prefix-cache[gateway]'"
+                ) from error
+            client = endpoint(scope.judge_url, scope.judge_key_file, scope.judge_timeout_s)
+            stack.push_async_callback(client.aclose)
+            made[scope] = ByModel(client, scope.judge_model)
+    return made

@@ -72,6 +72,12 @@ class CacheMetrics:
         self.labels = Gauge(
             "lpc_cache_labels", "Labels in the semantic tier's window of evidence.", ["client", "scope"], registry=registry
         )
+        self.judgements = Counter(
+            "lpc_cache_judgements",
+            "Pairs of answers that were compared, by what the judge said; unasked: it could not be asked.",
+            ["scope", "verdict"],
+            registry=registry,
+        )
         # From the start, so that the first event of each kind is an increase; held, since every lookup counts on some of them.
         results = (*get_args(Source), *get_args(Reason))
         self._lookups = {(scope, result): self.lookups.labels(scope, result) for scope in scopes for result in results}
@@ -87,6 +93,8 @@ class CacheMetrics:
                 self.stores.labels(scope, result)
             for verdict in ("right", "wrong"):
                 self.feedback.labels(scope, verdict)
+            for verdict in ("same", "different", "unasked"):
+                self.judgements.labels(scope, verdict)
 
     def watch_redis(self, up: Callable[[], bool]) -> None:
         """Report at every scrape whether Redis answers."""
@@ -109,6 +117,10 @@ class CacheMetrics:
         self.threshold.labels(client, scope).set(nan if in_force.threshold is None else in_force.threshold)
         self.error_bound.labels(client, scope).set(nan if shut else in_force.error_bound)
         self.labels.labels(client, scope).set(in_force.labels)
+
+    def judged(self, scope: str, said: bool | None) -> None:
+        """Count what a judge said. ``scope``: a label."""
+        self.judgements.labels(scope, "unasked" if said is None else "same" if said else "different").inc()
 
     def stored(self, scope: str, refusal: Refusal | None) -> None:
         """Count an answer that was handed in."""

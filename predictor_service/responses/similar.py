@@ -28,6 +28,7 @@ from lpc.responses.store import Found, Store
 from lpc.responses.tickets import Candidate, Served, Tickets
 from lpc.responses.vectors import Vector, Vectors
 from lpc.wire.redis_reach import RedisAway
+from predictor_service.responses.judging import Judging, Rules
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.opening import Opener
 from predictor_service.responses.outcomes import Hit, InForce, Miss, Reason
@@ -41,13 +42,6 @@ HEAR_S: Final = 0.25
 EVIDENCE_S: Final = 5.0
 IDLE_S: Final = 1800.0
 MOST_SCOPES: Final = 1000
-
-
-class Judge(Protocol):
-    """Says whether two answers to two questions say the same; None: it cannot tell."""
-
-    async def __call__(self, question: str, answer: str, other_question: str, other_answer: str) -> bool | None:
-        """Judge the answers."""
 
 
 class Embeds(Protocol):
@@ -71,7 +65,7 @@ class _Scope:
     """
 
     scope: Scope
-    gate: Gate
+    rules: Rules
     index: PartitionIndex = field(default_factory=PartitionIndex)
     heard_to: str | None = None
     generation: str | None = None
@@ -80,14 +74,19 @@ class _Scope:
     named: tuple[str, str] | None = None
     late: list[tuple[str, int]] = field(default_factory=list)
 
+    @property
+    def gate(self) -> Gate:
+        """What decides."""
+        return self.rules.gate
+
 
 class SimilarQuestions(Semantic):
     """The tier, of all scopes. Lives on one event loop.
 
     Args:
-        judge: says whether two answers say the same, where the caller does not.
-        make_gate: of a scope's settings.
+        rules: of a scope's settings.
         clock: seconds since the epoch.
+        judged: told what a judge said, by the scope's name; None: it could not be asked.
         report: told of each scope in use, by client and name, what is in force.
     """
 
@@ -98,9 +97,9 @@ class SimilarQuestions(Semantic):
         vectors: Vectors,
         counters: Counters,
         embedder: Embeds,
-        judge: Judge,
-        make_gate: Callable[[ScopeSettings], Gate],
+        rules: Callable[[ScopeSettings], Rules],
         clock: Callable[[], float],
+        judged: Callable[[str, bool | None], None] = lambda _scope, _said: None,
         report: Callable[[str, str, InForce], None] = lambda _client, _scope, _in_force: None,
     ) -> None:
         self._report = report
@@ -109,8 +108,9 @@ class SimilarQuestions(Semantic):
         self._vectors = vectors
         self._counters = counters
         self._embedder = embedder
-        self._judge = judge
-        self._make_gate = make_gate
+        self._rules = rules
+        self._judged = judged
+        self._judging = Judging()
         self._clock = clock
         self._tickets = Tickets(store.namer)
         self._scopes: dict[Scope, _Scope] = {}
@@ -184,23 +184,33 @@ class SimilarQuestions(Semantic):
         if candidate is None or candidate.scope != names.scope or settings.semantic == "off":
             return
         scope = self._scope(names.scope, settings)
-        if same is None:
-            record = await self._store.get(names.scope, candidate.entry)
-            try:
-                entry = None if record is None else unseal(record, names.scope, candidate.entry, self._keys.ring)
-            except Unsealable:
-                entry = None
-            if entry is None or not entry.belongs_to(client, asked.scope, asked.tenant):
-                return
-            same = await self._judge(asked.last_turn or "", answer.text(), entry.question, entry.answer.text())
-        # What the judge cannot tell counts as different: that errs on the safe side.
-        scope.gate.learn(
-            candidate.similarity,
-            candidate.entry,
-            same=bool(same),
-            decision=Decision(candidate.decision),
-            entry=names.exact,
-        )
+        decision = Decision(candidate.decision)
+
+        def learn(said: bool | None) -> None:
+            if said is None:
+                scope.gate.unjudged(decision)
+            else:
+                scope.gate.learn(candidate.similarity, candidate.entry, same=said, decision=decision, entry=names.exact)
+
+        def judged(said: bool | None) -> None:
+            self._judged(asked.scope, said)
+            learn(said)
+
+        if same is not None:
+            learn(same)
+            return
+        record = await self._store.get(names.scope, candidate.entry)
+        try:
+            entry = None if record is None else unseal(record, names.scope, candidate.entry, self._keys.ring)
+        except Unsealable:
+            entry = None
+        if entry is None or not entry.belongs_to(client, asked.scope, asked.tenant):
+            return
+        texts = (asked.last_turn or "", answer.text(), entry.question, entry.answer.text())
+        if scope.rules.judged_by:
+            self._judging.later(scope.rules.judge, texts, judged)
+        else:
+            judged(await scope.rules.judge(*texts))
 
     async def complain(self, served: Served, settings: ScopeSettings) -> None:
         """Learn that an answer which was served was wrong."""
@@ -261,6 +271,7 @@ class SimilarQuestions(Semantic):
 
     async def close(self) -> None:
         """Hand over what was learnt and not yet handed over."""
+        await self._judging.close()
         try:
             for scope in list(self._scopes.values()):
                 await self._share_evidence(scope, 0.0)
@@ -273,7 +284,7 @@ class SimilarQuestions(Semantic):
             if len(self._scopes) >= MOST_SCOPES:
                 oldest = min(self._scopes.values(), key=lambda one: one.used_at)
                 del self._scopes[oldest.scope]
-            scope = self._scopes[name] = _Scope(name, self._make_gate(settings))
+            scope = self._scopes[name] = _Scope(name, self._rules(settings))
         scope.used_at = asyncio.get_running_loop().time()
         return scope
 
@@ -303,16 +314,16 @@ class SimilarQuestions(Semantic):
 
     async def _share_evidence(self, scope: _Scope, now: float) -> None:
         """Hand over what was learnt here, once and no more, and take in what the others did."""
-        gate, changes = scope.gate, [*scope.late, *scope.gate.changes()]
+        gate, by, changes = scope.gate, scope.rules.judged_by, [*scope.late, *scope.gate.changes()]
         scope.late.clear()
         if gate.forgotten:
             gate.forgotten = False
-            await self._counters.forget_evidence(scope.scope)
-        await self._counters.add_evidence(scope.scope, changes)
-        fields = await self._counters.evidence(scope.scope)
+            await self._counters.forget_evidence(scope.scope, by)
+        await self._counters.add_evidence(scope.scope, changes, by)
+        fields = await self._counters.evidence(scope.scope, by)
         evidence = Evidence.from_fields(fields)
         if aged := evidence.aged(fields):
-            await self._counters.forget_fields(scope.scope, aged)
+            await self._counters.forget_fields(scope.scope, aged, by)
         scope.late = gate.changes()  # while Redis was asked
         evidence.apply(scope.late)
         gate.load(evidence)

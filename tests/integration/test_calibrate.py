@@ -7,8 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence
+from lpc.bench.semantic.vectors import Vectors
+from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence, read_judge_error
 from lpc.responses.semantic.gate import Gate
+from lpc.responses.semantic.threshold import JudgeError
+from tests.judge_double import JudgeDouble, judging
+
+
+def measured(tmp_path: Path, models: Path, lines: list[dict[str, object]], *flags: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "lpc", "cache", "calibrate", "--answers", str(tmp_path / "answers.jsonl"), *flags]
+    return subprocess.run(
+        [*command, "--data", str(tmp_path), "--models", str(models), "--model", "tiny"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
 
 
 def calibrate(tmp_path: Path, models: Path, label: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -46,6 +61,54 @@ def test_clean_pairs_open_a_scope_and_wrong_ones_do_not(tmp_path: Path, tiny_mod
     assert wrong.returncode == 0
     assert json.loads(figures.read_text())["threshold"] is None
     assert "nothing would be served" in wrong.stdout + wrong.stderr
+
+
+def answer_pairs(count: int = 20) -> list[dict[str, object]]:
+    said = "It opens at {} and is the same all week, also in winter"
+    same = [{"answer_a": said.format(i), "answer_b": said.format(i), "label": 1} for i in range(5)]
+    return [*same, *({"answer_a": said.format(i), "answer_b": said.format(i + 1), "label": 0} for i in range(count))]
+
+
+def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_models: Path) -> None:
+    kept, encoder = tmp_path / "evidence.json", Vectors(tiny_models, "tiny", tmp_path).encoder
+    with pytest.raises(EvidenceError, match=r"run `lpc cache calibrate --answers FILE --judge embedding --out FILE`"):
+        read_judge_error(None, "embedding", "", encoder)
+    done = measured(tmp_path, tiny_models, answer_pairs(), "--out", str(kept))
+    assert done.returncode == 0, done.stderr
+    assert "0 of 20 answers that differ" in done.stdout + done.stderr  # their numbers differ
+    assert read_judge_error(kept, "embedding", "", encoder) == JudgeError(0, 20)
+    assert read_evidence(kept).labels == 0
+    for judge, model in (("model", "m"), ("model", "")):
+        with pytest.raises(EvidenceError, match="does not say how often"):
+            read_judge_error(kept, judge, model, encoder)
+    with judging(JudgeDouble("SAME")) as judge:
+        flags = ("--judge", "model", "--judge-url", judge.url, "--judge-model", "m", "--out", str(kept))
+        done = measured(tmp_path, tiny_models, answer_pairs(), *flags)
+    assert done.returncode == 0, done.stderr
+    assert read_judge_error(kept, "model", "m", encoder) == JudgeError(20, 20)
+    assert len(judge.bodies) == 20  # equal texts need no model
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "says"),
+    [
+        ([], (), "no pair of answers that differ"),
+        ([{"answer_a": "x", "label": 1}], (), "line 1: answer_a and answer_b must be there"),
+        (answer_pairs(1), ("--judge", "text"), "equal texts need no measuring"),
+        (answer_pairs(1), ("--judge", "model"), "--judge-url"),
+        (
+            answer_pairs(1),
+            ("--judge", "model", "--judge-url", "http://127.0.0.1:1/v1", "--judge-model", "m"),
+            "does not answer",
+        ),
+    ],
+)
+def test_a_judge_that_cannot_be_measured_is_refused_in_one_line(
+    tmp_path: Path, tiny_models: Path, lines: list[dict[str, object]], flags: tuple[str, ...], says: str
+) -> None:
+    done = measured(tmp_path, tiny_models, lines, *flags)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
 
 
 def test_a_file_that_is_no_pairs_is_refused_in_one_line(tmp_path: Path, tiny_models: Path) -> None:

@@ -34,18 +34,43 @@ class Pair(NamedTuple):
     same: bool
 
 
+class AnswerPair(NamedTuple):
+    """Two questions with an answer each, and whether the answers say the same."""
+
+    question: str
+    answer: str
+    other_question: str
+    other_answer: str
+    same: bool
+
+
+def read_answer_pairs(path: Path) -> list[AnswerPair]:
+    """Return the pairs of answers of a file of JSON lines: answer_a, answer_b, label, and question_a, question_b.
+
+    Raises:
+        PairsError: it cannot be read, or a line has no two answers and a label.
+    """
+    pairs = []
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        record = _record(path, number, line)
+        said = [record.get(name, "") for name in ("question_a", "answer_a", "question_b", "answer_b")]
+        if not all(isinstance(text, str) for text in said) or not said[1].strip() or not said[3].strip():
+            raise PairsError(f"{path}, line {number}: answer_a and answer_b must be there, as texts")
+        question, answer, other_question, other_answer = said
+        same = _label(path, number, _named(path, number, record, LABEL))
+        pairs.append(AnswerPair(question, answer, other_question, other_answer, same))
+    return pairs
+
+
 def read_pairs(path: Path) -> list[Pair]:
     """Return the pairs of a file, in its order. Pairs with an empty question are left out.
 
     Raises:
         PairsError: it cannot be opened, is no text, has no pairs, or a line has no two questions and a label.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PairsError(f"{path} is not UTF-8 (byte {error.start}): convert it first") from error
-    except OSError as error:
-        raise PairsError(f"{path} cannot be read: {error.strerror}") from error
+    text = _text(path)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise PairsError(f"{path} is empty: one pair of questions and a label per line are needed")
@@ -56,16 +81,30 @@ def read_pairs(path: Path) -> list[Pair]:
     return pairs
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PairsError(f"{path} is not UTF-8 (byte {error.start}): convert it first") from error
+    except OSError as error:
+        raise PairsError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise PairsError(f"{path}, line {number}: not JSON") from error
+    if not isinstance(record, dict):
+        raise PairsError(f"{path}, line {number}: not a JSON object")
+    return record
+
+
 def _from_json(path: Path, text: str) -> Iterator[Pair]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise PairsError(f"{path}, line {number}: not JSON") from error
-        if not isinstance(record, dict):
-            raise PairsError(f"{path}, line {number}: not a JSON object")
+        record = _record(path, number, line)
         a, b, label = (_named(path, number, record, names) for names in (FIRST, SECOND, LABEL))
         if not isinstance(a, str) or not isinstance(b, str):
             raise PairsError(f"{path}, line {number}: the questions must be strings")

@@ -1,11 +1,15 @@
-"""Evidence in a file: what `lpc cache calibrate` writes and a scope's `evidence` setting names. Counts only; no text."""
+"""Evidence in a file: what `lpc cache calibrate` writes and a scope's `evidence` setting names. Counts only; no text.
+
+Labels of pairs of questions, and how often the judge of answers errs, where that was measured.
+"""
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lpc.errors import LpcError
 from lpc.responses.semantic.evidence import Evidence
+from lpc.responses.semantic.threshold import JudgeError
 
 VERSION: Final = 1
 
@@ -14,10 +18,20 @@ class EvidenceError(LpcError):
     """A file of evidence cannot be used."""
 
 
-def write_evidence(path: Path, evidence: Evidence, encoder: str) -> None:
-    """Write evidence and the digest of the encoder whose similarities it counts."""
+def write_evidence(
+    path: Path, evidence: Evidence, encoder: str, judge: str = "", model: str = "", error: JudgeError | None = None
+) -> None:
+    """Write evidence and the digest of the encoder whose similarities it counts.
+
+    Args:
+        judge: whose error was measured, as a scope's `judge` names it; with "model" also ``model``.
+        error: what was measured.
+    """
+    kept: dict[str, Any] = {"version": VERSION, "encoder": encoder, "counts": evidence.fields()}
+    if error is not None:
+        kept["judge"] = {"judge": judge, "model": model, **error._asdict()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"version": VERSION, "encoder": encoder, "counts": evidence.fields()}, indent=1) + "\n")
+    path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def read_evidence(path: Path, encoder: str | None = None) -> Evidence:
@@ -27,6 +41,38 @@ def read_evidence(path: Path, encoder: str | None = None) -> Evidence:
         EvidenceError: it cannot be read, is no evidence, or is of another encoder than ``encoder``.
     """
     try:
+        return Evidence.from_fields({str(field): int(amount) for field, amount in _read(path, encoder)["counts"].items()})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _none(path) from error
+
+
+def read_judge_error(path: Path | None, judge: str, model: str, encoder: str) -> JudgeError:
+    """Return how often a judge errs, as it was measured.
+
+    Args:
+        path: of the evidence; None: the scope has none.
+        judge: as a scope's `judge` names it; with "model" also ``model``.
+        encoder: that is served.
+
+    Raises:
+        EvidenceError: it was not measured, or the file cannot be used. The message says what to run.
+    """
+    named = f"--judge {judge} --judge-model {model}" if model else f"--judge {judge}"
+    run = f"`lpc cache calibrate --answers FILE {named} --out {path or 'FILE'}`"
+    if path is None:
+        raise EvidenceError(f'judge "{judge}" errs, and how often is not known: run {run} and name that file as `evidence`')
+    try:
+        measured = _read(path, encoder).get("judge") or {}
+        error = JudgeError(int(measured.get("false_same", 0)), int(measured.get("different", 0)))
+    except (AttributeError, TypeError, ValueError) as failure:
+        raise _none(path) from failure
+    if not 0 <= error.false_same <= error.different or (measured.get("judge"), measured.get("model")) != (judge, model):
+        raise EvidenceError(f'{path} does not say how often judge "{model or judge}" errs: run {run}')
+    return error
+
+
+def _read(path: Path, encoder: str | None) -> Any:
+    try:
         found = json.loads(path.read_text())
         if found["version"] != VERSION:
             raise EvidenceError(f"{path} is evidence of another version of lpc: run `lpc cache calibrate` again")
@@ -34,8 +80,12 @@ def read_evidence(path: Path, encoder: str | None = None) -> Evidence:
             raise EvidenceError(
                 f"{path} is evidence of another encoder: run `lpc cache calibrate` with the model that is served"
             )
-        return Evidence.from_fields({str(field): int(amount) for field, amount in found["counts"].items()})
     except OSError as error:
         raise EvidenceError(f"{path} cannot be read: {error.strerror}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise EvidenceError(f"{path} is no evidence: write it with `lpc cache calibrate --out`") from error
+        raise _none(path) from error
+    return found
+
+
+def _none(path: Path) -> EvidenceError:
+    return EvidenceError(f"{path} is no evidence: write it with `lpc cache calibrate --out`")

@@ -84,6 +84,7 @@ class Gate:
         self._changes: list[Change] = []
         self._asked: OrderedDict[bytes, None] = OrderedDict()
         self._start = start
+        self._unjudged = False
         self._begin()
         if start is not None:
             self.load(self.evidence)
@@ -122,6 +123,7 @@ class Gate:
             decision: what :meth:`decide` had said.
             entry: the id under which the engine's answer was stored.
         """
+        self._unjudged = False
         nth = self._clusters.count(candidate, same=same, entry=entry)
         if decision is Decision.REPEATED:
             return
@@ -136,6 +138,10 @@ class Gate:
             self.shut_by_drift += 1
             return
         self._look()
+
+    def unjudged(self, decision: Decision) -> None:
+        """Take that nobody could be asked whether an audited answer would have done: until somebody can, nothing is served."""
+        self._unjudged |= decision is Decision.AUDIT
 
     def complain(self, similarity: float, candidate: bytes) -> None:
         """Take a user's word that an answer served from this entry was wrong.
@@ -175,7 +181,7 @@ class Gate:
         self._changes += changes
 
     def _audits(self) -> float:
-        if self._drift.suspicious:
+        if self._drift.suspicious or self._unjudged:
             return 1.0
         enough = -math.log(self._alpha) / (self._delta * (self.evidence.totals["served"] + 1))
         return max(AUDITS, min(FIRST_AUDITS, enough))

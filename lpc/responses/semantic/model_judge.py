@@ -3,6 +3,8 @@
 import logging
 import re
 import secrets
+from collections.abc import Generator
+from pathlib import Path
 from typing import Final
 
 import httpx
@@ -24,7 +26,7 @@ ASKED: Final = (
 
 
 class ByModel:
-    """Asks a model. Fails to None: an endpoint that is away, slow or talks of something else tells nothing.
+    """Asks a model. One that is away or fails says None; one that takes too long, or says neither word, cannot tell: False.
 
     Args:
         client: its base URL ends with /v1; it carries the key and a timeout.
@@ -39,7 +41,7 @@ class ByModel:
         if equal_text(answer, other_answer):
             return True
         if max(len(answer), len(other_answer)) > LONGEST:
-            return None
+            return False
         body = {
             "model": self._model,
             "messages": prompt(question, answer, other_question, other_answer),
@@ -50,10 +52,37 @@ class ByModel:
             response = await self._client.post("chat/completions", json=body, headers={"Cache-Control": "no-store"})
             response.raise_for_status()
             said = response.json()["choices"][0]["message"]["content"]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        except (httpx.ReadTimeout, httpx.WriteTimeout):
+            log.warning("the judge of answers took too long")
+            return False
+        except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
             log.warning("the judge of answers could not be asked: %s", type(error).__name__)
             return None
-        return verdict(said)
+        return bool(verdict(said))
+
+
+class KeyFile(httpx.Auth):
+    """A bearer token of a file that is read for each request, so that it can be changed. Raises OSError, ValueError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Add the token."""
+        request.headers["Authorization"] = f"Bearer {self._path.read_text().strip()}"
+        yield request
+
+
+def endpoint(url: str, key_file: Path | None, timeout_s: float) -> httpx.AsyncClient:
+    """Return the client of a judge's endpoint.
+
+    Args:
+        url: its base, which ends with /v1.
+        key_file: holds its key.
+        timeout_s: of one verdict.
+    """
+    auth = None if key_file is None else KeyFile(key_file)
+    return httpx.AsyncClient(base_url=url, auth=auth, timeout=timeout_s, trust_env=False)
 
 
 def prompt(question: str, answer: str, other_question: str, other_answer: str) -> list[dict[str, str]]:

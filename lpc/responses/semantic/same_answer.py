@@ -8,7 +8,7 @@ responses`):
 - `ByEmbedding`: equal text, or vectors of the answers at least so near, the same numbers, and no veto of negation or opposites.
 - `model_judge.ByModel`: a model behind an OpenAI-compatible endpoint, one's own engine for instance, is shown both and asked.
 
-A judge that cannot tell says None, which counts as different.
+A judge that cannot tell says False: that errs on the safe side. None says that it could not be asked now, and tells nothing.
 """
 
 from collections.abc import Awaitable, Callable
@@ -46,11 +46,14 @@ class ByEmbedding:
     """Calls answers the same by their vectors and numbers.
 
     Args:
-        embed: returns the vectors of two texts, of unit length.
+        embed: returns the vectors of two texts, of unit length; None where one is too long to be seen whole. Raises
+            TimeoutError where there is no time for it now.
         near: cosine similarity from which they are the same.
     """
 
-    def __init__(self, embed: Callable[[str, str], Awaitable[tuple[NDArray[Any], NDArray[Any]]]], near: float = NEAR) -> None:
+    def __init__(
+        self, embed: Callable[[str, str], Awaitable[tuple[NDArray[Any], NDArray[Any]] | None]], near: float = NEAR
+    ) -> None:
         self._embed, self._near = embed, near
 
     async def __call__(
@@ -63,7 +66,13 @@ class ByEmbedding:
         """Judge the answers; the questions do not matter."""
         if equal_text(answer, other_answer):
             return True
-        a, b = await self._embed(answer, other_answer)
+        try:
+            vectors = await self._embed(answer, other_answer)
+        except TimeoutError:
+            return None
+        if vectors is None:
+            return False
+        a, b = vectors
         return same_by_embedding(answer, other_answer, float(np.dot(a.astype(np.float32), b.astype(np.float32))), self._near)
 
 

@@ -119,6 +119,17 @@ def test_hits_are_audited_at_the_rate_said_and_all_of_them_after_a_wrong_one() -
     assert gate.forgotten
 
 
+def test_while_nobody_can_be_asked_about_an_audit_nothing_is_served() -> None:
+    gate = Gate(draw=random.Random(1))
+    replay(gate, flat(5000, 0.0)(np.random.default_rng(1)))
+    gate.unjudged(Decision.BELOW)
+    assert Decision.SERVE in [gate.decide(0.999, b"before %d" % i) for i in range(20)]
+    gate.unjudged(Decision.AUDIT)
+    assert {gate.decide(0.999, b"while %d" % i) for i in range(50)} == {Decision.AUDIT}
+    gate.learn(0.999, b"x", same=True, decision=Decision.AUDIT)
+    assert Decision.SERVE in [gate.decide(0.999, b"after %d" % i) for i in range(20)]
+
+
 def test_complaints_shut_it_and_their_absence_opens_nothing() -> None:
     gate = Gate(draw=random.Random(2))
     replay(gate, flat(1500, 0.0)(np.random.default_rng(2)))

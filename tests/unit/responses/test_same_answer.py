@@ -1,80 +1,77 @@
 """Judges of two answers; the model's over real HTTP."""
 
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+import asyncio
+from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
-from lpc.responses.semantic.model_judge import LONGEST, ByModel, prompt, verdict
+from lpc.responses.semantic.model_judge import LONGEST, ByModel, endpoint, prompt, verdict
 from lpc.responses.semantic.same_answer import ByEmbedding, EqualText
+from tests.judge_double import JudgeDouble, judging
 
 QUESTIONS = ("When does it open?", "At what time does it open?")
 
 
-@contextmanager
-def endpoint(reply: str | bytes, status: int = 200) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Serve /v1/chat/completions; yield its base URL and the bodies that came."""
-    bodies: list[dict[str, Any]] = []
-
-    class Endpoint(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            bodies.append({"path": self.path, "key": self.headers["authorization"], **body})
-            content = reply if isinstance(reply, bytes) else json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1/", bodies
-    finally:
-        server.shutdown()
-        server.server_close()
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    path.write_text("sesame\n")
+    return path
 
 
-async def asked(base: str, answer: str = "At nine.", other: str = "It opens at 9.") -> bool | None:
-    async with httpx.AsyncClient(base_url=base, headers={"authorization": "Bearer key"}, timeout=2) as client:
+async def asked(
+    base: str, key: Path | None, answer: str = "At nine.", other: str = "It opens at 9.", timeout_s: float = 10
+) -> bool | None:
+    async with endpoint(base, key, timeout_s) as client:
         return await ByModel(client, "judge")(QUESTIONS[0], answer, QUESTIONS[1], other)
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"), [("SAME", True), ("different.", False), ("I cannot say", None), ("SAME or DIFFERENT", None)]
+    ("reply", "said"), [("SAME", True), ("different.", False), ("I cannot say", False), ("SAME or DIFFERENT", False)]
 )
-async def test_a_model_is_asked_over_http_and_its_word_is_taken(reply: str, said: bool | None) -> None:
-    with endpoint(reply) as (base, bodies):
-        assert await asked(base) is said
-    (body,) = bodies
-    assert (body["path"], body["model"], body["temperature"], body["key"]) == ("/v1/chat/completions", "judge", 0, "Bearer key")
+async def test_a_model_is_asked_over_http_and_its_word_is_taken(reply: str, said: bool, key_file: Path) -> None:
+    with judging(JudgeDouble(reply)) as judge:
+        assert await asked(judge.url, key_file) is said
+        await asyncio.to_thread(key_file.write_text, "changed")
+        assert await asked(judge.url, key_file) is said
+    body, later = judge.bodies
+    assert (body["path"], body["model"], body["temperature"], body["key"]) == (
+        "/v1/chat/completions",
+        "judge",
+        0,
+        "Bearer sesame",
+    )
+    assert later["key"] == "Bearer changed"
     assert all(text in body["messages"][1]["content"] for text in (*QUESTIONS, "At nine.", "It opens at 9."))
 
 
-async def test_equal_texts_need_no_model_and_what_is_too_long_is_not_judged() -> None:
-    with endpoint("SAME") as (base, bodies):
-        assert await asked(base, "At nine.", "At  nine.\n") is True
-        assert await asked(base, "x" * (LONGEST + 1)) is None
-    assert bodies == []
+async def test_equal_texts_need_no_model_and_what_is_too_long_is_not_the_same() -> None:
+    with judging(JudgeDouble("SAME")) as judge:
+        assert await asked(judge.url, None, "At nine.", "At  nine.\n") is True
+        assert await asked(judge.url, None, "x" * (LONGEST + 1)) is False
+    assert judge.bodies == []
 
 
 @pytest.mark.parametrize(("reply", "status"), [("SAME", 500), (b"<html>", 200), (b"[]", 200), (b'{"choices": [{}]}', 200)])
-async def test_an_endpoint_that_fails_tells_nothing(reply: str | bytes, status: int) -> None:
-    with endpoint(reply, status) as (base, _):
-        assert await asked(base) is None
+async def test_an_endpoint_that_fails_tells_nothing(reply: str | bytes, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    with judging(JudgeDouble(reply, status)) as judge:
+        assert await asked(judge.url, None) is None
+    assert "could not be asked" in caplog.text and "nine" not in caplog.text
 
 
-async def test_an_endpoint_that_is_away_tells_nothing() -> None:
-    assert await asked("http://127.0.0.1:1/v1/") is None
+async def test_an_endpoint_that_is_away_or_has_no_key_tells_nothing(tmp_path: Path) -> None:
+    assert await asked("http://127.0.0.1:1/v1/", None) is None
+    with judging(JudgeDouble("SAME")) as judge:
+        assert await asked(judge.url, tmp_path / "none") is None
+    assert judge.bodies == []
+
+
+async def test_a_model_that_takes_too_long_cannot_tell() -> None:
+    with judging(JudgeDouble("SAME")) as judge:
+        judge.go.clear()
+        assert await asked(judge.url, None, timeout_s=0.1) is False
+        judge.go.set()
 
 
 def test_what_is_no_word_is_no_verdict() -> None:
@@ -90,7 +87,11 @@ def test_a_text_cannot_close_the_marks_that_it_stands_between() -> None:
 async def test_judges_by_text_and_by_vectors() -> None:
     near = np.array([1, 0.1]) / np.linalg.norm([1, 0.1])
 
-    async def embed(a: str, b: str) -> tuple[np.ndarray, np.ndarray]:
+    async def embed(a: str, b: str) -> tuple[np.ndarray, np.ndarray] | None:
+        if "busy" in b:
+            raise TimeoutError
+        if "long" in b:
+            return None
         return np.array([1.0, 0.0]), np.array([0.0, 1.0]) if "far" in b else near
 
     judge = ByEmbedding(embed)
@@ -100,3 +101,5 @@ async def test_judges_by_text_and_by_vectors() -> None:
     assert await judge("q", "It opens at 9", "p", "It opens at 10") is False
     assert await judge("q", "It is open", "p", "It is not open") is False
     assert await judge("q", "It is open", "p", "far away") is False
+    assert await judge("q", "It is open", "p", "too long to be seen whole") is False
+    assert await judge("q", "It is open", "p", "too busy") is None

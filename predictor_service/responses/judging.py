@@ -1,0 +1,128 @@
+"""Who judges in a scope whether two answers say the same, how often it errs, and when: never while a request waits."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lpc.responses.scopes import ScopeSettings
+from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence, read_judge_error
+from lpc.responses.semantic.gate import Gate
+from lpc.responses.semantic.same_answer import ByEmbedding, EqualText
+from lpc.responses.semantic.threshold import UNERRING
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 4
+"""Pairs that are judged at the same time."""
+WAITING: Final = 256
+"""Pairs that wait for it, at most: their texts are in memory. What comes beyond is not judged."""
+PATIENCE_S: Final = 10.0
+"""Longest time that a judge waits for a vector."""
+
+Texts: TypeAlias = tuple[str, str, str, str]
+"""Question and answer, and the other question and answer."""
+
+
+class Judge(Protocol):
+    """Says whether two answers to two questions say the same; what it cannot tell is False. None: it could not be asked."""
+
+    async def __call__(self, question: str, answer: str, other_question: str, other_answer: str) -> bool | None:
+        """Judge the answers."""
+
+
+class EmbedsAnswers(Protocol):
+    """Gives vectors of answers: `predictor_service.responses.embedding.Embedder`."""
+
+    def encoder(self) -> str:
+        """Return what vectors that can be compared have in common."""
+
+    async def vector_in_time(self, text: str, patience_s: float) -> NDArray[np.float32] | None:
+        """Return a text's vector, of unit length; None where it is too long. Raises TimeoutError."""
+
+
+class Rules(NamedTuple):
+    """By which a scope's semantic tier goes.
+
+    Attributes:
+        gate: shut, unless evidence from before opens it.
+        judge: makes its labels, where the caller does not.
+        judged_by: names the judge: labels of one that errs are kept apart. Empty: nothing but equal texts are the same, which
+            is said at once.
+    """
+
+    gate: Gate
+    judge: Judge = EqualText()
+    judged_by: str = ""
+
+
+class RulesOf:
+    """Makes the rules of scopes.
+
+    Args:
+        embedder: of the model in service.
+        judges: clients of the models that judge, by scope's settings.
+    """
+
+    def __init__(self, embedder: EmbedsAnswers, judges: Callable[[ScopeSettings], Judge]) -> None:
+        self._embedder = embedder
+        self._judges = judges
+
+    def __call__(self, settings: ScopeSettings) -> Rules:
+        """Return a scope's rules; one whose judge was not measured with this encoder is judged by equal texts."""
+        judge: Judge = EqualText()
+        judged_by, error, start = "", UNERRING, None
+        encoder = self._embedder.encoder()
+        try:
+            if settings.judge != "text":
+                error = read_judge_error(settings.evidence, settings.judge, settings.judge_model, encoder)
+                judge = ByEmbedding(self._both) if settings.judge == "embedding" else self._judges(settings)
+                judged_by = sha256(f"{settings.judge}:{settings.judge_model}".encode()).hexdigest()[:8]
+            if settings.evidence is not None:
+                start = read_evidence(settings.evidence, encoder)
+        except EvidenceError as failure:
+            log.error("%s; until then the scope starts without it", failure)
+        gate = Gate(settings.bound, 1 - settings.level, error, serves=settings.semantic == "serve", start=start)
+        return Rules(gate, judge, judged_by)
+
+    async def _both(self, a: str, b: str) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        one = await self._embedder.vector_in_time(a, PATIENCE_S)
+        other = await self._embedder.vector_in_time(b, PATIENCE_S)
+        return None if one is None or other is None else (one, other)
+
+
+class Judging:
+    """Judges pairs beside the requests, a few at a time. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    def later(self, judge: Judge, texts: Texts, learn: Callable[[bool | None], None]) -> None:
+        """Have a pair judged, and ``learn`` told of it; of None at once where too many wait."""
+        if len(self._tasks) >= WAITING:
+            learn(None)
+            return
+        task = asyncio.get_running_loop().create_task(self._judge(judge, texts, learn))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Leave unjudged what was not judged so far."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _judge(self, judge: Judge, texts: Texts, learn: Callable[[bool | None], None]) -> None:
+        async with self._at_once:
+            try:
+                said = await judge(*texts)
+            except Exception as error:
+                # Its message may quote the texts.
+                log.error("a judge of answers failed: %s", type(error).__name__)
+                said = None
+        learn(said)
