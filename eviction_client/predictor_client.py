@@ -26,7 +26,8 @@ from eviction_client.messages import Prediction, Question
 from eviction_client.offer import FindFiles, Offer, TokenizerState
 from eviction_client.peers import RESOLVE_S, Peer, chosen, may_change, peers_of
 from eviction_client.said import Said
-from lpc.wire.access import Access
+from eviction_client.settings import ClientSettings
+from lpc.wire.access import Access, access_of
 
 MAX_TIMEOUT_S: Final = 600.0
 
@@ -78,6 +79,18 @@ class PredictorClient:
         self._closed = threading.Event()
         self._resolver = threading.Thread(target=self._resolve, name="lpc-predictor", daemon=True)
         self._resolver.start()
+
+    @classmethod
+    def of(cls, settings: ClientSettings, served_model: str, tokenizer: FindFiles) -> "PredictorClient":
+        """Return what an engine asks by its settings. ``served_model``: unless they name another."""
+        return cls(
+            settings.predictor_address,
+            served_model=settings.served_model or served_model,
+            timeout_s=settings.predictor_timeout_s,
+            capacity=settings.predictor_capacity,
+            access=access_of(settings),
+            tokenizer=tokenizer,
+        )
 
     # The scheduler's side.
 

@@ -5,16 +5,15 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.versions import TESTED, installed, unsuitable, why_not
 from eviction_client.engines.tokenizer_files import finder
-from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.scorer import Predictor, Scorer
 from eviction_client.settings import ClientSettings
 from lpc.errors import LpcError
-from lpc.wire.access import access_of
 from lpc.wire.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
@@ -37,13 +36,10 @@ def open_scorer(settings: ClientSettings, ctx: Any) -> Scorer:
 def open_predictor(settings: ClientSettings, server_args: Any) -> Predictor:
     """Return what is asked for predictions."""
     model = server_args.model_path
-    return PredictorClient(
-        settings.predictor_address,
-        served_model=settings.served_model or server_args.served_model_name or model,
-        timeout_s=settings.predictor_timeout_s,
-        capacity=settings.predictor_capacity,
-        access=access_of(settings),
-        tokenizer=finder(server_args.tokenizer_path or model, server_args.revision, [server_args.download_dir]),
+    return PredictorClient.of(
+        settings,
+        server_args.served_model_name or model,
+        finder(server_args.tokenizer_path or model, server_args.revision, [server_args.download_dir]),
     )
 
 
@@ -94,7 +90,7 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenScorer = o
             scorer.close()
             reason = f"{type(error).__name__}: {error}"
     if reason is not None:
-        _refuse(settings, reason, metrics)
+        stay_stock(settings, metrics, engine="SGLang", release=installed(), reason=reason, tested=TESTED)
     else:
         known = "" if installed() in TESTED else " is an untested release"
         logger.info("learned prefix cache: %s; SGLang %s%s", "shadow mode" if settings.shadow else "on", installed(), known)
@@ -109,14 +105,3 @@ def _settings() -> ClientSettings:
     if settings.pools == "fleet":
         logger.warning("learned prefix cache: SGLang does not say what it evicts next, so keys of other engines are not used")
     return settings.model_copy(update={"pooling": "shared", "redis_url": None})
-
-
-def _refuse(settings: ClientSettings, reason: str, metrics: EngineMetrics) -> None:
-    metrics.update({("lpc_stock_fallback", ""): 1.0})
-    reason = f"does not work in this SGLang {installed()}: {reason}."
-    if settings.on_unknown_engine == "refuse":
-        raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU.")
-    logger.error(
-        "learned prefix cache: the plug-in %s Stock LRU instead; serving is as without it. Known to work: SGLang %s",
-        *(reason, ", ".join(TESTED)),
-    )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from eviction_client.background import BackgroundThread, StartBackground
+from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.vllm.logs import join_vllms_logging
 from eviction_client.engines.vllm.versions import RELEASE, TESTED, unsuitable
 from eviction_client.engines.vllm_cpu import placing
@@ -23,7 +24,6 @@ from eviction_client.scorer import Predictor, Scorer
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import MetadataStore, open_store
 from lpc.errors import LpcError
-from lpc.wire.access import access_of
 from lpc.wire.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
@@ -47,14 +47,7 @@ class LearnedScheduler:
     @staticmethod
     def open_predictor(settings: ClientSettings, served_model: str, tokenizer: FindFiles) -> Predictor:
         """Return what is asked for predictions. ``tokenizer``: finds the files of the engine's, for the sidecar."""
-        return PredictorClient(
-            settings.predictor_address,
-            served_model=served_model,
-            timeout_s=settings.predictor_timeout_s,
-            capacity=settings.predictor_capacity,
-            access=access_of(settings),
-            tokenizer=tokenizer,
-        )
+        return PredictorClient.of(settings, served_model, tokenizer)
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Build the scheduler that vLLM would, and attach to it."""
@@ -91,14 +84,7 @@ class LearnedScheduler:
             logger.info("learned prefix cache: %s; %s, check passed in %.0f ms", mode, release, milliseconds)
             cls._report(tiers, settings, scheduler.lpc.scorer)
             return scheduler
-        metrics.update({("lpc_stock_fallback", ""): 1.0})
-        reason = f"does not work in this vLLM {RELEASE}: {reason}."
-        if settings.on_unknown_engine == "refuse":
-            raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU.")
-        logger.error(
-            "learned prefix cache: the plug-in %s Stock LRU instead; serving is as without it. Known to work: vLLM %s",
-            *(reason, ", ".join(TESTED)),
-        )
+        stay_stock(settings, metrics, engine="vLLM", release=RELEASE, reason=reason, tested=TESTED)
         return scheduler
 
     @staticmethod

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from eviction_client.credit import Lifetime
+from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.vllm.logs import join_vllms_logging
 from eviction_client.engines.vllm.tokenizer import finder_of
 from eviction_client.engines.vllm_v0 import TESTED
@@ -28,7 +29,6 @@ from eviction_client.scorer import Predictor, Scorer
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import MetadataStore, open_store
 from eviction_client.stores.namespace import Namespace
-from lpc.wire.access import access_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,14 +96,7 @@ def _attach_to_all(
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
         if reason is not None:
-            metrics.update({("lpc_stock_fallback", ""): 1.0})
-            reason = f"does not work in this vLLM {release} (V0): {reason}."
-            if settings.on_unknown_engine == "refuse":
-                raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU.")
-            logger.error(
-                "learned prefix cache: the plug-in %s Stock LRU instead; serving is as without it. Known to work: vLLM %s",
-                *(reason, ", ".join(TESTED)),
-            )
+            stay_stock(settings, metrics, engine="vLLM", release=release, variant=" (V0)", reason=reason, tested=TESTED)
             return
     mode = "shadow mode" if settings.shadow else "on"
     tested = f"vLLM {release}" if release in TESTED else f"vLLM {release} is an untested release"
@@ -199,14 +192,7 @@ def _attach(
 def _predictor(settings: ClientSettings, engine: Any) -> Predictor:
     model = engine.model_config
     served = model.served_model_name if isinstance(model.served_model_name, str) else model.model
-    return PredictorClient(
-        settings.predictor_address,
-        served_model=settings.served_model or served,
-        timeout_s=settings.predictor_timeout_s,
-        capacity=settings.predictor_capacity,
-        access=access_of(settings),
-        tokenizer=finder_of(engine),
-    )
+    return PredictorClient.of(settings, served, finder_of(engine))
 
 
 def _store(settings: ClientSettings, block_size: int) -> MetadataStore | None:

@@ -1,0 +1,40 @@
+"""Where the plug-in cannot work in an engine: it serves with its own LRU, or, if the operator says so, does not start."""
+
+import logging
+from collections.abc import Iterable
+
+from eviction_client.errors import EngineUnsupported
+from eviction_client.metrics import EngineMetrics
+from eviction_client.settings import ClientSettings
+
+logger = logging.getLogger(__name__)
+
+
+def stay_stock(
+    settings: ClientSettings,
+    metrics: EngineMetrics,
+    *,
+    engine: str,
+    release: str | None,
+    variant: str = "",
+    reason: str,
+    tested: Iterable[str],
+) -> None:
+    """Say that an engine keeps its own LRU: one error in the log, and ``lpc_stock_fallback``.
+
+    Args:
+        engine, release, variant: which it is.
+        reason: why the plug-in cannot work in it.
+        tested: releases in which it does.
+
+    Raises:
+        EngineUnsupported: LPC_ON_UNKNOWN_ENGINE is ``refuse``.
+    """
+    metrics.update({("lpc_stock_fallback", ""): 1.0})
+    reason = f"does not work in this {engine} {release}{variant}: {reason}."
+    if settings.on_unknown_engine == "refuse":
+        raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU.")
+    logger.error(
+        "learned prefix cache: the plug-in %s Stock LRU instead; serving is as without it. Known to work: %s %s",
+        *(reason, engine, ", ".join(tested)),
+    )
