@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from eviction_client.credit import CreditGrid
+from eviction_client.guard import Guard
 from eviction_client.stores.base import pooled
 from lpc.bench.processes import free_port
 from lpc.model.returns.credit import LIFETIMES
@@ -23,7 +24,7 @@ pytestmark = [
     pytest.mark.supports(
         engine="any, by gRPC",
         tier="its own",
-        what="the client in Go: learned credit, late answers, a sidecar that goes and comes",
+        what="the client in Go: learned credit under a guard, late answers, a sidecar that goes and comes",
     ),
 ]
 
@@ -49,9 +50,9 @@ class Program:
 
 
 @contextlib.asynccontextmanager
-async def program(port: int, blocks: int = 100) -> AsyncIterator[Program]:
+async def program(port: int, blocks: int = 100, *, guard: bool = False) -> AsyncIterator[Program]:
     process = await asyncio.create_subprocess_exec(
-        *(str(PROGRAM), "-address", f"127.0.0.1:{port}", "-blocks", str(blocks)),
+        *(str(PROGRAM), "-address", f"127.0.0.1:{port}", "-blocks", str(blocks), f"-guard={str(guard).lower()}"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -127,6 +128,29 @@ async def test_the_credit_between_two_lifetimes_is_the_one_that_engines_in_pytho
             lifetime = rng.choice([0.1, 1e6, *lifetimes[:3], rng.uniform(1, 20_000)])
             answer = await go.do("interpolate", lifetimes=lifetimes, credit=table, lifetime=lifetime)
             assert answer["Credit"] == pytest.approx(grid.table(table).at(lifetime), rel=1e-5, abs=1e-3)
+
+
+async def test_its_guard_is_that_of_the_client_in_python() -> None:
+    rng = random.Random(3)
+    python = Guard()
+    async with program(free_port()) as go:
+        ours, theirs = list[int](), list[int]()
+        for favour in (0, 2, 2, -3, 0, 3, -1, 1):
+            for _ in range(700):
+                ours.append(rng.randrange(8) + max(favour, 0))
+                theirs.append(rng.randrange(8) + max(-favour, 0))
+        trusted = [python.observe(credit, lru) for credit, lru in zip(ours, theirs, strict=True)]
+        assert python.switches > 2
+        assert (await go.do("guard", creditHits=ours, lruHits=theirs))["Trusted"] == trusted
+
+
+async def test_while_the_guard_trusts_no_credit_the_order_is_least_recent_use(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as running, program(running.addresses.port or 0, blocks=1, guard=True) as go:
+        await running.traffic(4)
+        await go.until(lambda state: state["Connected"])
+        long, short = await turn(go, "long", LONG, at=100.0), await turn(go, "short", SHORT, at=101.0)
+        assert long > short
+        assert (await go.do("evict", count=4, at=102.0))["Evicted"] == ["long1", "long0", "short1", "short0"]
 
 
 async def test_a_random_course_evicts_what_a_sorted_list_would() -> None:

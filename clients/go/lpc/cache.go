@@ -9,14 +9,14 @@ import (
 type block struct {
 	hash         string
 	conversation string // whose it is; "" once it is shared
-	key          float64
+	tLast, key   float64
 	depth        int    // from the root of its chain: the tail goes first
 	freed        uint64 // when, in order
 	users        int    // requests that hold it now
 	place        int    // in the heap; -1: it is in use
 }
 
-// Cache orders blocks by their keys. Not safe for concurrent use: it belongs to the engine's scheduler.
+// Cache orders blocks by their keys, or, until it is told to trust them, by their last use. Not safe for concurrent use: it belongs to the engine's scheduler.
 //
 // A block's key is the highest of the conversations that hold it, and of each the latest: a later turn of the same
 // conversation replaces its own, another conversation only raises it.
@@ -30,6 +30,15 @@ type Cache struct {
 // NewCache makes the order of a cache of so many blocks.
 func NewCache(capacity int) *Cache {
 	return &Cache{lifetime: NewLifetime(capacity), blocks: map[string]*block{}}
+}
+
+// Trust puts a rule into force: the keys (true), or least recent use, as at the start. Where it changes, all free blocks are
+// sorted anew.
+func (c *Cache) Trust(keys bool) {
+	if keys != c.free.byKey {
+		c.free.byKey = keys
+		heap.Init(&c.free)
+	}
 }
 
 // Lifetime is how long blocks of average conversations live here, seconds.
@@ -46,7 +55,7 @@ func (c *Cache) Use(chain []string) int {
 		b := c.blocks[hash]
 		if b == nil {
 			whole = false
-			b = &block{hash: hash, depth: depth, key: math.Inf(-1), place: -1}
+			b = &block{hash: hash, depth: depth, tLast: math.Inf(-1), key: math.Inf(-1), place: -1}
 			c.blocks[hash] = b
 		} else if whole {
 			hits++
@@ -73,6 +82,7 @@ func (c *Cache) Free(chain []string, conversation string, tLast, credit float64)
 		}
 		b.users--
 		b.pool(conversation, key)
+		b.tLast = math.Max(b.tLast, tLast)
 		if b.users == 0 {
 			c.freed++
 			b.freed = c.freed
@@ -93,12 +103,12 @@ func (c *Cache) Lay(chain []string, conversation string, key float64) {
 
 // Evict forgets the block with the smallest key and returns its hash; false: no block is free.
 func (c *Cache) Evict(now float64) (string, bool) {
-	if len(c.free) == 0 {
+	if c.free.Len() == 0 {
 		return "", false
 	}
 	b := heap.Pop(&c.free).(*block)
 	delete(c.blocks, b.hash)
-	c.lifetime.Evicted(b.key, now)
+	c.lifetime.Evicted(c.free.of(b), now)
 	return b.hash, true
 }
 
@@ -111,34 +121,43 @@ func (b *block) pool(conversation string, key float64) {
 	}
 }
 
-// A heap by key; of equal keys the deepest block goes first, then the one freed first.
-type order []*block
+// A heap by key or by last use; of equal ones the deepest block goes first, then the one freed first.
+type order struct {
+	blocks []*block
+	byKey  bool
+}
 
-func (o order) Len() int { return len(o) }
-func (o order) Less(i, j int) bool {
-	a, b := o[i], o[j]
-	if a.key != b.key {
-		return a.key < b.key
+func (o *order) of(b *block) float64 {
+	if o.byKey {
+		return b.key
+	}
+	return b.tLast
+}
+func (o *order) Len() int { return len(o.blocks) }
+func (o *order) Less(i, j int) bool {
+	a, b := o.blocks[i], o.blocks[j]
+	if x, y := o.of(a), o.of(b); x != y {
+		return x < y
 	}
 	if a.depth != b.depth {
 		return a.depth > b.depth
 	}
 	return a.freed < b.freed
 }
-func (o order) Swap(i, j int) {
-	o[i], o[j] = o[j], o[i]
-	o[i].place, o[j].place = i, j
+func (o *order) Swap(i, j int) {
+	o.blocks[i], o.blocks[j] = o.blocks[j], o.blocks[i]
+	o.blocks[i].place, o.blocks[j].place = i, j
 }
 func (o *order) Push(x any) {
 	b := x.(*block)
-	b.place = len(*o)
-	*o = append(*o, b)
+	b.place = len(o.blocks)
+	o.blocks = append(o.blocks, b)
 }
 func (o *order) Pop() any {
-	old := *o
-	b := old[len(old)-1]
-	old[len(old)-1] = nil
-	*o = old[:len(old)-1]
+	last := len(o.blocks) - 1
+	b := o.blocks[last]
+	o.blocks[last] = nil
+	o.blocks = o.blocks[:last]
 	b.place = -1
 	return b
 }

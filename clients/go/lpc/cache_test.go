@@ -32,6 +32,7 @@ func TestWithoutCreditTheOrderIsLRUTailFirst(t *testing.T) {
 
 func TestAnotherConversationRaisesAndItsOwnReplaces(t *testing.T) {
 	c := NewCache(9)
+	c.Trust(true)
 	serve(c, "a", 10, 500, "s", "a1")
 	serve(c, "b", 20, -500, "s", "b1") // shared: keeps a's
 	serve(c, "a", 30, -600, "s", "a1") // a's own block sinks
@@ -89,6 +90,22 @@ func TestARetentionLastsForTheLifetimeAndTheCredit(t *testing.T) {
 	} {
 		if priority, duration := Retention(of.credit, of.lifetime); priority != of.priority || duration != of.duration {
 			t.Fatal(of, priority, duration)
+		}
+	}
+}
+
+func TestUntilKeysAreTrustedTheOrderIsLRUAndThenTheirs(t *testing.T) {
+	for _, trust := range []bool{false, true} {
+		c := NewCache(9)
+		serve(c, "a", 10, 500, "a0", "a1")
+		serve(c, "b", 20, 0, "b0")
+		c.Trust(trust)
+		want := []string{"a1", "a0", "b0"}
+		if trust {
+			want = []string{"b0", "a1", "a0"}
+		}
+		if got := evicted(c, 40); !reflect.DeepEqual(got, want) {
+			t.Fatal(trust, got)
 		}
 	}
 }

@@ -2,11 +2,14 @@ package lpc
 
 import "learnedprefixcache/lpcv1"
 
-// Engine is what a scheduler calls: admission, end, eviction. It belongs to the scheduler's goroutine.
+// Engine is what a scheduler calls: admission, end, eviction. It belongs to the scheduler's goroutine. Its guard puts credit into
+// force once the shadows show that it pays, and least recent use where it does not.
 type Engine struct {
-	Client *Client
-	Cache  *Cache
-	late   map[string]ended
+	Client  *Client
+	Cache   *Cache
+	guard   *Guard // nil: credit is always in force
+	shadows *Shadows
+	late    map[string]ended
 }
 
 type ended struct {
@@ -15,9 +18,15 @@ type ended struct {
 	tLast        float64
 }
 
-// NewEngine joins a client and a cache.
-func NewEngine(client *Client, cache *Cache) *Engine {
-	return &Engine{Client: client, Cache: cache, late: map[string]ended{}}
+// NewEngine joins a client and a cache of so many blocks, under a guard. guarded false is for those who compare themselves: credit
+// is in force from the start.
+func NewEngine(client *Client, blocks int, guarded bool) *Engine {
+	e := &Engine{Client: client, Cache: NewCache(blocks), late: map[string]ended{}}
+	if guarded {
+		e.guard, e.shadows = &Guard{}, NewShadows(blocks)
+	}
+	e.Cache.Trust(!guarded)
+	return e
 }
 
 // Admitted asks about a request and pins the blocks of its prompt; it returns how many of the first of them are cached.
@@ -27,17 +36,21 @@ func (e *Engine) Admitted(id string, conversation *lpcv1.Conversation, chain []s
 }
 
 // Ended frees the blocks of a request that came to its end, or (completed false) was aborted: then its prediction counts for nothing.
-// now: seconds since the epoch. It returns the credit that they got.
+// now: seconds since the epoch. It returns the credit that they got, which orders while the guard trusts it.
 func (e *Engine) Ended(id, conversation string, chain []string, completed bool, now float64) float64 {
-	credit := 0.0
+	worth := none
 	if !completed {
 		e.Client.Forget(id)
 	} else if answer, answered, expected := e.Client.Take(id); answered {
-		credit = e.worth(answer)
+		worth = answer.worth
 	} else if expected && len(e.late) < Waiting {
 		e.late[id] = ended{chain, conversation, now}
 	}
+	credit := worth(e.Cache.Lifetime())
 	e.Cache.Free(chain, conversation, now, credit)
+	if e.guard != nil {
+		e.Cache.Trust(e.guard.Observe(e.shadows.Observe(chain, conversation, now, worth)))
+	}
 	return credit
 }
 
@@ -47,7 +60,10 @@ func (e *Engine) Step() int {
 	for id, of := range e.late {
 		answer, answered, expected := e.Client.Take(id)
 		if answered {
-			e.Cache.Lay(of.chain, of.conversation, of.tLast+e.worth(answer))
+			e.Cache.Lay(of.chain, of.conversation, of.tLast+answer.worth(e.Cache.Lifetime()))
+			if e.guard != nil {
+				e.shadows.Lay(of.chain, of.conversation, of.tLast, answer.worth)
+			}
 			laid++
 		}
 		if answered || !expected {
@@ -57,10 +73,13 @@ func (e *Engine) Step() int {
 	return laid
 }
 
-func (e *Engine) worth(answer Answer) float64 {
-	credit, err := answer.Grid.At(answer.Table, e.Cache.Lifetime())
+// The credit at a lifetime; 0 where the answer is none.
+func (a Answer) worth(lifetime float64) float64 {
+	credit, err := a.Grid.At(a.Table, lifetime)
 	if err != nil {
 		return 0
 	}
 	return credit
 }
+
+func none(float64) float64 { return 0 }

@@ -22,6 +22,7 @@ type line struct {
 	Lifetimes                    []float64
 	Credit                       []float32
 	Count                        int
+	CreditHits, LRUHits          []int
 	Aborted                      bool
 }
 
@@ -32,6 +33,7 @@ type reply struct {
 	Lifetime  float64
 	Connected bool
 	Laid      int
+	Trusted   []bool `json:",omitempty"`
 	Error     string `json:",omitempty"`
 }
 
@@ -39,10 +41,11 @@ func main() {
 	address := flag.String("address", "127.0.0.1:50051", "of the sidecar: host:port or unix:///path")
 	token := flag.String("token", os.Getenv("LPC_PREDICTOR_TOKEN"), "of its token file")
 	blocks := flag.Int("blocks", 1000, "of the cache")
+	guarded := flag.Bool("guard", true, "credit has to earn its place")
 	flag.Parse()
 	client := lpc.Dial(*address, *token, grpc.WithInsecure())
 	defer client.Close()
-	engine := lpc.NewEngine(client, lpc.NewCache(*blocks))
+	engine := lpc.NewEngine(client, *blocks, *guarded)
 	input, output := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
 	input.Buffer(nil, 1<<20)
 	for input.Scan() {
@@ -81,6 +84,11 @@ func act(engine *lpc.Engine, l *line, r *reply) (err error) {
 		}
 	case "interpolate":
 		r.Credit, err = lpc.Grid(l.Lifetimes).At(l.Credit, l.Lifetime)
+	case "guard":
+		var guard lpc.Guard
+		for i := range l.CreditHits {
+			r.Trusted = append(r.Trusted, guard.Observe(l.CreditHits[i], l.LRUHits[i]))
+		}
 	case "sleep":
 		time.Sleep(time.Duration(l.Seconds * float64(time.Second)))
 	}
