@@ -28,6 +28,7 @@ from lpc.bench.trace_predictors import SERVED
 from lpc.bench.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace, open_trace
 from lpc.simulator.workload import from_trace
+from lpc.simulator.workloads import EVERYDAY
 from lpc.wire.terminal import console
 
 SHARES: Final = (0.02, 0.05, 0.08)
@@ -68,10 +69,11 @@ class Opened:
     count_from: float
 
     @classmethod
-    def read(cls, path: Path, trace_format: str, smallest: float, limit: int | None) -> "Opened":
+    def read(cls, path: Path | None, trace_format: str, smallest: float, limit: int | None) -> "Opened":
         """Read a trace.
 
         Args:
+            path, trace_format: see :func:`log_of`.
             smallest: capacity that is to be tried, share of the working set.
             limit: of its requests; None: all.
 
@@ -79,15 +81,15 @@ class Opened:
             TraceError: it cannot be read.
             BenchmarkError: its longest prompt does not fit the smallest capacity.
         """
-        whole = open_trace(path, trace_format)
+        whole = log_of(path, trace_format)
         trace = coarser(Trace(whole.name, whole.block_tokens, whole.requests[:limit], whole.start), LONGEST // BLOCK - 1)
         workload = from_trace(trace)
         working_set = workload.working_set_tokens() // trace.block_tokens
         longest = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
         if int(smallest * working_set) <= longest:
             raise BenchmarkError(
-                f"{smallest:.0%} of the working set of {path} are {int(smallest * working_set)} blocks, its longest prompt "
-                f"has {longest}: give a longer trace"
+                f"{smallest:.0%} of the working set of {whole.name} are {int(smallest * working_set)} blocks, its longest "
+                f"prompt has {longest}: give a longer trace"
             )
         return cls(trace, working_set, workload.count_from)
 
@@ -145,6 +147,15 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     }
     _show(screen, figures)
     return figures
+
+
+def log_of(path: Path | None, trace_format: str) -> Trace:
+    """Return a log; None: a generated hour of chat in the shape of a production trace. Raises TraceError: it cannot be read."""
+    if path is not None:
+        return open_trace(path, trace_format)
+    generated = EVERYDAY["production"].draw(0).trace
+    assert generated is not None
+    return generated
 
 
 def coarser(trace: Trace, longest: int) -> Trace:

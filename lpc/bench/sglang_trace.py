@@ -19,13 +19,13 @@ from rich.progress import track
 from rich.table import Table
 
 from lpc.bench import BenchmarkError
-from lpc.bench.engine_trace import REAL_REFIT_S, rows_of
+from lpc.bench.engine_trace import REAL_REFIT_S, log_of, rows_of
 from lpc.bench.processes import Sidecar
 from lpc.bench.sglang_replay import BLOCK
 from lpc.bench.tiny_llama import build
 from lpc.bench.trace_predictors import SERVED
 from lpc.bench.virtual_clock import VirtualClock
-from lpc.logs.traces import Trace, open_trace
+from lpc.logs.traces import Trace
 from lpc.simulator.workload import from_trace
 from lpc.wire.terminal import console
 
@@ -39,11 +39,11 @@ QUICK_REQUESTS: Final = 4000
 QUICK_SHARES: Final = (0.03,)
 
 
-def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
+def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
     """Replay; print a table; return the figures.
 
     Args:
-        path, trace_format: the log.
+        path, trace_format: the log; without one a generated hour of chat (`engine_trace.log_of`).
         models, model: the sidecar's artefact; its text model is not run (`lpc.bench.virtual_sidecar`).
         quick: the first QUICK_REQUESTS requests only, at one capacity.
 
@@ -53,7 +53,7 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     """
     if not PYTHON.exists():
         raise BenchmarkError("SGLang is not installed in .venv-sglang: run make sglang first")
-    trace = open_trace(path, trace_format)
+    trace = log_of(path, trace_format)
     if quick:
         trace = Trace(trace.name, trace.block_tokens, trace.requests[:QUICK_REQUESTS], trace.start)
     workload = from_trace(trace)
@@ -62,7 +62,7 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     sizes = {share: int(share * blocks) * BLOCK for share in shares}
     longest = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests) * BLOCK
     if min(sizes.values()) <= longest:
-        raise BenchmarkError(f"{min(sizes.values())} tokens of cache, and the longest prompt of {path} has {longest}")
+        raise BenchmarkError(f"{min(sizes.values())} tokens of cache, and the longest prompt of {trace.name} has {longest}")
     screen = console()
     jobs = [*((share, side, "rust") for share, side in product(shares, SIDES)), (shares[0], "even", "rust")]
     jobs += [(shares[0], side, "python") for side in ("even", "stock")]

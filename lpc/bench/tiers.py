@@ -39,7 +39,7 @@ SIDES: Final = {
 
 
 def run(
-    path: Path,
+    path: Path | None,
     trace_format: str,
     models: Path,
     model: str,
@@ -51,7 +51,7 @@ def run(
     """Replay; print a table; return the figures.
 
     Args:
-        path, trace_format: the log.
+        path, trace_format: the log; without one a generated hour of chat (`engine_trace.log_of`).
         models, model: the sidecar's artefact; its text model is not run (`lpc.bench.virtual_sidecar`).
         pool: its blocks, share of the working set.
         limit: of the log's requests; None: all.

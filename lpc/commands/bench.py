@@ -89,9 +89,12 @@ def bench_engine(
         report(lambda: engine_trace.run(trace, trace_format, models, model, quick=quick), json_file)
 
 
+OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times; without one a generated hour of chat.")]
+
+
 @app.command("tiers")
 def bench_tiers(
-    trace: Annotated[Path, typer.Option(help="A log with times.")],
+    trace: OwnLog = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
     pool: Annotated[float, typer.Option(help="Blocks of the GPU's pool, share of the log's working set.")] = 0.01,
     limit: Annotated[int | None, typer.Option(help="Replay so many requests only.")] = None,
@@ -108,7 +111,7 @@ def bench_tiers(
 
 @app.command("sglang")
 def bench_sglang(
-    trace: Annotated[Path, typer.Option(help="A log with times.")],
+    trace: OwnLog = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     json_file: JsonFile = None,
