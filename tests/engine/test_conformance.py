@@ -1,5 +1,6 @@
 """The check at start: it passes in this vLLM, and what it finds in another costs the credit, never the engine."""
 
+import importlib
 import logging
 import os
 import re
@@ -19,10 +20,20 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from eviction_client.engines.vllm import conformance, scheduler, versions
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
 from lpc.bench.bare_scheduler import Engine, conversations, vllm_config
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the check at start")
+
+
+def takes_policies() -> bool:
+    """Whether the offload tier of this vLLM tells its policy of the requests that end."""
+    try:
+        base = importlib.import_module("vllm.v1.kv_offload.cpu.policies.base")
+    except ImportError:
+        return False
+    return hasattr(base, "order_request_keys")
 
 
 def test_this_vllm_passes_and_the_check_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,6 +180,17 @@ def test_a_configuration_without_a_place_for_the_plug_in_runs_stock(
     monkeypatch.setattr(vllm_config().model_config, "is_diffusion", True, raising=False)
     assert not hasattr(Engine(50).scheduler, "lpc")
     assert "diffusion models have a scheduler of their own" in caplog.text
+
+
+@pytest.mark.skipif(not takes_policies(), reason="not in vLLM before 0.31")
+def test_the_offload_tier_passes_its_check_too() -> None:
+    assert placing.why_not() is None
+
+
+@pytest.mark.skipif(takes_policies(), reason="this vLLM's offload tier takes a policy")
+@pytest.mark.refuses(engine="vLLM", tier="CPU tier", what="a tier that takes no policy of this kind (before 0.31): its own")
+def test_an_offload_tier_of_before_0_31_stays_vllms_own() -> None:
+    assert "takes no policy of this kind" in (placing.why_not() or "")
 
 
 def test_an_engine_that_works_says_so_in_the_same_metric() -> None:
