@@ -14,7 +14,8 @@ Content = Hashable
 """What names a chunk in the tier's own code."""
 
 
-_UNKEYED: Final = Keys(0.0, 0.0)
+UNKEYED: Final = Keys(0.0, 0.0)
+"""Of what is no chunk: a queue's sentinels."""
 
 
 class Use:
@@ -41,14 +42,15 @@ class Chunk(Block):
 
     __slots__ = ("asked_for", "content", "keys", "shared", "use")
 
-    def __init__(self, number: int, content: Content) -> None:
+    def __init__(self, number: int, content: Content, keys: Keys, use: Use | None = None, asked_for: bool = False) -> None:
         # Not by its parent's: one is made for each chunk stored.
         self.block_id = number
         self.prev_free_block = self.next_free_block = None
         self.content = content
-        self.keys = _UNKEYED
-        self.use: Use | None = None
-        self.shared = self.asked_for = False
+        self.keys = keys
+        self.use = use
+        self.shared = False
+        self.asked_for = asked_for
 
 
 def continues(session: str | None, before: Use, chain: Collection[Content]) -> bool:

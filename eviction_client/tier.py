@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
-from eviction_client.chunk import Chunk, Content, Use, continues, highest_of
+from eviction_client.chunk import UNKEYED, Chunk, Content, Use, continues, highest_of
 from eviction_client.credit import CreditTable, Lifetime
 from eviction_client.credit_queue import CreditQueue
 from eviction_client.finished import Finished
@@ -86,12 +86,12 @@ class Tier:
     def clear(self) -> None:
         """Forget all chunks."""
         self._queue: CreditQueue[Chunk] = CreditQueue(
-            Chunk(-1, None), Chunk(-1, None), lifetime=self.lifetime, clock=self._clock
+            Chunk(-1, None, UNKEYED), Chunk(-1, None, UNKEYED), lifetime=self.lifetime, clock=self._clock
         )
         self._queue.trusting = self.wanted
         self._chunks: dict[Content, Chunk] = {}
-        self._fresh: list[Chunk] = []
-        """Stored since the queue was last looked at."""
+        self._fresh: list[Content] = []
+        """Stored since the queue was last looked at; no chunks yet."""
         self._credited = self._asked_for = 0
         """Chunks with credit, and those whose last use an application has moved."""
         self._awaited.clear()
@@ -113,7 +113,7 @@ class Tier:
         return self._shadows.guard.switches
 
     def __len__(self) -> int:
-        return len(self._chunks)
+        return len(self._chunks) + len(self._fresh)
 
     # What the engine does.
 
@@ -153,9 +153,7 @@ class Tier:
 
     def store(self, content: Content) -> None:
         """A chunk that was not there is to be stored."""
-        self._numbers += 1
-        chunk = self._chunks[content] = Chunk(self._numbers, content)
-        self._fresh.append(chunk)
+        self._fresh.append(content)
 
     def remove(self, content: Content) -> None:
         """A chunk is gone."""
@@ -168,7 +166,7 @@ class Tier:
         """Chunks are in use by a request that goes on: they go last, the first of them first."""
         self._settle()
         touched = [chunk for content in contents if (chunk := self._chunks.get(content)) is not None]
-        for chunk in touched:
+        for chunk in reversed(touched):  # so that the head of a run is not the first to go
             self._queue.remove(chunk)
         self._queue.insert_keyed(touched, self._highest())
 
@@ -181,60 +179,74 @@ class Tier:
         else:
             session, keys = finished.session, finished.keys_at(self.lifetime.seconds, finished.table)
             asked_for = keys.t_last != finished.ended
+        if not contents:
+            return
+        use = Use(session, contents[0], keys)
+        if self._fresh:
+            self._make(contents, use, asked_for)
         chunks = self._chunks
         mine = [chunk for content in contents if (chunk := chunks.get(content)) is not None]
         if not mine:
             return
-        use = Use(session, contents[0], keys)
-        new = 0
-        if self._fresh:
-            for chunk in mine:
-                if chunk.prev_free_block is None:
-                    chunk.keys, chunk.use, chunk.asked_for = keys, use, asked_for
-                    new += 1
-            if new == len(self._fresh):
-                self._fresh.clear()
-            else:
-                self._fresh = [chunk for chunk in self._fresh if chunk.use is not use]
-                self._settle()
-        self._credited += new * (keys.key != keys.t_last)
-        self._asked_for += new * asked_for
-        if new == len(mine):
-            self._queue.insert_keyed(mine, keys)
+        again = [chunk for chunk in reversed(mine) if chunk.use is not use]
+        if again and self._use_again(again, use, asked_for, frozenset(contents)):
+            self._insert(mine)
         else:
-            self._use_again(mine, use, asked_for, frozenset(contents))
+            self._queue.insert_keyed(mine, keys)
         if finished is not None and finished.awaited:
             self._awaited[request_id] = (use, mine)
             if len(self._awaited) > MAX_AWAITED:
                 self._awaited.popitem(last=False)
 
-    def _use_again(self, mine: Sequence[Chunk], use: Use, asked_for: bool, chain: Collection[Content]) -> None:
-        """Give a request's chunks its keys, or those of the others that hold them; new ones have theirs."""
+    def _make(self, contents: Sequence[Content], use: Use, asked_for: bool) -> None:
+        """Make chunks of those stored last that a request which ends has used. The others go into the order as they are."""
+        fresh, chunks, keys = set(self._fresh), self._chunks, use.keys
+        new = [content for content in contents if content in fresh]
+        if len(new) < len(fresh):
+            fresh.difference_update(new)
+            self._fresh = [content for content in self._fresh if content in fresh]
+            self._settle()
+        number = self._numbers
+        for content in new:
+            number += 1
+            chunks[content] = Chunk(number, content, keys, use, asked_for)
+        self._numbers = number
+        self._fresh.clear()
+        self._credited += len(new) * (keys.key != keys.t_last)
+        self._asked_for += len(new) * asked_for
+
+    def _use_again(self, again: Sequence[Chunk], use: Use, asked_for: bool, chain: Collection[Content]) -> bool:
+        """Take chunks out of the order and give them a request's keys; return whether some have others, being shared."""
         queue, keys = self._queue, use.keys
-        run, run_keys = list[Chunk](), keys
         known: dict[Use, bool] = {}
+        differ = False
+        for chunk in again:
+            queue.remove(chunk)
+            before, old = chunk.use, chunk.keys
+            new, moved = keys, asked_for
+            if before is not None and self._pools:
+                if not chunk.shared:
+                    shared = known.get(before)
+                    if shared is None:
+                        shared = known[before] = not continues(use.session, before, chain)
+                    chunk.shared = shared
+                if chunk.shared:
+                    new, moved, differ = highest_of(old, keys), moved or chunk.asked_for, True
+            self._credited += (new.key != new.t_last) - (old.key != old.t_last)
+            self._asked_for += moved - chunk.asked_for
+            chunk.keys, chunk.use, chunk.asked_for = new, use, moved
+        return differ
+
+    def _insert(self, mine: Sequence[Chunk]) -> None:
+        """Put a request's chunks into the order, by their keys."""
+        run, run_keys = list[Chunk](), mine[0].keys
         for chunk in mine:
-            before = chunk.use
-            if before is not use:
-                queue.remove(chunk)
-                self._count(chunk, -1)
-                new, moved = keys, asked_for
-                if before is not None and self._pools:
-                    if not chunk.shared:
-                        shared = known.get(before)
-                        if shared is None:
-                            shared = known[before] = not continues(use.session, before, chain)
-                        chunk.shared = shared
-                    if chunk.shared:
-                        new, moved = highest_of(chunk.keys, keys), moved or chunk.asked_for
-                chunk.keys, chunk.use, chunk.asked_for = new, use, moved
-                self._count(chunk, 1)
-            new = chunk.keys
-            if new is not run_keys and new != run_keys:
-                queue.insert_keyed(run, run_keys)
-                run, run_keys = [], new
+            keys = chunk.keys
+            if keys is not run_keys and keys != run_keys:
+                self._queue.insert_keyed(run, run_keys)
+                run, run_keys = [], keys
             run.append(chunk)
-        queue.insert_keyed(run, run_keys)
+        self._queue.insert_keyed(run, run_keys)
 
     def order(self) -> Iterator[Content]:
         """Walk all chunks in the order of their eviction. The tier must not change meanwhile."""
@@ -279,11 +291,12 @@ class Tier:
     def _settle(self) -> None:
         """Put what was stored since into the order: last, and the end of each prompt before its start."""
         if self._fresh:
-            fresh, self._fresh = self._fresh[::-1], []
-            now = self._clock()
+            now, number = self._clock(), self._numbers
             keys = Keys(now, now)
-            for chunk in fresh:
-                chunk.keys = keys
+            fresh = [Chunk(number + place, content, keys) for place, content in enumerate(reversed(self._fresh), 1)]
+            self._numbers += len(fresh)
+            self._fresh.clear()
+            self._chunks.update((chunk.content, chunk) for chunk in fresh)
             self._queue.insert_keyed(fresh, self._highest())
 
     def _highest(self) -> Keys:

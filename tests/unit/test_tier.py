@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eviction_client.credit import CreditGrid, CreditTable
@@ -115,6 +115,7 @@ def test_chunks_of_a_request_that_runs_go_last_whatever_the_others_have() -> Non
     room.now += 1
     room.end("b", ["b"], flat(100.0))
     assert room.order() == ["b", "a", "running1", "running0"]
+    assert len({chunk.block_id for chunk in room.tier._queue}) == 4
 
 
 def test_chunks_that_a_running_request_meets_go_last_and_keep_their_keys() -> None:
@@ -204,6 +205,7 @@ def test_the_lifetime_is_how_long_chunks_lived() -> None:
     assert room.tier.evictions == {"credit": 0, "lru": 390}
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_no_chunk_is_lost_doubled_or_out_of_order(data: st.DataObject) -> None:
     room = Room(trusting=data.draw(st.booleans()))

@@ -130,7 +130,9 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         self.lru.on_request_finished(key_groups, insertion_only_keys, reused_keys, req_context)
         if self._tier is not None:
             try:
-                self._tier.used(req_context.req_id, order_request_keys(key_groups, req_context)[::-1])
+                # The manager has put each group into its order; only several have to be merged.
+                keys = key_groups[0] if len(key_groups) == 1 else order_request_keys(key_groups, req_context)
+                self._tier.used(req_context.req_id, keys[::-1])
             except Exception as error:
                 self._give_up(error)
         elif self._alone:
