@@ -2,13 +2,13 @@
 
     key = last_accessed + credit          the smallest goes; of equal keys the block with the most hashed tokens, as in stock
 
-V0 hands over block by block, from a chain's root on, and nobody walks its order. What ends in one step has the same time of last
-use, and of that the blocks go by their hashed tokens, those of one request between those of another. The project's own queue
-(:class:`eviction_client.credit_queue.CreditQueue`) keeps what was freed together together and evicts it in the order in which it
-was freed: on the course of tests/engine_v0/test_scheduler.py, even with exact times and chains turned tail first, 1,689 of 1,911
-evictions were others than stock's. So there are two heaps of the same blocks here, one per rule: without credit the order is
-exactly stock's, and when the rule in force changes nothing has to be moved. As in stock's heap, what is out of date is left in and
-passed over; a heap of more than STALE times the blocks is made anew.
+V0 hands over block by block, from a chain's root on, and nobody walks its order. What ends in one step has the same time of
+last use, and of that the blocks go by their hashed tokens, those of one request between those of another. The project's own
+queue (:class:`eviction_client.credit_queue.CreditQueue`) keeps what was freed together together and evicts it in the order in
+which it was freed: on the course of tests/engine_v0/test_scheduler.py, even with exact times and chains turned tail first,
+1,689 of 1,911 evictions were others than stock's. So there are two heaps of the same blocks here, one per rule: without credit
+the order is exactly stock's, and when the rule in force changes nothing has to be moved. As in stock's heap, what is out of
+date is left in and passed over; a heap of more than STALE times the blocks is made anew.
 
 The stock evictor of 0.6.4 and later loses a block whose ``update`` comes while it is free: it stays counted and is never found
 again. V0 updates only blocks in use, so that this is seen in no engine; here it moves.
