@@ -161,7 +161,7 @@ def _costs(figures: Mapping[str, Any]) -> Table:
     costs.add_row(
         "exact lookup, p50",
         f"{figures['exact_lookup_p50_us']:.0f} us",
-        f"bare GET: {figures['bare_get_p50_us']:.0f} us",
+        f"bare GET: {figures['bare_get_p50_us']:.0f} us ({figures['held_get_p50_us']:.0f} us on a held connection)",
         f"{figures['exact_lookup_p50_ratio']:.2f}",
     )
     costs.add_row(

@@ -169,7 +169,7 @@ class Namer:
 
     def _name(self, *parts: bytes) -> bytes:
         # Each with its length, so that no two lists of parts are the same bytes.
-        message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        message = b"".join([len(part).to_bytes(8, "big") + part for part in parts])
         return hmac.digest(self._key, message, "sha256")[:NAME_BYTES]
 
 
@@ -219,7 +219,10 @@ def digest_of(url: str) -> str:
     return f"sha256:{sha256(url.encode()).hexdigest()}"
 
 
-_dump: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+# What was parsed from JSON has no circles.
+_dump: Final = json.JSONEncoder(
+    ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
+).encode
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """What is kept of one answer, and how it is packed before it is sealed."""
 
 import json
+import struct
 import zlib
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lpc.responses.answers import Answer
-from lpc.responses.canonical import EntryId, Scope
+from lpc.responses.canonical import NAME_BYTES, EntryId, Scope
 from lpc.responses.sealing import Keyring, Unsealable
 
-FORMAT: Final = 1
-PLAIN, DEFLATED = b"\0", b"\1"
+PLAIN, DEFLATED = b"\2", b"\3"
+"""The first byte says how a record is packed. Of 0 and 1 none was ever released."""
+_read: Final = json.JSONDecoder().decode
+_HEAD: Final = struct.Struct(f">I{NAME_BYTES}s{NAME_BYTES}s")
 COMPRESS_FROM: Final = 4096
 """Bytes from which deflating is worth the time that inflating takes at each hit."""
 
@@ -24,7 +27,8 @@ class Entry(NamedTuple):
         stored_at, expires_at: seconds since the epoch.
         stamp: the generations of scope, model and model version at which it was asked.
         tags: and their generations.
-        partition: of everything but the last turn.
+        partition: of everything but the last turn; zeros where there is none.
+        proof: of the ticket that an exact hit gives: it is the same at each, and costs as much as opening the record.
     """
 
     client: str
@@ -37,6 +41,7 @@ class Entry(NamedTuple):
     stamp: tuple[str, ...]
     tags: tuple[tuple[str, str], ...] = ()
     partition: bytes = b""
+    proof: bytes = b""
 
     def life(self, now: float) -> tuple[float, float]:
         """Return its age and what remains of its life, seconds, both within its whole life however the clock was set."""
@@ -53,12 +58,12 @@ def seal(entry: Entry, scope: Scope, name: EntryId, keys: Keyring) -> bytes:
     """Return an entry as a record of its place."""
     answer = entry.answer
     head = (
-        *(FORMAT, entry.client, entry.scope, entry.tenant, entry.question, entry.stored_at, entry.expires_at),
-        *(entry.stamp, entry.tags, entry.partition.hex(), answer.prompt_tokens, answer.completion_tokens),
+        *(entry.client, entry.scope, entry.tenant, entry.question, entry.stored_at, entry.expires_at),
+        *(entry.stamp, entry.tags, answer.prompt_tokens, answer.completion_tokens),
         *(answer.finish_reason, answer.engine_s, [len(chunk) for chunk in answer.chunks]),
     )
     text = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    plain = b"".join((len(text).to_bytes(4, "big"), text, *answer.chunks, answer.body))
+    plain = b"".join((_HEAD.pack(len(text), entry.partition, entry.proof), text, *answer.chunks, answer.body))
     packed = PLAIN + plain if len(plain) < COMPRESS_FROM else DEFLATED + zlib.compress(plain)
     return keys.seal(packed, _place(scope, name))
 
@@ -66,25 +71,27 @@ def seal(entry: Entry, scope: Scope, name: EntryId, keys: Keyring) -> bytes:
 def unseal(record: bytes, scope: Scope, name: EntryId, keys: Keyring) -> Entry:
     """Return the entry of a record. Raises Unsealable: it is of another key or place, damaged, or of another release."""
     packed = keys.open(record, _place(scope, name))
+    how = packed[:1]
+    if how not in (PLAIN, DEFLATED):
+        raise Unsealable
     try:
-        plain = zlib.decompress(packed[1:]) if packed[:1] == DEFLATED else packed[1:]
-        length = 4 + int.from_bytes(plain[:4], "big")
-        return _entry(json.loads(plain[4:length]), plain[length:])
-    except (ValueError, IndexError, TypeError, zlib.error):
+        return _entry(zlib.decompress(packed[1:]) if how == DEFLATED else packed[1:])
+    except (ValueError, TypeError, struct.error, zlib.error):
         raise Unsealable from None
 
 
-def _entry(head: list[Any], data: bytes) -> Entry:
-    if head[0] != FORMAT:
-        raise Unsealable
-    _, client, scope, tenant, question, at, until, stamp, tags, partition, prompt, completion, finish, engine_s, lengths = head
-    chunks, start = [], 0
+def _entry(plain: bytes) -> Entry:
+    length, partition, proof = _HEAD.unpack_from(plain)
+    start = _HEAD.size + length
+    client, scope, tenant, question, at, until, stamp, tags, prompt, completion, finish, engine_s, lengths = _read(
+        plain[_HEAD.size : start].decode("utf-8", "surrogatepass")
+    )
+    chunks = []
     for length in lengths:
-        chunks.append(data[start : start + length])
+        chunks.append(plain[start : start + length])
         start += length
-    answer = Answer(tuple(chunks), data[start:], prompt, completion, finish, engine_s)
-    kept_tags = tuple((tag, generation) for tag, generation in tags)
-    return Entry(client, scope, tenant, question, answer, at, until, tuple(stamp), kept_tags, bytes.fromhex(partition))
+    answer = Answer(tuple(chunks), plain[start:], prompt, completion, finish, engine_s)
+    return Entry(*(client, scope, tenant, question, answer, at, until, tuple(stamp), tuple(map(tuple, tags)), partition, proof))
 
 
 def _place(scope: Scope, name: EntryId) -> bytes:

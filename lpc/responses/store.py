@@ -2,8 +2,7 @@
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from lpc.responses import layout
 from lpc.responses.canonical import REMEMBERED, EntryId, Namer, Names, Scope
@@ -67,8 +66,7 @@ return there
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What one look for a request gave.
 
     Attributes:
@@ -103,7 +101,7 @@ class Store:
         generations = self._generations(scope, model, version)
         tagged = [layout.key(scope, "g", layout.text(self.namer.tag(scope, tag))) for tag in tags]
         keys = [*generations, *tagged, layout.key(scope, "e", layout.text(names.exact))]
-        values: list[bytes | None] = await self.redis.ask(lambda client: client.mget(keys))
+        values: list[bytes | None] = await self.redis.read("MGET", *keys)
         if values[0] is None:
             values[0] = await self._begin(generations[0])
         count = len(generations)
@@ -114,22 +112,22 @@ class Store:
     async def same(self, scope: Scope, normalised: bytes) -> EntryId | None:
         """Return the entry that a normalised name stands for."""
         key = layout.key(scope, "n", layout.text(normalised))
-        return _id(await self.redis.ask(lambda client: client.get(key)))
+        return _id(await self.redis.read("GET", key))
 
     async def get_all(self, scope: Scope, names: Sequence[EntryId]) -> list[bytes | None]:
         """Return the records of entries."""
         keys = [layout.key(scope, "e", layout.text(name)) for name in names]
-        return list(await self.redis.ask(lambda client: client.mget(keys))) if keys else []
+        return list(await self.redis.read("MGET", *keys)) if keys else []
 
     async def get(self, scope: Scope, entry: EntryId) -> bytes | None:
         """Return an entry's record."""
         key = layout.key(scope, "e", layout.text(entry))
-        return cast("bytes | None", await self.redis.ask(lambda client: client.get(key)))
+        return cast("bytes | None", await self.redis.read("GET", key))
 
     async def tags(self, scope: Scope, tags: Sequence[str]) -> Stamp:
         """Return the generations of tags."""
         keys = [layout.key(scope, "g", layout.text(self.namer.tag(scope, tag))) for tag in tags]
-        return tuple(map(_generation, await self.redis.ask(lambda client: client.mget(keys)))) if keys else ()
+        return tuple(map(_generation, await self.redis.read("MGET", *keys))) if keys else ()
 
     async def put(
         self,

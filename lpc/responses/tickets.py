@@ -12,6 +12,7 @@ from lpc.responses.canonical import NAME_BYTES, EntryId, Namer, Scope
 from lpc.responses.store import Stamp
 
 _dump: Final = json.JSONEncoder(separators=(",", ":")).encode
+_EXACT: Final = _dump(("exact", 1.0)).encode()
 LONGEST: Final = 4096
 """Bytes of a ticket; what is longer is none."""
 
@@ -58,6 +59,15 @@ class Tickets:
         scope, entry, *rest = ticket
         payload = scope + entry + _dump(rest).encode()
         return self._proof(client, type(ticket), payload) + payload
+
+    def exact_proof(self, client: str, scope: Scope, entry: EntryId) -> bytes:
+        """Return the proof of the ticket that an exact hit gives, which is stored with the entry."""
+        return self._proof(client, Served, scope + entry + _EXACT)
+
+    @staticmethod
+    def exact(scope: Scope, entry: EntryId, proof: bytes) -> bytes:
+        """Return the ticket that an exact hit gives, by its proof."""
+        return b"".join((proof, scope, entry, _EXACT))
 
     def read(self, client: str, kind: type[T], data: bytes) -> T | None:
         """Return the ticket that a client hands in; None where it is none, or not one of this client's."""

@@ -91,7 +91,7 @@ class Connection:
         parsed = RedisUrl.parse(url)
         redis.connection.parse_url(parsed.bare)  # type: ignore[no-untyped-call]  # for what it refuses in the query
         self._url = parsed.bare
-        self._cluster = cluster
+        self.cluster = cluster
         self._options: dict[str, Any] = {
             "socket_timeout": timeout_s,
             "socket_connect_timeout": timeout_s,
@@ -106,6 +106,7 @@ class Connection:
             names = {"ssl_ca_certs": files.ca, "ssl_certfile": files.certificate, "ssl_keyfile": files.key}
             self._options |= {name: str(path) for name, path in names.items() if path is not None}
         self._client: Any = None
+        self._connections: Any = None
         # Of a Cluster, as last seen: the URL's own node may be the one that died.
         self._nodes: list[tuple[str, int]] = []
 
@@ -115,7 +116,7 @@ class Connection:
         Nothing is sent yet, except by a Cluster's, which asks the URL's node, or one seen before, for the slots. Raises one of
         ERRORS when the Cluster cannot be reached or is not formed.
         """
-        if not self._cluster:
+        if not self.cluster:
             return redis.Redis.from_url(self._url, **self._options)
         nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._nodes]  # type: ignore[no-untyped-call]
         return redis.cluster.RedisCluster.from_url(self._url, startup_nodes=nodes, **self._options)
@@ -123,12 +124,22 @@ class Connection:
     def open_async(self, connections: int) -> Any:
         """As `open`, a client for an event loop, of at most so many connections to a server."""
         options = {**self._options, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0), "max_connections": connections}
-        if self._cluster:
+        if self.cluster:
             return redis.asyncio.cluster.RedisCluster.from_url(self._url, **options)
         # Who finds no connection free waits for one as long as for an answer.
         patience = {"timeout": options["socket_timeout"]}
         pool = redis.asyncio.BlockingConnectionPool.from_url(self._url, **patience, **options)
         return redis.asyncio.Redis.from_pool(pool)
+
+    def make_async_connection(self) -> Any:
+        """Return a new connection of redis-py for an event loop, not opened yet, whose answers may take as long as they like.
+
+        Not of a Cluster, whose client must choose the node.
+        """
+        if self._connections is None:
+            options = {**self._options, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0), "socket_timeout": None}
+            self._connections = redis.asyncio.ConnectionPool.from_url(self._url, **options)
+        return self._connections.make_connection()
 
     @property
     def client(self) -> Any:
@@ -150,7 +161,7 @@ class Connection:
         self._client = None
 
     def _remember_nodes(self) -> None:
-        if self._cluster:
+        if self.cluster:
             self._nodes = [(node.host, node.port) for node in self._client.get_nodes()] or self._nodes
 
 

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
+import redis
+
 from lpc.errors import LpcError
 from lpc.wire.redis_connection import ERRORS, Connection
 
@@ -14,6 +16,8 @@ T = TypeVar("T")
 
 CONNECTIONS: Final = 64
 """To one server."""
+HELD: Final = 16
+"""Connections beside them on which single commands are read."""
 FIRST_S: Final = 0.25
 LONGEST_S: Final = 5.0
 """Pauses after a failure: the first, and what they double up to."""
@@ -37,6 +41,8 @@ class RedisReach:
         self._timeout_s = timeout_s
         self._what = what
         self._client: Any = None
+        self._free: list[Any] = []
+        self._held = 0
         self._again_at = 0.0
         self._pause_s = 0.0
 
@@ -69,14 +75,48 @@ class RedisReach:
             log.info("Redis %s is back", self._what)
         return answer
 
+    async def read(self, *command: str) -> Any:
+        """Return the answer to a command that changes nothing. Raises RedisAway.
+
+        It is read on a connection of redis-py that is held for such commands: taking one from the pool, and the client around
+        it, cost as much as the command itself.
+        """
+        return await self.ask(lambda client: self._read(client, command))
+
     async def close(self) -> None:
         """Let go of the connections."""
         client, self._client = self._client, None
-        if client is not None:
-            try:
+        try:
+            if client is not None:
                 await client.aclose()
-            except ERRORS:
-                log.debug("closing the connection to Redis failed", exc_info=True)
+            while self._free:
+                await self._free.pop().disconnect()
+        except ERRORS:
+            log.debug("closing the connection to Redis failed", exc_info=True)
+        self._held = 0
+
+    async def _read(self, client: Any, command: tuple[str, ...]) -> Any:
+        if self._connection.cluster or not (self._free or self._held < HELD):
+            return await client.execute_command(*command)
+        if self._free:
+            held = self._free.pop()
+        else:
+            held = self._connection.make_async_connection()
+            self._held += 1
+        was_open = held.is_connected
+        try:
+            try:
+                await held.send_command(*command)
+                return await held.read_response()
+            except redis.ConnectionError:
+                # Closed by the server while it lay idle, as by a restart: another one may be had.
+                if not was_open:
+                    raise
+                await held.send_command(*command)
+                return await held.read_response()
+        finally:
+            # After whatever went wrong it is closed, and opens again when it is asked.
+            self._free.append(held)
 
     def _lost(self, error: BaseException, now: float) -> None:
         if not self._pause_s:

@@ -5,7 +5,6 @@ Whatever goes wrong with the store is a miss that says so. Nothing here raises b
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from lpc.errors import InvalidRequest
@@ -143,7 +142,7 @@ class ResponseCache:
         self._tally.stored(names.scope, because, self._clock())
         if because is not None:
             return Stored(refusal=because)
-        return Stored(self._tickets.give(client, Served(names.scope, names.exact, "exact", 1.0)))
+        return Stored(Tickets.exact(names.scope, names.exact, self._tickets.exact_proof(client, names.scope, names.exact)))
 
     # -- the way of a lookup ---------------------------------------------------------------------------------------------------
 
@@ -221,9 +220,10 @@ class ResponseCache:
 
     def _hit(self, client: str, names: Names, name: EntryId, entry: Entry, source: Source) -> Hit:
         age, remaining = entry.life(self._clock())
+        if source == "exact":
+            return Hit(Tickets.exact(names.scope, name, entry.proof), source, entry.answer, age, remaining)
         ticket = self._tickets.give(client, Served(names.scope, name, source, 1.0))
-        question = entry.question if name != names.exact else ""
-        return Hit(ticket, source, entry.answer, age, remaining, question=question)
+        return Hit(ticket, source, entry.answer, age, remaining, question=entry.question)
 
     # -- the way of an answer --------------------------------------------------------------------------------------------------
 
@@ -251,6 +251,7 @@ class ResponseCache:
             *(client, asked.scope, asked.tenant, asked.last_turn or "", answer, now, now + life_s, stamp),
             tags=tuple(zip(asked.tags, tags, strict=True)),
             partition=names.partition or b"",
+            proof=self._tickets.exact_proof(client, names.scope, names.exact),
         )
         keyring = self._keys.ring
         record = await aside(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
@@ -291,4 +292,4 @@ def _check(asked: Asked) -> None:
 
 def _with(miss: Miss, *, flight: bytes = b"", reason: Reason | None = None) -> Miss:
     # Why nothing was found is of more use than that another one asks the engine, unless nothing was looked at.
-    return replace(miss, flight=flight, reason=reason if reason is not None and miss.reason == "cold" else miss.reason)
+    return miss._replace(flight=flight, reason=reason if reason is not None and miss.reason == "cold" else miss.reason)

@@ -55,7 +55,10 @@ class Opener:
             return None
         keyring = self._keys.ring
         try:
-            entry = await aside(len(record), lambda: entries.unseal(record, scope, name, keyring))
+            if len(record) < THREAD_FROM:
+                entry = entries.unseal(record, scope, name, keyring)
+            else:
+                entry = await asyncio.to_thread(entries.unseal, record, scope, name, keyring)
         except Unsealable:
             self._metrics.unreadable.inc()
             return None

@@ -1,7 +1,6 @@
 """What the response cache answers, before it goes on the wire."""
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from lpc.responses.answers import Answer, Refusal
 
@@ -19,8 +18,7 @@ Reason: TypeAlias = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """An answer that was kept.
 
     Attributes:
@@ -43,8 +41,7 @@ class Hit:
     question: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Miss:
+class Miss(NamedTuple):
     """No answer.
 
     Attributes:
@@ -62,16 +59,14 @@ class Miss:
     refusal: Refusal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """What became of an answer that was handed in: a ticket where it is kept, else why not."""
 
     ticket: bytes = b""
     refusal: Refusal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InForce:
+class InForce(NamedTuple):
     """What evidence allows in a scope's semantic tier.
 
     Attributes:

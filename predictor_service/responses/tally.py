@@ -1,19 +1,20 @@
 """What each scope did on each day, counted here and added up in Redis once a second: a lookup does not wait for it."""
 
 import asyncio
-from collections import Counter, defaultdict
-from typing import Final
+from collections import defaultdict
+from typing import Final, get_args
 
 from lpc.responses.answers import Refusal
 from lpc.responses.canonical import Scope
 from lpc.responses.counters import Counters, day_of
 from lpc.wire.redis_reach import RedisAway
-from predictor_service.responses.outcomes import Hit, Miss
+from predictor_service.responses.outcomes import Hit, Miss, Source
 
 INTERVAL_S: Final = 1.0
 DAY_S: Final = 86_400
 MOST: Final = 100_000
 """Scopes and days that wait for Redis; counts of more are lost while it is away."""
+_HITS: Final = {source: f"hit:{source}" for source in get_args(Source)}
 
 
 class Tally:
@@ -21,36 +22,41 @@ class Tally:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._waiting: defaultdict[tuple[Scope, int], Counter[str]] = defaultdict(Counter)
+        self._waiting: dict[tuple[Scope, int], defaultdict[str, int]] = {}
         """By scope and day since the epoch."""
 
     def looked_up(self, scope: Scope, outcome: Hit | Miss, now: float) -> None:
         """Count a lookup."""
         if isinstance(outcome, Miss):
-            self._add(scope, now, {f"miss:{outcome.reason}": 1})
+            self._add(scope, now, f"miss:{outcome.reason}")
             return
-        answer = outcome.answer
-        spared = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
-        self._add(scope, now, {f"hit:{outcome.source}": 1, "engine_ms": round(1000 * max(0.0, answer.engine_s)), **spared})
+        waiting, answer = self._of(scope, now), outcome.answer
+        if waiting is not None:
+            waiting[_HITS[outcome.source]] += 1
+            waiting["prompt_tokens"] += answer.prompt_tokens
+            waiting["completion_tokens"] += answer.completion_tokens
+            waiting["engine_ms"] += round(1000 * max(0.0, answer.engine_s))
 
     def stored(self, scope: Scope, refusal: Refusal | None, now: float) -> None:
         """Count an answer that was handed in."""
-        self._add(scope, now, {"stored" if refusal is None else f"refused:{refusal}": 1})
+        self._add(scope, now, "stored" if refusal is None else f"refused:{refusal}")
 
     def feedback(self, scope: Scope, word: str, now: float) -> None:
         """Count what a caller said."""
-        self._add(scope, now, {f"feedback:{word}": 1})
+        self._add(scope, now, f"feedback:{word}")
 
     async def flush(self) -> None:
         """Hand over what was counted; what Redis does not take is counted further."""
-        waiting, self._waiting = self._waiting, defaultdict(Counter)
+        waiting, self._waiting = self._waiting, {}
         if not waiting:
             return
         try:
             await self._counters.add({(scope, day_of(day * DAY_S)): counts for (scope, day), counts in waiting.items()})
         except RedisAway:
             for place, counts in waiting.items():
-                self._waiting[place].update(counts)
+                again = self._waiting.setdefault(place, defaultdict(int))
+                for name, count in counts.items():
+                    again[name] += count
 
     async def flush_forever(self) -> None:
         """Hand over once a second, until cancelled."""
@@ -58,9 +64,14 @@ class Tally:
             await asyncio.sleep(INTERVAL_S)
             await self.flush()
 
-    def _add(self, scope: Scope, now: float, counts: dict[str, int]) -> None:
+    def _add(self, scope: Scope, now: float, name: str) -> None:
+        waiting = self._of(scope, now)
+        if waiting is not None:
+            waiting[name] += 1
+
+    def _of(self, scope: Scope, now: float) -> defaultdict[str, int] | None:
         place = (scope, int(now // DAY_S))
-        if place in self._waiting or len(self._waiting) < MOST:
-            waiting = self._waiting[place]
-            for name, count in counts.items():
-                waiting[name] += count
+        found = self._waiting.get(place)
+        if found is None and len(self._waiting) < MOST:
+            found = self._waiting[place] = defaultdict(int)
+        return found

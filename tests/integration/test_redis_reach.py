@@ -1,0 +1,86 @@
+"""A Redis in reach, asked on connections that are held: one that the server closed is no outage, one that is silent is."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from lpc.bench.processes import RedisServer
+from lpc.wire.redis_connection import Connection
+from lpc.wire.redis_reach import HELD, RedisAway, RedisReach
+
+
+def reach(url: str, timeout_s: float = 5.0) -> RedisReach:
+    return RedisReach(Connection(url, timeout_s=timeout_s), timeout_s, "of the test")
+
+
+def clients_of(server: RedisServer) -> int:
+    with contextlib.closing(server.client()) as client:
+        return len(client.client_list())
+
+
+async def test_what_the_server_closed_while_it_lay_idle_is_opened_again(redis_server: RedisServer) -> None:
+    redis = reach(redis_server.url)
+    with contextlib.closing(redis_server.client()) as client:
+        client.set("k", "v")
+        assert await redis.read("GET", "k") == b"v"
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert await redis.read("GET", "k") == b"v"
+    assert not redis.away
+    await redis.close()
+
+
+async def test_more_readers_than_connections_all_get_their_own_answer(redis_server: RedisServer) -> None:
+    redis = reach(redis_server.url)
+    with contextlib.closing(redis_server.client()) as client:
+        client.mset({f"k{n}": n for n in range(300)})
+    before = clients_of(redis_server)
+    found = await asyncio.gather(*(redis.read("GET", f"k{n}") for n in range(300)))
+    assert [int(value) for value in found] == list(range(300))
+    assert clients_of(redis_server) - before <= HELD + 64
+    await redis.close()
+    for _ in range(100):
+        if clients_of(redis_server) <= before:
+            break
+        await asyncio.sleep(0.05)
+    assert clients_of(redis_server) <= before
+
+
+async def test_an_answer_that_came_too_late_is_not_the_next_one_s(redis_server: RedisServer) -> None:
+    redis = reach(redis_server.url, timeout_s=0.2)
+    with contextlib.closing(redis_server.client()) as client:
+        client.mset({"first": 1, "second": 2})
+        assert await redis.read("GET", "first") == b"1"
+        client.execute_command("CLIENT", "PAUSE", 500)
+        with pytest.raises(RedisAway):
+            await redis.read("GET", "first")
+    for _ in range(100):
+        with contextlib.suppress(RedisAway):
+            assert await redis.read("GET", "second") == b"2"
+            break
+        await asyncio.sleep(0.05)
+    assert not redis.away
+    await redis.close()
+
+
+async def test_who_gives_up_takes_no_answer_from_the_next(redis_server: RedisServer) -> None:
+    redis = reach(redis_server.url)
+    with contextlib.closing(redis_server.client()) as client:
+        client.mset({"first": 1, "second": 2})
+        assert await redis.read("GET", "first") == b"1"
+        client.execute_command("CLIENT", "PAUSE", 200)
+        asking = asyncio.create_task(redis.read("GET", "first"))
+        await asyncio.sleep(0.05)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    assert await redis.read("GET", "second") == b"2"
+    await redis.close()
+
+
+async def test_a_server_that_is_not_there_is_away() -> None:
+    redis = reach("redis://127.0.0.1:1/0")
+    with pytest.raises(RedisAway):
+        await redis.read("GET", "k")
+    assert redis.away
+    await redis.close()
