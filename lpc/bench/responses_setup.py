@@ -18,6 +18,7 @@ from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.semantic.gate import Decision, Gate
 from lpc.responses.semantic.levels import LEVELS
 from lpc.responses.semantic.threshold import Threshold
+from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.store import Store
 from lpc.responses.vectors import Vectors
 from lpc.wire.redis_connection import Connection
@@ -102,13 +103,13 @@ class BenchCaches:
         encoder = str if embedder is None else embedder.encoder
         self.store = Store(self.redis, Namer(keys.ring.names), encoder)
         self.vectors = Vectors(self.redis, encoder)
-        counters = Counters(self.redis, encoder)
+        counters, evidence = Counters(self.redis), SharedEvidence(self.redis, encoder)
         named = Scopes(scopes)
         self.semantic: Semantic = Nothing()
         self.similar: SimilarQuestions | None = None
         if embedder is not None:
             self.semantic = self.similar = SimilarQuestions(
-                keys, self.store, self.vectors, counters, embedder, lambda scope: Rules(make_gate(scope), different), clock
+                keys, self.store, self.vectors, evidence, embedder, lambda scope: Rules(make_gate(scope), different), clock
             )
         self.cache = ResponseCache(
             *(keys, self.store, Flights(self.redis, 60.0), Tally(counters), named, self.semantic),

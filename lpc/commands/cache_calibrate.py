@@ -56,7 +56,8 @@ def calibrate(
             raise EvidenceError(
                 "nothing to count: name --pairs, labelled pairs of questions, or --answers, of answers, or both"
             )
-        vectors, evidence, figures = Vectors(models, model, data), Evidence(), {}
+        vectors, evidence = Vectors(models, model, data), Evidence()
+        figures: dict[str, Any] = {}
         if pairs is not None:
             figures |= _questions(pairs, bound, level, vectors, evidence)
         error = None

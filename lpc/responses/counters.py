@@ -1,6 +1,6 @@
-"""Whole numbers of a scope in Redis: evidence of its semantic tier, and what it did on each day."""
+"""What a scope did on each day, as whole numbers in Redis."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,34 +10,10 @@ from lpc.wire.redis_reach import RedisReach
 
 
 class Counters:
-    """Counters of all scopes in one Redis.
+    """Counters of all scopes in one Redis."""
 
-    ``encoder``: names what evidence hangs on, as does ``judged_by`` of the methods: who makes the labels, where that one errs.
-    """
-
-    def __init__(self, redis: RedisReach, encoder: Callable[[], str] = str) -> None:
+    def __init__(self, redis: RedisReach) -> None:
         self._redis = redis
-        self._encoder = encoder
-
-    async def evidence(self, scope: Scope, judged_by: str = "") -> dict[str, int]:
-        """Return a scope's evidence. Raises RedisAway."""
-        return await self._read(self._key(scope, judged_by))
-
-    async def add_evidence(self, scope: Scope, changes: Iterable[tuple[str, int]], judged_by: str = "") -> None:
-        """Add to a scope's evidence. Raises RedisAway: what was added of it is not known."""
-        await self._add({self._key(scope, judged_by): list(changes)}, layout.EVIDENCE_S)
-
-    async def forget_fields(self, scope: Scope, fields: Sequence[str], judged_by: str = "") -> None:
-        """Delete fields of a scope's evidence that its window has left behind. Raises RedisAway."""
-        key = self._key(scope, judged_by)
-        await self._redis.ask(lambda client: client.hdel(key, *fields))
-
-    async def forget_evidence(self, scope: Scope, judged_by: str = "") -> None:
-        """Delete a scope's evidence: it has turned. Raises RedisAway."""
-        await self._redis.ask(lambda client: client.delete(self._key(scope, judged_by)))
-
-    def _key(self, scope: Scope, judged_by: str) -> str:
-        return layout.key(scope, "t", self._encoder(), *filter(None, (judged_by,)))
 
     async def add(self, counts: Mapping[tuple[Scope, str], Mapping[str, int]]) -> None:
         """Add to the counters of (scope, day). Raises RedisAway."""

@@ -9,6 +9,7 @@
 | `lpc:rc:{S}:v:<encoder>` | hash | id to sealed vector |
 | `lpc:rc:{S}:x` | stream | what was added (`a`) and removed (`d`): keeps the sidecars' arrays equal |
 | `lpc:rc:{S}:t:<encoder>[:<judge>]` | hash | evidence: whole numbers; apart by judge where it errs |
+| `lpc:rc:{S}:k:<encoder>[:<judge>]`, `...:old` | hash | clusters of entries that mean the same, and their labels |
 | `lpc:rc:{S}:f:<id>` | string, PX | a flight: who asks the engine now |
 | `lpc:rc:{S}:c:<day>` | hash | counters of a day in UTC |
 | `lpc:rc:{C}:s` | hash | the client's scopes, S to the sealed name |

@@ -1,8 +1,9 @@
 """Who judges in a scope whether two answers say the same, how often it errs, and when: never while a request waits."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -14,6 +15,7 @@ from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence, r
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.same_answer import ByEmbedding, EqualText
 from lpc.responses.semantic.threshold import UNERRING
+from lpc.wire.redis_reach import RedisAway
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,9 @@ PATIENCE_S: Final = 10.0
 
 Texts: TypeAlias = tuple[str, str, str, str]
 """Question and answer, and the other question and answer."""
+
+Learn: TypeAlias = Callable[[bool | None], Awaitable[None]]
+"""Told what a judge said. May raise RedisAway."""
 
 
 class Judge(Protocol):
@@ -102,10 +107,10 @@ class Judging:
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
-    def later(self, judge: Judge, texts: Texts, learn: Callable[[bool | None], None]) -> None:
+    async def later(self, judge: Judge, texts: Texts, learn: Learn) -> None:
         """Have a pair judged, and ``learn`` told of it; of None at once where too many wait."""
         if len(self._tasks) >= WAITING:
-            learn(None)
+            await learn(None)
             return
         task = asyncio.get_running_loop().create_task(self._judge(judge, texts, learn))
         self._tasks.add(task)
@@ -117,7 +122,7 @@ class Judging:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _judge(self, judge: Judge, texts: Texts, learn: Callable[[bool | None], None]) -> None:
+    async def _judge(self, judge: Judge, texts: Texts, learn: Learn) -> None:
         async with self._at_once:
             try:
                 said = await judge(*texts)
@@ -125,4 +130,5 @@ class Judging:
                 # Its message may quote the texts.
                 log.error("a judge of answers failed: %s", type(error).__name__)
                 said = None
-        learn(said)
+        with contextlib.suppress(RedisAway):
+            await learn(said)

@@ -11,6 +11,7 @@ from lpc.responses.counters import Counters
 from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.semantic.evidence_file import EvidenceError, read_judge_error
+from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.store import Store
 from lpc.responses.vectors import Vectors
 from lpc.wire.redis_connection import Connection
@@ -70,7 +71,7 @@ def made(
     cache_metrics = CacheMetrics(metrics, scopes.labels)
     cache_metrics.watch_redis(lambda: not redis.away)
     store = Store(redis, Namer(keys.ring.names), embedder.encoder)
-    counters = Counters(redis, embedder.encoder)
+    counters = Counters(redis)
     tally = Tally(counters)
     stack.push_async_callback(tally.flush)
     judges = _judges(settings.cache_scopes, embedder.encoder(), stack)
@@ -80,7 +81,7 @@ def made(
         vectors = Vectors(redis, embedder.encoder)
         rules = RulesOf(embedder, judges.__getitem__)
         semantic = similar = SimilarQuestions(
-            *(keys, store, vectors, counters, embedder, rules, clock),
+            *(keys, store, vectors, SharedEvidence(redis, embedder.encoder), embedder, rules, clock),
             judged=lambda scope, said: cache_metrics.judged(scopes.label(scope), said),
             report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
         )

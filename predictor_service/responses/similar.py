@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from lpc.responses import vectors as records
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, EntryId, Names, Scope
-from lpc.responses.counters import Counters
 from lpc.responses.entry import unseal
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.sealing import Unsealable
-from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.gate import Decision, Gate
 from lpc.responses.semantic.index import PartitionIndex
 from lpc.responses.semantic.vetoes import veto
+from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.store import Found, Store
 from lpc.responses.tickets import Candidate, Served, Tickets
 from lpc.responses.vectors import Vector, Vectors
@@ -61,7 +60,6 @@ class _Scope:
     Attributes:
         named: client and scope, once one of its has asked.
         heard_to: how far its stream was read; None before its vectors were.
-        late: changes of its evidence that Redis has not been told of.
     """
 
     scope: Scope
@@ -72,7 +70,6 @@ class _Scope:
     counted_at: float = -np.inf
     used_at: float = 0.0
     named: tuple[str, str] | None = None
-    late: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def gate(self) -> Gate:
@@ -95,7 +92,7 @@ class SimilarQuestions(Semantic):
         keys: Keys,
         store: Store,
         vectors: Vectors,
-        counters: Counters,
+        evidence: SharedEvidence,
         embedder: Embeds,
         rules: Callable[[ScopeSettings], Rules],
         clock: Callable[[], float],
@@ -106,7 +103,7 @@ class SimilarQuestions(Semantic):
         self._keys = keys
         self._store = store
         self._vectors = vectors
-        self._counters = counters
+        self._evidence = evidence
         self._embedder = embedder
         self._rules = rules
         self._judged = judged
@@ -186,18 +183,21 @@ class SimilarQuestions(Semantic):
         scope = self._scope(names.scope, settings)
         decision = Decision(candidate.decision)
 
-        def learn(said: bool | None) -> None:
+        async def learn(said: bool | None) -> None:
             if said is None:
                 scope.gate.unjudged(decision)
-            else:
-                scope.gate.learn(candidate.similarity, candidate.entry, same=said, decision=decision, entry=names.exact)
+                return
+            joins = names.exact if said else None
+            nth = await self._evidence.nth(names.scope, scope.rules.judged_by, candidate.entry, joins=joins)
+            scope.gate.learn(candidate.similarity, candidate.entry, same=said, decision=decision, nth=nth)
+            self._hurry(scope)
 
-        def judged(said: bool | None) -> None:
+        async def judged(said: bool | None) -> None:
             self._judged(asked.scope, said)
-            learn(said)
+            await learn(said)
 
         if same is not None:
-            learn(same)
+            await learn(same)
             return
         record = await self._store.get(names.scope, candidate.entry)
         try:
@@ -208,14 +208,17 @@ class SimilarQuestions(Semantic):
             return
         texts = (asked.last_turn or "", answer.text(), entry.question, entry.answer.text())
         if scope.rules.judged_by:
-            self._judging.later(scope.rules.judge, texts, judged)
+            await self._judging.later(scope.rules.judge, texts, judged)
         else:
-            judged(await scope.rules.judge(*texts))
+            await judged(await scope.rules.judge(*texts))
 
     async def complain(self, served: Served, settings: ScopeSettings) -> None:
         """Learn that an answer which was served was wrong."""
         if settings.semantic != "off":
-            self._scope(served.scope, settings).gate.complain(served.similarity, served.entry)
+            scope = self._scope(served.scope, settings)
+            nth = await self._evidence.nth(served.scope, scope.rules.judged_by, served.entry)
+            scope.gate.complain(served.similarity, served.entry, nth)
+            self._hurry(scope)
 
     async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
         """Return what evidence allows in a scope now."""
@@ -278,6 +281,12 @@ class SimilarQuestions(Semantic):
         except RedisAway:
             return
 
+    @staticmethod
+    def _hurry(scope: _Scope) -> None:
+        """Have the others told soon where evidence has turned."""
+        if scope.gate.forgotten:
+            scope.counted_at = -np.inf
+
     def _scope(self, name: Scope, settings: ScopeSettings) -> _Scope:
         scope = self._scopes.get(name)
         if scope is None:
@@ -314,19 +323,16 @@ class SimilarQuestions(Semantic):
 
     async def _share_evidence(self, scope: _Scope, now: float) -> None:
         """Hand over what was learnt here, once and no more, and take in what the others did."""
-        gate, by, changes = scope.gate, scope.rules.judged_by, [*scope.late, *scope.gate.changes()]
-        scope.late.clear()
-        if gate.forgotten:
-            gate.forgotten = False
-            await self._counters.forget_evidence(scope.scope, by)
-        await self._counters.add_evidence(scope.scope, changes, by)
-        fields = await self._counters.evidence(scope.scope, by)
-        evidence = Evidence.from_fields(fields)
-        if aged := evidence.aged(fields):
-            await self._counters.forget_fields(scope.scope, aged, by)
-        scope.late = gate.changes()  # while Redis was asked
-        evidence.apply(scope.late)
-        gate.load(evidence)
+        gate, by = scope.gate, scope.rules.judged_by
+        handed = gate.hand_over()
+        try:
+            fields = await self._evidence.exchange(scope.scope, by, handed)
+        except RedisAway:
+            gate.not_taken(handed)
+            raise
+        gate.take(fields, handed)
+        if aged := gate.evidence.aged(fields):
+            await self._evidence.forget(scope.scope, by, aged)
         scope.counted_at = now
         if scope.named is not None:
             self._report(*scope.named, self._of(gate))

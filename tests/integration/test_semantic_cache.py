@@ -9,13 +9,19 @@ import grpc.aio
 import pytest
 
 from lpc.bench.processes import RedisServer
+from lpc.bench.semantic.vectors import Vectors
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.responses.scopes import ScopeSettings
+from lpc.responses.semantic import gate as gates
+from lpc.responses.semantic.evidence import Evidence
+from lpc.responses.semantic.evidence_file import write_evidence
+from lpc.responses.semantic.levels import LEVELS, edge
 from lpc.v1 import predictor_pb2 as predictor
 from lpc.v1 import predictor_pb2_grpc as predictor_rpc
+from predictor_service.responses import similar
 from predictor_service.server import Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.integration.test_response_cache_service import request, response, served
@@ -85,6 +91,68 @@ async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
             await stub.Feedback(pb.FeedbackRequest(entry_id=hit.entry_id, wrong=True))
         (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
         assert not scope.HasField("threshold")
+
+
+async def asked_again(stub: rpc.ResponseCacheStub, question: str) -> pb.LookupResponse:
+    """Ask a rewording until what was stored has been heard of, and there is time for its vector."""
+    for _ in range(200):
+        found = await look(stub, reworded(question), tenant=question)
+        if found.HasField("hit") or found.miss.candidate:
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError("nothing was heard of what was stored")
+
+
+async def until_shut(stub: rpc.ResponseCacheStub) -> None:
+    for _ in range(400):
+        (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
+        if not scope.HasField("threshold"):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it stays open")
+
+
+async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts_both_for_good(
+    tiny_models: Path, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similar, "EVIDENCE_S", 0.2)
+
+    def audits(share: float) -> None:
+        for name in ("AUDITS", "FIRST_AUDITS"):
+            monkeypatch.setattr(gates, name, share)
+
+    evidence = Evidence()
+    for _ in range(400):  # at every similarity alike, since the tiny model's vectors mean nothing
+        for level in range(LEVELS):
+            evidence.apply([*evidence.lookup(edge(level) + 1e-4), *evidence.label(edge(level) + 1e-4, same=True)])
+    write_evidence(tmp_path / "evidence.json", evidence, Vectors(tiny_models, "tiny", tmp_path).encoder)
+    scopes = {"faq": ScopeSettings(kind="faq", mode="serve", evidence=tmp_path / "evidence.json")}
+    changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 5.0}
+    async with (
+        served(tiny_models, tmp_path, redis_server.url, **changes) as one,
+        served(tiny_models, tmp_path, redis_server.url, **changes) as other,
+    ):
+        for question in QUESTIONS[:7]:
+            await fill(one, question, tenant=question)
+        audits(0)
+        for stub, question in ((one, QUESTIONS[0]), (other, QUESTIONS[1]), (other, QUESTIONS[2])):
+            hit = (await asked_again(stub, question)).hit
+            assert hit.source == pb.SOURCE_SEMANTIC and hit.matched_question == question
+            assert hit.response == response(question) and 0 < hit.error_bound <= 0.05
+        # The engine's own answers to audited questions say something else than what would have been served.
+        audits(1)
+        for question in QUESTIONS[3:5]:
+            miss = (await asked_again(one, question)).miss
+            assert miss.reason == pb.REASON_AUDITED
+            asked = request(reworded(question), tenant=question)
+            fields = {"response": response("no"), "candidate": miss.candidate, "flight": miss.flight}
+            await one.Store(pb.StoreRequest(request=asked, **fields))
+        audits(0)
+        for stub in (one, other):
+            await until_shut(stub)
+            assert (await asked_again(stub, QUESTIONS[5])).miss.reason == pb.REASON_BELOW_THRESHOLD
+    async with served(tiny_models, tmp_path, redis_server.url, **changes) as later:
+        assert (await asked_again(later, QUESTIONS[6])).miss.reason == pb.REASON_BELOW_THRESHOLD
 
 
 @pytest.mark.parametrize("mode", ["off", "shadow"])

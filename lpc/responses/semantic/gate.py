@@ -1,8 +1,8 @@
 """What a scope does with a candidate: serve it, ask the engine and learn, or ask the engine for an audit.
 
-One Gate per scope and process. It decides by its own copy of the evidence and says what it changed (:meth:`Gate.changes`,
-for HINCRBY); what others changed is laid in by :meth:`Gate.load`. The caller finds the candidate (`index.py`, `vetoes.py`)
-and judges the engine's answer (`same_answer.py`):
+One Gate per scope and process. It decides by its own copy of the evidence, hands over what it changed (:meth:`Gate.hand_over`)
+and takes in what all sidecars know (:meth:`Gate.take`; `lpc.responses.shared_evidence`). The caller finds the candidate
+(`index.py`, `vetoes.py`) and judges the engine's answer (`same_answer.py`):
 
     decision = gate.decide(similarity, question)            a candidate that no veto stopped
     if decision is Decision.SERVE: answer with the candidate's
@@ -17,11 +17,13 @@ opening has little time), and all while an audit's wrong answer is not yet made 
 import math
 import random
 from collections import OrderedDict
+from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from hashlib import sha256
+from typing import Final, NamedTuple
 
 from lpc.responses.semantic.clusters import Clusters
-from lpc.responses.semantic.drift import Drift
+from lpc.responses.semantic.drift import Drift, Step
 from lpc.responses.semantic.evidence import MILLION, Change, Evidence
 from lpc.responses.semantic.levels import level_of
 from lpc.responses.semantic.reserve import affordable
@@ -38,6 +40,33 @@ RECONSIDERED: Final = 25
 """Labels after which it is asked anew which of the certified thresholds the run of hits can afford."""
 PRIOR: Final = 10
 """Labels by which a level's share of wrong candidates is drawn to that of all misses."""
+
+
+TURNED: Final = "turned"
+"""How often the evidence has turned, among the fields that are kept."""
+VOID: Final = "void:"
+"""Before the digest of labels from before which the evidence has turned against."""
+OPENED: Final = "opened:"
+"""Before the digest of labels from before: how many levels the last look opened. Between looks none is added: evidence that
+is looked at at every exchange would pass one day."""
+
+
+class Handover(NamedTuple):
+    """What a gate did since the last one.
+
+    Attributes:
+        turned: as often the evidence had turned when this was learnt; None: not known yet.
+        forget: it has turned here: all before is of no use.
+        changes: of counts, to be added.
+        steps: of the sums of drift, to be added one after the other, none going below 0.
+        sets: to be set.
+    """
+
+    turned: int | None
+    forget: bool
+    changes: list[Change]
+    steps: list[Step]
+    sets: dict[str, int]
 
 
 class Decision(Enum):
@@ -84,6 +113,9 @@ class Gate:
         self._changes: list[Change] = []
         self._asked: OrderedDict[bytes, None] = OrderedDict()
         self._start = start
+        self._start_name = _digest(start)
+        self._turned: int | None = None
+        self._sets: dict[str, int] = {}
         self._unjudged = False
         self._begin()
         if start is not None:
@@ -113,7 +145,16 @@ class Gate:
             self._asked.popitem(last=False)
         return Decision.SERVE
 
-    def learn(self, similarity: float, candidate: bytes, *, same: bool, decision: Decision, entry: bytes | None = None) -> None:
+    def learn(
+        self,
+        similarity: float,
+        candidate: bytes,
+        *,
+        same: bool,
+        decision: Decision,
+        entry: bytes | None = None,
+        nth: int | None = None,
+    ) -> None:
         """Take what the engine's own answer says of the candidate's.
 
         Args:
@@ -122,9 +163,11 @@ class Gate:
             same: whether its answer would have done. What the judge cannot tell is False.
             decision: what :meth:`decide` had said.
             entry: the id under which the engine's answer was stored.
+            nth: it is the so many-th label of its cluster; None: count here.
         """
         self._unjudged = False
-        nth = self._clusters.count(candidate, same=same, entry=entry)
+        if nth is None:
+            nth = self._clusters.count(candidate, same=same, entry=entry)
         if decision is Decision.REPEATED:
             return
         turned = (
@@ -143,13 +186,15 @@ class Gate:
         """Take that nobody could be asked whether an audited answer would have done: until somebody can, nothing is served."""
         self._unjudged |= decision is Decision.AUDIT
 
-    def complain(self, similarity: float, candidate: bytes) -> None:
+    def complain(self, similarity: float, candidate: bytes, nth: int | None = None) -> None:
         """Take a user's word that an answer served from this entry was wrong.
 
         It counts as a label that says `different`; silence counts as nothing. Where complaints alone are more than delta of
         what was served, whatever audits say, the scope is shut.
         """
-        self._note(self.evidence.complaint(similarity, self._clusters.count(candidate, same=False)))
+        if nth is None:
+            nth = self._clusters.count(candidate, same=False)
+        self._note(self.evidence.complaint(similarity, nth))
         totals = self.evidence.totals
         if self._drift.hit(same=False) or totals["complaints"] > max(1.0, self._delta * totals["served"]):
             self.shut()
@@ -157,24 +202,56 @@ class Gate:
     def shut(self) -> None:
         """Serve nothing, forget all evidence, and begin anew."""
         self._changes = []
-        self._start = None
+        self._sets = {VOID + self._start_name: 1} if self._start is not None else {}
+        self._start, self._start_name = None, ""
         self._begin()
         self.forgotten = True
 
     forgotten = False
-    """Whether the evidence elsewhere is to be deleted before the next changes are added; the caller sets it back."""
+    """Whether the evidence that is kept is to be forgotten, too."""
 
     def changes(self) -> list[Change]:
-        """Return what changed since the last call, for HINCRBY."""
+        """Return what changed in the counts since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
-    def load(self, evidence: Evidence) -> None:
-        """Lay in evidence that was kept, all of it, own changes included: at the start, and when others have added to it."""
+    def hand_over(self) -> Handover:
+        """Return what was done since the last call, to be followed by :meth:`take`, or :meth:`not_taken` where it failed."""
+        sets, self._sets = self._sets, {}
+        return Handover(self._turned, self.forgotten, self.changes(), self._drift.steps(), sets)
+
+    def not_taken(self, handed: Handover) -> None:
+        """Keep what can be handed over twice; counts are lost, since it is not known whether they were added."""
+        self._sets = {**handed.sets, **self._sets}
+
+    def take(self, kept: Mapping[str, int], handed: Handover) -> None:
+        """Lay in what is kept, of all sidecars, with what was handed over. Where it turned in another, it turned here."""
+        turned, known = kept.get(TURNED, 0), self._turned
+        self._turned = turned
+        if handed.forget:
+            self.forgotten = False
+        elif self.forgotten:
+            return  # it turned since; what is kept is to be forgotten
+        elif known is not None and turned != known:
+            self.shut()
+            self.forgotten = False
+        if VOID + self._start_name in kept:
+            self._start, self._start_name = None, ""
+        self._drift.load(kept)
+        evidence = Evidence.from_fields(kept)
+        evidence.apply(self._changes)  # since it was handed over
+        opened = self._sets.get(OPENED + self._start_name, kept.get(OPENED + self._start_name))
+        self.load(evidence, 0 if opened is None and self._start is None else opened)
+        if self._drift.turned and self.threshold is not None:
+            self.shut()
+            self.shut_by_drift += 1
+
+    def load(self, evidence: Evidence, opened: int | None = None) -> None:
+        """Lay in evidence that was kept, all of it, own changes included. ``opened``: levels; None: take a look."""
         if self._start is not None:
             evidence.apply(self._start.fields().items())
         self.evidence = evidence
-        self._certify()
+        self._certify(opened)
 
     def _note(self, changes: list[Change]) -> None:
         self.evidence.apply(changes)
@@ -193,8 +270,12 @@ class Gate:
         elif self._certified and self.evidence.labels % RECONSIDERED == 0:
             self._choose()
 
-    def _certify(self) -> None:
-        self._certified = thresholds(self.evidence, self._delta, self._alpha, self._judge)
+    def _certify(self, opened: int | None = None) -> None:
+        certified = thresholds(self.evidence, self._delta, self._alpha, self._judge)
+        if opened is None:
+            opened = certified[-1].level + 1 if certified else 0
+            self._sets[OPENED + self._start_name] = opened
+        self._certified = [threshold for threshold in certified if threshold.level < opened]
         counts = self.evidence.counts()
         labels = counts[:, 1] + counts[:, 2]
         everywhere = (counts[:, 2].sum() + 1) / (labels.sum() + 2)
@@ -209,3 +290,8 @@ class Gate:
 
     def _expected(self, level: int) -> float:
         return self._usual[level] if self._usual else 1.0
+
+
+def _digest(evidence: Evidence | None) -> str:
+    """Return a name of labels from before; empty where there are none."""
+    return "" if evidence is None else sha256(repr(sorted(evidence.fields().items())).encode()).hexdigest()[:12]

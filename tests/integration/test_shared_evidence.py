@@ -1,0 +1,147 @@
+"""What decides in a semantic tier is the same in all sidecars and over restarts: gates that share a real Redis."""
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lpc.bench.processes import RedisServer
+from lpc.responses import shared_evidence
+from lpc.responses.canonical import EntryId, Scope
+from lpc.responses.semantic.evidence import Evidence
+from lpc.responses.semantic.gate import Decision, Gate
+from lpc.responses.shared_evidence import SharedEvidence
+from lpc.wire.redis_connection import Connection
+from lpc.wire.redis_reach import RedisAway, RedisReach
+
+SCOPE = Scope(b"s" * 16)
+NEAR = 0.999
+
+
+@pytest.fixture
+async def shared(redis_server: RedisServer) -> AsyncIterator[SharedEvidence]:
+    reach = RedisReach(Connection(redis_server.url, timeout_s=5.0), 5.0, "of the test")
+    yield SharedEvidence(reach, lambda: "encoder")
+    await reach.close()
+
+
+async def exchange(shared: SharedEvidence, *gates: Gate, judged_by: str = "") -> None:
+    for gate in gates:
+        handed = gate.hand_over()
+        gate.take(await shared.exchange(SCOPE, judged_by, handed), handed)
+
+
+def misses(gate: Gate, count: int, name: str, *, same: bool = True, similarity: float = NEAR) -> None:
+    for i in range(count):
+        question = f"{name} {i}".encode()
+        if gate.decide(similarity, question) is Decision.BELOW:
+            gate.learn(similarity, question, same=same, decision=Decision.BELOW, entry=question)
+
+
+def labels_from_before(count: int = 400) -> Evidence:
+    start = Evidence()
+    for _ in range(count):
+        start.apply([*start.lookup(NEAR), *start.label(NEAR, same=True)])
+    return start
+
+
+async def test_labels_of_two_sidecars_are_one_evidence_and_the_next_start_has_it(shared: SharedEvidence) -> None:
+    one, other = Gate(draw=random.Random(1)), Gate(draw=random.Random(2))
+    for i in range(8):
+        misses(one, 40, f"one {i}")
+        misses(other, 40, f"other {i}")
+        await exchange(shared, one, other)
+    await exchange(shared, one, other)
+    assert one.evidence.fields() == other.evidence.fields()
+    assert one.evidence.labels > 200
+    assert one.threshold is not None and one.threshold == other.threshold
+    later = Gate()
+    await exchange(shared, later)
+    assert later.threshold == one.threshold
+    elsewhere = Gate()  # what another judge said is other evidence
+    await exchange(shared, elsewhere, judged_by="embedding")
+    assert elsewhere.evidence.labels == 0
+
+
+@pytest.mark.parametrize("start", [False, True])
+async def test_what_turned_in_one_sidecar_is_shut_in_all_and_stays_so(shared: SharedEvidence, start: bool) -> None:
+    one, other = (Gate(start=labels_from_before(), draw=random.Random(seed)) for seed in (1, 2))
+    if not start:
+        one, other = Gate(draw=random.Random(1)), Gate(draw=random.Random(2))
+        misses(one, 500, "clean")
+    await exchange(shared, one, other)
+    assert one.threshold is not None and other.threshold is not None
+    for i in range(2):
+        one.learn(NEAR, b"wrong %d" % i, same=False, decision=Decision.AUDIT)
+    assert one.threshold is None
+    other.learn(NEAR, b"of before", same=True, decision=Decision.AUDIT)
+    await exchange(shared, one, other)
+    assert other.threshold is None
+    assert other.evidence.labels == 0, "a label of before the turn was counted after it"
+    misses(other, 5, "anew")
+    await exchange(shared, other, one)
+    assert one.evidence.labels == 5
+    later = Gate(start=labels_from_before() if start else None)
+    await exchange(shared, later)
+    assert later.threshold is None and later.evidence.labels == 5
+    newer = labels_from_before()
+    newer.apply(newer.lookup(NEAR))
+    measured_anew = Gate(start=newer)
+    await exchange(shared, measured_anew)
+    assert measured_anew.threshold is not None
+
+
+async def test_wrong_audits_add_up_wherever_they_are_seen(shared: SharedEvidence) -> None:
+    one, other = (Gate(start=labels_from_before(3000), draw=random.Random(seed)) for seed in (1, 2))
+    await exchange(shared, one, other)
+    one.learn(NEAR, b"a", same=False, decision=Decision.AUDIT)
+    assert one.threshold is not None
+    await exchange(shared, one, other)
+    assert {other.decide(NEAR, b"next %d" % i) for i in range(20)} == {Decision.AUDIT}
+    other.learn(NEAR, b"b", same=False, decision=Decision.AUDIT)
+    assert other.threshold is None
+    await exchange(shared, other, one)
+    assert one.threshold is None
+
+
+async def test_evidence_is_not_looked_at_more_often_by_being_exchanged(shared: SharedEvidence) -> None:
+    gate = Gate(draw=random.Random(1))
+    opened = []
+    for i in range(400):
+        misses(gate, 1, f"{i}")
+        before = gate.evidence.totals["looks"]
+        await exchange(shared, gate)
+        opened.append((gate.threshold is not None, before))
+    first = next(i for i, (is_open, _) in enumerate(opened) if is_open)
+    assert opened[first][1] == opened[first - 1][1] + 1, "it opened without a look"
+
+
+async def test_a_shut_that_redis_did_not_hear_of_is_told_again(shared: SharedEvidence) -> None:
+    gate = Gate(start=labels_from_before())
+    gate.shut()
+    away = RedisReach(Connection("redis://127.0.0.1:1/0", timeout_s=0.2), 0.2, "of the test")
+    handed = gate.hand_over()
+    with pytest.raises(RedisAway):
+        await SharedEvidence(away).exchange(SCOPE, "", handed)
+    gate.not_taken(handed)
+    await away.close()
+    await exchange(shared, gate)
+    later = Gate(start=labels_from_before())
+    await exchange(shared, later)
+    assert later.threshold is None
+
+
+async def test_clusters_are_counted_together_and_forgotten_by_halves(
+    shared: SharedEvidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [EntryId(bytes([i]) * 16) for i in range(60)]
+    assert [await shared.nth(SCOPE, "", names[0], joins=names[1]), await shared.nth(SCOPE, "", names[1])] == [1, 2]
+    assert await shared.nth(SCOPE, "", names[1], joins=names[2]) == 3
+    assert [await shared.nth(SCOPE, "", names[2]), await shared.nth(SCOPE, "", names[3])] == [4, 1]
+    monkeypatch.setattr(shared_evidence, "CLUSTERED", 20)
+    for name in names[10:24]:
+        await shared.nth(SCOPE, "", name)
+    assert await shared.nth(SCOPE, "", names[2]) == 5  # of those before, still known
+    for name in names[24:]:
+        await shared.nth(SCOPE, "", name)
+    assert await shared.nth(SCOPE, "", names[3]) == 1
