@@ -13,6 +13,10 @@ from lpc.bench.tiny_llama import build
 
 pytest.importorskip("vllm.v1.kv_offload.cpu.policies.lru", reason="vLLM before 0.31 has no such tier")
 
+pytestmark = pytest.mark.supports(
+    engine="vLLM", tier="CPU tier", what="a tiny Llama, copies from CPU to CPU: tokens and evictions as stock, oracle"
+)
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, random, sys

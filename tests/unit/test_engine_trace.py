@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from lpc.bench.engine_trace import coarser
+from lpc.bench.engine_trace import QUICK_REQUESTS, Opened, coarser
+from lpc.bench.tiers import POOL
 from lpc.bench.virtual_clock import EPOCH_S, VirtualClock
 from lpc.logs.traces import Trace, TracedRequest
 
@@ -38,3 +39,10 @@ def test_all_who_map_a_virtual_clock_see_the_time_that_one_sets(tmp_path: Path) 
     engine.set(EPOCH_S + 0.25)
     assert sidecar() == EPOCH_S + 0.25
     assert VirtualClock(tmp_path / "clock")() == EPOCH_S + 0.25
+
+
+def test_without_a_log_there_is_one_that_fits_the_smallest_pool() -> None:
+    opened = Opened.read(None, "mooncake", POOL, None)
+    assert len(opened.trace.requests) > QUICK_REQUESTS
+    conversations = {request.conversation for request in opened.trace.requests}
+    assert len(conversations) < 0.7 * len(opened.trace.requests)
