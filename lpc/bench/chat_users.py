@@ -4,9 +4,9 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 
@@ -34,6 +34,14 @@ class Habits:
     further: int = 500
     reply: int = 16
     longest: int = 5000
+
+
+class Said(NamedTuple):
+    """A request: seconds after the reply before it, the turn's number from 1, and the prompt."""
+
+    wait_s: float
+    number: int
+    prompt: str
 
 
 @dataclass(slots=True)
@@ -67,26 +75,42 @@ async def talk(base_url: str, model: str, habits: Habits, seed: int, enough: Cal
     return done
 
 
-async def _user(client: httpx.AsyncClient, model: str, habits: Habits, seed: int, done: Talk) -> None:
+def script(habits: Habits, seed: int) -> Generator[Said, str, None]:
+    """Yield what a user says, conversation after conversation, for ever; is sent the replies, empty where none came."""
     draws = random.Random(seed)
-    await asyncio.sleep(draws.uniform(0.0, habits.think_s))
+    wait = draws.uniform(0.0, habits.think_s)
     while True:
         prompt = _text(draws, int(habits.opening * 2 ** draws.uniform(-1.0, 1.0)))
-        number = 1
-        while True:
-            started = time.monotonic()
-            try:
-                reply, ttft = await _ask(client, model, prompt, habits.reply)
-                done.turns.append(Turn(started, number, len(prompt), ttft))
-                prompt += reply
-            except (httpx.HTTPError, ValueError):
-                done.failed += 1
+        number, goes_on = 1, True
+        while goes_on and len(prompt) <= habits.longest:
+            prompt += yield Said(wait, number, prompt)
             goes_on = draws.random() < habits.goes_on
             prompt += _text(draws, int(habits.further * 2 ** draws.uniform(-1.0, 1.0)))
-            await asyncio.sleep(habits.think_s * math.exp(habits.think_sigma * draws.gauss(0.0, 1.0)))
+            wait = habits.think_s * math.exp(habits.think_sigma * draws.gauss(0.0, 1.0))
             number += 1
-            if not goes_on or len(prompt) > habits.longest:
-                break
+
+
+def reply_of(tokens: int) -> str:
+    """Return what counts as a reply of so many tokens.
+
+    It is another text than random weights give: what they write is not always text that could be sent again.
+    """
+    return f"{tokens:04d}" * (tokens // 4)
+
+
+async def _user(client: httpx.AsyncClient, model: str, habits: Habits, seed: int, done: Talk) -> None:
+    says = script(habits, seed)
+    said = next(says)
+    while True:
+        await asyncio.sleep(said.wait_s)
+        started = time.monotonic()
+        reply = ""
+        try:
+            reply, ttft = await _ask(client, model, said.prompt, habits.reply)
+            done.turns.append(Turn(started, said.number, len(said.prompt), ttft))
+        except (httpx.HTTPError, ValueError):
+            done.failed += 1
+        said = says.send(reply)
 
 
 async def _ask(client: httpx.AsyncClient, model: str, prompt: str, tokens: int) -> tuple[str, float]:
@@ -104,8 +128,7 @@ async def _ask(client: httpx.AsyncClient, model: str, prompt: str, tokens: int) 
                 parts.append(line)
     if math.isnan(first):
         raise ValueError("an answer without a token")
-    # The reply is another text than random weights give: what they write is not always text that could be sent again.
-    return f"{len(parts):04d}" * (tokens // 4), first
+    return reply_of(len(parts)), first
 
 
 def _text(draws: random.Random, length: int) -> str:

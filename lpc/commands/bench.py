@@ -180,6 +180,13 @@ def bench_responses(
 @app.command("prefetch")
 def bench_prefetch(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer turns count.")] = False,
+    counted: Annotated[
+        bool, typer.Option("--counted", help="On a virtual clock, without vLLM and LMCache: seconds, and no time is real.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the first round's users; each further round has others.")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Of both sides, in turns the other way round. [default: 1; counted 3]")
+    ] = None,
     json_file: JsonFile = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
@@ -187,4 +194,7 @@ def bench_prefetch(
     """Returning turns with LMCache alone and with our controller: time to first token, and what was fetched ahead and used."""
     from lpc.bench import prefetch
 
-    report(lambda: prefetch.run(models, model, quick=quick), json_file)
+    if counted:
+        report(lambda: prefetch.count(seed=seed, rounds=rounds or 3, turns=60 if quick else prefetch.MEASURED), json_file)
+        return
+    report(lambda: prefetch.run(models, model, quick=quick, seed=seed, rounds=rounds or 1), json_file)

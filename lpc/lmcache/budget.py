@@ -7,7 +7,7 @@ falls with each used one, so that their balance is where the share asked for is 
 
 from typing import Final
 
-STEP: Final = 0.02
+STEP: Final = 0.005
 """By which one fetch of the mean size moves the probability needed."""
 MARGIN: Final = 0.1
 """By which the share is aimed higher than it was asked for."""
@@ -19,11 +19,11 @@ class PrefetchBudget:
     """Counts fetches of one node.
 
     Args:
-        bytes_: that may wait to be used.
+        bytes_: of memory that may be held for what was fetched.
         used_share: of the bytes fetched that shall be used, in (0, 1).
 
     Attributes:
-        waiting: bytes fetched that may still be used.
+        held: bytes of memory that conversations hold for which something was fetched: with it what they had there already.
         prefetched, used, useless: bytes: asked for and come; of these used, and gone or given up without.
         needed: probability of a return that a fetch needs now.
         refused: fetches that there was no budget for.
@@ -31,7 +31,7 @@ class PrefetchBudget:
 
     def __init__(self, bytes_: int, used_share: float) -> None:
         self.bytes = bytes_
-        self.waiting = 0
+        self.held = 0
         self.prefetched = 0
         self.used = 0
         self.useless = 0
@@ -41,24 +41,31 @@ class PrefetchBudget:
         self._aim = min(used_share + MARGIN, MOST)
         self.needed = used_share
 
-    def take(self, size: int) -> bool:
-        """Take bytes of the budget; return whether there were so many."""
-        if self.waiting + size > self.bytes:
+    @property
+    def waiting(self) -> int:
+        """Bytes fetched that are neither used nor useless yet."""
+        return self.prefetched - self.used - self.useless
+
+    def take(self, size: int, held: int) -> bool:
+        """Fetch so many bytes, so that so many are held; return whether there was budget for it."""
+        if self.held + held > self.bytes:
             self.refused += 1
             return False
-        self.waiting += size
+        self.held += held
         self.prefetched += size
         self._size += (size - self._size) * (0.1 if self._size else 1.0)
         return True
 
     def untake(self, size: int) -> None:
-        """Give back what did not come."""
-        self.waiting -= size
+        """Take back what did not come."""
         self.prefetched -= size
+
+    def release(self, held: int) -> None:
+        """Hold it no longer."""
+        self.held -= held
 
     def settle(self, used: int, useless: int) -> None:
         """Note what has become of a fetch: so many bytes were used, so many were not."""
-        self.waiting -= used + useless
         self.used += used
         self.useless += useless
         settled = used + useless

@@ -1,5 +1,6 @@
 """Which conversations are fetched from disk into memory before they are asked for, and what became of those that were."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -7,14 +8,16 @@ import numpy as np
 
 from lpc.lmcache.budget import PrefetchBudget
 from lpc.lmcache.conversations import Chunk, Conversation
-from lpc.lmcache.due import due, price
 from lpc.lmcache.room import Room
+from lpc.model.returns.credit import log_index
+from lpc.model.returns.due import Due, log_price
 from lpc.model.returns.hazards import Floats
 
 COMES_S: Final = 15.0
 """For a fetch to come; what has not come by then will not."""
-AT_ONCE: Final = 16
-"""Fetches of a node in one tick, the best first."""
+AT_ONCE: Final = 4
+"""Fetches under way to one node. LMCache asks its disk for eight requests at once (--l2-prefetch-max-in-flight), look-ups and
+fetches in one queue: half of it stays free, so that no request waits behind what is fetched ahead."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,9 +25,12 @@ class Fetch:
     """A fetch ahead that was asked for.
 
     Attributes:
-        until: the end of the horizon for which it is, seconds since the epoch.
+        until: when the conversation is no longer worth its room, seconds since the epoch.
         waiting: bytes by chunk that have come, or shall, and are not used yet.
+        held: bytes of memory that its conversation takes with it, until it is over.
         come: chunks that have come.
+        done: the node has said that it has ended.
+        over: its time has passed: it holds no budget, and is used or useless all the same.
         reported: its own reading, which LMCache reports as it does a look-up's, has been reported.
     """
 
@@ -33,7 +39,10 @@ class Fetch:
     at: float
     until: float
     waiting: dict[Chunk, int]
+    held: int
     come: set[Chunk] = field(default_factory=set)
+    done: bool = False
+    over: bool = False
     reported: bool = False
 
     @property
@@ -43,14 +52,20 @@ class Fetch:
 
 
 class Candidate:
-    """A conversation that might be fetched. ``curve``: [ages] from its arrival on; ``missing``: bytes by chunk."""
+    """A conversation that might be fetched.
 
-    __slots__ = ("conversation", "curve", "missing")
+    ``curve``: [ages] from its arrival on; ``index``: [ages] its logarithmic Gittins index; ``missing``: bytes by chunk;
+    ``here``: bytes of its other chunks, which lie in memory.
+    """
 
-    def __init__(self, conversation: Conversation, curve: Floats, missing: dict[Chunk, int]) -> None:
+    __slots__ = ("conversation", "curve", "here", "index", "missing")
+
+    def __init__(self, conversation: Conversation, curve: Floats, index: Floats, missing: dict[Chunk, int], here: int) -> None:
         self.conversation = conversation
         self.curve = curve
+        self.index = index
         self.missing = missing
+        self.here = here
 
 
 class Fetching:
@@ -58,7 +73,7 @@ class Fetching:
 
     Args:
         used_share: of the bytes fetched that shall be used.
-        share: of a node's memory that may wait to be used.
+        share: of the memory that may be filled, which fetched conversations may hold.
         longest_s: horizon.
 
     Attributes:
@@ -77,7 +92,7 @@ class Fetching:
         return self._fetches.get(conversation)
 
     def declare(self, node: str, capacity: int) -> None:
-        """Note how much memory a node has, bytes."""
+        """Note how much of its memory a node may fill, bytes."""
         self.budgets.setdefault(node, PrefetchBudget(0, self._used_share)).bytes = int(capacity * self._share)
 
     def choose(self, node: str, candidates: list[Candidate], room: Room, average: Floats, now: float) -> list[Fetch]:
@@ -85,19 +100,30 @@ class Fetching:
         budget = self.budgets.get(node)
         if budget is None or not candidates:
             return []
-        # While memory has room to spare, room costs nothing.
-        worth = price(average, max(room.lifetime.seconds, 1.0)) if room.pressed else 0.0
-        curves = np.array([c.curve for c in candidates])
+        free = AT_ONCE - sum(fetch.node == node and not fetch.done for fetch in self._fetches.values())
+        if free <= 0:
+            return []
+        price = log_price(log_index(average[None, :])[0], room.lifetime.seconds)
+        due = Due(np.array([c.curve for c in candidates]), np.array([c.index for c in candidates]))
+        rows = np.arange(len(candidates))
         age = np.array([max(now - c.conversation.arrived_at, 0.0) for c in candidates])
-        found = due(curves, age, budget.needed, self._longest_s)
+        until, chance = due.chance(rows, age, price, self._longest_s)
+        stay, fits = until, due.over(rows, age, price) > 0.0
+        if not room.pressed:  # while memory has room to spare, room costs nothing
+            stay, chance = due.chance(rows, age, -math.inf, self._longest_s)
+            fits[:] = True
+        # A fetch costs as many uses as it needs: of those that are likely enough, what room brings beyond that decides.
+        gain = due.gain(rows, age, stay, budget.needed)
+        best = np.flatnonzero(fits & (chance >= budget.needed))
         chosen: list[Fetch] = []
-        for place in np.argsort(-found.worth):
-            hold = float(found.hold_s[place])
-            if not hold > 0.0 or found.worth[place] <= worth or len(chosen) == AT_ONCE:  # NaN is not, either
+        for place in best[np.argsort(-gain[best], kind="stable")].tolist():
+            if len(chosen) == free:
                 break
             candidate = candidates[place]
-            if budget.take(sum(candidate.missing.values())):
-                fetch = Fetch(candidate.conversation, node, now, now + hold, dict(candidate.missing))
+            size = sum(candidate.missing.values())
+            if budget.take(size, size + candidate.here):
+                ends = candidate.conversation.arrived_at + float(until[place])
+                fetch = Fetch(candidate.conversation, node, now, ends, dict(candidate.missing), size + candidate.here)
                 self._fetches[candidate.conversation] = fetch
                 chosen.append(fetch)
         return chosen
@@ -116,12 +142,8 @@ class Fetching:
         fetch = self._fetches.pop(conversation, None)
         if fetch is None:
             return 0
-        come = {chunk: size for chunk, size in fetch.waiting.items() if chunk in fetch.come}
-        came = sum(come.values())
-        used = sum(size for chunk, size in come.items() if chunk in read) if fetch.node == node else 0
-        budget = self.budgets[fetch.node]
-        budget.untake(fetch.bytes - came)
-        budget.settle(used, came - used)
+        used = sum(fetch.waiting[chunk] for chunk in fetch.come if chunk in read) if fetch.node == node else 0
+        self._close(fetch, used)
         return used
 
     def reads(self, conversation: Conversation) -> bool:
@@ -141,26 +163,42 @@ class Fetching:
                 self.budgets[node].settle(0, fetch.waiting.pop(chunk))
 
     def settle(self, now: float) -> list[Conversation]:
-        """Settle what is over: its horizon has passed, or nothing has come. Return whose fetches these were."""
-        over = []
+        """Settle what has ended: nothing has come, all has gone, its time is over. Return whose fetches these were.
+
+        What has come and still lies in memory when its time is over may be used yet, and is counted as what it turns out to be.
+        """
+        ended = []
         for conversation, fetch in list(self._fetches.items()):
+            budget = self.budgets[fetch.node]
             missing = [chunk for chunk in fetch.waiting if chunk not in fetch.come]
             if missing and now - fetch.at > COMES_S:
-                self.budgets[fetch.node].untake(sum(fetch.waiting.pop(chunk) for chunk in missing))
-            if now > fetch.until or not fetch.waiting:
+                fetch.done = True
+                budget.untake(sum(fetch.waiting.pop(chunk) for chunk in missing))
+            if not fetch.waiting or now > fetch.until + self._longest_s:
                 self.drop(conversation)
-                over.append(conversation)
-        return over
+                ended.append(conversation)
+            elif now > fetch.until and fetch.done and not fetch.over:
+                fetch.over = True
+                budget.release(fetch.held)
+                ended.append(conversation)
+        return ended
 
     def drop(self, conversation: Conversation, *, refused: bool = False) -> None:
         """Give a fetch up: its bytes were useless. ``refused``: it was never under way."""
         fetch = self._fetches.pop(conversation, None)
-        if fetch is None:
-            return
-        came = 0 if refused else sum(size for chunk, size in fetch.waiting.items() if chunk in fetch.come)
-        self.budgets[fetch.node].untake(fetch.bytes - came)
-        if came:
-            self.budgets[fetch.node].settle(0, came)
+        if fetch is not None:
+            if refused:
+                fetch.come.clear()
+            self._close(fetch, 0)
+
+    def _close(self, fetch: Fetch, used: int) -> None:
+        """Enter what became of a fetch: so many bytes of what has come were used."""
+        budget = self.budgets[fetch.node]
+        came = sum(fetch.waiting[chunk] for chunk in fetch.come)
+        if not fetch.over:
+            budget.release(fetch.held)
+        budget.untake(fetch.bytes - came)
+        budget.settle(used, came - used)
 
     def of_node(self, node: str) -> list[Conversation]:
         """Return the conversations fetched to a node."""

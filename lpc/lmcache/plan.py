@@ -19,6 +19,7 @@ class State:
         asked_at: when the sidecar was asked.
         prediction: its answer.
         curve: [ages] from the turn's arrival on; None where not known.
+        index: [ages] `lpc.model.returns.due.log_gittins` of it.
         learnt: the turn was taken into the return model.
     """
 
@@ -26,6 +27,7 @@ class State:
     asked_at: float = 0.0
     prediction: Prediction | None = None
     curve: Floats | None = None
+    index: Floats | None = None
     learnt: bool = True
 
 

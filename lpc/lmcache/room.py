@@ -147,11 +147,13 @@ class Room:
         over += self.capacity * self.watermark * (1.0 - DOWN_TO)
         found: list[Resident] = []
         kept: list[tuple[float, int, int, Chunk]] = []
+        seen: set[Chunk] = set()
         while over > 0 and self._order:
             entry = heapq.heappop(self._order)
             resident = self._here.get(entry[3])
-            if resident is None or resident.key != entry[0]:
-                continue  # it has gone, or has another place by now
+            if resident is None or resident.key != entry[0] or entry[3] in seen:
+                continue  # it has gone, or has another place by now, or has come back to one that it had before
+            seen.add(entry[3])
             kept.append(entry)
             if may_go(resident):
                 found.append(resident)

@@ -16,6 +16,7 @@ from lpc.lmcache.foretelling import Foretelling
 from lpc.lmcache.plan import Counters, Plan, State
 from lpc.lmcache.room import Resident, Room
 from lpc.lmcache.settings import LMCacheSettings
+from lpc.model.returns.due import log_gittins
 
 SETTLED_S: Final = 1.5
 """After the last event of a turn: then its chunks are there, and the sidecar is asked about it."""
@@ -66,7 +67,7 @@ class Service:
         capacity = capacity or (self.settings.disk_bytes if place.tier == "l2" else 0)
         self._room(place).resize(capacity)
         if place.tier == "l1":
-            self.fetching.declare(place.node, capacity)
+            self.fetching.declare(place.node, int(capacity * self.settings.watermark))
 
     def take(self, event: Event) -> None:
         """Take in what a node reports."""
@@ -166,6 +167,7 @@ class Service:
 
     def came(self, fetch: Fetch, objects: int) -> None:
         """Note what a node says of a fetch that has ended: how many objects are in memory now."""
+        fetch.done = True
         if objects == 0:
             self.refused(fetch)
 
@@ -179,7 +181,7 @@ class Service:
             if state.turn < conversation.turns:
                 if now - conversation.used_at >= SETTLED_S:
                     state.turn, state.asked_at, state.learnt = conversation.turns, now, False
-                    state.prediction = state.curve = None
+                    state.prediction = state.curve = state.index = None
                     plan.ask.append(conversation)
             elif not state.learnt and now - state.asked_at >= ANSWER_S:
                 self._learn(conversation, state)
@@ -188,6 +190,7 @@ class Service:
         if not state.learnt:
             state.learnt = True
             state.curve = self.foretelling.turn(conversation, state.prediction)
+            state.index = None if state.curve is None else log_gittins(state.curve[None, :])[0]
 
     def _fetch(self, plan: Plan, now: float) -> None:
         average = self.foretelling.average
@@ -195,25 +198,34 @@ class Service:
             return
         candidates: dict[str, list[Candidate]] = {}
         for conversation, state in self._states.items():
-            if state.curve is None or state.turn < conversation.turns or self.fetching.find(conversation) is not None:
+            if (
+                state.curve is None
+                or state.index is None
+                or state.turn < conversation.turns
+                or self.fetching.find(conversation) is not None
+            ):
                 continue
-            missing = self._missing(conversation)
+            missing, here = self._missing(conversation)
             if missing:
-                candidates.setdefault(conversation.node, []).append(Candidate(conversation, state.curve, missing))
+                candidate = Candidate(conversation, state.curve, state.index, missing, here)
+                candidates.setdefault(conversation.node, []).append(candidate)
         for node, some in candidates.items():
             for fetch in self.fetching.choose(node, some, self._room(Place("l1", node)), average, now):
                 plan.fetch.append(fetch)
                 self._rank(fetch.conversation)
 
-    def _missing(self, conversation: Conversation) -> dict[Chunk, int]:
-        """Return a conversation's chunks that are on disk and not in its node's memory, and their bytes.
+    def _missing(self, conversation: Conversation) -> tuple[dict[Chunk, int], int]:
+        """Return a conversation's chunks that are on disk and not in its node's memory, their bytes, and those in memory.
 
         Only those behind which nothing is missing from everywhere: LMCache looks no further than the first gap.
         """
         memory = self._room(Place("l1", conversation.node))
         missing: dict[Chunk, int] = {}
+        here = 0
         for chunk in conversation.chunks():
-            if chunk in memory:
+            resident = memory.find(chunk)
+            if resident is not None:
+                here += resident.bytes
                 continue
             for place in (Place("l2", conversation.node), Place("l2", "")):
                 resident = self.rooms[place].find(chunk) if place in self.rooms else None
@@ -222,7 +234,7 @@ class Service:
                     break
             else:
                 break
-        return missing
+        return missing, here
 
     def _may_go(self, resident: Resident, place: Place, now: float) -> bool:
         if now < resident.spared_until:
@@ -333,6 +345,6 @@ class Service:
         if state.turn == conversation.turns and state.prediction is not None and state.prediction.credit is not None:
             key += state.prediction.credit.at(max(room.lifetime.seconds, 1e-3))
         fetch = self.fetching.find(conversation)
-        if fetch is not None:
-            key = max(key, fetch.until - room.lifetime.seconds)
+        if fetch is not None and not fetch.over:
+            key = max(key, fetch.until)  # displaced before its time it would be fetched again: the budget bounds it
         return t_last, key

@@ -30,7 +30,10 @@ class LMCacheSettings(BaseSettings):
     )
     evict_disk: bool = Field(default=False, description="delete the smallest keys from disk or remote storage as well")
     prefetch: bool = Field(default=True, description="have conversations that are due fetched from disk into memory")
-    prefetch_share: Share = Field(default=0.5, description="share of a node's memory for what was fetched and waits to be used")
+    prefetch_share: Share = Field(
+        default=0.5,
+        description="share of the memory below the watermark that fetched conversations may hold until they are used",
+    )
     prefetch_used: Share = Field(default=0.6, description="share of the bytes fetched that shall be used")
     prefetch_longest_s: Seconds = Field(default=600.0, description="longest time for which a conversation is fetched ahead")
     chunks: int = Field(default=200_000, ge=1, description="chunks whose tokens are remembered, 1.5 KiB each")

@@ -15,6 +15,8 @@ from lpc.model.returns.credit import gittins
 from lpc.model.returns.hazards import AGES, Floats
 
 Places = NDArray[np.int64]
+_PARTS: Final[Floats] = np.linspace(0.0, 1.0, 31)[1:]
+"""Of a stay, that are tried as its end."""
 _LOG_FLOOR: Final = -60.0
 """Of an index: nobody returns any more."""
 
@@ -24,11 +26,12 @@ class Due:
 
     Args:
         returned: [n, ages] at AGES.
+        index: [n, ages] `log_gittins` of them, where it is known already.
     """
 
-    def __init__(self, returned: Floats) -> None:
+    def __init__(self, returned: Floats, index: Floats | None = None) -> None:
         self._returned = returned
-        self._index = log_gittins(returned)
+        self._index = log_gittins(returned) if index is None else index
 
     def over(self, rows: Places, age: Floats, log_price: float) -> Floats:
         """Return ln(index / price) of conversations, [m]: they are due where it is above 0.
@@ -57,6 +60,26 @@ class Due:
         now, then = (_at(self._returned, rows, _place(at)) for at in (age, until))
         chance: Floats = np.clip((then - now) / np.maximum(1.0 - now, 1e-9), 0.0, 1.0)
         return until, chance
+
+    def gain(self, rows: Places, age: Floats, until: Floats, cost: float) -> Floats:
+        """Return the most that bringing conversations in now gains, uses per second of room, [m].
+
+        It is the index of a move that costs something: the maximum over h of (P(h) - cost) / R(h), with the probability P of a
+        return within h and the room R that is held until then, or until the return. Below 0: it is not worth its cost.
+
+        Args:
+            rows, age: as of `over`.
+            until: [m] age up to which they would stay.
+            cost: of a move, in uses.
+        """
+        steps = np.maximum(until - age, 1.0)[:, None] * _PARTS[None, :]
+        every = rows[:, None]
+        here = _at(self._returned, every, _place(age[:, None]))
+        left = (1.0 - _at(self._returned, every, _place(age[:, None] + steps))) / np.maximum(1.0 - here, 1e-9)
+        before = np.concatenate([np.ones_like(here), left[:, :-1]], axis=1)
+        room = np.cumsum((left + before) / 2 * np.diff(steps, prepend=0.0), axis=1)
+        best: Floats = ((1.0 - left - cost) / np.maximum(room, 1e-9)).max(axis=1)
+        return best
 
 
 def log_gittins(returned: Floats) -> Floats:

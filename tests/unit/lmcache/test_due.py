@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lpc.lmcache.budget import LEAST, MOST, PrefetchBudget
-from lpc.lmcache.due import HORIZONS, at, due, price
+from lpc.model.returns.due import Due
 from lpc.model.returns.hazards import AGES, Floats
 
 
@@ -17,68 +17,50 @@ def around(median: float, sigma: float, share: float = 1.0) -> Floats:
     return share * np.array([0.5 * (1.0 + math.erf(log)) for log in logs])
 
 
-def test_memoryless_returns_are_worth_their_rate_at_every_age() -> None:
-    curve = exponential(0.01)
-    found = due(np.array([curve] * 3), np.array([0.0, 50.0, 300.0]), 0.1, 1000.0)
-    assert found.worth == pytest.approx([0.01] * 3, rel=0.08)
+def due_of(*curves: Floats) -> tuple[Due, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    return Due(np.array(curves)), np.arange(len(curves))
 
 
-def test_one_who_comes_back_after_a_minute_is_worth_more_as_the_minute_nears_and_less_after_it() -> None:
-    curve = around(60.0, 0.15, share=0.9)
-    found = due(np.array([curve] * 4), np.array([0.0, 30.0, 55.0, 150.0]), 0.05, 600.0)
-    assert found.worth[0] < found.worth[1] < found.worth[2]
-    assert found.worth[3] == 0.0 or found.worth[3] < found.worth[0]
+def test_who_is_likelier_to_come_within_the_stay_gains_more() -> None:
+    due, rows = due_of(around(60.0, 0.3, share=0.9), around(60.0, 0.3, share=0.7))
+    gain = due.gain(rows, np.array([50.0, 50.0]), np.array([100.0, 100.0]), 0.3)
+    assert gain[0] > gain[1] > 0.0
 
 
-def test_it_is_held_until_it_is_likely_enough_to_have_come() -> None:
-    curve = around(60.0, 0.15, share=0.9)
-    found = due(np.array([curve]), np.array([50.0]), 0.6, 600.0)
-    assert found.likely[0] >= 0.6
-    assert 8.0 < found.hold_s[0] < 40.0
+def test_who_comes_sooner_gains_more_since_room_is_given_back() -> None:
+    due, rows = due_of(around(60.0, 0.2, share=0.9), around(90.0, 0.2, share=0.9))
+    gain = due.gain(rows, np.array([50.0, 50.0]), np.array([300.0, 300.0]), 0.3)
+    assert gain[0] > gain[1] > 0.0
 
 
-def test_who_is_not_likely_enough_to_come_is_never_due() -> None:
-    found = due(np.array([exponential(0.01, share=0.3)]), np.array([10.0]), 0.6, 1800.0)
-    assert math.isnan(found.hold_s[0])
-    assert found.worth[0] == 0.0
+def test_who_is_less_likely_to_come_than_a_fetch_costs_gains_nothing() -> None:
+    due, rows = due_of(exponential(0.01, share=0.3))
+    assert due.gain(rows, np.array([10.0]), np.array([1800.0]), 0.6)[0] < 0.0
 
 
-def test_no_horizon_is_longer_than_the_longest() -> None:
-    found = due(np.array([exponential(0.001)]), np.array([0.0]), 0.01, 100.0)
-    assert found.hold_s[0] <= 100.0
-
-
-def test_room_costs_more_the_sooner_memory_lets_go() -> None:
-    average = around(60.0, 1.0, share=0.7)
-    assert price(average, 10.0) >= price(average, 100.0) > price(average, 1000.0) > 0.0
-
-
-def test_a_curve_is_read_between_and_beyond_its_ages() -> None:
-    curve = exponential(0.01)
-    found = at(np.array([curve]), np.array([[0.0, 33.3, 1e9]]))[0]
-    assert found[0] == 0.0
-    assert found[1] == pytest.approx(-math.expm1(-0.333), rel=0.02)
-    assert found[2] == curve[-1]
-    assert HORIZONS[0] >= 1.0
+def test_a_fetch_that_costs_nothing_gains_the_index() -> None:
+    due, rows = due_of(exponential(0.01))
+    assert due.gain(rows, np.array([20.0]), np.array([320.0]), 0.0)[0] == pytest.approx(0.01, rel=0.08)
 
 
 def test_the_budget_of_bytes_is_kept() -> None:
     budget = PrefetchBudget(100, 0.6)
-    assert budget.take(60)
-    assert not budget.take(60)
-    assert (budget.waiting, budget.refused) == (60, 1)
-    budget.settle(60, 0)
-    assert budget.take(60)
+    assert budget.take(50, 60)  # ten of them were in memory before
+    assert not budget.take(50, 60)
+    assert (budget.waiting, budget.held, budget.refused) == (50, 60, 1)
+    budget.release(60)
+    budget.settle(50, 0)
+    assert budget.take(50, 60)
 
 
 def test_useless_fetches_raise_what_is_needed_and_used_ones_lower_it() -> None:
     budget = PrefetchBudget(10**9, 0.6)
-    for _ in range(100):
-        budget.take(1)
+    for _ in range(200):
+        budget.take(1, 1)
         budget.settle(0, 1)
     assert budget.needed == MOST
     for _ in range(1000):
-        budget.take(1)
+        budget.take(1, 1)
         budget.settle(1, 0)
     assert budget.needed == LEAST
 
@@ -89,6 +71,6 @@ def test_with_curves_that_promise_too_much_the_share_used_is_held_all_the_same()
     for _ in range(4000):
         promised = draws.uniform()
         if promised >= budget.needed:
-            budget.take(1)
+            budget.take(1, 1)
             budget.settle(*((1, 0) if draws.uniform() < promised * 0.85 else (0, 1)))
     assert budget.used / budget.prefetched > 0.6

@@ -124,3 +124,12 @@ def test_the_order_stays_small_where_keys_change_often() -> None:
         room.rank(all_[0], float(at), float(at))
     assert len(room._order) < 1000
     assert KEYS.root
+
+
+def test_a_chunk_that_comes_back_to_a_key_that_it_had_counts_once() -> None:
+    room = Room(100, 0.4)
+    all_ = chunks(*range(6))
+    fill(room, all_)
+    for key in (5.0, 0.0):
+        room.rank(all_[0], key, key)
+    assert len(seeds(room.victims(0, go))) == len(set(seeds(room.victims(0, go)))) >= 2

@@ -274,7 +274,7 @@ def test_what_was_fetched_and_not_looked_up_was_useless() -> None:
     world.pass_(2000)
     world.service.plan()
     budget = world.service.fetching.budgets["a"]
-    assert (budget.used, budget.useless, budget.waiting) == (0, 2 * MIB, 0)
+    assert (budget.used, budget.useless, budget.waiting, budget.held) == (0, 2 * MIB, 0, 0)
 
 
 def test_what_was_fetched_and_evicted_before_it_was_looked_up_was_useless() -> None:
