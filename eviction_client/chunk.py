@@ -5,7 +5,6 @@ the same session, or, where nobody said, whose last chunk lies in its own chain.
 """
 
 from collections.abc import Collection, Hashable
-from typing import Final
 
 from eviction_client.queue import Block
 from eviction_client.score import Keys
@@ -14,50 +13,70 @@ Content = Hashable
 """What names a chunk in the tier's own code."""
 
 
-UNKEYED: Final = Keys(0.0, 0.0)
-"""Of what is no chunk: a queue's sentinels."""
-
-
 class Use:
-    """A finished request's use of its chunks. ``last``: the last one of its chain. ``keys``: what the request's end gave it."""
+    """What finished requests have left of themselves in chunks, alike in all of these. It does not change.
 
-    __slots__ = ("keys", "last", "session")
+    Attributes:
+        session: of the request that used them last.
+        last: the last chunk of that request's chain; None: the request that stored them still runs.
+        keys: by the law of pooling. Where chunks lie while a request that uses them runs, these do not say.
+        moved: an application has moved their last use.
+        shared: more than one conversation has used them.
+        latest: what the request that used them last leaves in chunks that nobody else has used; None: this is it.
+    """
 
-    def __init__(self, session: str | None, last: Content, keys: Keys) -> None:
+    __slots__ = ("credited", "keys", "last", "latest", "moved", "session", "shared")
+
+    def __init__(
+        self,
+        session: str | None,
+        last: Content | None,
+        keys: Keys,
+        *,
+        moved: bool = False,
+        shared: bool = False,
+        latest: "Use | None" = None,
+    ) -> None:
         self.session = session
         self.last = last
         self.keys = keys
+        self.moved = moved
+        self.credited = keys.key != keys.t_last
+        self.shared = shared
+        self.latest = latest
+
+    def after(self, before: "Use", chain: Collection[Content]) -> "Use":
+        """Return what this use leaves in chunks that have been used before. ``chain``: of its request."""
+        if before.last is None or not (before.shared or not self._continues(before, chain)):
+            return self
+        keys = highest_of(before.keys, self.keys)
+        return Use(self.session, self.last, keys, moved=self.moved or before.moved, shared=True, latest=self)
+
+    def late(self, key: float, latest: "Use") -> "Use":
+        """Return this use with the key of an answer that has come late to the request that used the chunks last."""
+        keys = self.keys
+        if not self.shared or keys.key < key:
+            keys = keys._replace(key=key)
+        return Use(self.session, self.last, keys, moved=self.moved, shared=self.shared, latest=latest)
+
+    def _continues(self, before: "Use", chain: Collection[Content]) -> bool:
+        """Return whether this is a later turn of the conversation that an earlier use belonged to."""
+        if self.session is not None and before.session is not None:
+            return self.session == before.session
+        return before.last in chain
 
 
 class Chunk(Block):
-    """A chunk of the tier.
+    """A chunk of the tier. ``content``: its name in the tier's own code."""
 
-    Attributes:
-        content: its name in the tier's own code.
-        keys: by the law of pooling. Where it lies while a request that uses it runs, these do not say.
-        use: the finished request that used it last; None while the one that stored it runs.
-        shared: more than one conversation has used it.
-        asked_for: an application has moved its last use.
-    """
+    __slots__ = ("content", "use")
 
-    __slots__ = ("asked_for", "content", "keys", "shared", "use")
-
-    def __init__(self, number: int, content: Content, keys: Keys, use: Use | None = None, asked_for: bool = False) -> None:
+    def __init__(self, number: int, content: Content, use: Use) -> None:
         # Not by its parent's: one is made for each chunk stored.
         self.block_id = number
         self.prev_free_block = self.next_free_block = None
         self.content = content
-        self.keys = keys
         self.use = use
-        self.shared = False
-        self.asked_for = asked_for
-
-
-def continues(session: str | None, before: Use, chain: Collection[Content]) -> bool:
-    """Return whether a request with this chain is a later turn of the conversation that an earlier one belonged to."""
-    if session is not None and before.session is not None:
-        return session == before.session
-    return before.last in chain
 
 
 def highest_of(one: Keys, other: Keys) -> Keys:

@@ -18,10 +18,10 @@ the pool keeps, too, is worth nothing, however good its order.
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Final
 
-from eviction_client.chunk import UNKEYED, Chunk, Content, Use, continues, highest_of
+from eviction_client.chunk import Chunk, Content, Use
 from eviction_client.credit import CreditTable, Lifetime
 from eviction_client.credit_queue import CreditQueue
 from eviction_client.finished import Finished
@@ -85,9 +85,8 @@ class Tier:
 
     def clear(self) -> None:
         """Forget all chunks."""
-        self._queue: CreditQueue[Chunk] = CreditQueue(
-            Chunk(-1, None, UNKEYED), Chunk(-1, None, UNKEYED), lifetime=self.lifetime, clock=self._clock
-        )
+        head, tail = (Chunk(-1, None, Use(None, None, Keys(0.0, 0.0))) for _ in range(2))
+        self._queue: CreditQueue[Chunk] = CreditQueue(head, tail, lifetime=self.lifetime, clock=self._clock)
         self._queue.trusting = self.wanted
         self._chunks: dict[Content, Chunk] = {}
         self._fresh: list[Content] = []
@@ -160,7 +159,7 @@ class Tier:
         self._settle()
         chunk = self._chunks.pop(content)
         self._queue.remove(chunk)
-        self._count(chunk, -1)
+        self._count(chunk.use, -1)
 
     def touch(self, contents: Iterable[Content]) -> None:
         """Chunks are in use by a request that goes on: they go last, the first of them first."""
@@ -175,21 +174,21 @@ class Tier:
         finished = self._ended.pop(request_id, None)
         if finished is None:  # its end has passed by the engine's hook
             now = self._clock()
-            session, keys, asked_for = None, Keys(now, now), False
+            session, keys, moved = None, Keys(now, now), False
         else:
             session, keys = finished.session, finished.keys_at(self.lifetime.seconds, finished.table)
-            asked_for = keys.t_last != finished.ended
+            moved = keys.t_last != finished.ended
         if not contents:
             return
-        use = Use(session, contents[0], keys)
+        use = Use(session, contents[0], keys, moved=moved)
         if self._fresh:
-            self._make(contents, use, asked_for)
+            self._make(contents, use)
         chunks = self._chunks
         mine = [chunk for content in contents if (chunk := chunks.get(content)) is not None]
         if not mine:
             return
         again = [chunk for chunk in reversed(mine) if chunk.use is not use]
-        if again and self._use_again(again, use, asked_for, frozenset(contents)):
+        if again and self._use_again(again, use, frozenset(contents)):
             self._insert(mine)
         else:
             self._queue.insert_keyed(mine, keys)
@@ -198,55 +197,40 @@ class Tier:
             if len(self._awaited) > MAX_AWAITED:
                 self._awaited.popitem(last=False)
 
-    def _make(self, contents: Sequence[Content], use: Use, asked_for: bool) -> None:
+    def _make(self, contents: Sequence[Content], use: Use) -> None:
         """Make chunks of those stored last that a request which ends has used. The others go into the order as they are."""
-        fresh, chunks, keys = set(self._fresh), self._chunks, use.keys
+        fresh, chunks = set(self._fresh), self._chunks
         new = [content for content in contents if content in fresh]
         if len(new) < len(fresh):
             fresh.difference_update(new)
             self._fresh = [content for content in self._fresh if content in fresh]
             self._settle()
-        number = self._numbers
-        for content in new:
-            number += 1
-            chunks[content] = Chunk(number, content, keys, use, asked_for)
-        self._numbers = number
+        for number, content in enumerate(new, self._numbers + 1):
+            chunks[content] = Chunk(number, content, use)
+        self._numbers += len(new)
         self._fresh.clear()
-        self._credited += len(new) * (keys.key != keys.t_last)
-        self._asked_for += len(new) * asked_for
+        self._count(use, len(new))
 
-    def _use_again(self, again: Sequence[Chunk], use: Use, asked_for: bool, chain: Collection[Content]) -> bool:
-        """Take chunks out of the order and give them a request's keys; return whether some have others, being shared."""
-        queue, keys = self._queue, use.keys
-        known: dict[Use, bool] = {}
-        differ = False
+    def _use_again(self, again: Sequence[Chunk], use: Use, chain: Collection[Content]) -> bool:
+        """Take chunks out of the order and note a request's use; return whether some have other keys than its own."""
+        queue = self._queue
+        known: dict[Use, Use] = {}
         for chunk in again:
             queue.remove(chunk)
-            before, old = chunk.use, chunk.keys
-            new, moved = keys, asked_for
-            if before is not None and self._pools:
-                if not chunk.shared:
-                    shared = known.get(before)
-                    if shared is None:
-                        shared = known[before] = not continues(use.session, before, chain)
-                    chunk.shared = shared
-                if chunk.shared:
-                    new, moved, differ = highest_of(old, keys), moved or chunk.asked_for, True
-            self._credited += (new.key != new.t_last) - (old.key != old.t_last)
-            self._asked_for += moved - chunk.asked_for
-            chunk.keys, chunk.use, chunk.asked_for = new, use, moved
-        return differ
+            before = chunk.use
+            after = known.get(before)
+            if after is None:
+                after = known[before] = use.after(before, chain) if self._pools else use
+            if after.credited or after.moved or before.credited or before.moved:
+                self._count(before, -1)
+                self._count(after, 1)
+            chunk.use = after
+        return any(after is not use for after in known.values())
 
     def _insert(self, mine: Sequence[Chunk]) -> None:
         """Put a request's chunks into the order, by their keys."""
-        run, run_keys = list[Chunk](), mine[0].keys
-        for chunk in mine:
-            keys = chunk.keys
-            if keys is not run_keys and keys != run_keys:
-                self._queue.insert_keyed(run, run_keys)
-                run, run_keys = [], keys
-            run.append(chunk)
-        self._queue.insert_keyed(run, run_keys)
+        for keys, run in groupby(mine, key=_keys):
+            self._queue.insert_keyed(list(run), keys)
 
     def order(self) -> Iterator[Content]:
         """Walk all chunks in the order of their eviction. The tier must not change meanwhile."""
@@ -261,12 +245,12 @@ class Tier:
         queue, chunks = self._queue, self._chunks
         gone = [chunks.pop(content) for content in contents]
         self.evictions[by] += len(gone)
-        keys = gone[0].keys
+        keys = gone[0].use.keys
         if keys.tells_the_price_of_room:
             self.lifetime.evicted(len(gone), keys.key if self.decides and queue.trusting else keys.t_last, self._clock())
         if self._credited or self._asked_for:
             for chunk in gone:
-                self._count(chunk, -1)
+                self._count(chunk.use, -1)
         if queue.head.next_free_block is gone[0] and all(a.next_free_block is b for a, b in pairwise(gone)):
             # Not CreditQueue's, which would learn of the lifetime once more.
             FreeBlockQueue.popleft_n(queue, len(gone))
@@ -292,8 +276,8 @@ class Tier:
         """Put what was stored since into the order: last, and the end of each prompt before its start."""
         if self._fresh:
             now, number = self._clock(), self._numbers
-            keys = Keys(now, now)
-            fresh = [Chunk(number + place, content, keys) for place, content in enumerate(reversed(self._fresh), 1)]
+            use = Use(None, None, Keys(now, now))
+            fresh = [Chunk(number + place, content, use) for place, content in enumerate(reversed(self._fresh), 1)]
             self._numbers += len(fresh)
             self._fresh.clear()
             self._chunks.update((chunk.content, chunk) for chunk in fresh)
@@ -306,19 +290,26 @@ class Tier:
 
     def _lay(self, use: Use, key: float, chunks: Sequence[Chunk]) -> None:
         """Give those of the chunks that are still there and were not used again since credit that has come late."""
+        known: dict[Use, Use] = {}
         for chunk in chunks:
-            if chunk.use is use and chunk.prev_free_block is not None:
-                self._count(chunk, -1)
-                if not chunk.shared or chunk.keys.key < key:
-                    chunk.keys = chunk.keys._replace(key=key)
-                self._count(chunk, 1)
+            before = chunk.use
+            if (before is use or before.latest is use) and chunk.prev_free_block is not None:
+                after = known.get(before)
+                if after is None:
+                    after = known[before] = before.late(key, use)
+                self._count(before, -1)
+                self._count(after, 1)
+                chunk.use = after
                 self._queue.remove(chunk)
-                self._queue.insert_keyed((chunk,), chunk.keys)
+                self._queue.insert_keyed((chunk,), after.keys)
 
-    def _count(self, chunk: Chunk, change: int) -> None:
-        """Count a chunk in (1) or out (-1) by what it has beside its last use."""
-        keys = chunk.keys
-        if keys.key != keys.t_last:
+    def _count(self, use: Use, change: int) -> None:
+        """Count chunks of a use in, or out (negative), by what they have beside their last use."""
+        if use.credited:
             self._credited += change
-        if chunk.asked_for:
+        if use.moved:
             self._asked_for += change
+
+
+def _keys(chunk: Chunk) -> Keys:
+    return chunk.use.keys

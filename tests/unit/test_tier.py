@@ -173,6 +173,17 @@ def test_credit_that_comes_late_is_laid_on_what_was_not_used_again() -> None:
     assert room.tier.decides
 
 
+@pytest.mark.parametrize(("credit", "order"), [(-300.0, ["b", "x", "a", "system"]), (300.0, ["x", "a", "b", "system"])])
+def test_credit_that_comes_late_only_raises_what_others_hold_too(credit: float, order: list[str]) -> None:
+    room = Room()
+    room.end("a", ["system", "a"], flat(100.0))
+    room.end("b", ["system", "b"], awaited=True)
+    room.end("x", ["x"], flat(50.0))
+    room.tier.late("b", flat(credit))
+    room.tier.step()
+    assert room.order() == order
+
+
 def test_credit_that_comes_before_the_tier_hears_of_the_end_is_in_time() -> None:
     room = Room()
     room.store("a")
