@@ -118,6 +118,10 @@ WORKLOADS :=
 workloads: setup ## docs/workloads.md: every policy on every generated workload (half an hour; WORKLOADS='--policies lru,plugin')
 	$(BIN)/python docs/make_workloads.py $(WORKLOADS)
 
+.PHONY: prefetch-table
+prefetch-table: setup ## docs/prefetch.md: prefetch none, at arrival, predicted and oracle on every generated workload (some minutes)
+	$(BIN)/python docs/make_prefetch.py
+
 .PHONY: bench-trace
 bench-trace: setup engine ## a log with times on real vLLM: make bench-trace TRACE=... [FORMAT=mooncake]
 	@test -n "$(TRACE)" || { echo "name a trace: make bench-trace TRACE=/path/to/trace.jsonl FORMAT=mooncake"; exit 1; }

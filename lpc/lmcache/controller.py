@@ -142,12 +142,12 @@ class LearnedController(Controller):
     async def read_status(self, request: Request) -> dict[str, Any]:
         """Return what there is, as JSON."""
         self._bind(request)
-        return {**status(self.loop, self.retained), "sidecar": self._predictor.healthy}
+        return self._status()
 
     async def read_metrics(self, request: Request) -> Response:
         """Return the same for Prometheus."""
         self._bind(request)
-        return Response(exposition(self.loop, self.retained), media_type="text/plain; version=0.0.4")
+        return Response(exposition(self._status()), media_type="text/plain; version=0.0.4")
 
     async def retain(self, body: RetainRequest, request: Request) -> dict[str, Any]:
         """Keep a prompt's complete chunks: in memory as if used so much later, on disk pinned until then."""
@@ -197,6 +197,9 @@ class LearnedController(Controller):
             return set()
         keys = {_key_of(object_): object_ for object_ in objects}
         return set(objects) - {keys[key] for key in pins.filter_unpinned(list(keys))}
+
+    def _status(self) -> dict[str, Any]:
+        return status(self.loop, self.retained, sidecar=self._predictor.healthy)
 
     def _retain(self, body: RetainRequest) -> dict[str, Any]:
         chunks = self.service.find_prompt(

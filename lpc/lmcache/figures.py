@@ -9,12 +9,13 @@ from lpc.lmcache.loop import Loop
 from lpc.lmcache.pins import Retained
 
 PREFIX: Final = "lpc_lmcache"
-_FETCHED: Final = ("prefetched_bytes", "used_bytes", "useless_bytes")
+_FETCHED: Final = ("prefetched_bytes", "used_bytes", "useless_bytes", "refused")
+_BUDGETED: Final = ("budget_bytes", "held_bytes", "waiting_bytes", "needed_probability")
 _COUNTED: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_stores", "dropped_events")
 
 
-def status(loop: Loop, retained: Retained) -> dict[str, Any]:
-    """Return all figures."""
+def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
+    """Return all figures. ``sidecar``: it answers."""
     service = loop.service
     return {
         "tiers": [
@@ -34,6 +35,7 @@ def status(loop: Loop, retained: Retained) -> dict[str, Any]:
             {
                 "node": node,
                 "budget_bytes": budget.bytes,
+                "held_bytes": budget.held,
                 "waiting_bytes": budget.waiting,
                 "prefetched_bytes": budget.prefetched,
                 "used_bytes": budget.used,
@@ -54,23 +56,26 @@ def status(loop: Loop, retained: Retained) -> dict[str, Any]:
         "retained_objects": len(retained),
         "dropped_events": loop.dropped,
         "failures": loop.failures,
+        "sidecar": sidecar,
     }
 
 
 class _Figures:
-    def __init__(self, loop: Loop, retained: Retained) -> None:
-        self._loop = loop
-        self._retained = retained
+    def __init__(self, now: dict[str, Any]) -> None:
+        self._now = now
 
     def collect(self) -> list[Metric]:
-        now = status(self._loop, self._retained)
+        now = self._now
         tiers = ("tier", "node")
         metrics: list[Metric] = [
             *(_family(name, now["tiers"], tiers) for name in ("capacity_bytes", "used_bytes", "lifetime_s")),
             *(_family(name, now["tiers"], tiers, counts=True) for name in ("deleted_bytes", "lost_bytes")),
         ]
         metrics += [_family(name, now["prefetch"], ("node",), counts=True, of="prefetch_") for name in _FETCHED]
+        metrics += [_family(name, now["prefetch"], ("node",), of="prefetch_") for name in _BUDGETED]
         metrics += [CounterMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), value=now[name]) for name in _COUNTED]
+        metrics.append(GaugeMetricFamily(f"{PREFIX}_retained_objects", "pinned until a time", value=now["retained_objects"]))
+        metrics.append(GaugeMetricFamily(f"{PREFIX}_predictor_connected", "1 while the sidecar answers", value=now["sidecar"]))
         failures = CounterMetricFamily(f"{PREFIX}_failures", "calls and ticks that failed", labels=("what",))
         for what, count in now["failures"].items():
             failures.add_metric((what,), count)
@@ -87,8 +92,8 @@ def _family(
     return family
 
 
-def exposition(loop: Loop, retained: Retained) -> bytes:
-    """Return them in Prometheus' text format."""
+def exposition(now: dict[str, Any]) -> bytes:
+    """Return figures, as :func:`status` has them, in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Figures(loop, retained))
+    registry.register(_Figures(now))
     return generate_latest(registry)

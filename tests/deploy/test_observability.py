@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ from lpc.bench.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.gateway.metrics import Metrics as GatewayMetrics
+from lpc.lmcache.events import Place
+from lpc.lmcache.figures import exposition, status
+from lpc.lmcache.loop import Loop
+from lpc.lmcache.pins import Retained
+from lpc.lmcache.service import Service
+from lpc.lmcache.settings import LMCacheSettings
 from lpc.responses.scopes import ScopeSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -27,6 +33,7 @@ from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
 from tests.deploy.prometheus_server import Prometheus, prometheus, vllm_metrics
 from tests.response_cache import KEY_LINES
+from tests.unit.lmcache.nodes import KEYS
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yml"
@@ -44,10 +51,27 @@ EXPRESSIONS = [
 ]
 
 # Series that appear with the first event or the first named client, and neither happens in the scrape below.
+
+
+def lmcache_metrics() -> str:
+    service = Service(LMCacheSettings(), clock=time.time, keys=KEYS)
+    service.declare(Place("l1", "node-a"), 1 << 30)
+
+    class Nobody:
+        def ask(self, request_id: Hashable, *, token_ids: Sequence[int], served_model: str, conversation_id: str) -> None: ...
+        def take(self, request_id: Hashable) -> None: ...
+        def forget(self, request_id: Hashable) -> None: ...
+
+    return exposition(status(Loop(service, Nobody(), lambda _: None), Retained(time.time), sidecar=True)).decode()
+
+
 OF_THE_GATEWAY = set(re.findall(r"# TYPE (\S+)", generate_latest(GatewayMetrics().registry).decode()))
 """Metrics of a process that is not scraped below."""
+OF_LMCACHE = set(re.findall(r"# TYPE (\S+)", lmcache_metrics()))
+"""The same, of LMCache's coordinator."""
 NEVER_SEEN = {
     *OF_THE_GATEWAY,
+    *OF_LMCACHE,
     *(f"{name}_bucket" for name in OF_THE_GATEWAY),
     "lpc_model_reloads_total",
     "lpc_client_conversations_total",
@@ -176,13 +200,18 @@ def test_every_metric_that_is_named_exists(server: Prometheus) -> None:
     assert named - NEVER_SEEN <= known
     # The sidecar tells the type of a metric that has no series yet.
     typed = set(re.findall(r"# TYPE (\S+)", generate_latest(Metrics().registry).decode()))
-    typed |= {*OF_THE_GATEWAY, *(f"{name}_bucket" for name in OF_THE_GATEWAY if name.endswith("_seconds"))}
+    typed |= {*OF_LMCACHE, *OF_THE_GATEWAY, *(f"{name}_bucket" for name in OF_THE_GATEWAY if name.endswith("_seconds"))}
     assert named & NEVER_SEEN <= typed
 
 
 def test_every_metric_of_the_gateway_is_on_the_dashboard() -> None:
     named = {re.sub(r"_bucket$", "", name) for panel in PANELS.values() for e in panel for name in metrics_of(e)}
     assert {name for name in OF_THE_GATEWAY if not name.endswith("_created")} <= named
+
+
+def test_every_metric_of_lmcaches_coordinator_is_on_the_dashboard() -> None:
+    named = {name for panel in PANELS.values() for e in panel for name in metrics_of(e)}
+    assert {name for name in OF_LMCACHE if not name.endswith("_created")} <= named
 
 
 def test_every_metric_of_sidecar_and_plug_in_is_on_the_dashboard(server: Prometheus) -> None:

@@ -226,10 +226,11 @@ async def test_figures_hold_counts_and_nothing_of_what_was_said(client: httpx.As
     world, all_ = filled()
     loop = Loop(world.service, Sidecar(), lambda _: None)
     retained = Retained(lambda: world.now)
-    text = exposition(loop, retained).decode()
+    now = status(loop, retained, sidecar=True)
+    text = exposition(now).decode()
     assert 'lpc_lmcache_used_bytes{node="a",tier="l1"} 8.388608e+06' in text
     assert "lpc_lmcache_prefetch_used_bytes_total" in text
-    for said in (text, str(status(loop, retained))):
+    for said in (text, str(now)):
         assert not any(object_.hash in said for prompt in all_ for objects in prompt.objects for object_ in objects)
 
 
