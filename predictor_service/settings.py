@@ -171,8 +171,8 @@ class ServiceSettings(RedisSettings):
     cache_scopes: dict[str, ScopeSettings] = Field(
         default_factory=dict,
         description="What is allowed in which scope, by its name: kind, mode, ttl_s, any_temperature, bound, level, "
-        "max_entries, evidence, exact, normalised, judge, judge_url, judge_model, judge_key_file, judge_timeout_s; `default` "
-        "is of all that are not named.",
+        "max_entries, max_mib, evidence, exact, normalised, judge, judge_url, judge_model, judge_key_file, judge_timeout_s; "
+        "`default` is of all that are not named.",
     )
     cache_max_entry_kib: int = Field(256, ge=1, le=16_384, description="Answers larger than this are not kept, KiB.")
     cache_flight_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(

@@ -46,6 +46,7 @@ class Caches:
         *,
         key_lines: str = KEY_LINES,
         timeout_s: float = 5.0,
+        cluster: bool = False,
         flight_s: float = 60.0,
         semantic: Semantic | None = None,
         clock: Clock | None = None,
@@ -56,7 +57,7 @@ class Caches:
         self.keys = Keys(path)
         self.key_file = path
         self.scopes = Scopes(scopes or {})
-        self.redis = RedisReach(Connection(url, timeout_s=timeout_s), timeout_s, "of the response caches")
+        self.redis = RedisReach(Connection(url, cluster=cluster, timeout_s=timeout_s), timeout_s, "of the response caches")
         self.store = Store(self.redis, Namer(self.keys.ring.names))
         self.counters = Counters(self.redis)
         self.tally = Tally(self.counters)

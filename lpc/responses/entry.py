@@ -22,6 +22,7 @@ class Entry(NamedTuple):
 
     Attributes:
         client, scope, tenant: whose it is; compared again with who asks when it is opened.
+        model, version: that was asked, and of its weights where the caller knew it.
         question: the last turn; empty where there is none.
         answer: of the engine.
         stored_at, expires_at: seconds since the epoch.
@@ -34,6 +35,8 @@ class Entry(NamedTuple):
     client: str
     scope: str
     tenant: str
+    model: str
+    version: str
     question: str
     answer: Answer
     stored_at: float
@@ -58,9 +61,12 @@ def seal(entry: Entry, scope: Scope, name: EntryId, keys: Keyring) -> bytes:
     """Return an entry as a record of its place."""
     answer = entry.answer
     head = (
-        *(entry.client, entry.scope, entry.tenant, entry.question, entry.stored_at, entry.expires_at),
-        *(entry.stamp, entry.tags, answer.prompt_tokens, answer.completion_tokens),
-        *(answer.finish_reason, answer.engine_s, [len(chunk) for chunk in answer.chunks]),
+        (entry.client, entry.scope, entry.tenant, entry.model, entry.version),
+        (entry.question, entry.stored_at, entry.expires_at, entry.stamp, entry.tags),
+        (
+            *(answer.prompt_tokens, answer.completion_tokens, answer.finish_reason, answer.engine_s),
+            [len(chunk) for chunk in answer.chunks],
+        ),
     )
     text = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     plain = b"".join((_HEAD.pack(len(text), entry.partition, entry.proof), text, *answer.chunks, answer.body))
@@ -83,15 +89,20 @@ def unseal(record: bytes, scope: Scope, name: EntryId, keys: Keyring) -> Entry:
 def _entry(plain: bytes) -> Entry:
     length, partition, proof = _HEAD.unpack_from(plain)
     start = _HEAD.size + length
-    client, scope, tenant, question, at, until, stamp, tags, prompt, completion, finish, engine_s, lengths = _read(
-        plain[_HEAD.size : start].decode("utf-8", "surrogatepass")
-    )
+    whose, what, said = _read(plain[_HEAD.size : start].decode("utf-8", "surrogatepass"))
+    client, scope, tenant, model, version = whose
+    question, at, until, stamp, tags = what
+    prompt, completion, finish, engine_s, lengths = said
     chunks = []
     for length in lengths:
         chunks.append(plain[start : start + length])
         start += length
     answer = Answer(tuple(chunks), plain[start:], prompt, completion, finish, engine_s)
-    return Entry(*(client, scope, tenant, question, answer, at, until, tuple(stamp), tuple(map(tuple, tags)), partition, proof))
+    return Entry(
+        *(client, scope, tenant, model, version, question, answer, at, until, tuple(stamp), tuple(map(tuple, tags))),
+        partition=partition,
+        proof=proof,
+    )
 
 
 def _place(scope: Scope, name: EntryId) -> bytes:

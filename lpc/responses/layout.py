@@ -5,7 +5,8 @@
 | `lpc:rc:{S}:e:<id>` | string, PX | a sealed entry |
 | `lpc:rc:{S}:n:<name>` | string, PX | the id of the entry that a normalised name stands for |
 | `lpc:rc:{S}:g`, `...:g:<name>` | string | generation of the scope (random at first), of a model or tag: INCR invalidates |
-| `lpc:rc:{S}:z` | zset | id by the second at which it ends: bounds the scope |
+| `lpc:rc:{S}:z` | zset | `id:bytes` by the second at which it ends: bounds the scope |
+| `lpc:rc:{S}:b` | string | bytes of the scope's entries |
 | `lpc:rc:{S}:v:<encoder>` | hash | id to sealed vector |
 | `lpc:rc:{S}:x` | stream | what was added (`a`) and removed (`d`): keeps the sidecars' arrays equal |
 | `lpc:rc:{S}:t:<encoder>[:<judge>]` | hash | evidence: whole numbers; apart by judge where it errs |

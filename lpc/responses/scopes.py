@@ -49,6 +49,7 @@ class ScopeSettings(BaseModel):
     level: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     evidence: Path | None = None
     max_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    max_mib: Annotated[int, Field(ge=1, le=2**20)] = 1024
     judge: JudgeName = "text"
     judge_url: Annotated[str, Field(pattern=r"^https?://.+")] | None = None
     judge_model: str = ""

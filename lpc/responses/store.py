@@ -1,4 +1,4 @@
-"""Entries in Redis: found, put, dropped, made unfindable, erased. Every method asks once or twice and raises RedisAway."""
+"""Entries in Redis: found, put, dropped, made unfindable. Every method asks once or twice and raises RedisAway."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,51 +14,58 @@ Stamp = tuple[str, ...]
 
 CHANGES: Final = 10_000
 """Of a scope's stream: a sidecar that missed more reads all vectors again."""
-ERASED_AT_ONCE: Final = 500
 ERASING_S: Final = 60.0
 """Time for one step of what nobody waits for."""
 
 _PUT: Final = """
-local e, z, x, v, f = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local id, record, px, now, ends, most, vector, same, prefix, flight = unpack(ARGV, 1, 10)
+local e, z, x, v, f, b = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local id, record, px, now, ends, most, vector, same, prefix, flight, room = unpack(ARGV, 1, 11)
 if flight ~= '' and redis.call('GET', f) == flight then redis.call('DEL', f) end
-for i = 6, #KEYS do
+for i = 7, #KEYS do
   if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[5 + i] then return 0 end
 end
 local function lives(key) if redis.call('PTTL', key) < px + 0 then redis.call('PEXPIRE', key, px) end end
+local function gone(members, kept)
+  for _, member in ipairs(members) do
+    local one, bytes = string.match(member, '^([^:]*):?(%d*)$')
+    if bytes ~= '' then redis.call('DECRBY', b, bytes) end
+    if kept then redis.call('DEL', prefix .. 'e:' .. one) end
+    if kept or redis.call('EXISTS', prefix .. 'e:' .. one) == 0 then
+      if redis.call('HDEL', v, one) == 1 and kept then redis.call('XADD', x, 'MAXLEN', '~', 10000, '*', 'd', one) end
+    end
+  end
+end
+if redis.call('ZCARD', z) == 0 then redis.call('DEL', b) end
+local old = id .. ':' .. redis.call('STRLEN', e)
+if redis.call('ZREM', z, old) == 1 then redis.call('DECRBY', b, redis.call('STRLEN', e)) end
 redis.call('SET', e, record, 'PX', px)
 if same ~= '' then redis.call('SET', prefix .. 'n:' .. same, id, 'PX', px) end
-redis.call('ZADD', z, ends, id)
+redis.call('ZADD', z, ends, id .. ':' .. #record)
+redis.call('INCRBY', b, #record)
 lives(z)
+lives(b)
 if vector ~= '' then
   redis.call('HSET', v, id, vector)
   lives(v)
   redis.call('XADD', x, 'MAXLEN', '~', 10000, '*', 'a', id)
   lives(x)
 end
-local function gone(ids, kept)
-  for _, one in ipairs(ids) do
-    if redis.call('HDEL', v, one) == 1 and kept then redis.call('XADD', x, 'MAXLEN', '~', 10000, '*', 'd', one) end
-    if kept then redis.call('DEL', prefix .. 'e:' .. one) end
-  end
-end
 local ended = redis.call('ZRANGEBYSCORE', z, '-inf', '(' .. now, 'LIMIT', 0, 100)
 for _, one in ipairs(ended) do redis.call('ZREM', z, one) end
 gone(ended, false)
-local over = redis.call('ZCARD', z) - most
-if over > 0 then
-  local popped, ids = redis.call('ZPOPMIN', z, math.min(over, 100)), {}
-  for i = 1, #popped, 2 do ids[#ids + 1] = popped[i] end
-  gone(ids, true)
+for _ = 1, 100 do
+  if redis.call('ZCARD', z) <= most + 0 and redis.call('GET', b) + 0 <= room + 0 then break end
+  gone({redis.call('ZPOPMIN', z)[1]}, true)
 end
 return 1
 """
-"""Stores one entry if nothing was invalidated since it was asked for, ends its flight, and keeps the scope within its bound:
-what has ended goes, and of what lives the entries that would end first."""
+"""Stores one entry if nothing was invalidated since it was asked for, ends its flight, and keeps the scope within its bounds of
+entries and bytes: what has ended goes, and of what lives the entries that would end first."""
 
 _DROP: Final = """
+local bytes = redis.call('STRLEN', KEYS[1])
 local there = redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
+if redis.call('ZREM', KEYS[2], ARGV[1] .. ':' .. bytes) == 1 then redis.call('DECRBY', KEYS[5], bytes) end
 redis.call('HDEL', KEYS[4], ARGV[1])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', 10000, '*', 'd', ARGV[1])
 redis.call('PEXPIRE', KEYS[3], ARGV[2])
@@ -98,8 +105,8 @@ class Store:
     async def find(self, names: Names, model: str, version: str, tags: Sequence[str] = ()) -> Found:
         """Look for a request: one MGET."""
         scope = names.scope
-        generations = self._generations(scope, model, version)
-        tagged = [layout.key(scope, "g", layout.text(self.namer.tag(scope, tag))) for tag in tags]
+        generations = self.generation_keys(scope, model, version)
+        tagged = [self.tag_key(scope, tag) for tag in tags]
         keys = [*generations, *tagged, layout.key(scope, "e", layout.text(names.exact))]
         values: list[bytes | None] = await self.redis.read("MGET", *keys)
         if values[0] is None:
@@ -126,8 +133,26 @@ class Store:
 
     async def tags(self, scope: Scope, tags: Sequence[str]) -> Stamp:
         """Return the generations of tags."""
-        keys = [layout.key(scope, "g", layout.text(self.namer.tag(scope, tag))) for tag in tags]
+        return await self.generations([self.tag_key(scope, tag) for tag in tags])
+
+    async def generations(self, keys: Sequence[str]) -> Stamp:
+        """Return the generations that keys of this scope hold now."""
         return tuple(map(_generation, await self.redis.read("MGET", *keys))) if keys else ()
+
+    def tag_key(self, scope: Scope, tag: str) -> str:
+        """Return the key of a tag's generation."""
+        return layout.key(scope, "g", layout.text(self.namer.tag(scope, tag)))
+
+    def generation_keys(self, scope: Scope, model: str, version: str) -> list[str]:
+        """Return the keys of the generations of a scope, a model, and its version where one is named."""
+        found = self._keys_of.get((scope, model, version))
+        if found is None:
+            if len(self._keys_of) >= REMEMBERED:
+                self._keys_of.clear()
+            names = [self.namer.model(scope, model)] + ([self.namer.model(scope, model, version)] if version else [])
+            found = [layout.key(scope, "g"), *(layout.key(scope, "g", layout.text(name)) for name in names)]
+            self._keys_of[scope, model, version] = found
+        return found
 
     async def put(
         self,
@@ -140,6 +165,7 @@ class Store:
         now: float,
         life_s: float,
         max_entries: int,
+        max_bytes: int,
         vector: bytes = b"",
         flight: bytes = b"",
     ) -> bool:
@@ -151,26 +177,39 @@ class Store:
         scope, name = names.scope, layout.text(names.exact)
         keys = [
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
-            *(layout.key(scope, "v", self._encoder()), layout.key(scope, "f", name)),
-            *self._generations(scope, model, version),
+            *(layout.key(scope, "v", self._encoder()), layout.key(scope, "f", name), layout.key(scope, "b")),
+            *self.generation_keys(scope, model, version),
         ]
         same = "" if names.normalised is None else layout.text(names.normalised)
         prefix = layout.key(scope, "")
         arguments = [name, record, max(1, int(life_s * 1000)), now, now + life_s, max_entries, vector, same, prefix, flight]
-        arguments += stamp
+        arguments += [max_bytes, *stamp]
         stored = await self.redis.ask(lambda client: client.eval(_PUT, len(keys), *keys, *arguments))
         return bool(stored)
 
     async def drop(self, scope: Scope, entry: EntryId) -> bool:
         """Delete one entry; return whether there was one."""
+        return bool(await self.redis.ask(lambda client: client.eval(*self._drop(scope, entry))))
+
+    async def drop_all(self, scope: Scope, entries: Sequence[EntryId]) -> int:
+        """Delete entries while nobody waits; return how many there were."""
+
+        async def drop(client: Any) -> list[int]:
+            pipe = client.pipeline(transaction=False)
+            for entry in entries:
+                pipe.execute_command("EVAL", *self._drop(scope, entry))
+            dropped: list[int] = await pipe.execute()
+            return dropped
+
+        return sum(await self.redis.ask(drop, ERASING_S)) if entries else 0
+
+    def _drop(self, scope: Scope, entry: EntryId) -> tuple[Any, ...]:
         name = layout.text(entry)
-        keys = [
-            layout.key(scope, "e", name),
-            *(layout.key(scope, kind) for kind in "zx"),
-            layout.key(scope, "v", self._encoder()),
-        ]
-        there = await self.redis.ask(lambda client: client.eval(_DROP, len(keys), *keys, name, layout.COUNTERS_S * 1000))
-        return bool(there)
+        keys = (
+            *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
+            *(layout.key(scope, "v", self._encoder()), layout.key(scope, "b")),
+        )
+        return (_DROP, len(keys), *keys, name, layout.COUNTERS_S * 1000)
 
     async def invalidate(self, scope: Scope, *, model: str = "", version: str = "", tag: str = "") -> None:
         """Make unfindable what is stored now: of a tag, a model or one version of it, or of the whole scope. One INCR."""
@@ -182,15 +221,6 @@ class Store:
             name = b""
         key = layout.key(scope, "g", layout.text(name)) if name else layout.key(scope, "g")
         await self.redis.ask(lambda client: _incremented(client, key))
-
-    async def erase(self, scope: Scope) -> int:
-        """Delete everything of a scope but its generations; return how many entries it was."""
-        kept = layout.key(scope, "g").encode()
-        return await self._erase(layout.key(scope, "*"), kept)
-
-    async def erase_everything(self) -> int:
-        """Delete everything of all clients; return how many entries it was."""
-        return await self._erase(f"{layout.PREFIX}*", b"\xff")
 
     async def size(self, scope: Scope) -> int:
         """Return how many entries a scope has; those that ended a moment ago may be counted."""
@@ -219,18 +249,6 @@ class Store:
                 continue  # of a key that is no longer in the file
         return scopes
 
-    def _generations(self, scope: Scope, model: str, version: str) -> list[str]:
-        found = self._keys_of.get((scope, model, version))
-        if found is None:
-            if len(self._keys_of) >= REMEMBERED:
-                self._keys_of.clear()
-            found = self._keys_of[scope, model, version] = self._generation_keys(scope, model, version)
-        return found
-
-    def _generation_keys(self, scope: Scope, model: str, version: str) -> list[str]:
-        names = [self.namer.model(scope, model)] + ([self.namer.model(scope, model, version)] if version else [])
-        return [layout.key(scope, "g"), *(layout.key(scope, "g", layout.text(name)) for name in names)]
-
     async def _begin(self, key: str) -> bytes | None:
         """Return a scope's first generation: random, so that one that was lost with its data never comes again."""
         first = secrets.randbits(48)
@@ -240,32 +258,6 @@ class Store:
             return cast("bytes | None", await client.get(key))
 
         return await self.redis.ask(begin)
-
-    async def _erase(self, pattern: str, kept: bytes) -> int:
-        entries = 0
-        batch: list[bytes] = []
-
-        async def unlink(client: Any) -> None:
-            # One by one in a pipeline: in a Cluster they are of many slots.
-            pipe = client.pipeline(transaction=False)
-            for key in batch:
-                pipe.unlink(key)
-            await pipe.execute()
-
-        async def scan(client: Any) -> list[bytes]:
-            return [key async for key in client.scan_iter(match=pattern, count=1000)]
-
-        for key in await self.redis.ask(scan, ERASING_S):
-            if key == kept or key.startswith(kept + b":"):
-                continue
-            entries += b"}:e:" in key
-            batch.append(key)
-            if len(batch) >= ERASED_AT_ONCE:
-                await self.redis.ask(unlink, ERASING_S)
-                batch.clear()
-        if batch:
-            await self.redis.ask(unlink, ERASING_S)
-        return entries
 
 
 def _incremented(client: Any, key: str) -> Awaitable[Any]:

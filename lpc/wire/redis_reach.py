@@ -118,9 +118,17 @@ class RedisReach:
             # After whatever went wrong it is closed, and opens again when it is asked.
             self._free.append(held)
 
+    def _advice(self, error: BaseException) -> str:
+        """Say what to set where the server is not what the settings call it."""
+        if isinstance(error, redis.exceptions.MovedError) and not self._connection.cluster:
+            return ": it is a node of a Redis Cluster: set LPC_CACHE_REDIS_CLUSTER=true"
+        if self._connection.cluster and "Cluster mode is not enabled" in str(error):
+            return ": it is no node of a Redis Cluster: unset LPC_CACHE_REDIS_CLUSTER"
+        return ""
+
     def _lost(self, error: BaseException, now: float) -> None:
         if not self._pause_s:
             # Its kind alone: a message of Redis may quote a command.
-            log.warning("Redis %s cannot be used (%s)", self._what, type(error).__name__)
+            log.warning("Redis %s cannot be used (%s)%s", self._what, type(error).__name__, self._advice(error))
         self._pause_s = min(max(2 * self._pause_s, FIRST_S), LONGEST_S)
         self._again_at = now + self._pause_s

@@ -248,13 +248,16 @@ class ResponseCache:
         now = self._clock()
         life_s = min(ttl_s or settings.life_s, settings.life_s)
         entry = Entry(
-            *(client, asked.scope, asked.tenant, asked.last_turn or "", answer, now, now + life_s, stamp),
+            *(client, asked.scope, asked.tenant, asked.model, asked.model_version, asked.last_turn or ""),
+            *(answer, now, now + life_s, stamp),
             tags=tuple(zip(asked.tags, tags, strict=True)),
             partition=names.partition or b"",
             proof=self._tickets.exact_proof(client, names.scope, names.exact),
         )
         keyring = self._keys.ring
         record = await aside(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
+        if len(record) > settings.max_mib * 2**20:
+            return "full"
         vector = await self._semantic.vector(names, asked, settings, entry.expires_at, stamp[0])
         stored = await self._store.put(
             names,
@@ -265,6 +268,7 @@ class ResponseCache:
             now=now,
             life_s=life_s,
             max_entries=settings.max_entries,
+            max_bytes=settings.max_mib * 2**20,
             vector=vector,
             flight=b"" if flight is None else flight.token.encode(),
         )

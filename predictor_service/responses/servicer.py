@@ -87,8 +87,6 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         if what == "entry_id":
             done, erased = await self._upkeep.invalidate_entry(client, request.entry_id)
             return pb.InvalidateResponse(done=done, erased=erased)
-        if what in ("tag", "model") and request.erase:
-            raise InvalidRequest("erase is of whole scopes or of everything: what has a tag or a model ends by itself")
         done, erased = await self._upkeep.invalidate(
             client,
             scope=request.scope if what == "scope" else None,

@@ -7,6 +7,7 @@ from typing import Final
 
 from lpc.responses.canonical import Scope
 from lpc.responses.counters import Counters, day_of
+from lpc.responses.erasing import Eraser
 from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.store import Store
 from lpc.responses.tickets import Served, Tickets
@@ -56,6 +57,7 @@ class Upkeep:
         self._metrics = metrics
         self._clock = clock
         self._tickets = Tickets(store.namer)
+        self._eraser = Eraser(store)
 
     async def feedback(self, client: str, ticket: bytes, *, wrong: bool, reason: str, drop: bool) -> tuple[bool, bool]:
         """Take what a caller says of an answer; return whether it was counted, and whether the entry was dropped."""
@@ -98,7 +100,7 @@ class Upkeep:
             client: whose.
             scope: its name; None: all.
             tag, model, version: what to narrow it to.
-            erase: delete it, too: whole scopes alone.
+            erase: delete it, too; with a tag or model, whatever else was unfindable as well.
 
         Returns:
             Whether it was possible, and how many entries were deleted.
@@ -110,7 +112,7 @@ class Upkeep:
             erased = 0
             if erase:
                 for one in scopes.values():
-                    erased += await self._store.erase(one)
+                    erased += await (self._eraser.unfindable(one, self._keys.ring) if tag or model else self._eraser.scope(one))
         except RedisAway:
             return False, 0
         return True, erased

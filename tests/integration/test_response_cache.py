@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from lpc.bench.processes import RedisServer
+from lpc.responses.erasing import Eraser
 from lpc.responses.scopes import ScopeSettings
 from predictor_service.responses.outcomes import Hit, Miss
 from tests.response_cache import KEY_LINES, Caches, answer, asked
@@ -39,6 +41,17 @@ async def fill(caches: Caches, request: Any, said: Any = None, client: str = "a"
     miss = await ask(caches, request, client)
     assert isinstance(miss, Miss)
     return await caches.cache.store(client, request, said or answer(), flight=miss.flight, **fields)
+
+
+def entries_in(server: RedisServer) -> dict[bytes, int]:
+    """Return the keys of all entries, and their bytes."""
+    with contextlib.closing(server.client()) as client:
+        return {key: client.strlen(key) for key in client.scan_iter("lpc:rc:*:e:*")}
+
+
+def counted_bytes(server: RedisServer) -> int:
+    with contextlib.closing(server.client()) as client:
+        return sum(int(client.get(key)) for key in client.scan_iter("lpc:rc:*:b"))
 
 
 async def test_the_same_request_gets_the_same_answer(make: Make) -> None:
@@ -349,7 +362,7 @@ async def test_what_is_erased_is_gone_from_redis(make: Make, redis_server: Redis
     assert await caches.upkeep.invalidate("a", scope="faq", erase=True) == (True, 20)
     with contextlib.closing(redis_server.client()) as client:
         assert len(list(client.scan_iter("lpc:rc:*:e:*"))) == 1
-    assert await caches.store.erase_everything() == 1
+    assert await Eraser(caches.store).everything() == 1
     with contextlib.closing(redis_server.client()) as client:
         assert not list(client.scan_iter("lpc:rc:*"))
 
@@ -363,6 +376,68 @@ async def test_a_scope_keeps_within_its_bound(make: Make, redis_server: RedisSer
         assert len(list(client.scan_iter("lpc:rc:*:e:*"))) == 10
     assert isinstance(await ask(caches, asked("Is it 29?")), Hit)
     assert isinstance(await ask(caches, asked("Is it 3?")), Miss)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "goes"),
+    [
+        ({"scope": None, "tag": "t"}, {"tagged", "both"}),
+        ({"scope": None, "model": "m2"}, {"other model", "its version", "both"}),
+        ({"scope": "faq", "model": "m2", "version": "7"}, {"its version"}),
+        ({"scope": "other", "tag": "t"}, set()),
+    ],
+)
+async def test_what_is_erased_by_tag_or_model_is_gone_from_redis_and_nothing_else_is(
+    make: Make, redis_server: RedisServer, narrow: dict[str, Any], goes: set[str]
+) -> None:
+    caches = make()
+    requests = {
+        "plain": asked("Is it?"),
+        "tagged": asked("Is it tagged?", tags=("t", "u")),
+        "other model": asked("Is it?", model="m2"),
+        "its version": asked("Is it?", model="m2", model_version="7"),
+        "both": asked("Is it both?", model="m2", tags=("t",)),
+    }
+    for request in requests.values():
+        await fill(caches, request)
+    before = len(entries_in(redis_server))
+    assert await caches.upkeep.invalidate("a", **narrow, erase=True) == (True, len(goes))
+    assert len(entries_in(redis_server)) == before - len(goes)
+    for name, request in requests.items():
+        assert isinstance(await ask(caches, request), Miss if name in goes else Hit), name
+    (figures,) = await caches.upkeep.figures("a", None, 1)
+    assert figures.entries == 5 - len(goes)
+
+
+async def test_a_scope_keeps_within_its_bytes(make: Make, redis_server: RedisServer) -> None:
+    caches = make({"faq": ScopeSettings(max_mib=1)})
+    for n in range(40):
+        caches.clock.now += 1
+        await fill(caches, asked(f"Is it {n}?"), answer(secrets.token_hex(30_000)))
+    held = entries_in(redis_server)
+    assert 0.9 * 2**20 < sum(held.values()) <= 2**20
+    assert counted_bytes(redis_server) == sum(held.values())
+    assert isinstance(await ask(caches, asked("Is it 39?")), Hit)
+    assert isinstance(await ask(caches, asked("Is it 3?")), Miss)
+
+
+async def test_what_is_replaced_dropped_or_ended_is_no_longer_counted(make: Make, redis_server: RedisServer) -> None:
+    caches = make()
+    await fill(caches, asked("Is it?"), answer("short"))
+    await caches.cache.store("a", asked("Is it?"), answer(secrets.token_hex(9000)))
+    await fill(caches, asked("And that?"), answer(secrets.token_hex(5000)))
+    assert counted_bytes(redis_server) == sum(entries_in(redis_server).values())
+    hit = await ask(caches, asked("Is it?"))
+    assert isinstance(hit, Hit)
+    await caches.upkeep.invalidate_entry("a", hit.ticket)
+    await caches.upkeep.invalidate_entry("a", hit.ticket)
+    assert counted_bytes(redis_server) == sum(entries_in(redis_server).values())
+    # All that lives ends, by this clock, before the next one is stored.
+    with contextlib.closing(redis_server.client()) as client:
+        client.delete(*entries_in(redis_server))
+    caches.clock.now += 24 * 3600
+    await fill(caches, asked("Much later?"))
+    assert counted_bytes(redis_server) == sum(entries_in(redis_server).values()) > 0
 
 
 async def test_figures_say_what_was_spared(make: Make) -> None:

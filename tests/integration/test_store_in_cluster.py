@@ -1,41 +1,18 @@
 """The store on a Redis Cluster: real nodes on loopback, also while they form, and when the node of the URL is gone."""
 
 import contextlib
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable
 from eviction_client.stores import BlockHash
-from lpc.bench.processes import RedisServer, free_port
+from lpc.bench.processes import RedisServer
+from tests.redis_cluster import form, node, redis_cluster
 from tests.redis_stores import BLOCKS, A, B, LosingProxy, refusal, storing, until
 
-
-def node(folder: Path) -> RedisServer:
-    return RedisServer(folder, cluster_enabled="yes", cluster_port=str(free_port()), cluster_node_timeout="2000")
-
-
-def form(nodes: list[RedisServer]) -> None:
-    addresses = [f"127.0.0.1:{server.port}" for server in nodes]
-    subprocess.run(
-        ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"], check=True, capture_output=True, timeout=60
-    )
-    for server in nodes:
-        with contextlib.closing(server.client()) as client:
-            assert until(lambda client=client: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 40)
-
-
-@pytest.fixture(scope="module")
-def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
-    """Three primaries on loopback."""
-    folder = tmp_path_factory.mktemp("cluster")
-    with contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(node(folder / str(n))) for n in range(3)]
-        form(nodes)
-        yield nodes
+__all__ = ["redis_cluster"]
 
 
 def test_a_cluster_that_is_still_forming_is_away_and_gets_everything_once_it_is_formed(

@@ -1,0 +1,119 @@
+"""The response caches on a real Redis Cluster: all keys of a scope lie in one slot, scopes on several nodes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lpc.bench.processes import RedisServer
+from lpc.responses.canonical import Names
+from lpc.responses.erasing import Eraser
+from lpc.responses.scopes import ScopeSettings
+from lpc.responses.vectors import Vector, Vectors, seal
+from predictor_service.responses.outcomes import Hit, Miss
+from predictor_service.responses.semantic import Nothing
+from tests.redis_cluster import redis_cluster
+from tests.response_cache import Caches, answer, asked
+
+__all__ = ["redis_cluster"]
+SCOPES = [f"scope{n}" for n in range(12)]
+
+
+@pytest.fixture
+async def caches(redis_cluster: list[RedisServer], tmp_path: Path) -> AsyncIterator[Caches]:
+    made = Caches(redis_cluster[0].url, tmp_path, {"scope0": ScopeSettings(max_entries=3)}, cluster=True)
+    yield made
+    await Eraser(made.store).everything()
+    await made.close()
+    for node in redis_cluster:
+        with contextlib.closing(node.client()) as client:
+            assert not client.keys("lpc:rc:*")
+
+
+async def fill(caches: Caches, text: str, scope: str) -> None:
+    request = asked(text, scope=scope, tags=("t",))
+    miss = await caches.cache.lookup("a", request)
+    assert isinstance(miss, Miss) and miss.flight, miss
+    assert (await caches.cache.store("a", request, answer(), flight=miss.flight)).refusal is None
+
+
+async def test_answers_of_many_scopes_are_found_on_many_nodes(caches: Caches, redis_cluster: list[RedisServer]) -> None:
+    for scope in SCOPES:
+        await fill(caches, "Is it?", scope)
+    for scope in SCOPES:
+        for text, source in (("Is it?", "exact"), ("is it", "normalised")):
+            hit = await caches.cache.lookup("a", asked(text, scope=scope, tags=("t",)))
+            assert isinstance(hit, Hit) and hit.source == source
+    held = []
+    for node in redis_cluster:
+        with contextlib.closing(node.client()) as client:
+            held.append(len(client.keys("lpc:rc:*:e:*")))
+    assert sum(held) == len(SCOPES) and all(held)
+
+
+async def test_of_equal_requests_at_two_sidecars_one_asks_the_engine(
+    caches: Caches, redis_cluster: list[RedisServer], tmp_path: Path
+) -> None:
+    other = Caches(redis_cluster[1].url, tmp_path, cluster=True)
+    leader = await caches.cache.lookup("a", asked("Is it?"))
+    assert isinstance(leader, Miss)
+    follower = asyncio.create_task(other.cache.lookup("a", asked("Is it?"), wait_s=20))
+    await asyncio.sleep(0.1)
+    await caches.cache.store("a", asked("Is it?"), answer(), flight=leader.flight)
+    assert isinstance(await follower, Hit)
+    await other.close()
+
+
+async def test_vectors_are_read_and_heard_of(caches: Caches) -> None:
+    class Sealing(Nothing):
+        async def vector(self, names: Names, *_: Any) -> bytes:
+            one = Vector(names.exact, names.partition or b"", 2e9, 7, b"\0" * 16)
+            return seal(one, names.scope, caches.keys.ring)
+
+    caches.cache._semantic = Sealing()
+    await fill(caches, "Is it?", "scope1")
+    vectors, scope = Vectors(caches.redis, str), caches.store.namer.scope("a", "scope1")
+    place, generation = await vectors.place(scope)
+    assert generation is not None
+    await fill(caches, "And that?", "scope1")
+    changes = await vectors.changes(scope, place, caches.keys.ring)
+    assert changes.whole and len(changes.added) == 1 and changes.generation == generation
+    found = [one.entry async for batch in vectors.read(scope, caches.keys.ring) for one in batch]
+    assert len(found) == 2 and changes.added[0].entry in found
+
+
+async def test_bounds_invalidation_figures_and_erasure_work_there_too(
+    caches: Caches,
+    redis_cluster: list[RedisServer],
+) -> None:
+    for n in range(6):
+        caches.clock.now += 1
+        await fill(caches, f"Is it {n}?", "scope0")
+    await fill(caches, "Is it?", "scope1")
+    figures = {one.name: one for one in await caches.upkeep.figures("a", None, 1)}
+    assert {name: one.entries for name, one in figures.items()} == {"scope0": 3, "scope1": 1}
+    assert figures["scope0"].days.popitem()[1]["stored"] == 6  # type: ignore[attr-defined]
+    assert await caches.upkeep.invalidate("a", scope="scope0", tag="t", erase=True) == (True, 3)
+    assert isinstance(await caches.cache.lookup("a", asked("Is it?", scope="scope1", tags=("t",))), Hit)
+    assert await caches.upkeep.invalidate("a", scope=None, erase=True) == (True, 1)
+    for node in redis_cluster:
+        with contextlib.closing(node.client()) as client:
+            assert not client.keys("lpc:rc:*:e:*")
+
+
+async def test_a_cluster_without_the_setting_and_the_reverse_are_misses_and_the_log_says_what_to_set(
+    redis_cluster: list[RedisServer], redis_server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for url, cluster, advice in (
+        (redis_cluster[0].url, False, ": set LPC_CACHE_REDIS_CLUSTER=true"),
+        (redis_server.url, True, ": unset LPC_CACHE_REDIS_CLUSTER"),
+    ):
+        caplog.clear()
+        caches = Caches(url, tmp_path, cluster=cluster)
+        outcomes = [await caches.cache.lookup("a", asked("Is it?", scope=scope)) for scope in SCOPES]
+        assert any(isinstance(one, Miss) and one.reason == "unavailable" for one in outcomes)
+        assert advice in caplog.text
+        await caches.close()
