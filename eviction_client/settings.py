@@ -10,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from lpc.wire.access import stays_on_this_machine
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_settings import RedisSettings
+from lpc.wire.variables import none_if_empty
 
 RETIRED: Final = ("LPC_TAU_S", "LPC_PRIOR")
 """Variables of earlier releases that have no meaning any more."""
@@ -72,14 +73,9 @@ class ClientSettings(RedisSettings):
     store_pending_blocks: int = Field(default=200_000, ge=1, description="scores waiting to be written; over it the oldest go")
     store_blocks: int = Field(default=1_000_000, ge=1, description="blocks that the in-memory store remembers")
 
-    @field_validator(
-        *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token"),
-        mode="before",
-    )
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        """An environment variable can only be empty, not None."""
-        return None if value == "" else value
+    _empty_is_none = field_validator(
+        *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token"), mode="before"
+    )(none_if_empty)
 
     @model_validator(mode="after")
     def _fleet_has_a_redis(self) -> Self:

@@ -14,6 +14,7 @@ from lpc.responses.scopes import ScopeSettings
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.redis_url import RedisUrl
+from lpc.wire.variables import none_if_empty
 
 
 def _standard_endpoint() -> str | None:
@@ -203,7 +204,7 @@ class ServiceSettings(RedisSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe log lines written.")
     log_format: Literal["json", "text"] = Field("json", description="One JSON object per log line, or text for a terminal.")
 
-    @field_validator(
+    _empty_is_none = field_validator(
         *(
             "unix_socket",
             "metrics_port",
@@ -217,11 +218,7 @@ class ServiceSettings(RedisSettings):
             *("cache_redis_password_file", "cache_redis_ca", "cache_redis_certificate", "cache_redis_key", "cache_keys"),
         ),
         mode="before",
-    )
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        """An environment variable can only be empty, not None."""
-        return None if value == "" else value
+    )(none_if_empty)
 
     @field_validator("unix_socket_mode")
     @classmethod

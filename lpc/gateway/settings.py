@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from lpc.wire.variables import none_if_empty
+
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 EVERYONE = "*"
@@ -74,7 +76,7 @@ class GatewaySettings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe log lines written.")
     log_format: Literal["json", "text"] = Field("json", description="One JSON object per log line, or text for a terminal.")
 
-    @field_validator(
+    _empty_is_none = field_validator(
         *(
             "gateway_metrics_port",
             "gateway_tls_certificate",
@@ -84,11 +86,7 @@ class GatewaySettings(BaseSettings):
             "gateway_tokens",
         ),
         mode="before",
-    )
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        """An environment variable can only be empty, not None."""
-        return None if value == "" else value
+    )(none_if_empty)
 
     @field_validator("gateway_engines", mode="before")
     @classmethod

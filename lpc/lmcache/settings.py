@@ -6,6 +6,8 @@ from typing import Annotated
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from lpc.wire.variables import none_if_empty
+
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 
@@ -50,8 +52,4 @@ class LMCacheSettings(BaseSettings):
     )
     token_file: Path | None = Field(default=None, description="file that holds the token")
 
-    @field_validator("tokenizer", "token", "token_file", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        """An environment variable can only be empty, not None."""
-        return None if value == "" else value
+    _empty_is_none = field_validator("tokenizer", "token", "token_file", mode="before")(none_if_empty)

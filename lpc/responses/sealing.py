@@ -10,20 +10,19 @@ a record that was copied to another place does not open there. Nonces are random
 """
 
 import os
-import re
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from lpc.errors import LpcError
+from lpc.wire.named_keys import read_named_keys
 
 NAMES: Final = "names"
 VERSION: Final = b"\x01"
 KEY_ID_BYTES: Final = 4
 NONCE_BYTES: Final = 12
 _HEAD: Final = len(VERSION) + KEY_ID_BYTES + NONCE_BYTES
-_LINE: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})\s*:\s*([0-9a-fA-F]{64})")
 HOW: Final = "write the lines `names: ...` and `k1: ...`, each with what `openssl rand -hex 32` prints"
 
 
@@ -81,25 +80,13 @@ class Keyring:
 
 def read_keys(path: Path) -> Keyring:
     """Return the keys of a file. Raises KeyFileError."""
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise KeyFileError(f"cannot read {path}: {error.strerror}; {HOW}") from error
-    except UnicodeDecodeError as error:
-        raise KeyFileError(f"{path} is not UTF-8: {HOW}") from error
     keys: dict[str, bytes] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.partition("#")[0].strip()
-        if not line:
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise KeyFileError(f"{path}, line {number}: expected `name: 64 hexadecimal digits`")
-        if match[1] in keys:
-            raise KeyFileError(f"{path}, line {number}: the name {match[1]} is there twice")
-        if (key := bytes.fromhex(match[2])) in keys.values():
-            raise KeyFileError(f"{path}, line {number}: this key is there twice: make one for each line")
-        keys[match[1]] = key
+    for where, name, key in read_named_keys(path, KeyFileError, line="name: key", how=HOW):
+        if name in keys:
+            raise KeyFileError(f"{where}: the name {name} is there twice")
+        if key in keys.values():
+            raise KeyFileError(f"{where}: this key is there twice: make one for each line")
+        keys[name] = key
     names = keys.pop(NAMES, None)
     if names is None or not keys:
         raise KeyFileError(f"{path} lacks {'the line `names`' if names is None else 'a key that seals'}: {HOW}")

@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_url import RedisLogin, RedisUrl
+from lpc.wire.variables import none_if_empty
 
 
 class RedisSettings(BaseSettings):
@@ -36,14 +37,9 @@ class RedisSettings(BaseSettings):
         default=1.0, description="time for one answer of Redis, and for a connection"
     )
 
-    @field_validator(
-        *("redis_user", "redis_password", "redis_password_file", "redis_ca", "redis_certificate", "redis_key"),
-        mode="before",
-    )
-    @classmethod
-    def _empty_redis_is_none(cls, value: object) -> object:
-        """An environment variable can only be empty, not None."""
-        return None if value == "" else value
+    _empty_redis_is_none = field_validator(
+        *("redis_user", "redis_password", "redis_password_file", "redis_ca", "redis_certificate", "redis_key"), mode="before"
+    )(none_if_empty)
 
     @field_validator("redis_url")
     @classmethod

@@ -5,17 +5,16 @@ A name may have several, so that a new one is spread before the old one goes.
 """
 
 import hmac
-import re
 from collections.abc import Collection, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from lpc.errors import LpcError
+from lpc.wire.named_keys import read_named_keys
 
 MAX_TOKENS: Final = 1000
 """Each is a label of metrics, and is compared with at every call (0.3 microseconds)."""
-_LINE: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})\s*:\s*([0-9a-fA-F]{64})")
 _BEARER: Final = "bearer "
 
 
@@ -45,28 +44,12 @@ def read_tokens(path: Path, taken: Collection[str] = ()) -> dict[bytes, str]:
     Raises:
         TokenFileError: it cannot be read or is malformed.
     """
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise TokenFileError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TokenFileError(f"{path} is not UTF-8: write `name: sha256` lines") from error
     names: dict[bytes, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.partition("#")[0].strip()
-        if not line:
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise TokenFileError(
-                f"{path}, line {number}: expected `name: sha256`, a name of letters, digits, dots, dashes or underscores and "
-                "64 hexadecimal digits"
-            )
-        name, digest = match[1], bytes.fromhex(match[2])
+    for where, name, digest in read_named_keys(path, TokenFileError, line="name: sha256", how="write `name: sha256` lines"):
         if name in taken:
-            raise TokenFileError(f"{path}, line {number}: the name {name} is taken: choose another")
+            raise TokenFileError(f"{where}: the name {name} is taken: choose another")
         if names.setdefault(digest, name) != name:
-            raise TokenFileError(f"{path}, line {number}: this token belongs to two clients: make one for each")
+            raise TokenFileError(f"{where}: this token belongs to two clients: make one for each")
     if len(names) > MAX_TOKENS:
         raise TokenFileError(f"{path} holds {len(names)} tokens, at most {MAX_TOKENS} are possible")
     return names

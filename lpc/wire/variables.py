@@ -53,6 +53,11 @@ _SERVICE: Final = re.compile(r"(LPC(?:_\w+?)?)_(SERVICE_HOST|SERVICE_PORT(_\w+)?
 """What Kubernetes sets in every pod for a Service whose name begins with lpc-."""
 
 
+def none_if_empty(value: object) -> object:
+    """Return what a setting is: an environment variable can only be empty, not None."""
+    return None if value == "" else value
+
+
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a sentence for each variable of an environment that looks like a setting and is none, with the nearest name."""
     return [
