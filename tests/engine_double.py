@@ -41,6 +41,7 @@ class EngineDouble:
         finish: the finish_reason.
         die_after: chunks after which it cuts the connection.
         go: it answers while this is set.
+        hold_after: chunks of a stream after which it waits for `further`, [DONE] among them.
         seconds: that an answer takes.
         refuse: every completion, with an error.
     """
@@ -51,6 +52,8 @@ class EngineDouble:
     extra: dict[str, Any] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
     go: asyncio.Event = field(default_factory=asyncio.Event)
+    hold_after: int | None = None
+    further: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
     seconds: float = 0.0
     refuse: bool = False
@@ -124,12 +127,17 @@ class EngineDouble:
         for i, delta in enumerate(deltas):
             if i == self.die_after:
                 return
+            if i == self.hold_after:
+                await self.further.wait()
             end = self.finish if i == len(deltas) - 1 else None
             choice = {"index": 0, **({"delta": delta} if chat else {"text": delta}), "finish_reason": end}
             await event(send, {**common, "object": "chat.completion.chunk" if chat else "text_completion", "choices": [choice]})
         if (asked.get("stream_options") or {}).get("include_usage"):
             await event(send, {**common, "object": "chat.completion.chunk", "choices": [], "usage": USAGE})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
+        if self.hold_after is not None and self.hold_after >= len(deltas):
+            await self.further.wait()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:

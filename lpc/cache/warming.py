@@ -5,6 +5,7 @@ kept already is left alone. How far it came is noted beside the file, so that a 
 stopped.
 """
 
+import contextlib
 import hashlib
 import json
 import time
@@ -128,16 +129,16 @@ def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float, agai
             time.sleep(max(0.0, 1 / rate - (time.monotonic() - began)))
 
 
+@contextlib.contextmanager
 def through_sidecar(
     client: ResponseCacheClient, engine: str, *, key: str | None, scope: str, tenant: str, tags: Sequence[str], ttl_s: float
-) -> Ask:
-    """Return what asks the sidecar, and where it has no answer an engine.
+) -> Iterator[Ask]:
+    """Yield what asks the sidecar, and where it has no answer an engine.
 
     Args:
         engine: its base URL; empty: every line has its answer.
         key: for its Authorization.
     """
-    http = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
 
     def ask(body: Mapping[str, Any], answer: str | None) -> str:
         asked = question(body, scope=scope, tenant=tenant, tags=tags)
@@ -157,15 +158,16 @@ def through_sidecar(
             stored = client.store(message)
         return "stored" if stored.stored else stored.refusal or "refused"
 
-    return ask
+    with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as http:
+        yield ask
 
 
-def through_gateway(gateway: str, *, token: str | None, scope: str) -> Ask:
-    """Return what asks a gateway as its clients do, so that they find the answers: with a client's token, for that client."""
+@contextlib.contextmanager
+def through_gateway(gateway: str, *, token: str | None, scope: str) -> Iterator[Ask]:
+    """Yield what asks a gateway as its clients do, so that they find the answers: with a client's token, for that client."""
     headers = {"x-lpc-scope": scope} if scope else {}
     if token:
         headers["authorization"] = f"Bearer {token}"
-    http = httpx.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False)
 
     def ask(body: Mapping[str, Any], answer: str | None) -> str:
         if answer is not None:
@@ -176,7 +178,8 @@ def through_gateway(gateway: str, *, token: str | None, scope: str) -> Ask:
             return "not kept"
         return "stored" if cache == "miss" else "there"
 
-    return ask
+    with httpx.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False) as http:
+        yield ask
 
 
 def _request(line: str, number: int, template: Mapping[str, Any], file: Path) -> tuple[dict[str, Any], str | None]:

@@ -53,11 +53,13 @@ def warm_up(
 
     def work(client: "ResponseCacheClient") -> warming.Warmed:
         if gateway:
-            ask = warming.through_gateway(gateway, token=token, scope=scope)
+            asking = warming.through_gateway(gateway, token=token, scope=scope)
         else:
-            ask = warming.through_sidecar(client, engine, key=engine_key, scope=scope, tenant=tenant, tags=tag or [], ttl_s=ttl)
+            asking = warming.through_sidecar(
+                client, engine, key=engine_key, scope=scope, tenant=tenant, tags=tag or [], ttl_s=ttl
+            )
         warmed = warming.Warmed()
-        with tqdm(total=total, desc="warming", unit=" question") as bar:
+        with asking as ask, tqdm(total=total, desc="warming", unit=" question") as bar:
             for warmed in warming.warm(file, body, ask, rate=rate, again=again):
                 bar.n = warmed.skipped + warmed.there + warmed.stored + sum(warmed.refused.values())
                 bar.refresh()

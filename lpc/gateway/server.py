@@ -5,7 +5,8 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import uvicorn
@@ -50,12 +51,15 @@ class Addresses:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: GatewaySettings, sidecar: ClientSettings) -> AsyncIterator[Addresses]:
+async def running(
+    settings: GatewaySettings, sidecar: ClientSettings, clock: Callable[[], float] = time.time
+) -> AsyncIterator[Addresses]:
     """Run a gateway until the block is left, then drain it.
 
     Args:
         settings: what the operator set.
         sidecar: how the sidecar is reached.
+        clock: seconds since the Unix epoch; what waits and rests goes by a monotonic one.
 
     Raises:
         GatewayStartError: an address is taken, or a certificate or the token file cannot be used.
@@ -96,6 +100,7 @@ async def running(settings: GatewaySettings, sidecar: ClientSettings) -> AsyncIt
             Upstream(http, engines, metrics),
             telling,
             metrics,
+            clock,
         )
         app = Starlette(
             routes=[

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,9 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def a_gateway(*engines: EngineDouble | str, sidecar: str | None = None, **settings: Any) -> AsyncIterator[Running]:
+async def a_gateway(
+    *engines: EngineDouble | str, sidecar: str | None = None, clock: Callable[[], float] = time.time, **settings: Any
+) -> AsyncIterator[Running]:
     """Run a gateway; without ``sidecar`` at an address where none is."""
     urls = tuple(engine if isinstance(engine, str) else engine.url for engine in engines)
     # A look-up gets its 50 ms where that is what is tested, and longer elsewhere: the machine may be busy.
@@ -51,7 +54,7 @@ async def a_gateway(*engines: EngineDouble | str, sidecar: str | None = None, **
         }
     )
     where = ClientSettings(predictor_address=sidecar or f"127.0.0.1:{free_port()}")
-    async with running(made, where) as addresses:
+    async with running(made, where, clock) as addresses:
         url = f"http://127.0.0.1:{addresses.port}"
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=limits) as client:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import USAGE, EngineDouble, served
-from tests.integration.gateway.conftest import Running, a_gateway, chat, eventually
+from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat, eventually
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +162,40 @@ async def test_an_answer_that_did_not_stop_by_itself_is_not_kept(caches: Respons
                     answer = await gateway.ask(chat(f"{kind} {stream}", stream=stream))
                     assert kind != "cut" and told(answer) in ("miss", None)
             assert len(engine.completions) == calls + 2, kind
+
+
+async def hang_up_after(gateway: Running, text: str, line: str) -> None:
+    """Stream an answer, and hang up at the first line that begins so."""
+    async with gateway.client.stream("POST", CHAT, json=chat(text, stream=True)) as answer:
+        async for said in answer.aiter_lines():
+            if said.startswith(line):
+                return
+    raise AssertionError(f"no line begins with {line}")
+
+
+async def test_a_client_that_hangs_up_at_done_has_had_the_whole_answer_and_it_is_kept(caches: ResponseCaches) -> None:
+    # The engine has said [DONE] and not yet ended its stream, as it is in the moment in which clients hang up.
+    async with (
+        served(EngineDouble(hold_after=1000)) as engine,
+        a_gateway(engine, sidecar=caches.sidecar.address) as gateway,
+    ):
+        await hang_up_after(gateway, "until done", "data: [DONE]")
+        await stored(gateway, 1)
+        again = await gateway.ask(chat("until done", stream=True))
+        assert told(again) == "exact" and again.text.endswith("data: [DONE]\n\n") and "until done" in again.text
+        assert len(engine.completions) == 1
+
+
+async def test_a_client_that_hangs_up_within_an_answer_leaves_nothing_half_and_nobody_waiting(caches: ResponseCaches) -> None:
+    async with served(EngineDouble(hold_after=2)) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+        await hang_up_after(gateway, "half", "data: {")
+        await eventually(lambda: engine.completions[0].gone)
+        engine.further.set()
+        whole = await gateway.ask(chat("half", stream=True))
+        assert told(whole) == "miss" and whole.text.endswith("data: [DONE]\n\n")
+        await stored(gateway, 1)
+        again = await gateway.ask(chat("half", stream=True))
+        assert told(again) == "exact" and "You said: " in again.text and again.text.endswith("data: [DONE]\n\n")
 
 
 async def test_no_client_gets_anothers_answer(caches: ResponseCaches, tmp_path: Path) -> None:

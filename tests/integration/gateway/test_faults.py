@@ -26,8 +26,8 @@ async def all_well(folder: Path, models: Path) -> AsyncIterator[tuple[ResponseCa
             yield caches, engine, gateway
 
 
-async def _hits(gateway: Running) -> bool:
-    return (await gateway.ask(chat("kept"))).headers.get("x-lpc-cache") == "exact"
+async def _hits(gateway: Running, text: str = "kept") -> bool:
+    return (await gateway.ask(chat(text))).headers.get("x-lpc-cache") == "exact"
 
 
 async def serves_without(engine: EngineDouble, gateway: Running) -> None:
@@ -68,20 +68,33 @@ async def test_redis_silent_dead_and_back(tmp_path: Path, tiny_models: Path) -> 
         await eventually(lambda: _hits(gateway))
 
 
-async def test_records_that_are_corrupt_or_under_another_key_are_no_answers(tmp_path: Path, tiny_models: Path) -> None:
+async def test_records_that_are_corrupt_foreign_or_under_another_key_are_no_answers(tmp_path: Path, tiny_models: Path) -> None:
     async with all_well(tmp_path, tiny_models) as (caches, engine, gateway):
         redis = caches.redis.client()
-        for key in redis.scan_iter("lpc:rc:*:e:*"):
-            redis.set(key, b"\x00junk", keepttl=True)
+        (key,) = redis.scan_iter("lpc:rc:*:e:*")
+        record = redis.get(key)
+        for wrong in (b"", b"\x00junk", record[:-1], record[:-1] + bytes([record[-1] ^ 1])):
+            redis.set(key, wrong, keepttl=True)
+            assert (await gateway.ask(chat("kept"), cache_control="only-if-cached")).status_code == 504
+            answer = await gateway.ask(chat("kept"))
+            assert (answer.status_code, answer.headers["x-lpc-cache"]) == (200, "miss")
+            await eventually(lambda: _hits(gateway))
+        # The answer to another question, whole and under the right key, in this one's place.
+        await eventually(lambda: _hits(gateway, "other"))
+        (other,) = set(redis.scan_iter("lpc:rc:*:e:*")) - {key}
+        redis.set(key, redis.get(other), keepttl=True)
         answer = await gateway.ask(chat("kept"))
-        assert (answer.status_code, answer.headers["x-lpc-cache"]) == (200, "miss")
+        assert answer.headers["x-lpc-cache"] == "miss" and "kept" in answer.text
         await eventually(lambda: _hits(gateway))
-        other = tmp_path / "other"
-        other.mkdir()
-        keys = write_keys(other / "keys")
-        with Sidecar(other, tiny_models, "tiny", cache_redis_url=caches.redis.url, cache_keys=keys) as stranger:
-            async with a_gateway(engine, sidecar=stranger.address) as elsewhere:
-                assert (await elsewhere.ask(chat("kept"))).headers["x-lpc-cache"] == "miss"
+        folder = tmp_path / "other"
+        folder.mkdir()
+        names, _ = (tmp_path / "keys").read_text().splitlines()
+        for lines, why in ((write_keys(folder / "all").read_text(), "cold"), (f"{names}\nk1: {'ab' * 32}\n", "unreadable")):
+            (folder / "keys").write_text(lines)
+            settings = {"cache_redis_url": caches.redis.url, "cache_keys": folder / "keys", "cache_redis_timeout_s": 1}
+            with Sidecar(folder, tiny_models, "tiny", **settings) as stranger:
+                async with a_gateway(engine, sidecar=stranger.address) as elsewhere:
+                    assert (await elsewhere.ask(chat("kept"))).headers["x-lpc-cache"] == "miss", why
 
 
 async def test_a_leader_whose_engine_dies_leaves_the_lead_to_another_and_nothing_half_is_kept(
