@@ -1,5 +1,6 @@
 """Settings of the client: one typed object, built at the engine's edge from flags and environment, passed down."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -45,6 +46,11 @@ class ClientSettings(RedisSettings):
     )
     shadow: bool = Field(default=False, description="keep the engine's own order and only report what ours would have hit")
     max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application's hint may ask for")
+    lmcache_url: SecretStr | None = Field(
+        default=None,
+        description="http://[lpc:TOKEN@]host:port of LMCache's coordinator with our controller, which vLLM's plug-in tells of "
+        "lpc_retain_seconds; empty: hints hold in the engine alone",
+    )
     on_unknown_engine: Literal["refuse", "stock"] = Field(
         default="stock",
         description="where the check at start finds that the plug-in does not work in this engine: start with the engine's own "
@@ -74,8 +80,15 @@ class ClientSettings(RedisSettings):
     store_blocks: int = Field(default=1_000_000, ge=1, description="blocks that the in-memory store remembers")
 
     _empty_is_none = field_validator(
-        *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token"), mode="before"
+        *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token", "lmcache_url"), mode="before"
     )(none_if_empty)
+
+    @field_validator("lmcache_url")
+    @classmethod
+    def _is_http(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and not re.fullmatch(r"https?://[^/\s]*[^/@\s][/]?", url.get_secret_value()):
+            raise ValueError("lmcache_url must be http://host:port of LMCache's coordinator, with lpc:TOKEN@ before the host")
+        return url
 
     @model_validator(mode="after")
     def _fleet_has_a_redis(self) -> Self:

@@ -209,20 +209,27 @@ class LearnedController(Controller):
             raise HTTPException(404, "none of this prompt's chunks is known here")
         until = self.service.retain(chunks, body.seconds)
         objects = [object_ for chunk in chunks for object_ in self.service.objects_on_disk(chunk)]
+        return {"chunks": len(chunks), "pinned": self._pin(dict.fromkeys(objects, until)), "until": until}
+
+    def _pin(self, objects: dict[ObjectId, float]) -> int:
+        """Pin objects until a time each; return how many are: none where LMCache keeps no pins."""
         pins = self._pins
-        new: list[ObjectId] = []
-        if pins is not None and objects:
-            new = self.retained.extend(objects, until)
-            pins.pin([_key_of(object_) for object_ in new])
-            self._context.metadata_persister.save()
-        return {"chunks": len(chunks), "pinned": len(objects) if pins is not None else 0, "until": until}
+        if pins is None or not objects:
+            return 0
+        new = [found for object_, until in objects.items() for found in self.retained.extend([object_], until)]
+        pins.pin([_key_of(object_) for object_ in new])
+        self._context.metadata_persister.save()
+        return len(objects)
 
     async def _keep_pins(self) -> None:
-        """Find out who holds the pins, by asking oneself, then let go of those whose time is over."""
+        """Find out who holds the pins, by asking oneself, then pin what has come to disk, and let go of what is over."""
         while True:
             try:
                 if self._context is None and self._http is not None:
                     await self._http.get(f"http://{self._address}/lpc/status", timeout=5.0)
+                if self._context is not None and self.service.to_pin:
+                    late, self.service.to_pin = self.service.to_pin, {}
+                    self._pin(late)
                 over = self.retained.over() if self._context is not None else []
                 if over and (pins := self._pins) is not None:
                     pins.unpin([_key_of(object_) for object_ in over])

@@ -1,8 +1,11 @@
 """When conversations return: curves learnt here, of what LMCache's events say, from the first hundreds of turns on.
 
 The sidecar's answers carry credits, not curves, and a credit only says until when a chunk is worth its room, not from when on
-it will be again. So the sidecar's own model (:mod:`lpc.model.returns`) learns here a second time, on arrivals, lengths and the
-sidecar's probabilities. Until it has seen enough, a sidecar that serves think times is believed:
+it will be again: tables hold the running minimum of the index, and its rise cannot be read back from them. A curve on the
+wire would be 64 numbers in each answer that no engine reads, of ages by the engines' arrivals, and fetches would end with the
+sidecar; here ages are those of LMCache's events, which fetches are timed by. So the sidecar's own model
+(:mod:`lpc.model.returns`) learns here a second time, on arrivals, lengths and the sidecar's probabilities. Until it has seen
+enough, a sidecar that serves think times is believed:
 ``F(a) = p * Phi((ln a - m) / s)``.
 """
 

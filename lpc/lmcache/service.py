@@ -59,6 +59,8 @@ class Service:
         self._states: dict[Conversation, State] = {}
         self._loaded: set[Chunk] = set()
         """Chunks that came back into memory for a look-up, which is still to be reported: it was no hit in memory."""
+        self.to_pin: dict[ObjectId, float] = {}
+        """Objects of retained chunks that have come to disk since, and until when."""
 
     # What is reported.
 
@@ -261,6 +263,8 @@ class Service:
             if chunk is not None:
                 room.store(chunk, entry.object, entry.size, event.at)
                 if event.tier == "l2":
+                    if chunk.retained_until > event.at:
+                        self.to_pin[entry.object] = chunk.retained_until
                     touched.extend(holder for holder in chunk.holders if holder.leaf is chunk)
         for conversation in touched:
             self._states.setdefault(conversation, State())

@@ -13,6 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
+from eviction_client import retention
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.metrics import values_of
@@ -23,6 +24,7 @@ from lpc.bench.processes import RedisServer
 from lpc.bench.told import ENDED_S
 from lpc.model.returns import MAX_CREDIT_S
 from tests.engine.pools import give_hash
+from tests.retaining import Coordinator
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="its scheduler without a model, synchronous and asynchronous, full and hybrid"
@@ -140,6 +142,23 @@ def test_a_hint_moves_the_key(arguments: dict[str, Any], difference: float) -> N
     engine = Engine(100)
     finish(engine, "a", arguments=arguments)
     assert list(keys_of(engine).values()) == pytest.approx([engine.now + difference] * 2, abs=SECOND)
+
+
+def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "AFTER_S", 0.01)
+    coordinator = Coordinator(200)
+    engine = Engine(100, lmcache_url=coordinator.url())
+    finish(engine, "a")
+    finish(engine, "b", arguments={"lpc_done": True})
+    finish(engine, "c", arguments={"lpc_retain_seconds": 200})
+    deadline = time.monotonic() + 20
+    while not coordinator.asked and time.monotonic() < deadline:
+        time.sleep(0.01)
+    engine.scheduler.shutdown()
+    ((path, _, body),) = coordinator.asked
+    assert path == "/lpc/retain"
+    assert 190.0 < body["seconds"] <= 200.0
+    assert len(body["token_ids"]) >= 32
 
 
 def test_an_aborted_request_gets_no_credit() -> None:

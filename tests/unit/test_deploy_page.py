@@ -107,7 +107,7 @@ def test_its_links_overlays_targets_and_settings_exist() -> None:
     assert set(re.findall(r"(?m)^\| `([\w-]+)` \|", compose)) == {name for some in profiles for name in some.split(", ")}
     assert set(re.findall(r"--target (\S+)", PAGE)) <= set(stages()[1])
     known = {
-        f"LPC_{name.upper()}"
+        f"{settings.model_config['env_prefix']}{name}".upper()
         for settings in (ServiceSettings, ClientSettings, GatewaySettings, LMCacheSettings)
         for name in settings.model_fields
     }

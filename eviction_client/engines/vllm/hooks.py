@@ -35,6 +35,7 @@ from eviction_client.engines.vllm.queue import KeyedBlocks, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import arguments_of, completed, session_of
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.hints import Hints
+from eviction_client.retention import Retention
 from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
 
@@ -51,6 +52,7 @@ class Hooks:
     Args:
         adopt: put our queue into the block pool; else (shadow mode) the engine's own order stays.
         tiers: below the block pool, in which our policy is.
+        retention: tells LMCache of what is to be kept; None: nobody is told.
 
     Raises:
         Exception: the engine has no such parts. Then nothing was attached.
@@ -60,8 +62,17 @@ class Hooks:
         raised: blocks whose key was raised because another conversation holds them.
     """
 
-    def __init__(self, scheduler: Any, scorer: Scorer, *, adopt: bool, tiers: Tiers | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        scorer: Scorer,
+        *,
+        adopt: bool,
+        tiers: Tiers | None = None,
+        retention: Retention | None = None,
+    ) -> None:
         self.scorer = scorer
+        self.retention = retention
         self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
         self.raised = 0
@@ -106,6 +117,8 @@ class Hooks:
         """``Scheduler.shutdown``, which also lets go of predictor and store."""
         self._stock_shutdown(*args, **kwargs)
         self.scorer.close()
+        if self.retention is not None:
+            self.retention.close()
 
     def admitted(self, request: Request) -> None:
         """Ask the predictor, unless there are no token ids or they will change (streamed input)."""
@@ -212,14 +225,19 @@ class Hooks:
             if request.is_finished():
                 size = self._hash_block_size
                 computed = request.block_hashes[: request.num_computed_tokens // size]
+                hints = Hints.of(arguments_of(request))
                 keys = self.scorer.finished(
                     request.request_id,
                     completed=completed(request),
                     blocks=computed,
                     prompt_blocks=min(len(computed), request.num_prompt_tokens // size),
                     session=session_of(request),
-                    hints=Hints.of(arguments_of(request)),
+                    hints=hints,
                 )
+                if self.retention is not None and hints.retain_s > 0:
+                    salt = getattr(request, "cache_salt", None) or ""
+                    tokens = request.all_token_ids[: request.num_computed_tokens]
+                    self.retention.ask(tokens, min(hints.retain_s, self.scorer.settings.max_retain_s), salt)
                 if keys.key != keys.key or keys.t_last != keys.t_last:
                     keys = None  # NaN has no place in an order
             elif self.queue is not None:

@@ -20,6 +20,7 @@ from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics
 from eviction_client.offer import FindFiles
 from eviction_client.predictor_client import PredictorClient
+from eviction_client.retention import Retention
 from eviction_client.scorer import Predictor, Scorer
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import MetadataStore, open_store
@@ -118,11 +119,17 @@ class LearnedScheduler:
             clock=cls.clock,
             background=cls.background,
         )
+        url = settings.lmcache_url
+        retention = None if url is None else Retention(url.get_secret_value(), model.model)
         try:
-            attached = scheduler.lpc = hooks.Hooks(scheduler, scorer, adopt=not settings.shadow, tiers=tiers)
+            attached = scheduler.lpc = hooks.Hooks(
+                scheduler, scorer, adopt=not settings.shadow, tiers=tiers, retention=retention
+            )
             tiers.link(scheduler, scorer)
         except BaseException:
             scorer.close()
+            if retention is not None:
+                retention.close()
             raise
         scorer.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
 

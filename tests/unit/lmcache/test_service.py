@@ -324,6 +324,20 @@ def test_retained_chunks_rank_as_if_used_later_and_sink_after() -> None:
     assert world.service.retain(chunks, 1e9) == world.now + 3600.0
 
 
+def test_what_is_retained_and_comes_to_disk_later_is_to_be_pinned_as_long() -> None:
+    world = World(prefetch=False)
+    (prompt,) = prompts(1)
+    world.serve(prompt, on_disk=False)
+    until = world.service.retain(world.service.find_prompt("llama", "", prompt.tokens, 4), 60.0)
+    assert not world.service.to_pin
+    world.service.take(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
+    assert world.service.to_pin == {object_: until for objects in prompt.objects for object_ in objects}
+    world.service.to_pin.clear()
+    world.pass_(61.0)
+    world.service.take(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
+    assert not world.service.to_pin
+
+
 def test_a_turn_without_an_answer_is_learnt_from_all_the_same() -> None:
     world = World()
     (prompt,) = prompts(1)
