@@ -41,6 +41,11 @@ def rows_of(names: Sequence[str], seed: int, jobs: int) -> Rows:
     return {(run.workload.workload or "", run.prefetch.label): row for run, row in zip(runs, found, strict=True)}
 
 
+def returning(rows: Rows, names: Sequence[str]) -> list[str]:
+    """Return the workloads that have turns after a conversation's first."""
+    return [name for name in names if rows[name, "none"]["ttft_returning_mean_s"] > 0]
+
+
 def ratio(rows: Rows, name: str, way: str) -> float:
     """Return the mean time to the first token of returning turns, against no prefetch."""
     return float(rows[name, way]["ttft_returning_mean_s"] / rows[name, "none"]["ttft_returning_mean_s"])
@@ -48,7 +53,7 @@ def ratio(rows: Rows, name: str, way: str) -> float:
 
 def page(rows: Rows, names: Sequence[str], seed: int) -> Iterator[str]:
     """Yield the page's lines."""
-    ways = [way.label for way in WAYS]
+    ways, told = [way.label for way in WAYS], returning(rows, names)
     predicted = [way.label for way in WAYS if way.kind == "predicted"]
     yield "# Prefetch on every generated workload: which budget pays?"
     yield ""
@@ -63,10 +68,11 @@ def page(rows: Rows, names: Sequence[str], seed: int) -> Iterator[str]:
     yield "## Time to the first token of turns after a conversation's first, mean"
     yield ""
     yield "Seconds without prefetch; with it, as a share of that. In brackets the share of what was moved that was used."
+    yield "Workloads whose requests nobody could link have no such turns, and nothing is foretold of them."
     yield ""
     yield "| workload | " + " | ".join(ways) + " |"
     yield "|---|" + "---|" * len(ways)
-    for name in names:
+    for name in told:
         cells = [f"{rows[name, 'none']['ttft_returning_mean_s']:.4f} s"]
         for way in ways[1:]:
             used = rows[name, way]["prefetch_used"]
@@ -84,17 +90,17 @@ def page(rows: Rows, names: Sequence[str], seed: int) -> Iterator[str]:
         yield f"| `{name}` | " + " | ".join(" / ".join(f"{100 * part:.1f}" for part in some) for some in parts) + " |"
     yield ""
     for way in predicted:
-        pays = [name for name in names if ratio(rows, name, way) <= 1 - PAYS]
-        costs = [name for name in names if ratio(rows, name, way) > 1 + PAYS / 2]
-        mean = sum(ratio(rows, name, way) for name in names) / len(names)
+        pays = [name for name in told if ratio(rows, name, way) <= 1 - PAYS]
+        costs = [name for name in told if ratio(rows, name, way) > 1 + PAYS / 2]
+        mean = sum(ratio(rows, name, way) for name in told) / len(told)
         yield (
-            f"- `{way}` takes at least {PAYS:.0%} off the wait on {len(pays)} of {len(names)}"
+            f"- `{way}` takes at least {PAYS:.0%} off the wait on {len(pays)} of {len(told)}"
             + (f" ({', '.join(f'`{name}`' for name in pays)})" if pays else "")
             + f", adds more than {PAYS / 2:.0%} on {len(costs)}"
             + (f" ({', '.join(f'`{name}`' for name in costs)})" if costs else "")
             + f"; mean over all {mean:.3f}."
         )
-    oracle = sum(ratio(rows, name, "oracle") for name in names) / len(names)
+    oracle = sum(ratio(rows, name, "oracle") for name in told) / len(told)
     yield f"- An oracle that knows when each turn comes: {oracle:.3f}; what lies between, a better forecast of when could gain."
 
 
@@ -136,7 +142,7 @@ def main() -> None:
         asked.json.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "prefetch.md").write_text("\n".join(page(rows, names, asked.seed)) + "\n", "utf-8")
-    draw(rows, names, asked.out / "prefetch.png")
+    draw(rows, returning(rows, names), asked.out / "prefetch.png")
     print((asked.out / "prefetch.md").read_text("utf-8"))
 
 
