@@ -74,7 +74,7 @@ def warm_up(
 def give_feedback(
     entry: Annotated[str, typer.Argument(help="As x-lpc-entry names it, hexadecimal.")],
     wrong: Annotated[bool, typer.Option("--wrong/--right", help="Whether the answer was wrong.")] = True,
-    reason: Annotated[str, typer.Option(help="A word for the counters: a-z and _.")] = "",
+    reason: Annotated[str, typer.Option(help="outdated, incomplete, wrong_context, opposite, unsafe or other.")] = "",
     drop: Annotated[bool, typer.Option("--drop", help="Serve it to nobody any more.")] = False,
     address: Address = None,
     ca: Authority = None,

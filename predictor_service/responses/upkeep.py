@@ -1,6 +1,5 @@
 """What callers and operators do to the response caches beside asking: feedback, invalidation, erasure, figures."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,7 +18,8 @@ from predictor_service.responses.semantic import Semantic
 from predictor_service.responses.tally import Tally
 
 MAX_DAYS: Final = 31
-_WORD: Final = re.compile(r"[a-z_]{1,32}")
+REASONS: Final = frozenset({"outdated", "incomplete", "wrong_context", "opposite", "unsafe"})
+"""Why an answer was wrong, as counters name it. Any other word may be a user's own, and counters are not encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Upkeep:
         if served is None:
             return False, False
         name = await self._name_of(client, served.scope)
-        word = reason if _WORD.fullmatch(reason) else "other" if reason else ""
+        word = reason if reason in REASONS else "other" if reason else ""
         verdict = "wrong" if wrong else "right"
         self._metrics.feedback.labels(self._scopes.label(name or ""), verdict).inc()
         self._tally.feedback(served.scope, f"{verdict}:{word}" if word else verdict, self._clock())

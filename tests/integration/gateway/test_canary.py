@@ -1,0 +1,148 @@
+"""Answers leave no trace: a word of every question and another of every answer are nowhere but with client and engine.
+
+Gateway, sidecar and Redis are the real processes, the first two at the DEBUG level, Redis with its append-only file. What is
+searched: all that they say (gRPC's own log included), every file that they write, all that Redis is told and holds, the metrics
+of both, and every trace.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import httpx
+import pytest
+
+from lpc.bench.processes import RedisServer, Sidecar, free_port
+from lpc.bench.semantic.vectors import Vectors
+from lpc.responses.semantic.evidence import Evidence
+from lpc.responses.semantic.evidence_file import write_evidence
+from lpc.responses.semantic.threshold import JudgeError
+from tests.caching_sidecar import write_keys
+from tests.engine_double import EngineDouble, served
+from tests.integration.gateway.conftest import CHAT, chat, eventually
+from tests.integration.test_canary import monitored
+from tests.judge_double import JudgeDouble, judging
+from tests.otlp_collector import Collector
+
+ASKED, SAID, KEY = "quokkaquestion", "axolotlanswer", "pangolinkey"
+UNJUDGED = 'lpc_cache_judgements_total{scope="default",verdict="same"} 0.0'
+QUESTION = f"where can a {ASKED} be seen in the north"
+
+
+def written(folder: Path, but: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent != but}
+
+
+def scrape(port: int) -> str:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        return str(answer.read(), "utf-8")
+
+
+async def test_words_of_questions_and_answers_are_nowhere(
+    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    evidence, secrets = tmp_path / "evidence.json", tmp_path / "secrets"
+    secrets.mkdir()
+    write_evidence(evidence, Evidence(), Vectors(tiny_models, "tiny", tmp_path).encoder, "model", "j", JudgeError(0, 500))
+    (secrets / "judge").write_text(KEY)
+    (tmp_path / "gateway").mkdir()
+    ports = {"sidecar": free_port(), "gateway": free_port(), "gateway_metrics": free_port()}
+    redis = RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always")
+    with Collector() as collector, judging(JudgeDouble("SAME")) as judge, redis, monitored(redis) as told:
+        of_judge = {"judge_url": judge.url, "judge_model": "j", "judge_key_file": str(secrets / "judge")}
+        scope = {"mode": "shadow", "judge": "model", "evidence": str(evidence), **of_judge}
+        sidecar = Sidecar(
+            tmp_path,
+            tiny_models,
+            "tiny",
+            log_level="DEBUG",
+            metrics_port=ports["sidecar"],
+            traces_endpoint=collector.endpoint,
+            cache_redis_url=redis.url,
+            cache_redis_timeout_s=5,
+            cache_keys=write_keys(tmp_path / "keys"),
+            cache_scopes={"default": scope},
+        )
+        async with served(EngineDouble(words=["It is an ", SAID])) as engine:
+            with sidecar:
+                gateway = Sidecar(
+                    tmp_path / "gateway",
+                    tiny_models,
+                    "tiny",
+                    command=("lpc", "gateway"),
+                    log_level="DEBUG",
+                    gateway_port=ports["gateway"],
+                    gateway_metrics_port=ports["gateway_metrics"],
+                    gateway_engines=engine.url,
+                    gateway_lookup_timeout_s=10,
+                    predictor_address=sidecar.address,
+                )
+                with gateway:
+                    heard = await ask_everything(f"http://127.0.0.1:{ports['gateway']}", engine, judge)
+                    await eventually(lambda: UNJUDGED not in scrape(ports["sidecar"]))
+                    metrics = [scrape(ports["sidecar"]), scrape(ports["gateway_metrics"])]
+                    held = b"".join(key + (redis.client().dump(key) or b"") for key in redis.client().scan_iter())
+                collector.wait_for(5)
+        logs = [sidecar.log, gateway.log, redis.log]
+    # What was done is what was meant to be done.
+    assert heard == ["miss", "exact", "normalised", "exact", "miss", "none", "none", "none"]
+    assert ASKED in judge.bodies[0]["messages"][1]["content"] and SAID in judge.bodies[0]["messages"][1]["content"]
+    assert all("DEBUG" in log for log in logs[:2]) and any(b":v:" in line for line in told) and b"lpc:rc:" in held
+    assert 'lpc_gateway_answers_total{cache="exact"' in metrics[1]
+    assert collector.spans
+    spans = b"".join(request.SerializeToString() for request in collector.requests)
+    files = written(tmp_path, secrets)
+    assert any("appendonly" in str(path) and content for path, content in files.items())
+    for word in (ASKED, SAID, KEY):
+        for where, text in {"logs": logs, "metrics": metrics}.items():
+            assert word not in str(text), where
+        for where, data in {"told": b"".join(told), "held": held, "traces": spans, **files}.items():
+            assert word.encode() not in data, where
+
+
+async def ask_everything(url: str, engine: EngineDouble, judge: JudgeDouble) -> list[str]:
+    """Ask in every way that the gateway tells apart; return what it said of the cache."""
+    heard: list[str] = []
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+
+        async def ask(body: dict[str, Any] | bytes, **headers: str) -> httpx.Response:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            answer = await client.post(CHAT, content=content, headers={"content-type": "application/json", **headers})
+            heard.append(answer.headers.get("x-lpc-cache", "none"))
+            return answer
+
+        async def kept() -> bool:
+            answer = await client.post(CHAT, json=chat(QUESTION), headers={"cache-control": "only-if-cached"})
+            return answer.status_code == 200
+
+        assert SAID in (await ask(chat(QUESTION))).text
+        await eventually(kept)
+        entry = (await ask(chat(QUESTION))).headers["x-lpc-entry"]
+        await ask(chat(QUESTION.upper()))
+        await ask(chat(QUESTION, stream=True))
+        # A rewording has a candidate, which the judge compares with the engine's answer in other words.
+        engine.words = ["I say ", SAID]
+        await asyncio_until_judged(client, judge)
+        heard.append("miss")
+        await ask(chat(ASKED, temperature=1))
+        await ask(b'["' + ASKED.encode())
+        engine.refuse = True
+        await ask(chat(f"{ASKED} refused", temperature=1))
+        for wrong in ({"entry": entry, "wrong": True, "reason": ASKED, "drop": True}, {"entry": ASKED}):
+            await client.post("/lpc/v1/feedback", json=wrong)
+    return heard
+
+
+async def asyncio_until_judged(client: httpx.AsyncClient, judge: JudgeDouble) -> None:
+    """Ask rewordings until one had a candidate that was judged: the sidecar hears of what was stored a moment later."""
+    words = iter(("please {} thanks", "please {}", "{} thanks", "{} please", "thanks {}", "thanks {} please"))
+
+    async def judged() -> bool:
+        if not judge.bodies and (form := next(words, None)) is not None:
+            await client.post(CHAT, json=chat(form.format(QUESTION)))
+        return bool(judge.bodies)
+
+    await eventually(judged)
