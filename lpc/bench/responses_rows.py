@@ -214,6 +214,7 @@ async def memory(server: RedisServer, folder: Path, entries: int = 5000) -> dict
     vectors_bytes = await client.memory_usage(layout.key(scope, "v", given.encoder()), samples=0)
     names = caches.store.namer.names("bench", question_of(questions[0], language="en"))
     entry = await client.memory_usage(layout.key(scope, "e", layout.text(names.exact)))
+    await caches.close()
     return {
         "bytes_per_entry": (after - before) / entries,
         "bytes_per_entry_of_redisvl": (after - before) / entries / REDISVL_BYTES,
