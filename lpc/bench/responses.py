@@ -189,6 +189,13 @@ def _costs(figures: Mapping[str, Any]) -> Table:
             f"the same proxy without cache: {gateway['plain']:.1f} ms",
             f"{gateway[f'{name}_over_plain']:.2f}",
         )
+    added = figures["silent_sidecar_added_ms"]
+    costs.add_row(
+        "gateway, silent sidecar, added at most",
+        f"{added['first_three_most']:.0f} ms, then {added['later_p50']:.1f} ms (p50)",
+        "the deadline of a look-up: 50 ms, three times",
+        "",
+    )
     costs.add_row(f"{flight['requests']} equal requests at once", f"{flight['engine_calls']} engine calls", "", "")
     costs.add_row("the same, the first one killed", f"{flight['engine_calls_leader_killed']} engine calls", "", "")
     costs.add_row(

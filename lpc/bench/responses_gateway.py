@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from eviction_client.settings import ClientSettings
 from lpc.bench.processes import RedisServer, Sidecar
+from lpc.cache.client import SILENCES
 from lpc.gateway.server import running
 from lpc.gateway.settings import GatewaySettings
 
@@ -30,6 +31,8 @@ CHAT: Final = "/v1/chat/completions"
 REQUESTS: Final = 200
 AT_ONCE: Final = 64
 CROWD: Final = 1000
+LOOKUP_S: Final = 0.05
+"""The default of LPC_GATEWAY_LOOKUP_TIMEOUT_S."""
 ENGINE_S: Final = 0.5
 """That an answer takes where many wait for it."""
 
@@ -69,7 +72,7 @@ class Engine:
 
 
 def rows(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
-    """Measure; return gateway_overhead_p50_ms (milliseconds and ratios of medians) and single_flight (counts).
+    """Measure; return gateway_overhead_p50_ms (and ratios of medians), single_flight (counts) and silent_sidecar_added_ms.
 
     Args:
         models: the model repository.
@@ -94,16 +97,24 @@ async def _rows(models: Path, model: str, requests: int, crowd: int) -> dict[str
                 engine.served() as url,
                 _gateway(url, sidecar.address, cache=True) as cached,
                 _gateway(url, sidecar.address, cache=False) as plain,
+                _gateway(url, sidecar.address, cache=True, lookup_s=LOOKUP_S) as hurried,
                 httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as direct,
             ):
                 overhead = await _overhead(direct, plain, cached, requests, sidecar)
-                return {"gateway_overhead_p50_ms": overhead, "single_flight": await _flights(engine, cached, crowd)}
+                flights = await _flights(engine, cached, crowd)
+                engine.seconds = 0.0
+                added = await _silent(plain, hurried, requests, sidecar)
+                return {"gateway_overhead_p50_ms": overhead, "single_flight": flights, "silent_sidecar_added_ms": added}
 
 
 @contextlib.asynccontextmanager
-async def _gateway(url: str, sidecar: str, *, cache: bool) -> AsyncIterator[httpx.AsyncClient]:
+async def _gateway(url: str, sidecar: str, *, cache: bool, lookup_s: float = 10.0) -> AsyncIterator[httpx.AsyncClient]:
     settings = GatewaySettings(
-        gateway_port=0, gateway_metrics_port=None, gateway_engines=(url,), gateway_cache=cache, gateway_lookup_timeout_s=10
+        gateway_port=0,
+        gateway_metrics_port=None,
+        gateway_engines=(url,),
+        gateway_cache=cache,
+        gateway_lookup_timeout_s=lookup_s,
     )
     limits = httpx.Limits(max_connections=None)
     async with running(settings, ClientSettings(predictor_address=sidecar)) as addresses:
@@ -155,6 +166,23 @@ async def _warm(cached: httpx.AsyncClient) -> None:
         if (await cached.post(CHAT, json=_body("back"))).headers.get("x-lpc-cache") == "exact":
             return
         await asyncio.sleep(0.1)
+
+
+async def _silent(plain: httpx.AsyncClient, hurried: httpx.AsyncClient, requests: int, sidecar: Sidecar) -> dict[str, float]:
+    """Ask while the sidecar is stopped and never answers: what that adds to the plain proxy's median, milliseconds."""
+
+    async def ask(client: httpx.AsyncClient, text: str) -> float:
+        began = time.perf_counter()
+        (await client.post(CHAT, json=_body(text))).raise_for_status()
+        return 1000 * (time.perf_counter() - began)
+
+    await _warm(hurried)
+    usual = statistics.median([await ask(plain, f"plain {i}") for i in range(requests)])
+    sidecar.freeze()
+    first = [await ask(hurried, f"first {i}") - usual for i in range(SILENCES)]
+    later = [await ask(hurried, f"later {i}") - usual for i in range(requests)]
+    sidecar.thaw()
+    return {"first_three_most": max(first), "later_p50": statistics.median(later), "later_most": max(later)}
 
 
 async def _flights(engine: Engine, cached: httpx.AsyncClient, crowd: int) -> dict[str, int]:
