@@ -139,9 +139,25 @@ class Node(HttpServer):
 
 
 class Engine(HttpServer):
-    """``vllm serve`` with LMCache's connector and the tiny model. ``blocks``: of its own cache."""
+    """``vllm serve`` with LMCache's connector and the tiny model.
 
-    def __init__(self, folder: Path, node: Node, *, blocks: int = 220, longest: int = 6656) -> None:
+    Args:
+        blocks: of its own cache.
+        longest: tokens of a request.
+        plug_in: our scheduler as well.
+        settings: LPC_ variables.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        node: Node,
+        *,
+        blocks: int = 220,
+        longest: int = 6656,
+        plug_in: bool = False,
+        **settings: object,
+    ) -> None:
         port = free_port()
         model = build(folder / "model")
         config = json.loads((model / "config.json").read_text())
@@ -162,12 +178,15 @@ class Engine(HttpServer):
             *("--load-format", "dummy", "--block-size", str(BLOCK), "--num-gpu-blocks-override", str(blocks)),
             *("--kv-cache-memory-bytes", str(2**28), "--max-model-len", str(longest), "--disable-log-stats"),
             *("--kv-transfer-config", json.dumps(connector)),
+            *(("--scheduler-cls", "eviction_client.engines.vllm.LearnedScheduler") if plug_in else ()),
         ]
-        super().__init__(port, folder / "engine.log", command, environment())
+        super().__init__(port, folder / "engine.log", command, environment(**settings))
 
-    def complete(self, prompt: str, tokens: int = 8) -> str:
-        """Return how the tiny model goes on. Raises BenchmarkError: it does not."""
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+    def complete(self, prompt: str, tokens: int = 8, **arguments: object) -> str:
+        """Return how the tiny model goes on; ``arguments`` are the request's extra ones. Raises BenchmarkError: it does not."""
+        body: dict[str, object] = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        if arguments:
+            body["vllm_xargs"] = arguments
         answer = self.ask("/v1/completions", body)
         if not isinstance(answer, dict):
             raise BenchmarkError("the engine does not answer")

@@ -65,5 +65,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         node = running.enter_context(
             Node(folder, coordinator.url, memory=CHUNKS * CHUNK_BYTES, disk_bytes_per_s=CHUNK_BYTES / 0.005)
         )
-        engine = running.enter_context(Engine(folder, node))
+        engine = running.enter_context(
+            Engine(folder, node, plug_in=True, predictor_address=sidecar.address, lmcache_url=coordinator.url)
+        )
         yield Stack(sidecar, redis, coordinator, node, engine)

@@ -101,6 +101,13 @@ def test_what_is_to_be_kept_is_pinned_and_let_go_when_its_time_is_over(stack: St
     until(lambda: stack.coordinator.ask("/cache/pins")["total"] == 0)
 
 
+def test_what_a_request_to_vllm_wants_kept_is_pinned_and_let_go_when_its_time_is_over(stack: Stack) -> None:
+    assert stack.coordinator.ask("/cache/pins")["total"] == 0
+    stack.engine.complete(text(4, 1400), lpc_retain_seconds=15)
+    until(lambda: stack.coordinator.ask("/cache/pins")["total"] >= 5)
+    until(lambda: stack.coordinator.ask("/cache/pins")["total"] == 0)
+
+
 def test_nothing_of_a_prompt_is_logged(stack: Stack) -> None:
     tokens = ids(stack, FIRST)
     said = stack.coordinator.log
