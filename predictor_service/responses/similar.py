@@ -112,6 +112,7 @@ class SimilarQuestions(Semantic):
         self._tickets = Tickets(store.namer)
         self._scopes: dict[Scope, _Scope] = {}
         self._encoder = embedder.encoder()
+        self._growing: asyncio.Task[None] | None = None
 
     async def lookup(
         self, client: str, names: Names, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener
@@ -271,9 +272,13 @@ class SimilarQuestions(Semantic):
                 if now - scope.counted_at >= EVIDENCE_S:
                     await self._share_evidence(scope, now)
                     scope.index.expire(self._clock())
+        if self._growing is None or self._growing.done():
+            self._growing = asyncio.get_running_loop().create_task(self._grow())
 
     async def close(self) -> None:
         """Hand over what was learnt and not yet handed over."""
+        if self._growing is not None:
+            self._growing.cancel()
         await self._judging.close()
         try:
             for scope in list(self._scopes.values()):
@@ -314,6 +319,14 @@ class SimilarQuestions(Semantic):
             scope.index.remove(name)
         self._add(scope.index, changes.added, changes.generation)
         scope.heard_to = changes.place
+
+    async def _grow(self) -> None:
+        """Build graphs of large partitions, while all else goes on."""
+        for scope in list(self._scopes.values()):
+            try:
+                await scope.index.grow()
+            except Exception:
+                log.exception("building a graph failed; all vectors of the partition are searched instead")
 
     def _add(self, index: PartitionIndex, added: Sequence[Vector], generation: str | None) -> None:
         now = self._clock()

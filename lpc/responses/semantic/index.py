@@ -3,8 +3,11 @@
 An exact scan of a partition's vectors with numpy: 0.7 ms for 10,000 of 384 dimensions, beside 10 ms for embedding the
 question. Above 20,000 vectors in one partition an HNSW graph of usearch takes over (fp16, ef 256; recall at 1 of 0.99
 measured on e5 vectors), where the package is installed (extra `cache-large`); its candidates are compared again in fp32.
+A graph of 100,000 takes minutes to build: :meth:`PartitionIndex.grow` does that aside, and all vectors are searched meanwhile.
 """
 
+import asyncio
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,10 +19,14 @@ GRAPH_FROM: Final = 20_000
 EXPANSION: Final = 256
 WIDER: Final = 8
 """The graph is asked for this many times what is wanted, since expired entries are among its answers."""
+STEP: Final = 512
+"""Vectors that go into a graph at a time, in a thread that leaves the interpreter to others: a quarter of a second to one."""
+REST: Final = 32
+"""So many a graph may lack when it takes over; they go in at once."""
 
 
 class PartitionIndex:
-    """Vectors by partition. Not thread-safe.
+    """Vectors by partition. Lives on one event loop, or in one thread.
 
     Invariants: an entry is in one partition at most; a partition without entries is forgotten.
     """
@@ -31,6 +38,11 @@ class PartitionIndex:
 
     def __len__(self) -> int:
         return len(self._where)
+
+    @property
+    def graphs(self) -> int:
+        """Partitions that are searched by a graph."""
+        return sum(found.graph is not None for found in self._partitions.values())
 
     def add(self, partition: bytes, entry: bytes, vector: NDArray[Any], expires_at: float) -> None:
         """Add an entry, or replace it.
@@ -45,7 +57,7 @@ class PartitionIndex:
         found = self._partitions.get(partition)
         if found is None:
             found = self._partitions[partition] = _Partition(len(vector))
-        found.add(entry, vector, expires_at, self._graph_from)
+        found.add(entry, vector, expires_at)
         self._where[entry] = partition
 
     def remove(self, entry: bytes) -> None:
@@ -62,6 +74,19 @@ class PartitionIndex:
         """Return the ids of at most ``k`` entries that have not ended, and their cosine similarity, the nearest first."""
         found = self._partitions.get(partition)
         return [] if found is None else found.nearest(np.asarray(vector, np.float32), k, now)
+
+    async def grow(self) -> None:
+        """Build the graphs that partitions have come to need. What is added and removed meanwhile is found, or not, as ever.
+
+        Raises what usearch raises, as MemoryError; then it is not tried again.
+        """
+        for found in list(self._partitions.values()):
+            if found.graph is None and len(found.entries) > self._graph_from:
+                try:
+                    await found.grow()
+                except Exception:
+                    self._graph_from = sys.maxsize
+                    raise
 
     def expire(self, now: float) -> int:
         """Remove what has ended; return how many that were."""
@@ -89,7 +114,7 @@ class _Partition:
         self.vectors = np.empty((1, self.dimensions), np.float32)
         self.ends = np.empty(1, np.float64)
 
-    def add(self, entry: bytes, vector: NDArray[Any], expires_at: float, graph_from: int) -> None:
+    def add(self, entry: bytes, vector: NDArray[Any], expires_at: float) -> None:
         row = len(self.entries)
         if row == len(self.vectors):
             self.vectors = np.concatenate([self.vectors, np.empty_like(self.vectors)])
@@ -98,19 +123,32 @@ class _Partition:
         self.entries.append(entry)
         self.rows[entry] = row
         if self.graph is not None:
-            self._into_graph([entry])
-        elif len(self.entries) > graph_from:
-            self.graph = _graph(self.dimensions)
-            if self.graph is not None:
-                self._into_graph(self.entries)
+            self.graph.add(*self._keyed([entry]), threads=1)
 
-    def _into_graph(self, entries: list[bytes]) -> None:
+    async def grow(self) -> None:
+        graph = _graph(self.dimensions)
+        if graph is None:
+            return
+        self.keys, self.key_of = {}, {}
+        while len(missing := [entry for entry in self.entries if entry not in self.key_of]) > REST:
+            for start in range(0, len(missing), STEP):
+                step = [entry for entry in missing[start : start + STEP] if entry in self.rows]
+                if step:
+                    keys, vectors = self._keyed(step)
+                    await asyncio.to_thread(graph.add, keys, vectors, threads=1)
+        if missing:
+            graph.add(*self._keyed(missing), threads=1)
+        # Of what was removed meanwhile the graph's keys stand for nothing.
+        self.graph = graph
+
+    def _keyed(self, entries: list[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+        """Give entries new keys of the graph; return these and the vectors."""
         keys = np.arange(self.next_key, self.next_key + len(entries), dtype=np.uint64)
         self.next_key += len(entries)
-        self.graph.add(keys, self.vectors[[self.rows[entry] for entry in entries]])
         for key, entry in zip(keys.tolist(), entries, strict=True):
             self.keys[key] = entry
             self.key_of[entry] = key
+        return keys, self.vectors[[self.rows[entry] for entry in entries]]
 
     def remove(self, entry: bytes) -> None:
         row, last = self.rows.pop(entry), len(self.entries) - 1
@@ -121,7 +159,8 @@ class _Partition:
         key = self.key_of.pop(entry, None)
         if key is not None:
             del self.keys[key]
-            self.graph.remove(key)
+            if self.graph is not None:
+                self.graph.remove(key)
 
     def expired(self, now: float) -> list[bytes]:
         return [self.entries[row] for row in np.flatnonzero(self.ends[: len(self.entries)] <= now)]
