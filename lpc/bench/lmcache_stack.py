@@ -148,6 +148,8 @@ class Engine(HttpServer):
         settings: LPC_ variables.
     """
 
+    family = True
+
     def __init__(
         self,
         folder: Path,

@@ -42,6 +42,8 @@ class Server:
     """
 
     start_s: ClassVar[float] = START_S
+    family: ClassVar[bool] = False
+    """Whether it has processes of its own that would live on without it."""
 
     def __init__(self, log: Path, command: Sequence[str], environment: dict[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,9 @@ class Server:
         """Start it, and wait until it serves. Raises BenchmarkError when it ends or takes too long."""
         self._began = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=self._environment, start_new_session=self.family
+            )
         deadline = time.monotonic() + self.start_s
         while not self._serves():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -65,10 +69,14 @@ class Server:
         return self
 
     def kill(self) -> None:
-        """End it as `kill -9` does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        """End it, and its family, as `kill -9` does."""
+        if self._process is None:
+            return
+        if self.family:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
 
     def freeze(self) -> None:
         """Stop it: connections stay, connecting still works, nothing is ever answered."""
