@@ -31,7 +31,7 @@ CHAT: Final = "/v1/chat/completions"
 REQUESTS: Final = 200
 AT_ONCE: Final = 64
 CROWD: Final = 1000
-LOOKUP_S: Final = 0.05
+LOOKUP_S: Final = 0.04
 """The default of LPC_GATEWAY_LOOKUP_TIMEOUT_S."""
 ENGINE_S: Final = 0.5
 """That an answer takes where many wait for it."""
