@@ -57,8 +57,8 @@ class GatewaySettings(BaseSettings):
     gateway_lookup_timeout_s: Seconds = Field(
         0.04,
         le=10,
-        description="Longest time that an answer is looked up before the engine is asked. With all else a silent sidecar then adds "
-        "less than 50 ms.",
+        description="Longest time that an answer is looked up before the engine is asked. With all else a silent sidecar "
+        "then adds less than 50 ms.",
     )
     gateway_wait_s: float = Field(
         120.0,
