@@ -1,7 +1,6 @@
 """LangChain's and LiteLLM's caches on a real sidecar: the same question reaches the model once."""
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from lpc.bench.processes import free_port
 from lpc.cache.langchain import LpcCache
 from tests.caching_sidecar import ResponseCaches, response_caches
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -26,28 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[ResponseCaches]:
     with response_caches(tmp_path_factory.mktemp("caches"), tiny_models, {"default": {}, "faq": {"kind": "faq"}}) as made:
         yield made
-
-
-@pytest.fixture
-def engine() -> Iterator[EngineDouble]:
-    """An engine in a thread of its own: the adapters are called as programs without an event loop call them."""
-    ready, stop = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-    made: list[EngineDouble] = []
-
-    async def run() -> None:
-        async with served(EngineDouble()) as one:
-            made.append(one)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
-    thread.start()
-    assert ready.wait(20)
-    yield made[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
 
 
 class Chat(BaseChatModel):

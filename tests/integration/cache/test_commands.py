@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from lpc.cache.questions import question
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.commands.cli import app
 from tests.caching_sidecar import ResponseCaches, response_caches
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble
 
 
 @pytest.fixture(scope="module")
@@ -132,27 +131,6 @@ def test_report_says_what_was_hit_and_spared(caches: ResponseCaches, client: Res
 def _day(caches: ResponseCaches) -> dict[str, Any]:
     scopes = json.loads(run(caches, "report", "--json").output)["scopes"]
     return next((scope for scope in scopes if scope["scope"] == "faq"), {})
-
-
-@pytest.fixture
-def engine() -> Iterator[EngineDouble]:
-    """An engine in a thread of its own."""
-    ready, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
-    made: list[EngineDouble] = []
-
-    async def serve() -> None:
-        async with served(EngineDouble()) as one:
-            made.append(one)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert ready.wait(20)
-    yield made[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
 
 
 def test_warming_that_was_killed_goes_on_where_it_stopped(
