@@ -70,9 +70,9 @@ class Retention:
         self._thread.start()
 
     def ask(self, tokens: Sequence[int], seconds: float, salt: str = "") -> None:
-        """Have a request's complete chunks kept for so long from now. Returns at once."""
+        """Have a request's complete chunks kept for so long from now. Returns at once. ``tokens`` does not change any more."""
         now = self._clock()
-        body: dict[str, object] = {"model_name": self._model, "token_ids": list(tokens), "cache_salt": salt}
+        body: dict[str, object] = {"model_name": self._model, "token_ids": tokens, "cache_salt": salt}
         self._waiting.append(_Wanted(now + self._after_s, now + seconds, 1, body))
         self._wake.set()
 
