@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,15 +24,49 @@ START_S: Final = 60.0
 POLL_S: Final = 0.02
 CLUSTER_BUS: Final = 10_000
 """How far above its port a Redis Cluster node listens for the other nodes."""
+LOWEST_PORT: Final = 10_000
 
 
-def free_port(below: int = 65_536) -> int:
-    """Return a TCP port on loopback that nobody listens on."""
+_draws = random.SystemRandom()  # two processes that seed the common one alike would be given the same ports
+_taken: set[int] = set()
+"""Ports that this process has given out: a server may be down for a while, and its port is still its own."""
+
+
+def _clients_from() -> int:
+    """Return the first port that the system gives to connections going out (Linux; its own default elsewhere)."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return 32_768
+
+
+def free_port(also: int = 0) -> int:
+    """Return a TCP port on loopback that nobody listens on, never the same one twice.
+
+    It lies below those that the system gives to outgoing connections and to whoever listens on port 0: one of these would
+    take it before its server starts, or while its server is down.
+
+    Args:
+        also: the port so far above it is free, too.
+    """
+    highest = 65_536 - also
+    below = min(_clients_from(), highest)
+    if below - LOWEST_PORT < 1_000:  # this system's connections go out from nearly everywhere
+        below = highest
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
-        if port < below:
+        port = _draws.randrange(LOWEST_PORT, below)
+        ports = {port, port + also}
+        if not ports & _taken and all(map(_is_free, ports)):
+            _taken.update(ports)
             return port
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 class Server:
@@ -183,7 +218,7 @@ class RedisServer(Server):
         program = shutil.which("redis-server")
         if program is None:
             raise BenchmarkError("redis-server is not installed: install it (Debian: apt-get install redis-server)")
-        self.port = port or free_port(65_536 - CLUSTER_BUS)
+        self.port = port or free_port(CLUSTER_BUS)
         folder.mkdir(parents=True, exist_ok=True)
         command = [program, "--port", str(self.port), "--dir", str(folder)]
         for name, value in {"bind": "127.0.0.1", "save": "", "appendonly": "no", **options}.items():

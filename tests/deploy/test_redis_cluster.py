@@ -28,7 +28,7 @@ WITHIN_S = 90.0
 @contextmanager
 def node(folder: Path, password: str, address: str = "127.0.0.1") -> Iterator[tuple[str, int]]:
     """Run a node by the overlay's script, as its container does; on a folder that is kept, as its volume is."""
-    port = free_port(65_536 - CLUSTER_BUS)
+    port = free_port(CLUSTER_BUS)
     for name in ("run", "data"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "redis.conf").write_text(f"{(OVERLAY / 'redis.conf').read_text()}bind {address}\n")

@@ -20,7 +20,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from lpc.bench.processes import RedisServer
+from lpc.bench.processes import RedisServer, free_port
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from lpc.wire.certificates import CertificateFiles
@@ -233,8 +233,7 @@ def test_a_token_may_stay_on_this_machine_in_clear(address: str) -> None:
 @contextlib.contextmanager
 def tls_redis(folder: Path, files: CertificateFiles, *, mutual: bool = True) -> Iterator[str]:
     """A Redis that speaks TLS on one port (and plain text on another, for the fixture to see it start)."""
-    server = RedisServer(folder)
-    tls_port = server.port + 1 if server.port < 65535 else server.port - 1
+    tls_port = free_port()
     options = {
         "tls_port": str(tls_port),
         "tls_cert_file": str(files.certificate),
@@ -242,7 +241,7 @@ def tls_redis(folder: Path, files: CertificateFiles, *, mutual: bool = True) -> 
         "tls_ca_cert_file": str(files.ca),
         "tls_auth_clients": "yes" if mutual else "no",
     }
-    with RedisServer(folder, port=server.port, **options):
+    with RedisServer(folder, **options):
         yield f"rediss://127.0.0.1:{tls_port}/0"
 
 

@@ -1,8 +1,13 @@
+import contextlib
 import os
+import socket
 import time
 from pathlib import Path
 
-from lpc.bench.processes import Server
+import pytest
+
+from lpc.bench import processes
+from lpc.bench.processes import CLUSTER_BUS, Server, free_port
 
 
 class Family(Server):
@@ -34,3 +39,27 @@ def lives(process: Path) -> bool:
         return ") Z " not in (process / "stat").read_text()
     except OSError:
         return False
+
+
+def test_a_port_is_given_once_and_not_from_those_of_outgoing_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_clients_from", lambda: 20_000)
+    given = [free_port() for _ in range(300)] + [free_port(CLUSTER_BUS) for _ in range(100)]
+    assert len(set(given)) == len(given)
+    assert all(processes.LOWEST_PORT <= port < 20_000 for port in given)
+
+
+def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, below = processes.LOWEST_PORT, processes.LOWEST_PORT + 1_001
+    monkeypatch.setattr(processes, "_clients_from", lambda: below)
+    with contextlib.ExitStack() as servers:
+        held = set()
+        for port in range(first, below - 20):
+            with contextlib.suppress(OSError):
+                servers.enter_context(socket.create_server(("127.0.0.1", port)))
+                held.add(port)
+        assert free_port() not in held
+
+
+def test_ports_with_a_second_one_above_stay_below_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_clients_from", lambda: 1_024)
+    assert all(free_port(CLUSTER_BUS) + CLUSTER_BUS < 65_536 for _ in range(100))
