@@ -187,7 +187,7 @@ test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: e
 	@test -d models/e5-small || $(BIN)/lpc export --models models
 	LPC_TEST_LMCACHE=1 $(BIN)/pytest tests/lmcache -o timeout=900
 
-bench-prefetch: setup lmcache ## time to first token of returning turns with LMCache alone and with ours (a quarter of an hour)
+bench-prefetch: setup lmcache ## time to first token of returning turns with LMCache alone and with ours (half an hour)
 	@test -d models/e5-small || $(BIN)/lpc export --models models
 	$(BIN)/lpc bench prefetch
 

@@ -38,7 +38,7 @@ _SUMS: Final = ("prefetched", "used", "useless", "returning_turns", "memory_chun
 Figures = dict[str, Any]
 
 
-def run(models: Path, model: str, *, quick: bool = False, seed: int = 1, rounds: int = 1) -> Figures:
+def run(models: Path, model: str, *, quick: bool = False, seed: int = 1, rounds: int = 2) -> Figures:
     """Measure both sides ``rounds`` times; print and return the figures.
 
     Raises BenchmarkError: LMCache's environment has not been built, or a process does not start.

@@ -185,7 +185,8 @@ def bench_prefetch(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the first round's users; each further round has others.")] = 1,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Of both sides, in turns the other way round. [default: 1; counted 3]")
+        int | None,
+        typer.Option("--rounds", min=1, help="Of both sides, in turns the other way round. [default: 2; quick 1; counted 3]"),
     ] = None,
     json_file: JsonFile = None,
     models: Models = Path("models"),
@@ -197,4 +198,4 @@ def bench_prefetch(
     if counted:
         report(lambda: prefetch.count(seed=seed, rounds=rounds or 3, turns=60 if quick else prefetch.MEASURED), json_file)
         return
-    report(lambda: prefetch.run(models, model, quick=quick, seed=seed, rounds=rounds or 1), json_file)
+    report(lambda: prefetch.run(models, model, quick=quick, seed=seed, rounds=rounds or (1 if quick else 2)), json_file)
