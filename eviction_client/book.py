@@ -94,7 +94,9 @@ class Book:
         self._waiting: dict[int, Request] = {}
         """Those without an answer; those whose ``lane`` is None wait for a connection."""
         self._lanes: list[Lane] = []
-        self._late: deque[tuple[Hashable, Prediction | None]] = deque(maxlen=capacity)
+        self._late: deque[tuple[Hashable, Prediction | None]] = deque()
+        self._left = 0
+        """Requests that were left and not handed out since: those that are over, and those in ``_late``."""
         self._numbers = 0
         self._idle = False
 
@@ -171,16 +173,25 @@ class Book:
         return request.answer
 
     def leave(self, key: Hashable) -> bool:
-        """Note that a request is over; return whether its answer may still come."""
+        """Note that a request is over; return whether its answer may still come. Then :meth:`take_late` hands it out, once.
+
+        False as well where as many as the capacity have not been handed out yet: more end than are asked after.
+        """
         request = self._requests.get(key)
         if request is None or request.answer is not None:
             return False
-        request.over = True
+        if not request.over:
+            if self._left >= self._capacity:
+                return False
+            request.over = True
+            self._left += 1
         return True
 
     def take_late(self) -> list[tuple[Hashable, Prediction | None]]:
         """Return what has become of requests that were left: answered, or not. At most LATE_AT_ONCE, the rest next time."""
-        return [self._late.popleft() for _ in range(min(len(self._late), LATE_AT_ONCE))]
+        count = min(len(self._late), LATE_AT_ONCE)
+        self._left -= count
+        return [self._late.popleft() for _ in range(count)]
 
     @property
     def anything_late(self) -> bool:

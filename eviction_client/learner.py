@@ -24,6 +24,9 @@ TRIM_EVERY_S: Final = 100.0
 MAX_UNANSWERED: Final = 10_000
 """Conversations whose latest turn may still get an answer; over it the oldest's is not told to the store."""
 
+Late = tuple[CreditTable | None, float]
+"""What became of an answer that was waited for: its credit and the key that this gave; None: there is none."""
+
 
 class Learner:
     """Learns in rounds. ``take_in``, ``ask`` and ``take_answers`` are for the scheduler's thread, the rest for the rounds'.
@@ -46,8 +49,8 @@ class Learner:
         self._trimmed_at = time.monotonic()
         self._shadows = Shadows(capacity)
         self._conversations = Conversations()
-        self._waiting: deque[tuple[Finished, tuple[CreditTable, float] | None]] = deque(maxlen=MAX_WAITING)
-        """Requests, and what came late: their credit and the key that it gave."""
+        self._waiting: deque[tuple[Finished, Late | None]] = deque(maxlen=MAX_WAITING)
+        """Requests, and what became of those that were waited for."""
         self._unanswered: OrderedDict[ConversationId, Finished] = OrderedDict()
         self._name_of: OrderedDict[Finished, ConversationId] = OrderedDict()
         self._taken_in = self._learnt = 0
@@ -55,8 +58,8 @@ class Learner:
         self._rounds_left = 0
         self._answers: dict[BlockHash, float] = {}
 
-    def take_in(self, finished: Finished, late: tuple[CreditTable, float] | None = None) -> None:
-        """Leave a request to be learnt from; once more with its credit and the key that this gave, if it came after its end."""
+    def take_in(self, finished: Finished, late: Late | None = None) -> None:
+        """Leave a request to be learnt from; once more, where its answer was waited for, with what became of that."""
         self._waiting.append((finished, late))
         self._taken_in += 1
 
@@ -104,7 +107,9 @@ class Learner:
             self.trusting = trusting
         if self._store is not None and name is not None:
             self._store.record(name, finished.blocks, finished.keys.key)
-            self._unanswered.pop(name, None)
+            earlier = self._unanswered.pop(name, None)
+            if earlier is not None:
+                self._name_of.pop(earlier, None)
             if finished.awaited:
                 self._unanswered[name] = finished
                 self._name_of[finished] = name
@@ -112,13 +117,16 @@ class Learner:
                     if len(memory) > MAX_UNANSWERED:
                         memory.popitem(last=False)
 
-    def _lay(self, finished: Finished, table: CreditTable, key: float) -> None:
+    def _lay(self, finished: Finished, table: CreditTable | None, key: float) -> None:
+        name = self._name_of.pop(finished, None)
+        if name is not None:  # where a later turn of the conversation has ended since, its key counts
+            del self._unanswered[name]
+        if table is None:
+            return
         self._shadows.lay(finished, table)
         for tier in self.tiers:
             tier.learn_late(finished, table)
-        name = self._name_of.pop(finished, None)
-        # Where a later turn of the conversation has ended since, its key counts.
-        if self._store is not None and name is not None and self._unanswered.pop(name, None) is finished:
+        if self._store is not None and name is not None:
             self._store.record(name, finished.blocks, key)
 
     def trim(self, clock: MonotoneClock) -> None:

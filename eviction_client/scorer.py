@@ -210,15 +210,14 @@ class Scorer:
             if finished is None:
                 continue
             keys = None
+            table = None if prediction is None else prediction.credit
             for tier in self.tiers:
-                tier.late(request_id, None if prediction is None else prediction.credit)
-            if prediction is not None:
-                self.scored["late"] += 1
-                table = prediction.credit
-                if table is not None:
-                    keys = finished.keys_at(self.lifetime.seconds, table)
-                    self.credits.append(keys.key - keys.t_last)
-                    self._learner.take_in(finished, (table, keys.key))
+                tier.late(request_id, table)
+            self.scored["late"] += prediction is not None
+            if table is not None:
+                keys = finished.keys_at(self.lifetime.seconds, table)
+                self.credits.append(keys.key - keys.t_last)
+            self._learner.take_in(finished, (table, finished.keys.key if keys is None else keys.key))
             keys_of.append((request_id, keys))
         self._background.wake()
         return keys_of

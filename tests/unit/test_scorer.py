@@ -152,13 +152,28 @@ def test_the_store_learns_late_keys_unless_a_later_turn_has_ended() -> None:
     bench = Bench(store=store)
     for name in ("a", "b"):
         bench.finish(name, session=name)
+    first = next(iter(bench.scorer._learner._name_of))
     bench.now += 1
     bench.finish("a", session="a")
     bench.answers.late = [("b", prediction(50.0, 50.0))]
     bench.scorer.late()
     assert store.scores(blocks("b")) == [NOW + 50.0] * 4
-    bench.scorer._learner._lay(next(iter(bench.scorer._learner._name_of)), GRID.table([9.0, 9.0]), NOW + 9.0)
+    bench.scorer._learner._lay(first, GRID.table([9.0, 9.0]), NOW + 9.0)
     assert store.scores(blocks("a")) == [NOW + 1.0] * 4
+
+
+def test_nothing_is_kept_of_requests_whose_answer_never_comes() -> None:
+    """Their chains are as long as their prompts: with the sidecar away those of all requests would be kept."""
+    bench = Bench(store=MemoryStore())
+    for number in range(50):
+        bench.finish(f"r{number}")
+        bench.answers.late = [(f"r{number}", None)]
+        bench.scorer.late()
+    learner = bench.scorer._learner
+    assert (len(learner._unanswered), len(learner._name_of)) == (0, 0)
+    for _ in range(50):  # a conversation whose every turn is waited for
+        bench.finish("again", session="again")
+    assert (len(learner._unanswered), len(learner._name_of)) == (1, 1)
 
 
 def test_trust_begins_with_lru_and_is_full_without_a_guard() -> None:
