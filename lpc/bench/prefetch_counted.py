@@ -16,12 +16,12 @@ from eviction_client import CreditGrid, Prediction
 from lpc.bench.chat_users import Habits, Said, reply_of, script
 from lpc.bench.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
 from lpc.lmcache.chain import ObjectId
-from lpc.lmcache.conversations import Conversation
 from lpc.lmcache.events import Event, Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.loop import POLL_S, TICK_S
 from lpc.lmcache.service import Service
 from lpc.lmcache.settings import LMCacheSettings
+from lpc.lmcache.tree import Conversation
 from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel
@@ -126,7 +126,10 @@ class World:
             self._ask(conversation)
         for place, objects in plan.delete.items():
             self.service.spare(place, objects)
-            if self.node.delete(objects) == 0:
+            skipped = self.node.delete(objects)
+            if skipped:
+                self.service.skipped(place, objects, skipped)
+            else:
                 self.service.deleted(place, objects)
         for fetch in plan.fetch:
             self._fetch(fetch)

@@ -53,6 +53,12 @@ def blake3_digest(data: bytes) -> bytes:
     return digest
 
 
+def packed(tokens: Sequence[int]) -> bytes:
+    """Return a chunk's tokens as they are hashed."""
+    ids = tokens if isinstance(tokens, array) else array("I", tokens)
+    return struct.pack(f">{len(ids)}I", *ids)
+
+
 class KeyChain:
     """Hashes of chunks. ``digest`` is LMCache's; another one in tests that are about something else."""
 
@@ -62,8 +68,11 @@ class KeyChain:
 
     def follow(self, before: bytes | None, tokens: Sequence[int]) -> bytes:
         """Return the hash of a chunk behind the one with this hash; None: it is the first."""
-        ids = tokens if isinstance(tokens, array) else array("I", tokens)
-        return self._digest((self.root if before is None else before) + struct.pack(f">{len(ids)}I", *ids))
+        return self.behind(self.root if before is None else before, packed(tokens))
+
+    def behind(self, before: bytes, tokens: bytes) -> bytes:
+        """Return the hash of a chunk of these tokens, :func:`packed`, behind the one with this hash."""
+        return self._digest(before + tokens)
 
     def hashes(self, tokens: Sequence[int], chunk_size: int) -> list[bytes]:
         """Return the hashes of all complete chunks of a prompt."""

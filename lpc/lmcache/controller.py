@@ -10,8 +10,8 @@ Tried against LMCache 0.5.6. It is found by the coordinator's scan of this modul
 
 import asyncio
 import contextlib
+import itertools
 import logging
-import time
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,8 +29,9 @@ from pydantic import BaseModel, Field
 
 from eviction_client import ClientSettings, PredictorClient
 from lpc.lmcache.chain import ALGORITHM, KeyChain, ObjectId
+from lpc.lmcache.clock import reported_at, steady
 from lpc.lmcache.errors import LMCacheUnfit
-from lpc.lmcache.events import Entry, Event, Place
+from lpc.lmcache.events import NO_TOKENS, Entry, Event, Place
 from lpc.lmcache.figures import exposition, status
 from lpc.lmcache.loop import Loop
 from lpc.lmcache.node import Node
@@ -44,6 +45,8 @@ from lpc.wire.access import access_of
 logger = logging.getLogger(__name__)
 
 PINS_TICK_S = 1.0
+UNBOUND = 30
+"""Ticks after which it is said that the coordinator does not answer itself."""
 
 
 class RetainRequest(BaseModel):
@@ -82,8 +85,9 @@ class LearnedController(Controller):
             access=access_of(client),
             tokenizer=finder_of(settings),
         )
-        self.retained = Retained(time.time)
-        self.service = Service(settings, clock=time.time, keys=KeyChain(), pinned=self._pinned)
+        self._clock = steady()
+        self.retained = Retained(self._clock)
+        self.service = Service(settings, clock=self._clock, keys=KeyChain(), pinned=self._pinned)
         self.loop = Loop(self.service, self._predictor, self._node_of)
         self.loop.ready = False
 
@@ -101,16 +105,18 @@ class LearnedController(Controller):
         return cls(f"{host}:{config.port}", views.get(InstanceRegistry))
 
     def consume(self, batch: Any) -> None:
-        """Take in an event batch. Its token ids stay in memory."""
+        """Take in an event batch. Its token ids stay in memory.
+
+        What is raised here LMCache logs, and its other consumers go on; the batch is lost to this one.
+        """
         tier = batch.tier.value
         place = Place(tier, "" if batch.shared else batch.instance_id)
         kind = batch.event_type.value
         if kind == "config":
-            self.loop.declare(place, batch.capacity_bytes)
+            self.loop.declare(place, batch.capacity_bytes, batch.backend, batch.capacity_revision)
         elif kind in ("store", "access", "delete"):
-            self.loop.report(
-                Event(kind, tier, batch.instance_id, batch.shared, batch.ts or time.time(), _entries(batch.entries))
-            )
+            at = reported_at(batch.ts, self._clock())
+            self.loop.report(Event(kind, tier, batch.instance_id, batch.shared, at, _entries(batch.entries)))
 
     def fence_instance(self, instance_id: str) -> None:
         """Forget what lay in a node's memory."""
@@ -119,17 +125,18 @@ class LearnedController(Controller):
     @asynccontextmanager
     async def run(self, runtime: Any) -> AsyncIterator[None]:
         """Work while the coordinator serves."""
-        self._http = runtime.http_client
         # All that the coordinator itself asks its nodes carries the token as well: they share one gate.
-        self._http.headers.update(bearer(self._token))
-        tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._keep_pins())]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.to_thread(self._predictor.close)
+        runtime.http_client.headers.update(bearer(self._token))
+        # Nodes are in the cluster, and it asks itself: no proxy of this environment is on the way.
+        async with httpx.AsyncClient(headers=bearer(self._token), trust_env=False) as self._http:
+            tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._keep_pins())]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.to_thread(self._predictor.close)
 
     def get_routers(self) -> Sequence[APIRouter]:
         """Return ``/lpc/status``, ``/lpc/metrics`` and ``/lpc/retain``."""
@@ -216,14 +223,19 @@ class LearnedController(Controller):
         pins = self._pins
         if pins is None or not objects:
             return 0
+        keys = {object_: _key_of(object_) for object_ in objects}
         new = [found for object_, until in objects.items() for found in self.retained.extend([object_], until)]
-        pins.pin([_key_of(object_) for object_ in new])
+        pins.pin([keys[object_] for object_ in new])
         self._context.metadata_persister.save()
         return len(objects)
 
     async def _keep_pins(self) -> None:
         """Find out who holds the pins, by asking oneself, then pin what has come to disk, and let go of what is over."""
-        while True:
+        for tick in itertools.count():
+            if tick == UNBOUND and self._context is None:
+                logger.warning(
+                    "learned prefix cache: it cannot reach itself at %s, so nothing is deleted or fetched", self._address
+                )
             try:
                 if self._context is None and self._http is not None:
                     await self._http.get(f"http://{self._address}/lpc/status", timeout=5.0)
@@ -232,7 +244,8 @@ class LearnedController(Controller):
                     self._pin(late)
                 over = self.retained.over() if self._context is not None else []
                 if over and (pins := self._pins) is not None:
-                    pins.unpin([_key_of(object_) for object_ in over])
+                    pins.unpin(_keys_of(over))
+                    self.retained.let_go(over)
                     self._context.metadata_persister.save()
             except httpx.HTTPError:
                 pass  # not serving yet
@@ -260,11 +273,27 @@ def _entries(entries: Sequence[Any]) -> list[Entry]:
                 entry.key.cache_salt,
             ),
             entry.size_bytes,
-            array("I", entry.token_ids),
+            _tokens(entry.token_ids),
             entry.token_offset,
         )
         for entry in entries
     ]
+
+
+def _tokens(ids: Sequence[int]) -> "array[int]":
+    try:
+        return array("I", ids)
+    except (OverflowError, TypeError):  # no ids: the chunk is known without
+        return NO_TOKENS
+
+
+def _keys_of(objects: list[ObjectId]) -> list[Any]:
+    """Return the keys of those that have one: what was read from a damaged file may have none."""
+    keys = []
+    for object_ in objects:
+        with contextlib.suppress(ValueError):
+            keys.append(_key_of(object_))
+    return keys
 
 
 def _key_of(object_: ObjectId) -> Any:

@@ -6,13 +6,13 @@ conversation's readings one begins a turn and the next one ends it. Where severa
 ends in what they share is nobody's.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from lpc.lmcache.chain import ChunkId, KeyChain
+from lpc.lmcache.chain import ChunkId, KeyChain, packed
 from lpc.lmcache.events import Entry, Event
+from lpc.lmcache.tree import Chunk, Conversation
 
 LONGEST_TURN_S: Final = 900.0
 """A turn whose end was not reported for so long has ended: its request was lost."""
@@ -20,87 +20,6 @@ STRAGGLES_S: Final = 3.0
 """For so long after its end what a turn has stored may still be reported."""
 CANDIDATES: Final = 4096
 """Chunks tried as the one before, where a store does not say: those stored last."""
-
-
-class Chunk:
-    """A node of the tree of prompts.
-
-    Attributes:
-        before: the chunk before; None of a first one, and where it is not known.
-        depth: tokens before it.
-        tokens: of it; empty where not known.
-        holders: conversations that lead through it, the one that stored it first.
-        retained_until: seconds since the epoch; it is ranked as if last used then, where that is later.
-    """
-
-    __slots__ = ("before", "depth", "hash", "holders", "id", "retained_until", "tokens")
-
-    def __init__(self, id_: ChunkId, before: "Chunk | None", depth: int, tokens: "array[int]") -> None:
-        self.id = id_
-        self.hash = bytes.fromhex(id_.hash)
-        self.before = before
-        self.depth = depth
-        self.tokens = tokens
-        self.holders: dict[Conversation, None] = {}
-        self.retained_until = 0.0
-
-
-class Conversation:
-    """A chain and its turns.
-
-    Attributes:
-        name: the hash of the first chunk that only it held.
-        leaf: its last chunk.
-        turns: so far.
-        arrived_at: beginning of its latest turn, seconds since the epoch.
-        used_at: its latest event.
-        world_size: ranks of the engine that stored it.
-        open: a turn has begun whose end was not reported yet.
-        grown: the turn that last stored anything.
-        node: where it was last seen.
-    """
-
-    __slots__ = ("arrived_at", "grown", "leaf", "name", "node", "open", "turns", "used_at", "world_size")
-
-    def __init__(self, leaf: Chunk, at: float, node: str, world_size: int) -> None:
-        self.name = leaf.id.hash[:32]
-        self.leaf = leaf
-        self.turns = 1
-        self.arrived_at = at
-        self.used_at = at
-        self.node = node
-        self.world_size = world_size
-        self.open = True
-        self.grown = 1
-
-    def chunks(self) -> list[Chunk]:
-        """Return its chain, the first chunk first."""
-        chain: list[Chunk] = []
-        chunk: Chunk | None = self.leaf
-        while chunk is not None:
-            chain.append(chunk)
-            chunk = chunk.before
-        return chain[::-1]
-
-    def tokens(self) -> "array[int]":
-        """Return all its tokens; empty where not all are known."""
-        found = array("I")
-        for chunk in self.chunks():
-            if not chunk.tokens or chunk.depth != len(found):
-                return array("I")
-            found.extend(chunk.tokens)
-        return found
-
-    def begin(self, at: float) -> None:
-        """Begin its next turn."""
-        self.turns += 1
-        self.arrived_at = self.used_at = at
-        self.open = True
-
-    @property
-    def length(self) -> int:
-        """Tokens of its complete chunks."""
-        return self.leaf.depth + len(self.leaf.tokens)
 
 
 class Reading(NamedTuple):
@@ -126,6 +45,8 @@ class Conversations:
         """Stores whose tokens or whose chunk before are not known."""
         self.ended: list[Conversation] = []
         """Conversations forgotten since this was last emptied."""
+        self.forgotten: list[Chunk] = []
+        """Chunks forgotten since this was last emptied."""
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -171,15 +92,19 @@ class Conversations:
             conversation.node = event.node
             touched.append(conversation)
         for chunk in chunks:
-            self._chunks.move_to_end(chunk.id)
             self._recent[chunk.id] = chunk
             self._recent.move_to_end(chunk.id)
+        for chunk in reversed(chunks):  # forgotten from its end on, a prompt is still one
+            self._chunks.move_to_end(chunk.id)
+        while len(self._recent) > CANDIDATES:
+            self._recent.popitem(last=False)
         return Reading(began, touched, chunks)
 
     def forget(self, chunk: Chunk) -> None:
-        """Forget a chunk that lies nowhere any more, and the conversations that end with it."""
+        """Forget a chunk, and the conversations that end with it."""
         if self._chunks.pop(chunk.id, None) is not None:
             self._recent.pop(chunk.id, None)
+            self.forgotten.append(chunk)
             for conversation in list(chunk.holders):
                 if conversation.leaf is chunk:
                     self._end(conversation)
@@ -228,12 +153,16 @@ class Conversations:
         """Return the chunk before, by its hash: proved, not guessed."""
         if entry.offset <= 0 or not entry.tokens:
             return None
-        wanted = bytes.fromhex(entry.object.hash)
-        tried = [] if latest is None else [latest]
-        tried += [chunk for chunk in reversed(self._recent.values()) if chunk.depth + len(chunk.tokens) == entry.offset]
-        for chunk in tried:
-            same = chunk.id.model == entry.object.model and chunk.id.salt == entry.object.salt
-            if same and self._keys.follow(chunk.hash, entry.tokens) == wanted:
+        wanted, tokens = bytes.fromhex(entry.object.hash), packed(entry.tokens)
+        model, salt = entry.object.model, entry.object.salt
+        if latest is not None and latest.id[:2] == (model, salt) and self._keys.behind(latest.hash, tokens) == wanted:
+            return latest
+        for chunk in reversed(self._recent.values()):
+            if (
+                chunk.depth + len(chunk.tokens) == entry.offset
+                and chunk.id[:2] == (model, salt)
+                and self._keys.behind(chunk.hash, tokens) == wanted
+            ):
                 return chunk
         return None
 

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from lpc.lmcache.budget import PrefetchBudget
-from lpc.lmcache.conversations import Chunk, Conversation
 from lpc.lmcache.room import Room
+from lpc.lmcache.tree import Chunk, Conversation
 from lpc.model.returns.credit import log_index
 from lpc.model.returns.due import Due, log_price
 from lpc.model.returns.hazards import Floats
@@ -94,6 +94,11 @@ class Fetching:
     def declare(self, node: str, capacity: int) -> None:
         """Note how much of its memory a node may fill, bytes."""
         self.budgets.setdefault(node, PrefetchBudget(0, self._used_share)).bytes = int(capacity * self._share)
+
+    def takes(self, node: str) -> bool:
+        """Return whether a node may be asked for a fetch: its memory is known, and is not full of fetches."""
+        budget = self.budgets.get(node)
+        return budget is not None and budget.held < budget.bytes
 
     def choose(self, node: str, candidates: list[Candidate], room: Room, average: Floats, now: float) -> list[Fetch]:
         """Return what is due, within the budget, and take it into the books."""

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from eviction_client import Prediction
-from lpc.lmcache.conversations import Conversation
+from lpc.lmcache.tree import Conversation
 from lpc.model.returns.hazards import AGES, Floats, returned
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel

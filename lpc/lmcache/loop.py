@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol
 
 from eviction_client import Prediction
 from lpc.lmcache.chain import ObjectId
-from lpc.lmcache.conversations import Conversation
 from lpc.lmcache.events import Event, Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.node import Node, NodeError
 from lpc.lmcache.service import ANSWER_S, Service
+from lpc.lmcache.tree import Conversation
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,8 @@ TICK_S: Final = 0.25
 EVENTS_PER_TICK: Final = 500
 """Then the coordinator's other work has its turn."""
 MOST_EVENTS: Final = 20_000
-"""That wait; over it the oldest go, and our count of what lies where is off until LMCache evicts by itself."""
+"""That wait; over it further ones are dropped, and our count of what lies where is off until LMCache evicts by itself. What
+nodes declare, and that they have restarted, is not said again: it is never dropped."""
 POLL_S: Final = 0.5
 POLLS: Final = 60
 """Then a fetch is asked after no more."""
@@ -69,15 +70,18 @@ class Loop:
 
     def report(self, event: Event) -> None:
         """Take in an event; from any thread."""
-        self._enqueue(lambda: self.service.take(event))
+        if len(self._events) >= MOST_EVENTS:
+            self.dropped += 1
+        else:
+            self._events.append(lambda: self.service.take(event))
 
-    def declare(self, place: Place, capacity: int) -> None:
-        """Take in a tier's capacity; from any thread."""
-        self._enqueue(lambda: self.service.declare(place, capacity))
+    def declare(self, place: Place, capacity: int, backend: str = "", revision: int = 0) -> None:
+        """Take in the capacity of one of a tier's media; from any thread."""
+        self._events.append(lambda: self.service.declare(place, capacity, backend, revision))
 
     def fence(self, node: str) -> None:
         """Take in that a node's memory is void; from any thread."""
-        self._enqueue(lambda: self.service.fence(node))
+        self._events.append(lambda: self.service.fence(node))
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -124,12 +128,6 @@ class Loop:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _enqueue(self, what: Callable[[], None]) -> None:
-        if len(self._events) >= MOST_EVENTS:
-            self._events.popleft()
-            self.dropped += 1
-        self._events.append(what)
-
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -159,10 +157,13 @@ class Loop:
     async def _delete(self, place: Place, objects: list[ObjectId]) -> None:
         try:
             node = self._node_of(place.node)
-            if node is not None and await node.delete(place.tier, objects) == 0:
+            skipped = len(objects) if node is None else await node.delete(place.tier, objects)
+            if skipped:
+                self.service.skipped(place, objects, skipped)
+            else:
                 self.service.deleted(place, objects)
-            # What was skipped nobody says: what has gone is reported.
-        except NodeError as error:
+        except Exception as error:
+            self.service.skipped(place, objects, 0)  # it may have deleted them: its reports will tell
             self._failed("delete", error)
         finally:
             self._busy.discard(place)
@@ -185,13 +186,13 @@ class Loop:
                 if objects is not None:
                     self.service.came(fetch, objects)
                     return
-        except NodeError as error:
+        except Exception as error:
             self._failed("fetch", error)
             self.service.refused(fetch)
 
     async def _refit(self) -> None:
         try:
-            await asyncio.to_thread(self.service.foretelling.refit, time.time())
+            await asyncio.to_thread(self.service.refit)
         except Exception as error:
             self._failed("refit", error)
 

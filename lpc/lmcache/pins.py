@@ -35,12 +35,14 @@ class Retained:
         return new
 
     def over(self) -> list[ObjectId]:
-        """Return the objects whose time is over, and forget them: they are to be let go."""
+        """Return the objects whose time is over: they are to be let go."""
         now = self._clock()
-        over = [object_ for object_, until in self._until.items() if until <= now]
-        for object_ in over:
-            del self._until[object_]
-        return over
+        return [object_ for object_, until in self._until.items() if until <= now]
+
+    def let_go(self, objects: list[ObjectId]) -> None:
+        """Forget objects that have been let go."""
+        for object_ in objects:
+            self._until.pop(object_, None)
 
     def capture(self) -> dict[str, object]:
         """Return all as plain data, to be kept."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from eviction_client import Prediction
 from lpc.lmcache.chain import ObjectId
-from lpc.lmcache.conversations import Conversation
 from lpc.lmcache.events import Place
 from lpc.lmcache.fetching import Fetch
+from lpc.lmcache.tree import Conversation
 from lpc.model.returns.hazards import Floats
 
 
@@ -21,6 +21,7 @@ class State:
         curve: [ages] from the turn's arrival on; None where not known.
         index: [ages] `lpc.model.returns.due.log_gittins` of it.
         learnt: the turn was taken into the return model.
+        vain: the turn for which a fetch has found nothing.
     """
 
     turn: int = 0
@@ -29,6 +30,7 @@ class State:
     curve: Floats | None = None
     index: Floats | None = None
     learnt: bool = True
+    vain: int = 0
 
 
 @dataclass

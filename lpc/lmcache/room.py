@@ -4,44 +4,31 @@
 
 LMCache's own figures of usage are a report old. So bytes are counted here, from its events, and what was asked to be deleted
 counts as gone at once.
+
+A chunk knows in which rooms it lies (`Chunk.lies`); the rooms keep that.
 """
 
 import heapq
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from eviction_client import Lifetime
 from lpc.lmcache.chain import ObjectId
-from lpc.lmcache.conversations import Chunk
+from lpc.lmcache.tree import Chunk, Resident
 
+SPARED_S: Final = 3.0
+"""For so long what was asked to go is left alone. By then a node has reported what it has deleted; what it has not, because it
+reads or writes it, is asked for again."""
 DOWN_TO: Final = 0.95
 """Of the watermark: so far is room made at once, so that not each chunk needs a call of its own."""
 
 
-class Resident:
-    """A chunk where it lies.
+class _Batch(NamedTuple):
+    """Chunks that were asked to go, of which so many bytes will have stayed by then."""
 
-    Attributes:
-        objects: bytes by object.
-        t_last, key: as `eviction_client.Keys` has them.
-        since: when it came.
-        spared_until: before then it is not asked to go again.
-    """
-
-    __slots__ = ("chunk", "key", "objects", "since", "spared_until", "t_last")
-
-    def __init__(self, chunk: Chunk, at: float) -> None:
-        self.chunk = chunk
-        self.objects: dict[ObjectId, int] = {}
-        self.t_last = at
-        self.key = at
-        self.since = at
-        self.spared_until = 0.0
-
-    @property
-    def bytes(self) -> int:
-        """Of all its objects here."""
-        return sum(self.objects.values())
+    until: float
+    chunks: list[Chunk]
+    staying: float
 
 
 class Room:
@@ -68,6 +55,7 @@ class Room:
         self._here: dict[Chunk, Resident] = {}
         self._order: list[tuple[float, int, int, Chunk]] = []
         self._entered = 0
+        self._going: list[_Batch] = []
 
     def __contains__(self, chunk: object) -> bool:
         return chunk in self._here
@@ -91,7 +79,7 @@ class Room:
         """Note that an object lies here; stored again it counts once."""
         resident = self._here.get(chunk)
         if resident is None:
-            resident = self._here[chunk] = Resident(chunk, at)
+            resident = self._here[chunk] = chunk.lies[self] = Resident(chunk, at)
             self._enter(resident)
         self.used += size - resident.objects.get(object_, 0)
         resident.objects[object_] = size
@@ -116,15 +104,35 @@ class Room:
         else:
             self.lost += size
         if not resident.objects:
-            del self._here[chunk]
+            self._leave(chunk)
+
+    def forget(self, chunk: Chunk) -> None:
+        """Count a chunk no longer, whether it lies here or not: nobody knows it any more."""
+        resident = self._here.get(chunk)
+        if resident is not None:
+            self.used -= resident.bytes
+            self._leave(chunk)
 
     def clear(self) -> list[Chunk]:
         """Forget all that lies here, which a restart has lost; return it."""
         left = list(self._here)
-        self._here.clear()
+        for chunk in left:
+            self._leave(chunk)
         self._order.clear()
         self.used = 0
         return left
+
+    def expect(self, chunks: list[Chunk], stay: float, now: float) -> None:
+        """Note that a node was asked to delete these, of which it has not a share of ``stay``: which, nobody knows yet."""
+        chunks = [chunk for chunk in chunks if chunk in self._here]
+        size = sum(self._here[chunk].bytes for chunk in chunks)
+        self._going.append(_Batch(now + SPARED_S, chunks, stay * size))
+
+    def going(self, now: float) -> float:
+        """Return the bytes that lie here no longer, although that has not been reported yet."""
+        self._going = [batch for batch in self._going if now < batch.until]
+        here = ((sum(self._here[c].bytes for c in batch.chunks if c in self._here), batch.staying) for batch in self._going)
+        return sum(max(size - staying, 0.0) for size, staying in here)
 
     @property
     def free(self) -> float:
@@ -136,7 +144,7 @@ class Room:
         """Whether it is as full as it is when room is made: then room has a price."""
         return bool(self.capacity) and self.used >= self.capacity * self.watermark * DOWN_TO * 0.95
 
-    def victims(self, wanted: int, may_go: Callable[[Resident], bool]) -> list[Resident]:
+    def victims(self, wanted: float, may_go: Callable[[Resident], bool]) -> list[Resident]:
         """Return what should go so that ``wanted`` bytes more lie below the watermark: smallest key first, tail first.
 
         What may not go now stays, and is asked for again the next time.
@@ -161,6 +169,9 @@ class Room:
         for entry in kept:
             heapq.heappush(self._order, entry)
         return found
+
+    def _leave(self, chunk: Chunk) -> None:
+        del self._here[chunk], chunk.lies[self]
 
     def _enter(self, resident: Resident) -> None:
         self._entered += 1

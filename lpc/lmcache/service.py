@@ -9,13 +9,16 @@ from typing import Final
 
 from eviction_client import Prediction
 from lpc.lmcache.chain import ChunkId, KeyChain, ObjectId
-from lpc.lmcache.conversations import Chunk, Conversation, Conversations
+from lpc.lmcache.conversations import Conversations
 from lpc.lmcache.events import Event, Place
 from lpc.lmcache.fetching import Candidate, Fetch, Fetching
 from lpc.lmcache.foretelling import Foretelling
 from lpc.lmcache.plan import Counters, Plan, State
-from lpc.lmcache.room import Resident, Room
+from lpc.lmcache.ranking import Ranking
+from lpc.lmcache.room import SPARED_S
+from lpc.lmcache.rooms import Rooms
 from lpc.lmcache.settings import LMCacheSettings
+from lpc.lmcache.tree import Chunk, Conversation, Resident
 from lpc.model.returns.due import log_gittins
 
 SETTLED_S: Final = 1.5
@@ -24,10 +27,10 @@ ANSWER_S: Final = 3.0
 """For the sidecar's answer; then the turn is learnt from without."""
 FRESH_S: Final = 10.0
 """A chunk that is not on disk yet is not deleted from memory for so long after it was stored: the copy is on its way."""
-SPARED_S: Final = 3.0
-"""Until what a node has deleted is reported."""
-MANY: Final = 16
-"""Holders above which a shared chunk's key is only raised: to look through them all would take too long."""
+PAUSED_S: Final = 5.0
+"""After a node has refused a fetch it is asked for none."""
+CONSIDERED: Final = 1000
+"""Conversations looked at in one plan as to whether they are to be fetched: some milliseconds. Of more, all in turn."""
 
 
 class Service:
@@ -52,11 +55,16 @@ class Service:
         self.conversations = Conversations(settings.chunks, self._chain)
         self.foretelling = Foretelling() if foretelling is None else foretelling
         self.fetching = Fetching(settings.prefetch_used, settings.prefetch_share, settings.prefetch_longest_s)
-        self.rooms: dict[Place, Room] = {}
+        self.rooms = Rooms(settings.watermark)
         self.counters = Counters()
         self.pinned = pinned
         self._clock = clock
         self._states: dict[Conversation, State] = {}
+        self._ranking = Ranking(self._states, self.fetching)
+        self._rank = self._ranking.rank
+        self._to_consider: list[Conversation] = []
+        self._paused: dict[str, float] = {}
+        """By node: until when it is asked for no fetch."""
         self._loaded: set[Chunk] = set()
         """Chunks that came back into memory for a look-up, which is still to be reported: it was no hit in memory."""
         self.to_pin: dict[ObjectId, float] = {}
@@ -64,10 +72,11 @@ class Service:
 
     # What is reported.
 
-    def declare(self, place: Place, capacity: int) -> None:
-        """Note a tier's capacity, bytes; 0: none was declared."""
+    def declare(self, place: Place, capacity: int, backend: str = "", revision: int = 0) -> None:
+        """Note the capacity of one of a tier's media, bytes; 0: none was declared. ``revision``: as `Rooms.declare`."""
+        capacity = self.rooms.declare(place, capacity, backend, revision)
         capacity = capacity or (self.settings.disk_bytes if place.tier == "l2" else 0)
-        self._room(place).resize(capacity)
+        self.rooms[place].resize(capacity)
         if place.tier == "l1":
             self.fetching.declare(place.node, int(capacity * self.settings.watermark))
 
@@ -90,6 +99,13 @@ class Service:
         if room is not None:
             for chunk in room.clear():
                 self._forget_if_nowhere(chunk)
+        self.fetching.budgets.pop(node, None)
+        self._paused.pop(node, None)
+        self.rooms.leave(node)
+
+    def refit(self) -> None:
+        """Learn when conversations return: in a thread of its own, tenths of a second, while nothing else is called."""
+        self.foretelling.refit(self._clock())
 
     def answered(self, conversation: Conversation, turn: int, prediction: Prediction | None) -> None:
         """Take in the sidecar's answer about a turn; None: there is none."""
@@ -114,8 +130,7 @@ class Service:
         until = self._clock() + min(max(seconds, 0.0), self.settings.max_retain_s)
         for chunk in chunks:
             chunk.retained_until = max(chunk.retained_until, until)
-        for conversation in {holder for chunk in chunks for holder in chunk.holders}:
-            self._rank(conversation)
+            self._ranking.lift(chunk, chunk.retained_until)
         return until
 
     def objects_on_disk(self, chunk: Chunk) -> list[ObjectId]:
@@ -142,7 +157,8 @@ class Service:
         for place, room in self.rooms.items():
             if place.tier == "l2" and not self.settings.evict_disk:
                 continue
-            coming = sum(fetch.bytes for fetch in plan.fetch if place == Place("l1", fetch.node))
+            coming: float = sum(fetch.bytes for fetch in plan.fetch if place == Place("l1", fetch.node))
+            coming -= room.going(now)
             victims = room.victims(coming, lambda resident, place=place: self._may_go(resident, place, now))  # type: ignore[misc]
             objects = [object_ for victim in victims for object_ in victim.objects]
             if place.tier == "l2" and objects:
@@ -160,23 +176,41 @@ class Service:
 
     def spare(self, place: Place, objects: list[ObjectId]) -> None:
         """Leave objects alone for a moment: they are being deleted, or the node would not delete them (it reads them)."""
-        room = self._room(place)
-        for object_ in objects:
-            chunk = self.conversations.find(object_.chunk)
-            resident = None if chunk is None else room.find(chunk)
+        now = self._clock()
+        for chunk in self._chunks_of(objects):
+            resident = self.rooms[place].find(chunk)
             if resident is not None:
-                resident.spared_until = self._clock() + SPARED_S
+                resident.asked_at = now
+
+    def skipped(self, place: Place, objects: list[ObjectId], count: int) -> None:
+        """Note that a node has skipped so many of the objects that it was asked to delete: which, its reports will tell.
+
+        Until then the others count as gone, or the next plan would have as much deleted once more.
+        """
+        self.rooms[place].expect(self._chunks_of(objects), min(count / max(len(objects), 1), 1.0), self._clock())
+
+    def _chunks_of(self, objects: list[ObjectId]) -> list[Chunk]:
+        found = (self.conversations.find(object_.chunk) for object_ in objects)
+        return list(dict.fromkeys(chunk for chunk in found if chunk is not None))
 
     def came(self, fetch: Fetch, objects: int) -> None:
         """Note what a node says of a fetch that has ended: how many objects are in memory now."""
         fetch.done = True
         if objects == 0:
-            self.refused(fetch)
+            state = self._states.get(fetch.conversation)
+            if state is not None:
+                state.vain = fetch.conversation.turns
+            self._give_up(fetch)
 
     def refused(self, fetch: Fetch) -> None:
-        """Note that a fetch could not be asked for."""
-        self.fetching.drop(fetch.conversation, refused=True)
-        self._rank(fetch.conversation)
+        """Note that a node could not be asked for a fetch, or did not carry it out."""
+        self._paused[fetch.node] = self._clock() + PAUSED_S
+        self._give_up(fetch)
+
+    def _give_up(self, fetch: Fetch) -> None:
+        if self.fetching.find(fetch.conversation) is fetch:
+            self.fetching.drop(fetch.conversation, refused=True)
+            self._rank(fetch.conversation)
 
     def _ask(self, plan: Plan, now: float) -> None:
         for conversation, state in self._states.items():
@@ -199,11 +233,16 @@ class Service:
         if average is None:
             return
         candidates: dict[str, list[Candidate]] = {}
-        for conversation, state in self._states.items():
+        for conversation in self._next_to_consider():
+            state = self._states.get(conversation)
             if (
-                state.curve is None
+                state is None
+                or state.curve is None
                 or state.index is None
                 or state.turn < conversation.turns
+                or state.vain == conversation.turns
+                or now < self._paused.get(conversation.node, 0.0)
+                or not self.fetching.takes(conversation.node)
                 or self.fetching.find(conversation) is not None
             ):
                 continue
@@ -212,47 +251,55 @@ class Service:
                 candidate = Candidate(conversation, state.curve, state.index, missing, here)
                 candidates.setdefault(conversation.node, []).append(candidate)
         for node, some in candidates.items():
-            for fetch in self.fetching.choose(node, some, self._room(Place("l1", node)), average, now):
+            for fetch in self.fetching.choose(node, some, self.rooms[Place("l1", node)], average, now):
                 plan.fetch.append(fetch)
                 self._rank(fetch.conversation)
+
+    def _next_to_consider(self) -> list[Conversation]:
+        """Return some conversations; all in turn."""
+        if not self._to_consider:
+            self._to_consider = list(self._states)
+        some = self._to_consider[-CONSIDERED:]
+        del self._to_consider[-CONSIDERED:]
+        return some
 
     def _missing(self, conversation: Conversation) -> tuple[dict[Chunk, int], int]:
         """Return a conversation's chunks that are on disk and not in its node's memory, their bytes, and those in memory.
 
         Only those behind which nothing is missing from everywhere: LMCache looks no further than the first gap.
         """
-        memory = self._room(Place("l1", conversation.node))
+        memory, disks = self.rooms[Place("l1", conversation.node)], self.rooms.behind(conversation.node)
         missing: dict[Chunk, int] = {}
         here = 0
         for chunk in conversation.chunks():
-            resident = memory.find(chunk)
-            if resident is not None:
-                here += resident.bytes
+            lies = chunk.lies
+            if memory in lies:
+                here += lies[memory].bytes
                 continue
-            for place in (Place("l2", conversation.node), Place("l2", "")):
-                resident = self.rooms[place].find(chunk) if place in self.rooms else None
-                if resident is not None:
-                    missing[chunk] = resident.bytes
+            for disk in disks:
+                if disk in lies:
+                    missing[chunk] = lies[disk].bytes
                     break
             else:
                 break
         return missing, here
 
     def _may_go(self, resident: Resident, place: Place, now: float) -> bool:
-        if now < resident.spared_until:
+        if now - resident.asked_at < SPARED_S:
             return False
         if place.tier == "l2" or now - resident.since >= FRESH_S:
             return True
-        further = [room for other, room in self.rooms.items() if other.tier == "l2" and other.node in ("", place.node)]
-        return not further or any(resident.chunk in room for room in further)
+        further = self.rooms.behind(place.node)
+        return not further or any(room in resident.chunk.lies for room in further)
 
     # Events.
 
     def _stored(self, event: Event) -> None:
-        room = self._room(event.place)
+        room = self.rooms[event.place]
         if event.tier == "l1":
             known = [chunk for entry in event.entries if (chunk := self.conversations.find(entry.object.chunk)) is not None]
             touched = self.conversations.stored(event)
+            self._forget_forgotten()
             for chunk in dict.fromkeys(known):
                 if chunk not in room and not self.fetching.came(chunk, event.node):
                     self._loaded.add(chunk)
@@ -284,10 +331,7 @@ class Service:
         self._loaded -= read
         for chunk in read:
             if len(chunk.holders) != 1:
-                for room in self.rooms.values():
-                    resident = room.find(chunk)
-                    if resident is not None:
-                        room.rank(chunk, max(resident.t_last, event.at), max(resident.key, event.at))
+                self._ranking.lift(chunk, event.at)
         for conversation in found.touched:
             self._rank(conversation)
 
@@ -298,57 +342,27 @@ class Service:
             return
         resident = room.find(chunk)
         # A node may report a deletion before it answers the call.
-        room.gone(chunk, object_, now, asked=asked or (resident is not None and now < resident.spared_until))
+        asked = asked or (resident is not None and now - resident.asked_at < SPARED_S)
+        room.gone(chunk, object_, now, asked=asked)
         if place.tier == "l1" and chunk not in room:
             self.fetching.gone(chunk, place.node)
         self._forget_if_nowhere(chunk)
 
     def _forget_if_nowhere(self, chunk: Chunk) -> None:
-        if not any(chunk in room for room in self.rooms.values()):
+        if not chunk.lies:
             self.conversations.forget(chunk)
+            self._forget_forgotten()
+
+    def _forget_forgotten(self) -> None:
+        """What is not known any more, for want of room, is counted nowhere: in memory the node's own LRU sees to it."""
+        for chunk in self.conversations.forgotten:
+            for room in list(chunk.lies):
+                room.forget(chunk)
             self._loaded.discard(chunk)
+        self.conversations.forgotten.clear()
 
     def _forget_ended(self) -> None:
         for conversation in self.conversations.ended:
             self._states.pop(conversation, None)
             self.fetching.drop(conversation)
         self.conversations.ended.clear()
-
-    # Keys.
-
-    def _room(self, place: Place) -> Room:
-        room = self.rooms.get(place)
-        if room is None:
-            room = self.rooms[place] = Room(0, self.settings.watermark)
-        return room
-
-    def _rank(self, conversation: Conversation) -> None:
-        """Give a conversation's chunks their places in the order of each room: the highest key of those that hold them."""
-        for room in self.rooms.values():
-            t_own, own = self._keys(conversation, room)
-            for chunk in conversation.chunks():
-                resident = room.find(chunk)
-                if resident is None:
-                    continue
-                if len(chunk.holders) == 1:
-                    t_last, key = t_own, own
-                elif len(chunk.holders) > MANY:
-                    t_last, key = max(t_own, resident.t_last), max(own, resident.key)
-                else:
-                    keys = [self._keys(holder, room) for holder in chunk.holders]
-                    t_last, key = max(t for t, _ in keys), max(key for _, key in keys)
-                room.rank(chunk, max(t_last, chunk.retained_until), max(key, chunk.retained_until))
-
-    def _keys(self, conversation: Conversation, room: Room) -> tuple[float, float]:
-        """Return a conversation's ``t_last`` and key in a room."""
-        t_last = conversation.used_at
-        state = self._states.get(conversation)
-        if state is None:
-            return t_last, t_last
-        key = t_last
-        if state.turn == conversation.turns and state.prediction is not None and state.prediction.credit is not None:
-            key += state.prediction.credit.at(max(room.lifetime.seconds, 1e-3))
-        fetch = self.fetching.find(conversation)
-        if fetch is not None and not fetch.over:
-            key = max(key, fetch.until)  # displaced before its time it would be fetched again: the budget bounds it
-        return t_last, key

@@ -38,7 +38,11 @@ class LMCacheSettings(BaseSettings):
     )
     prefetch_used: Share = Field(default=0.6, description="share of the bytes fetched that shall be used")
     prefetch_longest_s: Seconds = Field(default=600.0, description="longest time for which a conversation is fetched ahead")
-    chunks: int = Field(default=200_000, ge=1, description="chunks whose tokens are remembered, 1.5 KiB each")
+    chunks: int = Field(
+        default=200_000,
+        ge=1,
+        description="chunks that are known, 1.5 KiB each; those used longest ago are forgotten and left to LMCache's own LRU",
+    )
     refit_s: Seconds = Field(default=60.0, description="time between two lessons in when conversations return")
     max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application may ask for")
     served_model: str = Field(

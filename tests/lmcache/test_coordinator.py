@@ -29,9 +29,11 @@ class Reporter:
         body = {"instance_id": "node-a", "ip": host, "http_port": int(port), "p2p_advertised_url": "", "mq_port": 0}
         self.registered = coordinator.ask("/instances", body)
 
-    def report(self, kind: str, tier: str, seeds: list[int] = [], *, capacity: int = 0) -> None:  # noqa: B006
+    def report(self, kind: str, tier: str, seeds: list[int] = [], *, capacity: int = 0, token: int | None = None) -> None:  # noqa: B006
         self._seq += 1
         entries = [entry for seed in seeds for entry in self._entries(seed, tokens=kind == "store")]
+        for entry in entries if token is not None else ():
+            entry["token_ids"] = [token]
         batch = {
             "instance_id": "node-a",
             "incarnation": 1,
@@ -41,7 +43,7 @@ class Reporter:
             "backend": "" if kind == "access" else "dram" if tier == "l1" else "fs",
             "entries": entries,
             "shared": False,
-            "ts": time.time(),
+            "ts": time.time() + 3600.0,  # its clock is an hour ahead
             "capacity_bytes": capacity,
             "capacity_revision": 1 if capacity else 0,
         }
@@ -68,12 +70,15 @@ class Reporter:
 
 
 def coordinator(folder: Path) -> Coordinator:
-    return Coordinator(
+    made = Coordinator(
         folder,
         learned=True,
         options=("--metadata-path", str(folder / "pins.json")),
         predictor_address=f"127.0.0.1:{free_port()}",  # nobody: least recent use
     )
+    nobody = f"http://127.0.0.1:{free_port()}"
+    made._environment.update(http_proxy=nobody, HTTP_PROXY=nobody, no_proxy="")  # the pod's, for others
+    return made
 
 
 @pytest.fixture
@@ -108,6 +113,8 @@ async def test_it_deletes_the_least_recently_used_keeps_pins_for_their_time_and_
         reporter = await asyncio.to_thread(Reporter, running, address)
         ask = lambda *args: asyncio.to_thread(running.ask, *args)  # noqa: E731
         await asyncio.to_thread(reporter.report, "config", "l1", capacity=10 * MIB)
+        await asyncio.to_thread(reporter.report, "store", "l1", [7], token=-1)  # no ids: nothing of it is lost to the others
+        await asyncio.to_thread(reporter.report, "delete", "l1", [7])
         for seed in (1, 2, 3, 4):
             await asyncio.to_thread(reporter.report, "store", "l1", [seed])
             await asyncio.to_thread(reporter.report, "store", "l2", [seed])

@@ -1,4 +1,5 @@
-from lpc.lmcache.conversations import Conversation, Conversations
+from lpc.lmcache.conversations import Conversations
+from lpc.lmcache.tree import Conversation
 from tests.unit.lmcache.nodes import KEYS, Prompt, event, words
 
 

@@ -1,8 +1,8 @@
 import pytest
 
 from eviction_client import Lifetime
-from lpc.lmcache.conversations import Chunk
-from lpc.lmcache.room import Resident, Room
+from lpc.lmcache.room import Room
+from lpc.lmcache.tree import Chunk, Resident
 from tests.unit.lmcache.nodes import KEYS, Prompt, words
 
 

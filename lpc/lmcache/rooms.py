@@ -1,0 +1,41 @@
+"""The rooms of all nodes' tiers, and what the nodes have declared of them."""
+
+from lpc.lmcache.events import Place
+from lpc.lmcache.room import Room
+
+
+class Rooms(dict[Place, Room]):
+    """Rooms by place. ``watermark``: as :class:`Room` has it."""
+
+    def __init__(self, watermark: float) -> None:
+        super().__init__()
+        self._watermark = watermark
+        self._declared: dict[Place, tuple[int, dict[str, int]]] = {}
+
+    def __missing__(self, place: Place) -> Room:
+        room = self[place] = Room(0, self._watermark)
+        return room
+
+    def declare(self, place: Place, capacity: int, backend: str, revision: int) -> int:
+        """Note the capacity of one of a tier's media, bytes; return that of the tier: 0 where one of them has no bound.
+
+        Args:
+            revision: of the declaration; a newer one says all anew.
+        """
+        declared = self._declared.get(place)
+        if declared is None or declared[0] != revision:
+            declared = self._declared[place] = (revision, {})
+        declared[1][backend] = capacity
+        return sum(declared[1].values()) if all(declared[1].values()) else 0
+
+    def behind(self, node: str) -> list[Room]:
+        """Return the rooms behind a node's memory: its own disk, then what the fleet shares."""
+        return [self[place] for place in (Place("l2", node), Place("l2", "")) if place in self]
+
+    def leave(self, node: str) -> None:
+        """Forget a node's memory, which is empty, and of its disk the room where nothing lies in it."""
+        for place in (Place("l1", node), Place("l2", node)):
+            room = self.get(place)
+            if room is not None and not len(room):
+                del self[place]
+                self._declared.pop(place, None)

@@ -1,0 +1,130 @@
+"""The tree of prompts: chunks, the conversations that lead through them, and where they lie."""
+
+import math
+from array import array
+from hashlib import blake2b
+from typing import Protocol
+
+from eviction_client import Lifetime
+from lpc.lmcache.chain import ChunkId, ObjectId
+
+
+class Shelf(Protocol):
+    """What a chunk knows of a place where it lies, a :class:`lpc.lmcache.room.Room`."""
+
+    lifetime: Lifetime
+
+    def rank(self, chunk: "Chunk", t_last: float, key: float) -> None:
+        """Give a chunk that lies there its place in the order."""
+
+    def forget(self, chunk: "Chunk") -> None:
+        """Count a chunk no longer."""
+
+
+class Resident:
+    """A chunk where it lies.
+
+    Attributes:
+        objects: bytes by object.
+        t_last, key: as `eviction_client.Keys` has them.
+        since: when it came.
+        asked_at: when it was last asked to go.
+    """
+
+    __slots__ = ("asked_at", "chunk", "key", "objects", "since", "t_last")
+
+    def __init__(self, chunk: "Chunk", at: float) -> None:
+        self.chunk = chunk
+        self.objects: dict[ObjectId, int] = {}
+        self.t_last = at
+        self.key = at
+        self.since = at
+        self.asked_at = -math.inf
+
+    @property
+    def bytes(self) -> int:
+        """Of all its objects here."""
+        return sum(self.objects.values())
+
+
+class Chunk:
+    """A node of the tree.
+
+    Attributes:
+        before: the chunk before; None of a first one, and where it is not known.
+        depth: tokens before it.
+        tokens: of it; empty where not known.
+        holders: conversations that lead through it, the one that stored it first.
+        lies: where it lies; the rooms keep that.
+        retained_until: seconds since the epoch; it is ranked as if last used then, where that is later.
+    """
+
+    __slots__ = ("before", "depth", "hash", "holders", "id", "lies", "retained_until", "tokens")
+
+    def __init__(self, id_: ChunkId, before: "Chunk | None", depth: int, tokens: "array[int]") -> None:
+        self.id = id_
+        self.hash = bytes.fromhex(id_.hash)
+        self.before = before
+        self.depth = depth
+        self.tokens = tokens
+        self.holders: dict[Conversation, None] = {}
+        self.lies: dict[Shelf, Resident] = {}
+        self.retained_until = 0.0
+
+
+class Conversation:
+    """A chain and its turns.
+
+    Attributes:
+        name: a digest of the first chunk that only it held, and of its model and tenant.
+        leaf: its last chunk.
+        turns: so far.
+        arrived_at: beginning of its latest turn, seconds since the epoch.
+        used_at: its latest event.
+        world_size: ranks of the engine that stored it.
+        open: a turn has begun whose end was not reported yet.
+        grown: the turn that last stored anything.
+        node: where it was last seen.
+    """
+
+    __slots__ = ("arrived_at", "grown", "leaf", "name", "node", "open", "turns", "used_at", "world_size")
+
+    def __init__(self, leaf: Chunk, at: float, node: str, world_size: int) -> None:
+        self.name = blake2b(repr(leaf.id).encode(), digest_size=16).hexdigest()
+        self.leaf = leaf
+        self.turns = 1
+        self.arrived_at = at
+        self.used_at = at
+        self.node = node
+        self.world_size = world_size
+        self.open = True
+        self.grown = 1
+
+    def chunks(self) -> list[Chunk]:
+        """Return its chain, the first chunk first."""
+        chain: list[Chunk] = []
+        chunk: Chunk | None = self.leaf
+        while chunk is not None:
+            chain.append(chunk)
+            chunk = chunk.before
+        return chain[::-1]
+
+    def tokens(self) -> "array[int]":
+        """Return all its tokens; empty where not all are known."""
+        found = array("I")
+        for chunk in self.chunks():
+            if not chunk.tokens or chunk.depth != len(found):
+                return array("I")
+            found.extend(chunk.tokens)
+        return found
+
+    def begin(self, at: float) -> None:
+        """Begin its next turn."""
+        self.turns += 1
+        self.arrived_at = self.used_at = at
+        self.open = True
+
+    @property
+    def length(self) -> int:
+        """Tokens of its complete chunks."""
+        return self.leaf.depth + len(self.leaf.tokens)
