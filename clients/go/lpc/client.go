@@ -8,12 +8,13 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 
 	"learnedprefixcache/lpcv1"
 )
 
 const (
-	// Waiting is how many questions and answers are remembered; over it new questions are not asked.
+	// Waiting is how many questions and answers are remembered; over it the oldest is forgotten.
 	Waiting = 8192
 	// Timeout is the age at which an answer is worthless.
 	Timeout = 10 * time.Second
@@ -21,6 +22,10 @@ const (
 	connectTimeout = 5 * time.Second
 	firstPause     = 100 * time.Millisecond
 	longestPause   = 5 * time.Second
+	// A stream on which questions wait is left when nothing was heard on it for so long: a peer that is gone without a word.
+	longestSilence = 10 * time.Second
+	// Late answers that are handed out at once, in a step of the scheduler.
+	lateAtOnce = 32
 )
 
 // An Answer is a credit table and the grid that it belongs to.
@@ -36,21 +41,28 @@ type Client struct {
 	address string
 	token   string
 	options []grpc.DialOption
+	silence time.Duration
 	stop    context.CancelFunc
 	done    chan struct{}
 
 	mutex     sync.Mutex
 	questions chan *lpcv1.PredictStreamRequest // of the stream that is open; nil: none is
-	asked     map[string]time.Time
-	answers   map[string]Answer
+	book      *book
+	heard     time.Time
 }
 
 // Dial returns a client of the sidecar at host:port or unix:///path. token: of its token file, "" where it asks for none.
 // options say how to connect: grpc.WithInsecure() or grpc.WithTransportCredentials(...).
 func Dial(address, token string, options ...grpc.DialOption) *Client {
+	return dial(address, token, longestSilence, options...)
+}
+
+func dial(address, token string, silence time.Duration, options ...grpc.DialOption) *Client {
 	ctx, stop := context.WithCancel(context.Background())
-	c := &Client{address: address, token: token, options: options, stop: stop, done: make(chan struct{})}
-	c.forgetAll()
+	c := &Client{
+		address: address, token: token, options: options, silence: silence,
+		stop: stop, done: make(chan struct{}), book: newBook(Waiting),
+	}
 	go c.run(ctx)
 	return c
 }
@@ -65,7 +77,7 @@ func (c *Client) Close() {
 func (c *Client) Ask(id string, conversation *lpcv1.Conversation) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if c.questions == nil || len(c.asked) >= Waiting || len(c.answers) >= Waiting {
+	if c.questions == nil {
 		return
 	}
 	question := &lpcv1.PredictStreamRequest{
@@ -75,7 +87,7 @@ func (c *Client) Ask(id string, conversation *lpcv1.Conversation) {
 	}
 	select {
 	case c.questions <- question:
-		c.asked[id] = time.Now()
+		c.book.ask(id, time.Now())
 	default:
 	}
 }
@@ -84,23 +96,21 @@ func (c *Client) Ask(id string, conversation *lpcv1.Conversation) {
 func (c *Client) Take(id string) (answer Answer, answered, expected bool) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	answer, answered = c.answers[id]
-	delete(c.answers, id)
-	if since, waits := c.asked[id]; waits && !answered {
-		expected = time.Since(since) < Timeout
-		if !expected {
-			delete(c.asked, id)
-		}
-	}
-	return answer, answered, expected
+	return c.book.take(id, time.Now())
+}
+
+// late returns ids of questions that were answered since it was last asked, some at a time.
+func (c *Client) late() []string {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return c.book.takeFresh(lateAtOnce)
 }
 
 // Forget forgets a request, which was aborted.
 func (c *Client) Forget(id string) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	delete(c.asked, id)
-	delete(c.answers, id)
+	c.book.forget(id)
 }
 
 // Connected says whether a stream is open.
@@ -108,12 +118,6 @@ func (c *Client) Connected() bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	return c.questions != nil
-}
-
-func (c *Client) forgetAll() {
-	c.questions = nil
-	c.asked = map[string]time.Time{}
-	c.answers = map[string]Answer{}
 }
 
 func (c *Client) run(ctx context.Context) {
@@ -163,28 +167,33 @@ func (c *Client) serve(parent context.Context) {
 	if err != nil {
 		return
 	}
+	most := int(info.GetLimits().GetMaxRequestBytes())
 	capacity := int(info.GetLimits().GetMaxStreamInFlight())
 	if capacity < 1 || capacity > Waiting {
 		capacity = Waiting
 	}
 	questions := make(chan *lpcv1.PredictStreamRequest, capacity)
 	c.mutex.Lock()
-	c.questions = questions
+	c.questions, c.heard = questions, time.Now()
 	c.mutex.Unlock()
 	defer func() {
 		c.mutex.Lock()
-		answers := c.answers // what was answered stays
-		c.forgetAll()
-		c.answers = answers
+		c.questions = nil
+		c.book.forgetUnanswered()
 		c.mutex.Unlock()
 	}()
+	go c.watch(ctx, cancel)
 	go func() {
 		for {
 			select {
 			case <-ctx.Done():
 				return
 			case question := <-questions:
-				if stream.Send(question) != nil {
+				// What cannot be sent would end the stream, and with it what all others have asked.
+				message, err := proto.Marshal(question)
+				if err != nil || (most > 0 && len(message) > most) {
+					c.Forget(question.RequestId)
+				} else if stream.SendMsg(encoded(message)) != nil {
 					cancel()
 					return
 				}
@@ -196,13 +205,35 @@ func (c *Client) serve(parent context.Context) {
 		if err != nil {
 			return
 		}
-		c.mutex.Lock()
-		if _, asked := c.asked[response.RequestId]; asked {
-			delete(c.asked, response.RequestId)
-			if p := response.GetPrediction(); p != nil && len(p.CreditS) == len(grid) {
-				c.answers[response.RequestId] = Answer{p.Probability, p.CreditS, grid}
-			}
+		p := response.GetPrediction()
+		answer, ok := Answer{}, p != nil && len(p.CreditS) == len(grid)
+		if ok {
+			answer = Answer{p.Probability, p.CreditS, grid}
 		}
+		c.mutex.Lock()
+		c.heard = time.Now()
+		c.book.answer(response.RequestId, answer, ok)
 		c.mutex.Unlock()
+	}
+}
+
+// watch leaves a peer that has fallen silent while questions wait.
+func (c *Client) watch(ctx context.Context, leave func()) {
+	tick := time.NewTicker(c.silence / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		c.mutex.Lock()
+		since, waits := c.book.waitsSince()
+		silent := waits && time.Since(since) > c.silence && time.Since(c.heard) > c.silence
+		c.mutex.Unlock()
+		if silent {
+			leave()
+			return
+		}
 	}
 }

@@ -10,9 +10,15 @@ import (
 // the old one and fail on messages of a present generator.
 type codec struct{}
 
+// encoded is a message that has been encoded already.
+type encoded []byte
+
 func (codec) Name() string { return "proto" }
 
 func (codec) Marshal(v interface{}) ([]byte, error) {
+	if bytes, ok := v.(encoded); ok {
+		return bytes, nil
+	}
 	message, ok := v.(proto.Message)
 	if !ok {
 		return nil, fmt.Errorf("%T is no message", v)

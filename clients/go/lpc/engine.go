@@ -1,6 +1,10 @@
 package lpc
 
-import "learnedprefixcache/lpcv1"
+import (
+	"time"
+
+	"learnedprefixcache/lpcv1"
+)
 
 // Engine is what a scheduler calls: admission, end, eviction. It belongs to the scheduler's goroutine. Its guard puts credit into
 // force once the shadows show that it pays, and least recent use where it does not.
@@ -9,19 +13,23 @@ type Engine struct {
 	Cache   *Cache
 	guard   *Guard // nil: credit is always in force
 	shadows *Shadows
-	late    map[string]ended
+	late    map[string]*ended
+	waiting []*ended // the same, by when they ended
 }
 
+// A request that has ended before its answer was there.
 type ended struct {
+	id           string
 	chain        []string
 	conversation string
 	tLast        float64
+	until        time.Time
 }
 
 // NewEngine joins a client and a cache of so many blocks, under a guard. guarded false is for those who compare themselves: credit
 // is in force from the start.
 func NewEngine(client *Client, blocks int, guarded bool) *Engine {
-	e := &Engine{Client: client, Cache: NewCache(blocks), late: map[string]ended{}}
+	e := &Engine{Client: client, Cache: NewCache(blocks), late: map[string]*ended{}}
 	if guarded {
 		e.guard, e.shadows = &Guard{}, NewShadows(blocks)
 	}
@@ -43,8 +51,12 @@ func (e *Engine) Ended(id, conversation string, chain []string, completed bool, 
 		e.Client.Forget(id)
 	} else if answer, answered, expected := e.Client.Take(id); answered {
 		worth = answer.worth
-	} else if expected && len(e.late) < Waiting {
-		e.late[id] = ended{chain, conversation, now}
+	} else if expected && len(e.waiting) < Waiting {
+		of := &ended{id, chain, conversation, now, time.Now().Add(Timeout)}
+		e.late[id] = of
+		e.waiting = append(e.waiting, of)
+	} else {
+		e.Client.Forget(id)
 	}
 	credit := worth(e.Cache.Lifetime())
 	e.Cache.Free(chain, conversation, now, credit)
@@ -54,20 +66,28 @@ func (e *Engine) Ended(id, conversation string, chain []string, completed bool, 
 	return credit
 }
 
-// Step lays answers that came after their request's end on the blocks that are still free. Call it once per scheduler step.
+// Step lays answers that came after their request's end on the blocks that are still free. Call it once per scheduler step: it
+// looks at what has come or is over, not at all that waits.
 func (e *Engine) Step() int {
 	laid := 0
-	for id, of := range e.late {
-		answer, answered, expected := e.Client.Take(id)
-		if answered {
+	for _, id := range e.Client.late() {
+		of := e.late[id]
+		if of == nil {
+			continue
+		}
+		if answer, answered, _ := e.Client.Take(id); answered {
 			e.Cache.Lay(of.chain, of.conversation, of.tLast+answer.worth(e.Cache.Lifetime()))
 			if e.guard != nil {
 				e.shadows.Lay(of.chain, of.conversation, of.tLast, answer.worth)
 			}
 			laid++
 		}
-		if answered || !expected {
-			delete(e.late, id)
+		delete(e.late, id)
+	}
+	for now := time.Now(); len(e.waiting) > 0 && now.After(e.waiting[0].until); e.waiting = e.waiting[1:] {
+		if of := e.waiting[0]; e.late[of.id] == of {
+			delete(e.late, of.id)
+			e.Client.Forget(of.id)
 		}
 	}
 	return laid
