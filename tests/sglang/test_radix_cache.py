@@ -3,11 +3,17 @@
 import itertools
 import logging
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.mem_cache.radix_cache import RadixCache
 
+from eviction_client.background import AtOnce
+from eviction_client.engines.sglang.building import build
 from eviction_client.errors import EngineUnsupported
+from eviction_client.scorer import Scorer
+from eviction_client.settings import ClientSettings
 from lpc.bench.sglang_cache import BACKENDS, Cache
 from lpc.bench.told import Told
 from tests.sglang.workloads import SideBySide
@@ -289,6 +295,30 @@ def test_more_than_one_rank_is_refused_with_one_message_and_plain_lru(
     assert len(errors) == 1 and "--tp-size 2" in errors[0] and "Stock LRU instead" in errors[0]
     assert not hasattr(cache.tree, "lpc")
     assert cache.context.params.eviction_policy == "lru"
+
+
+@refuses("another radix cache than its own (--enable-lmcache, --enable-flexkv, --radix-cache-backend)")
+@pytest.mark.parametrize("flag", [None, "enable_lmcache", "radix_cache_backend"])
+def test_a_tree_of_another_kind_is_in_its_own_lru_and_is_built_once_where_that_is_foreseen(
+    backend: str, flag: str | None, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(500, backend=backend)
+    if flag is not None:
+        monkeypatch.setattr(cache.context, "server_args", SimpleNamespace(**{flag: "other"}))
+    built = []
+
+    def stock(ctx: Any) -> RadixCache:
+        built.append(RadixCache(ctx.params))
+        return built[-1]
+
+    def opens(settings: ClientSettings, _: Any) -> Scorer:
+        return Scorer(settings, capacity=8, predictor=Told(lambda _: 0.0), clock=clock, background=AtOnce)
+
+    with caplog.at_level(logging.ERROR):
+        tree = build(stock, cache.context, opens=opens)
+    assert tree is built[-1] and type(tree.eviction_strategy).__name__ == "LRUStrategy"
+    assert len(built) == (2 if flag is None else 1)
+    assert len([record for record in caplog.records if "Stock LRU instead" in record.message]) == 1
 
 
 def test_it_can_be_made_to_refuse_to_start(backend: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,10 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenScorer = o
         except Exception as error:
             scorer.close()
             reason = f"{type(error).__name__}: {error}"
+            if ordered and not settings.shadow:
+                # A tree that was not foreseen: nothing lies in it yet, and it is built once more, in its own order.
+                params.eviction_policy = "lru"
+                cache = stock(ctx, *args, **kwargs)
     if reason is not None:
         stay_stock(settings, metrics, engine="SGLang", release=installed(), reason=reason, tested=TESTED)
     else:

@@ -159,14 +159,22 @@ class Hooks:
 
     def evict_device_leaf(self, node_id: Any, tracker: Any) -> Any:
         """``UnifiedRadixCache._evict_device_leaf``, from which the lifetime is learnt."""
-        before = tracker.get(self._base, 0)
+        before = self._counted(tracker)
         result = self._stock_evict(node_id, tracker)
         try:
-            tokens = tracker.get(self._base, 0) - before
+            tokens = self._counted(tracker) - before
             self._ledger.evicted(node_id, tokens, self.scorer.now(), trusting=self._priorities.trusting)
         except Exception as error:
             self.scorer.failed(error)
         return result
+
+    def _counted(self, tracker: Any) -> int:
+        """Return the tokens that were evicted so far, by SGLang's own count."""
+        try:
+            return int(tracker.get(self._base, 0))
+        except Exception as error:
+            self.scorer.failed(error)
+            return 0
 
     def reset(self) -> None:
         """``UnifiedRadixCache.reset``, with which the nodes are gone."""

@@ -11,11 +11,18 @@ TESTED: Final = ("0.5.22", "0.5.23")
 SEAM: Final = "sglang.srt.mem_cache.registry.create_tree_cache"
 """Where the plug-in comes in: what it returns is the radix cache of a scheduler."""
 
+OTHER_TREES: Final = {
+    "--radix-cache-backend": "radix_cache_backend",
+    "--enable-lmcache": "enable_lmcache",
+    "--enable-flexkv": "enable_flexkv",
+}
+"""Flags, and their server arguments, with which SGLang builds another radix cache than its own."""
+
 _NEEDED: Final = {
     "plugins/hook_registry.py": ("class HookRegistry", "AROUND ="),
     "mem_cache/registry.py": ("def create_tree_cache(ctx",),
     "mem_cache/unified_radix_cache.py": (
-        "def checkpoint_into_tree(self, req",
+        "def checkpoint_into_tree(self, req: Req, *, up_to",
         "def match_prefix(self, params",
         "def insert(self, params",
         "def on_release(self, req: Req, *, checkpointed",
@@ -69,6 +76,9 @@ def unsuitable(ctx: Any) -> str | None:
     for flag, size in sizes.items():
         if size > 1:
             return f"with {flag} {size} each rank has a tree of its own, and all must evict alike: one rank only (TP = 1)"
+    for flag, name in OTHER_TREES.items():
+        if getattr(ctx.server_args, name, None):
+            return f"with {flag} its radix cache is another one, which does not show when requests end"
     mode = getattr(ctx.server_args, "disaggregation_mode", "null")
     if mode not in (None, "null"):
         return f"with --disaggregation-mode {mode} requests end in another engine"
