@@ -134,15 +134,15 @@ async def test_the_autoscaler_sees_the_overload_before_a_request_is_refused(
 async def test_connections_that_are_ended_for_their_age_lose_nothing(tiny_models: Path, served: tuple[Path, list[int]]) -> None:
     folder, ids = served
     port = free_port()
-    client = PredictorClient(f"127.0.0.1:{port}", served_model="m")
+    client = PredictorClient(f"127.0.0.1:{port}", served_model="m", timeout_s=20.0)
     try:
         async with sidecar(tiny_models, folder, "127.0.0.1", port, connection_age_s=0.5):
             engine = Engine(client, ids)
-            await engine.ask(20, 6)
+            while client.counters.reconnects < 5 or client.counters.asked <= 100:
+                await engine.ask(20, 0.5)
             await engine.settle()
             counters = client.counters
-            assert counters.asked == counters.answered > 100
-            assert counters.reconnects >= 5
+            assert counters.asked == counters.answered
             assert counters.connection_failures <= 1  # at the start, if it was not up yet
     finally:
         client.close()

@@ -65,9 +65,9 @@ def chat(text: str, **others: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": text}], "temperature": 0, **others}
 
 
-async def eventually(condition: Callable[[], Any]) -> None:
-    """Wait until a condition, which may be a coroutine, holds."""
-    async with asyncio.timeout(20):
+async def eventually(condition: Callable[[], Any], seconds: float = 60) -> None:
+    """Wait until a condition, which may be a coroutine, holds. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
         while True:
             held = condition()
             if await held if asyncio.iscoroutine(held) else held:

@@ -5,6 +5,8 @@ searched: all that they say (gRPC's own log included), every file that they writ
 of both, and every trace.
 """
 
+import contextlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -138,11 +140,10 @@ async def ask_everything(url: str, engine: EngineDouble, judge: JudgeDouble) -> 
 
 async def asyncio_until_judged(client: httpx.AsyncClient, judge: JudgeDouble) -> None:
     """Ask rewordings until one had a candidate that was judged: the sidecar hears of what was stored a moment later."""
-    words = iter(("please {} thanks", "please {}", "{} thanks", "{} please", "thanks {}", "thanks {} please"))
-
-    async def judged() -> bool:
-        if not judge.bodies and (form := next(words, None)) is not None:
-            await client.post(CHAT, json=chat(form.format(QUESTION)))
-        return bool(judge.bodies)
-
-    await eventually(judged)
+    said = ("", "please", "thanks", "please thanks", "thanks please", "please please", "thanks thanks")
+    for before, after in itertools.islice(itertools.product(said, said), 1, None):
+        await client.post(CHAT, json=chat(f"{before} {QUESTION} {after}"))
+        with contextlib.suppress(TimeoutError):
+            await eventually(lambda: judge.bodies, seconds=0.5)
+            return
+    pytest.fail("no rewording had a candidate")
