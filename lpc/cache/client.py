@@ -46,6 +46,7 @@ _OPTIONS: Final = (
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
 )
 _UNAVAILABLE: Final = pb.LookupResponse(miss=pb.Miss(reason=pb.REASON_UNAVAILABLE))
+_REFUSED: Final = pb.LookupResponse(miss=pb.Miss(reason=pb.REASON_REFUSED))
 _NOT_STORED: Final = pb.StoreResponse(refusal="unavailable")
 
 
@@ -153,7 +154,7 @@ class ResponseCacheClient:
             answer: pb.LookupResponse = self._call("Lookup", message, timeout_s)
         except Exception as error:
             self._failed(error)
-            return _UNAVAILABLE
+            return _miss(error)
         self._patience.answered()
         return answer
 
@@ -271,7 +272,7 @@ class AsyncResponseCacheClient:
             answer: pb.LookupResponse = await self._call("Lookup", message, timeout_s)
         except Exception as error:
             self._failed(error)
-            return _UNAVAILABLE
+            return _miss(error)
         self._patience.answered()
         return answer
 
@@ -336,6 +337,12 @@ def _slices(message: pb.LookupRequest, wait_s: float, timeout_s: float, clock: C
 def _code(error: grpc.RpcError) -> Any:
     code = getattr(error, "code", None)
     return code() if callable(code) else None
+
+
+def _miss(error: Exception) -> pb.LookupResponse:
+    """Return the miss of a look-up that failed. A sidecar that calls it no request is there all the same."""
+    refused = isinstance(error, grpc.RpcError) and _code(error) is grpc.StatusCode.INVALID_ARGUMENT
+    return _REFUSED if refused else _UNAVAILABLE
 
 
 def _may_mend(error: grpc.RpcError) -> bool:

@@ -2,10 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from lpc.cache.questions import compact
 from lpc.cache.v1 import response_cache_pb2 as pb
+
+_WHOLE: Final = frozenset(("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint"))
+_CHOICE: Final = frozenset(("index", "message", "delta", "text", "finish_reason", "stop_reason"))
+"""Fields of an answer that both of its forms tell. One with others (log probabilities, token ids) has no other form."""
 
 
 def reply_of(response: pb.Response) -> str | None:
@@ -37,14 +41,17 @@ def _text(choice: Mapping[str, Any], name: str) -> str | None:
 def chunks_of(body: dict[str, Any]) -> list[bytes]:
     """Return the chunks of a stream that tell what a body tells, usage included.
 
-    Raises KeyError, ValueError or TypeError where it is no answer with one choice.
+    Raises KeyError, ValueError or TypeError where it is no answer with one choice, or says what a stream would not.
     """
     (choice,) = body["choices"]
+    if _more(body, _WHOLE) or _more(choice, _CHOICE):
+        raise ValueError("an answer with more than a text")
     common = {
         "id": body["id"],
         "object": "text_completion" if "text" in choice else "chat.completion.chunk",
         "created": body.get("created", 0),
         "model": body["model"],
+        **_kept(body, ("service_tier", "system_fingerprint")),
     }
     if "text" in choice:
         deltas: list[dict[str, Any]] = [{"text": choice["text"]}, {"text": ""}]
@@ -52,6 +59,7 @@ def chunks_of(body: dict[str, Any]) -> list[bytes]:
         said = {name: value for name, value in choice["message"].items() if value is not None and value != []}
         deltas = [{"delta": {"role": "assistant", "content": ""}}, {"delta": {**said, "role": "assistant"}}, {"delta": {}}]
     ends = [None] * (len(deltas) - 1) + [choice["finish_reason"]]
+    deltas[-1] |= _kept(choice, ("stop_reason",))
     chunks = [
         {**common, "choices": [{"index": 0, **delta, "logprobs": None, "finish_reason": end}]}
         for delta, end in zip(deltas, ends, strict=True)
@@ -72,8 +80,16 @@ def body_of(chunks: Sequence[bytes]) -> bytes | None:
         return None
     said: dict[str, str] = {}
     finish = None
+    stopped: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for chunk in read:
+        if _more(chunk, _WHOLE):
+            return None
+        kept |= _kept(chunk, ("service_tier", "system_fingerprint"))
         for choice in chunk["choices"]:
+            if _more(choice, _CHOICE):
+                return None
+            stopped |= _kept(choice, ("stop_reason",))
             for name, value in (choice["delta"] if "delta" in choice else {"text": choice["text"]}).items():
                 if name == "role" or value is None or value == []:
                     continue
@@ -82,10 +98,18 @@ def body_of(chunks: Sequence[bytes]) -> bytes | None:
                 said[name] = said.get(name, "") + value
             finish = choice.get("finish_reason") or finish
     first = read[0]
-    common = {"id": first["id"], "created": first.get("created", 0), "model": first["model"]}
+    common = {"id": first["id"], "created": first.get("created", 0), "model": first["model"], **kept}
     if "text" in said:
-        choices = [{"index": 0, "text": said["text"], "logprobs": None, "finish_reason": finish}]
+        choices = [{"index": 0, "text": said["text"], "logprobs": None, "finish_reason": finish, **stopped}]
         return compact({**common, "object": "text_completion", "choices": choices, "usage": usage})
     message = {"role": "assistant", "content": "", **said}
-    choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}]
+    choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish, **stopped}]
     return compact({**common, "object": "chat.completion", "choices": choices, "usage": usage})
+
+
+def _more(said: Mapping[str, Any], known: frozenset[str]) -> bool:
+    return any(value is not None and name not in known for name, value in said.items())
+
+
+def _kept(said: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: said[name] for name in names if said.get(name) is not None}

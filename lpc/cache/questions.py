@@ -11,6 +11,8 @@ DEFAULT_SCOPE: Final = "default"
 _APART: Final = ("model", "messages", "tools", "prompt")
 _OF_THE_FORM: Final = ("stream", "stream_options")
 """They say how an answer is told, not which."""
+_FORMS_KNOWN: Final = ("include_usage", "include_obfuscation")
+"""Of stream_options. Others ask for what an answer to another request may not tell."""
 
 
 def question(
@@ -28,13 +30,21 @@ def question(
     Raises:
         ValueError, TypeError, KeyError: the body is none of these, or its text is not Unicode.
     """
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise ValueError("the request names no model")
+    if body.get("messages") and body.get("prompt") is not None:
+        raise ValueError("the request has messages and a prompt: which of the two is answered is not known")
     parameters = {name: value for name, value in body.items() if name not in (*_APART, *_OF_THE_FORM)}
     extra = parameters.get("vllm_xargs")
     if isinstance(extra, Mapping):
         parameters["vllm_xargs"] = {name: value for name, value in extra.items() if not _of_the_prefix_cache(name)} or None
+    options = body.get("stream_options")
+    if isinstance(options, Mapping) and (others := {name: options[name] for name in options if name not in _FORMS_KNOWN}):
+        parameters["stream_form"] = others
     tools = body.get("tools")
     return pb.Request(
-        model=str(body.get("model") or ""),
+        model=model,
         parameters_json=compact(parameters),
         messages=[_message(message) for message in body.get("messages") or ()],
         tools_json=compact(tools) if tools else b"",
@@ -53,11 +63,16 @@ def _of_the_prefix_cache(name: str) -> bool:
 
 def _message(message: Mapping[str, Any]) -> pb.Message:
     content = message.get("content")
-    text = content if isinstance(content, str) else None
-    others = {name: value for name, value in message.items() if name != "role" and (name != "content" or text is None)}
-    return pb.Message(role=message["role"], content=text or "", other_json=compact(others) if others else b"")
+    others = {name: value for name, value in message.items() if name not in ("role", "content")}
+    if not isinstance(content, str):
+        others["content"] = content  # a template may tell none from an empty one
+    text = content if isinstance(content, str) else ""
+    return pb.Message(role=message["role"], content=text, other_json=compact(others) if others else b"")
 
 
 def compact(value: object) -> bytes:
-    """Return a value as JSON without white space."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """Return a value as JSON without white space. Raises ValueError or TypeError where JSON has no form for it."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except RecursionError:
+        raise ValueError("the value is nested too deeply") from None

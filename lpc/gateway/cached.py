@@ -90,10 +90,12 @@ class Cached:
         self._metrics.misses.labels(pb.Reason.Name(reason).removeprefix("REASON_").lower()).inc()
         return Found(question, miss=answer.miss)
 
-    def hand_in(self, found: Found, response: pb.Response | None, *, store: bool = True) -> None:
-        """Keep what the engine answered, in the background; None: it did not come to its end.
+    def hand_in(self, found: Found, response: pb.Response | None, *, store: bool = True, ended: bool = False) -> None:
+        """Keep what the engine answered, in the background; None: there is nothing to keep.
 
-        ``store``: the request does not forbid it.
+        Args:
+            store: the request does not forbid it.
+            ended: the answer came to its end, whatever it was: those who wait for it need not try one after the other.
         """
         if self._client is None or found.question is None or found.hit is not None:
             return
@@ -105,7 +107,7 @@ class Cached:
             response=response,
             flight=miss.flight,
             candidate=miss.candidate,
-            aborted=response is None,
+            aborted=response is None and not ended,
             no_store=not store,
         )
         self._later(self._store(self._client, message))

@@ -21,6 +21,7 @@ class Exchange:
     Attributes:
         method, path: of HTTP.
         target: path and query as they came.
+        query: alone.
         headers: names in lower case.
         status: that was answered; None before.
         complete: the answer has been sent to its end.
@@ -31,8 +32,8 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        query: bytes = scope.get("query_string", b"")
-        self.target = (raw.partition(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
+        self.query: str = scope.get("query_string", b"").decode("latin-1")
+        self.target = raw.partition(b"?")[0].decode("latin-1") + ("?" + self.query if self.query else "")
         self.headers: Headers = [(name.lower(), value) for name, value in scope["headers"]]
         client = scope.get("client")
         self.client: str | None = client[0] if client else None

@@ -90,7 +90,7 @@ class Gateway:
             raise NotKnown("no valid token: send `Authorization: Bearer TOKEN` with a token of the gateway's token file")
         if exchange.method == "POST" and exchange.path in (CHAT, COMPLETIONS):
             body = await exchange.body()
-            asked = read(exchange.path, exchange.headers, body)
+            asked = read(exchange.path, exchange.headers, body, exchange.query)
             async with exchange.watched():
                 if asked is None:
                     await self._pass(exchange, body, digest("other", client.tenant))
@@ -185,7 +185,7 @@ class Gateway:
             if response is not None:
                 response.engine_s = time.perf_counter() - began
                 self._conversations.answered(asked, client.tenant, name, reply_of(response))
-            self._cached.hand_in(found, response, store=directives.store)
+            self._cached.hand_in(found, response, store=directives.store, ended=exchange.complete)
 
     async def _pass(self, exchange: Exchange, content: bytes | object, key: bytes) -> None:
         """Pass a request on that is not read."""

@@ -1,7 +1,7 @@
 """What a request to a model asks: read from its body, which itself goes on to the engine byte by byte."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
@@ -19,6 +19,8 @@ SESSION_HEADER: Final = b"x-session-id"
 """By which vLLM is told the conversation."""
 PROMPT_BEGINNING: Final = 2048
 """Characters of a plain prompt by which its engine is chosen: later turns only add to it."""
+DEEPEST: Final = 100
+"""Levels of a body that is read: what goes deeper is the engine's to refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Asked:
         prompt: of /v1/completions, where it is one text.
         form: how the answer is wanted.
         session: the conversation's name, where the request gives one.
+        query: of the URL: what it says may be a key, or choose a model.
     """
 
     body: Mapping[str, Any]
@@ -38,6 +41,7 @@ class Asked:
     prompt: str | None
     form: Form
     session: str | None
+    query: str = ""
 
     @property
     def cacheable(self) -> bool:
@@ -70,7 +74,8 @@ class Asked:
 
     def question(self, tenant: str, scope: str) -> pb.Request:
         """Return what the sidecar is asked. Raises ValueError or TypeError where it cannot be said."""
-        return question(self.body, scope=scope, tenant=tenant)
+        body = {**self.body, "url_query": self.query} if self.query else self.body
+        return question(body, scope=scope, tenant=tenant)
 
     def conversation(self, session: str | None) -> predictor_pb2.Conversation | None:
         """Return what the predictor is told; None where there is no user in it."""
@@ -85,11 +90,11 @@ class Asked:
         return predictor_pb2.Conversation(chat=predictor_pb2.ChatMessages(messages=chat), conversation_id=session or "")
 
 
-def read(path: str, headers: Headers, body: bytes) -> Asked | None:
+def read(path: str, headers: Headers, body: bytes, query: str = "") -> Asked | None:
     """Return what a request asks; None where it is not understood, which the engine is to say."""
     try:
         asked = json.loads(body)
-        if not isinstance(asked, dict):
+        if not isinstance(asked, dict) or (body.count(b"{") + body.count(b"[") > DEEPEST and _is_deep(asked)):
             return None
         messages: Sequence[Mapping[str, Any]] = ()
         prompt = None
@@ -101,9 +106,22 @@ def read(path: str, headers: Headers, body: bytes) -> Asked | None:
             prompt = asked["prompt"]
         options = asked.get("stream_options") or {}
         form = Form(asked.get("stream") is True, options.get("include_usage") is True)
-        return Asked(asked, messages, prompt, form, _session(asked, headers))
+        return Asked(asked, messages, prompt, form, _session(asked, headers), query)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for one in level for inner in _within(one)]
+        if not level:
+            return False
+    return True
+
+
+def _within(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _session(body: Mapping[str, Any], headers: Headers) -> str | None:

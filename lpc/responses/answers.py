@@ -52,7 +52,7 @@ class Answer(NamedTuple):
         return len(self.body) + sum(map(len, self.chunks))
 
     def text(self) -> str:
-        """Return what the answer says: the content of its only choice; the body itself where that is no OpenAI answer."""
+        """Return what the answer says: the content or refusal of its only choice; the body where that is no OpenAI answer."""
         said = [text for choice in self._choices() for text in (_text(choice),) if text]
         if said or self.chunks:
             return "".join(said)
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
             return "tool_calls"
         if self.finish_reason != STOP or reasons - {STOP}:
             return "finish_reason"
-        return None
+        return None if self.text().strip() else "empty"
 
     def _documents(self) -> Iterator[Mapping[str, Any]]:
         for data in self.chunks or (self.body,):
@@ -114,7 +114,8 @@ def refused(asked: Asked, settings: ScopeSettings) -> Refusal | None:
         return "off"
     for name in parameters.keys() & _FORBIDDEN.keys():
         refusal, allowed = _FORBIDDEN[name]
-        if parameters[name] not in allowed:
+        # 0 is not False here: with it, log probabilities are asked for.
+        if not any(parameters[name] == value and type(parameters[name]) is type(value) for value in allowed):
             return refusal
     if any(map(_out_of_sight, asked.messages)):
         return "images"
@@ -156,5 +157,6 @@ def _said(choice: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    text = choice.get("text") or _said(choice).get("content")
+    said = _said(choice)
+    text = choice.get("text") or said.get("content") or said.get("refusal")
     return text if isinstance(text, str) else ""

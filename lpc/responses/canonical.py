@@ -4,9 +4,10 @@ A name is an HMAC-SHA-256 under the operator's key, cut to 16 bytes: who sees th
 try one out. It covers everything that was sent but a short list of fields that cannot change an answer (`IGNORED`), so that
 a parameter which nobody here has heard of makes another name and never a false hit.
 
-Canonical form: JSON with sorted keys, Unicode in NFC, numbers without a needless fraction, fields that are null or at their
-documented default left out. Of temperature, top_p, top_k, min_p, repetition_penalty and the length there is no default to
-fill in: vLLM takes them from the model's generation_config where a request is silent.
+Canonical form: JSON with the fields of request and messages sorted, Unicode in NFC, numbers without a needless fraction, fields
+that are null or at their documented default left out. Within parameters and tools the order counts, since that of a schema's
+properties is the order in which they are answered. Of temperature, top_p, top_k, min_p, repetition_penalty and the length there
+is no default to fill in: vLLM takes them from the model's generation_config where a request is silent.
 """
 
 import hmac
@@ -51,6 +52,8 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "parallel_tool_calls": True,
 }
 """What a parameter means where it is not sent, in the OpenAI API and at vLLM."""
+SHOWN: Final = ("echo", "return_token_ids", "return_prompt_text")
+"""With these an answer shows the question, letter by letter: it can be that of no other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class Asked:
         object.__setattr__(self, "last_turn", self._last_turn())
 
     def _last_turn(self) -> str | None:
+        if any(self.parameters.get(name) for name in SHOWN):
+            return None
         if self.prompt is not None:
             return self.prompt if self.prompt.strip() else None
         if not self.messages or self.messages[-1].get("role") != "user":
@@ -117,7 +122,7 @@ class Namer:
     """Gives names under the operator's key."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        self._mac = hmac.new(key, digestmod="sha256")
         self._scopes: dict[tuple[str, str], Scope] = {}
 
     def scope(self, client: str, scope: str) -> Scope:
@@ -170,19 +175,31 @@ class Namer:
     def _name(self, *parts: bytes) -> bytes:
         # Each with its length, so that no two lists of parts are the same bytes.
         message = b"".join([len(part).to_bytes(8, "big") + part for part in parts])
-        return hmac.digest(self._key, message, "sha256")[:NAME_BYTES]
+        mac = self._mac.copy()
+        mac.update(message)
+        return mac.digest()[:NAME_BYTES]
 
 
 def canonical(asked: Asked, *, without_last_turn: bool = False) -> bytes:
-    """Return the canonical form of a request, UTF-8. Raises InvalidRequest for text that is not Unicode."""
+    """Return the canonical form of a request, UTF-8. Raises InvalidRequest: it is no Unicode, or nested too deeply."""
+    try:
+        return _canonical(asked, without_last_turn)
+    except UnicodeEncodeError:
+        raise InvalidRequest("the request holds half a surrogate pair: send text that is Unicode") from None
+    except RecursionError:
+        raise InvalidRequest("the request is nested too deeply: send what the engine would be sent") from None
+
+
+def _canonical(asked: Asked, without_last_turn: bool) -> bytes:
     messages: list[Any] = [_message(message) for message in asked.messages]
     prompt = asked.prompt
     if without_last_turn:
-        prompt = None if prompt is None else ""
-        if messages:
-            messages[-1] = {**messages[-1], "content": ""}
+        if prompt is not None:
+            prompt = ""
+        elif messages:
+            messages[-1]["content"] = ""
     form = {
-        "form": 1,
+        "form": 2,
         "model": asked.model,
         "version": asked.model_version,
         "tenant": asked.tenant,
@@ -194,10 +211,7 @@ def canonical(asked: Asked, *, without_last_turn: bool = False) -> bytes:
     text = _dump(form)
     if not text.isascii() and not unicodedata.is_normalized("NFC", text):
         text = _dump(_nfc(form))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("the request holds half a surrogate pair: send text that is Unicode") from None
+    return text.encode()
 
 
 def read_json(data: bytes, what: str, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
@@ -220,13 +234,11 @@ def digest_of(url: str) -> str:
 
 
 # What was parsed from JSON has no circles.
-_dump: Final = json.JSONEncoder(
-    ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
-).encode
+_dump: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in message.items() if value is not None and value != ""}
+    found = {name: message[name] for name in sorted(message) if message[name] is not None}
     if isinstance(found.get("content"), list):
         found["content"] = [_part(part) for part in found["content"]]
     return found
@@ -235,7 +247,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 def _part(part: Any) -> Any:
     """Return a part of a content with the digests of its data in place of the data."""
     if isinstance(part, dict):
-        return {name: _url(value) if name == "url" else _part(value) for name, value in part.items()}
+        return {name: _url(part[name]) if name == "url" else _part(part[name]) for name in sorted(part)}
     return part
 
 
@@ -244,7 +256,7 @@ def _url(value: Any) -> Any:
 
 
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in parameters.items() if name not in IGNORED and value is not None}
+    found = {name: parameters[name] for name in sorted(parameters) if name not in IGNORED and parameters[name] is not None}
     if isinstance(found.get("stop"), str):
         found["stop"] = [found["stop"]]
     # Neither 1 nor 0 is True or False here, though Python says that they are equal.

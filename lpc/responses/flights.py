@@ -86,6 +86,11 @@ class Flights:
         if ended:
             self._tell(scope, entry, "free" if again else "not_kept")
 
+    async def flying(self, scope: Scope, entry: EntryId) -> bool:
+        """Say whether a caller asks the engine now. Raises RedisAway."""
+        flight: bytes | None = await self._redis.read("GET", self._keys(scope, entry)[1])
+        return flight not in (None, NOT_KEPT)
+
     async def wait(self, scope: Scope, entry: EntryId, wait_s: float) -> State:
         """Wait until a flight has ended, at most so long; return what became of it. Raises RedisAway."""
         place = (scope, entry)

@@ -12,6 +12,8 @@
 | `lpc:rc:{S}:t:<encoder>[:<judge>]` | hash | evidence: whole numbers; apart by judge where it errs |
 | `lpc:rc:{S}:k:<encoder>[:<judge>]`, `...:old` | hash | clusters of entries that mean the same, and their labels |
 | `lpc:rc:{S}:f:<id>` | string, PX | a flight: who asks the engine now |
+| `lpc:rc:{S}:q:<id>` | string, PX | this question was answered from another one's |
+| `lpc:rc:{S}:w:<name>` | string, EX | this answer was called wrong: it counts once |
 | `lpc:rc:{S}:c:<day>` | hash | counters of a day in UTC |
 | `lpc:rc:{C}:s` | hash | the client's scopes, S to the sealed name |
 

@@ -22,7 +22,7 @@ local e, z, x, v, f, b = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, record, px, now, ends, most, vector, same, prefix, flight, room = unpack(ARGV, 1, 11)
 if flight ~= '' and redis.call('GET', f) == flight then redis.call('DEL', f) end
 for i = 7, #KEYS do
-  if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[5 + i] then return 0 end
+  if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[5 + i] then return {0, 0, 0} end
 end
 local function lives(key) if redis.call('PTTL', key) < px + 0 then redis.call('PEXPIRE', key, px) end end
 local function gone(members, kept)
@@ -53,11 +53,14 @@ end
 local ended = redis.call('ZRANGEBYSCORE', z, '-inf', '(' .. now, 'LIMIT', 0, 100)
 for _, one in ipairs(ended) do redis.call('ZREM', z, one) end
 gone(ended, false)
+local evicted = {0, 0}
 for _ = 1, 100 do
-  if redis.call('ZCARD', z) <= most + 0 and redis.call('GET', b) + 0 <= room + 0 then break end
+  local bound = redis.call('ZCARD', z) > most + 0 and 1 or redis.call('GET', b) + 0 > room + 0 and 2
+  if not bound then break end
   gone({redis.call('ZPOPMIN', z)[1]}, true)
+  evicted[bound] = evicted[bound] + 1
 end
-return 1
+return {1, evicted[1], evicted[2]}
 """
 """Stores one entry if nothing was invalidated since it was asked for, ends its flight, and keeps the scope within its bounds of
 entries and bytes: what has ended goes, and of what lives the entries that would end first."""
@@ -85,6 +88,19 @@ class Found(NamedTuple):
     stamp: Stamp
     tags: Stamp
     record: bytes | None
+
+
+class Put(NamedTuple):
+    """What storing one entry did.
+
+    Attributes:
+        stored: False where something was invalidated meanwhile.
+        by_entries, by_bytes: answers that went before their time, since the scope held too many, or too many bytes.
+    """
+
+    stored: bool
+    by_entries: int = 0
+    by_bytes: int = 0
 
 
 class Store:
@@ -121,10 +137,31 @@ class Store:
         key = layout.key(scope, "n", layout.text(normalised))
         return _id(await self.redis.read("GET", key))
 
-    async def get_all(self, scope: Scope, names: Sequence[EntryId]) -> list[bytes | None]:
-        """Return the records of entries."""
+    async def candidates(
+        self, scope: Scope, names: Sequence[EntryId], question: EntryId
+    ) -> tuple[Sequence[bytes | None], bool]:
+        """Return the records of entries, and whether ``question`` was answered from another question's before."""
+        if not names:
+            return [], False
         keys = [layout.key(scope, "e", layout.text(name)) for name in names]
-        return list(await self.redis.read("MGET", *keys)) if keys else []
+        *records, served = await self.redis.read("MGET", *keys, layout.key(scope, "q", layout.text(question)))
+        return records, served is not None
+
+    async def mark_served(self, scope: Scope, questions: Sequence[EntryId], life_s: float) -> None:
+        """Note that questions were answered from another question's, while nobody waits."""
+
+        async def mark(client: Any) -> None:
+            pipe = client.pipeline(transaction=False)
+            for question in questions:
+                pipe.set(layout.key(scope, "q", layout.text(question)), 1, px=max(1, int(life_s * 1000)))
+            await pipe.execute()
+
+        await self.redis.ask(mark, ERASING_S)
+
+    async def first_complaint(self, scope: Scope, ticket: bytes) -> bool:
+        """Note that an answer that was served was called wrong; say whether it is for the first time."""
+        key = layout.key(scope, "w", layout.text(self.namer.proof(b"complaint", ticket)))
+        return bool(await self.redis.ask(lambda client: client.set(key, 1, nx=True, ex=layout.EVIDENCE_S)))
 
     async def get(self, scope: Scope, entry: EntryId) -> bytes | None:
         """Return an entry's record."""
@@ -168,8 +205,8 @@ class Store:
         max_bytes: int,
         vector: bytes = b"",
         flight: bytes = b"",
-    ) -> bool:
-        """Store a record for ``life_s`` seconds, and end its flight; return False where something was invalidated meanwhile.
+    ) -> Put:
+        """Store a record for ``life_s`` seconds, and end its flight, unless something was invalidated meanwhile.
 
         Raises:
             RedisAway: it may have been stored, or not.
@@ -185,7 +222,7 @@ class Store:
         arguments = [name, record, max(1, int(life_s * 1000)), now, now + life_s, max_entries, vector, same, prefix, flight]
         arguments += [max_bytes, *stamp]
         stored = await self.redis.ask(lambda client: client.eval(_PUT, len(keys), *keys, *arguments))
-        return bool(stored)
+        return Put(bool(stored[0]), *stored[1:])
 
     async def drop(self, scope: Scope, entry: EntryId) -> bool:
         """Delete one entry; return whether there was one."""

@@ -10,7 +10,7 @@ from typing import Final
 from lpc.errors import InvalidRequest
 from lpc.responses import entry as entries
 from lpc.responses.answers import Answer, Refusal, not_kept, refused
-from lpc.responses.canonical import Asked, EntryId, Names
+from lpc.responses.canonical import REMEMBERED, Asked, EntryId, Names
 from lpc.responses.entry import Entry
 from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
@@ -20,12 +20,14 @@ from lpc.wire.redis_reach import RedisAway
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.opening import Opener, aside
-from predictor_service.responses.outcomes import Hit, Miss, Reason, Source, Stored
+from predictor_service.responses.outcomes import Hit, Miss, Source, Stored
 from predictor_service.responses.semantic import Semantic
 from predictor_service.responses.tally import Tally
 
 MAX_WAIT_S: Final = 60.0
 MAX_TAGS: Final = 16
+LISTED_S: Final = 60.0
+"""How long a scope is taken to be still on its client's list, which may lie on another node of a Cluster."""
 MAX_NAME: Final = 256
 """Characters of a scope, a tag, a tenant."""
 
@@ -67,7 +69,7 @@ class ResponseCache:
         self._metrics = metrics
         self._max_entry_bytes = max_entry_bytes
         self._clock = clock
-        self._registered: set[bytes] = set()
+        self._registered: dict[bytes, tuple[str, float]] = {}
 
     async def lookup(
         self, client: str, asked: Asked, *, wait_s: float = 0.0, exact_only: bool = False, max_age_s: float = 0.0
@@ -157,20 +159,39 @@ class ResponseCache:
         *,
         exact_only: bool,
     ) -> Hit | Miss:
-        began = asyncio.get_running_loop().time()
-        found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
-        opener = self._opener(client, asked, found, max_age_s)
-        entry = await opener.open(names.scope, names.exact, found.record)
-        if entry is not None:
-            outcome: Hit | Miss = self._hit(client, names, names.exact, entry, "exact")
-        elif exact_only or settings.kind == "code":
-            outcome = Miss("cold")
-        else:
-            outcome = await self._others(client, asked, settings, found, opener)
-        self._metrics.lookup_seconds.observe(asyncio.get_running_loop().time() - began)
-        if isinstance(outcome, Hit):
-            return outcome
-        return await self._fly(client, asked, names, found, outcome, began + min(wait_s, MAX_WAIT_S), max_age_s)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        deadline = began + min(wait_s, MAX_WAIT_S)
+        while True:
+            found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
+            opener = self._opener(client, asked, found, max_age_s)
+            entry = await opener.open(names.scope, names.exact, found.record)
+            if entry is not None:
+                self._metrics.lookup_seconds.observe(loop.time() - began)
+                return self._hit(client, names, names.exact, entry, "exact")
+            # Whoever waits for the very answer need not look for another one, again and again.
+            if deadline > loop.time() and await self._flights.flying(names.scope, names.exact):
+                state = await self._flights.wait(names.scope, names.exact, deadline - loop.time())
+                if state == "flying":
+                    return Miss("in_flight")
+                began = loop.time()
+                if state == "stored":
+                    continue
+            miss: Hit | Miss = Miss("cold")
+            if not exact_only and settings.kind != "code":
+                miss = await self._others(client, asked, settings, found, opener)
+            self._metrics.lookup_seconds.observe(loop.time() - began)
+            if isinstance(miss, Hit):
+                return miss
+            # Where there is a record, it is of no use: damaged, too old, invalidated.
+            state, token = await self._flights.take(names.scope, names.exact, unless_stored=found.record is None)
+            if state == "free":
+                flight = Flight(names.scope, names.exact, token.decode(), found.stamp, found.tags)
+                return miss._replace(flight=self._tickets.give(client, flight))
+            if state == "not_kept":
+                return miss  # nor would the next one be: nobody waits for it
+            if state == "flying" and deadline <= loop.time():
+                return Miss("in_flight")
 
     async def _others(self, client: str, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener) -> Hit | Miss:
         """Look for a request that is as good as the same."""
@@ -182,32 +203,6 @@ class ResponseCache:
                 if entry is not None:
                     return self._hit(client, names, same, entry, "normalised")
         return await self._semantic.lookup(client, names, asked, settings, found, opener)
-
-    async def _fly(
-        self, client: str, asked: Asked, names: Names, found: Found, miss: Miss, deadline: float, max_age_s: float
-    ) -> Hit | Miss:
-        """Become the one who asks the engine, or wait for the one who does."""
-        loop = asyncio.get_running_loop()
-        usable = found.record is None  # else what is stored under this name is of no use: damaged, too old, invalidated
-        while True:
-            state, token = await self._flights.take(names.scope, names.exact, unless_stored=usable)
-            if state == "free":
-                flight = Flight(names.scope, names.exact, token.decode(), found.stamp, found.tags)
-                return _with(miss, flight=self._tickets.give(client, flight))
-            if state == "flying" and (patience := deadline - loop.time()) > 0:
-                state = await self._flights.wait(names.scope, names.exact, patience)
-            if state == "free":
-                continue
-            if state == "stored":
-                found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
-                opener = self._opener(client, asked, found, max_age_s)
-                entry = await opener.open(names.scope, names.exact, found.record)
-                if entry is not None:
-                    return self._hit(client, names, names.exact, entry, "exact")
-                if usable:
-                    usable = False
-                    continue
-            return _with(miss, reason="in_flight")
 
     def _opener(self, client: str, asked: Asked, found: Found, max_age_s: float) -> Opener:
         return Opener(
@@ -244,7 +239,7 @@ class ResponseCache:
             stamp, tags = found.stamp, found.tags
         if asked.tags and tags != await self._store.tags(names.scope, asked.tags):
             return "stale"
-        await self._register(client, asked, names)
+        await self._register(client, asked, names, stamp[0])
         now = self._clock()
         life_s = min(ttl_s or settings.life_s, settings.life_s)
         entry = Entry(
@@ -259,7 +254,7 @@ class ResponseCache:
         if len(record) > settings.max_mib * 2**20:
             return "full"
         vector = await self._semantic.vector(names, asked, settings, entry.expires_at, stamp[0])
-        stored = await self._store.put(
+        put = await self._store.put(
             names,
             record,
             stamp=stamp,
@@ -272,14 +267,20 @@ class ResponseCache:
             vector=vector,
             flight=b"" if flight is None else flight.token.encode(),
         )
-        return None if stored else "stale"
+        self._metrics.evicted(self.scopes.label(asked.scope), put)
+        return None if put.stored else "stale"
 
-    async def _register(self, client: str, asked: Asked, names: Names) -> None:
-        """List a scope that this sidecar has not stored anything in before."""
-        if names.scope not in self._registered:
-            sealed = self._keys.ring.seal(asked.scope.encode(), b"scope" + names.scope)
-            await self._store.register(client, names.scope, sealed)
-            self._registered.add(names.scope)
+    async def _register(self, client: str, asked: Asked, names: Names, generation: str) -> None:
+        """List a scope: else nobody could invalidate it by its client. Again where the list may have been lost or purged."""
+        now = asyncio.get_running_loop().time()
+        known, at = self._registered.get(names.scope, ("", 0.0))
+        if known == generation and now - at < LISTED_S:
+            return
+        if len(self._registered) >= REMEMBERED:
+            self._registered.clear()
+        sealed = self._keys.ring.seal(asked.scope.encode(), b"scope" + names.scope)
+        await self._store.register(client, names.scope, sealed)
+        self._registered[names.scope] = (generation, now)
 
 
 def _check(asked: Asked) -> None:
@@ -292,8 +293,3 @@ def _check(asked: Asked) -> None:
         raise InvalidRequest(f"the request has {len(asked.tags)} tags, at most {MAX_TAGS} are possible")
     if any(len(name) > MAX_NAME for name in (asked.scope, asked.tenant, asked.language, asked.model_version, *asked.tags)):
         raise InvalidRequest(f"a scope, tenant, language, version or tag is longer than {MAX_NAME} characters: shorten it")
-
-
-def _with(miss: Miss, *, flight: bytes = b"", reason: Reason | None = None) -> Miss:
-    # Why nothing was found is of more use than that another one asks the engine, unless nothing was looked at.
-    return miss._replace(flight=flight, reason=reason if reason is not None and miss.reason == "cold" else miss.reason)

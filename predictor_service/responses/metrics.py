@@ -7,6 +7,7 @@ from typing import get_args
 from prometheus_client import Counter, Gauge, Histogram
 
 from lpc.responses.answers import REFUSALS, Refusal
+from lpc.responses.store import Put
 from predictor_service.metrics import SECONDS, Metrics
 from predictor_service.responses.outcomes import Hit, InForce, Miss, Reason, Source
 
@@ -26,6 +27,12 @@ class CacheMetrics:
             "lpc_cache_stores",
             "Answers handed in to the response caches, by what became of them: stored, or why not.",
             ["scope", "result"],
+            registry=registry,
+        )
+        self.evictions = Counter(
+            "lpc_cache_evictions",
+            "Answers that went before their time, since a client's scope held as many entries, or bytes, as it may.",
+            ["scope", "bound"],
             registry=registry,
         )
         self.tokens_spared = Counter(
@@ -91,6 +98,8 @@ class CacheMetrics:
         for scope in scopes:
             for result in ("stored", *REFUSALS):
                 self.stores.labels(scope, result)
+            for bound in ("entries", "bytes"):
+                self.evictions.labels(scope, bound)
             for verdict in ("right", "wrong"):
                 self.feedback.labels(scope, verdict)
             for verdict in ("same", "different", "unasked"):
@@ -121,6 +130,12 @@ class CacheMetrics:
     def judged(self, scope: str, said: bool | None) -> None:
         """Count what a judge said. ``scope``: a label."""
         self.judgements.labels(scope, "unasked" if said is None else "same" if said else "different").inc()
+
+    def evicted(self, scope: str, put: Put) -> None:
+        """Count what went to make room. ``scope``: a label."""
+        for bound, count in (("entries", put.by_entries), ("bytes", put.by_bytes)):
+            if count:
+                self.evictions.labels(scope, bound).inc(count)
 
     def stored(self, scope: str, refusal: Refusal | None) -> None:
         """Count an answer that was handed in."""

@@ -110,7 +110,7 @@ def asked_of(request: pb.Request) -> Asked:
     messages = []
     for message in request.messages:
         other = read_json(message.other_json, "a message's other_json", dict)
-        messages.append({**other, "role": message.role, "content": other.get("content") or message.content})
+        messages.append({"content": message.content, **other, "role": message.role})
     asked = Asked(
         model=request.model,
         parameters=read_json(request.parameters_json, "parameters_json", dict),

@@ -60,6 +60,7 @@ class _Scope:
     Attributes:
         named: client and scope, once one of its has asked.
         heard_to: how far its stream was read; None before its vectors were.
+        served: questions answered from another one's, of which the other sidecars have not been told; for ``life_s`` seconds.
     """
 
     scope: Scope
@@ -69,6 +70,8 @@ class _Scope:
     generation: str | None = None
     counted_at: float = -np.inf
     used_at: float = 0.0
+    served: list[EntryId] = field(default_factory=list)
+    life_s: float = 0.0
     named: tuple[str, str] | None = None
 
     @property
@@ -133,9 +136,10 @@ class SimilarQuestions(Semantic):
             if name != names.exact
         ]
         vetoed = False
-        for (name, similarity), record in zip(
-            near, await self._store.get_all(names.scope, [name for name, _ in near]), strict=True
-        ):
+        found_records, served_before = await self._store.candidates(names.scope, [name for name, _ in near], names.exact)
+        if served_before:
+            scope.gate.served(names.exact)
+        for (name, similarity), record in zip(near, found_records, strict=True):
             entry = await opener.open(names.scope, name, record)
             if record is None:
                 scope.index.remove(name)
@@ -147,6 +151,7 @@ class SimilarQuestions(Semantic):
             decision = scope.gate.decide(similarity, names.exact)
             threshold = scope.gate.threshold
             if decision is Decision.SERVE and threshold is not None:
+                scope.served.append(names.exact)
                 age, remaining = entry.life(self._clock())
                 ticket = self._tickets.give(client, Served(names.scope, name, "semantic", similarity))
                 return Hit(
@@ -268,6 +273,7 @@ class SimilarQuestions(Semantic):
                 await self._share_evidence(scope, now)
                 await self._read_all(scope)
             else:
+                await self._tell(scope)
                 await self._hear(scope)
                 if now - scope.counted_at >= EVIDENCE_S:
                     await self._share_evidence(scope, now)
@@ -282,6 +288,7 @@ class SimilarQuestions(Semantic):
         await self._judging.close()
         try:
             for scope in list(self._scopes.values()):
+                await self._tell(scope)
                 await self._share_evidence(scope, 0.0)
         except RedisAway:
             return
@@ -298,9 +305,15 @@ class SimilarQuestions(Semantic):
             if len(self._scopes) >= MOST_SCOPES:
                 oldest = min(self._scopes.values(), key=lambda one: one.used_at)
                 del self._scopes[oldest.scope]
-            scope = self._scopes[name] = _Scope(name, self._rules(settings))
+            scope = self._scopes[name] = _Scope(name, self._rules(settings), life_s=settings.life_s)
         scope.used_at = asyncio.get_running_loop().time()
         return scope
+
+    async def _tell(self, scope: _Scope) -> None:
+        """Tell the other sidecars which questions were answered from another one's: none is for the second time."""
+        if served := scope.served[:]:
+            await self._store.mark_served(scope.scope, served, scope.life_s)
+            del scope.served[: len(served)]
 
     async def _read_all(self, scope: _Scope) -> None:
         heard_to, generation = await self._vectors.place(scope.scope)

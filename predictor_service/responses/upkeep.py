@@ -60,25 +60,32 @@ class Upkeep:
         self._eraser = Eraser(store)
 
     async def feedback(self, client: str, ticket: bytes, *, wrong: bool, reason: str, drop: bool) -> tuple[bool, bool]:
-        """Take what a caller says of an answer; return whether it was counted, and whether the entry was dropped."""
+        """Take what a caller says of an answer; return whether it was counted, and whether the entry was dropped.
+
+        Of an answer to another question it counts once that it was wrong.
+        """
         served = self._tickets.read(client, Served, ticket)
         if served is None:
             return False, False
         name = await self._name_of(client, served.scope)
         word = reason if reason in REASONS else "other" if reason else ""
         verdict = "wrong" if wrong else "right"
-        self._metrics.feedback.labels(self._scopes.label(name or ""), verdict).inc()
-        self._tally.feedback(served.scope, f"{verdict}:{word}" if word else verdict, self._clock())
-        dropped = False
+        counts, dropped = True, False
         try:
-            if wrong and served.source == "semantic" and name is not None:
-                await self._semantic.complain(served, self._scopes.of(name))
+            if wrong and served.source == "semantic":
+                # Else one user, again and again, would shut the scope for all.
+                counts = await self._store.first_complaint(served.scope, ticket)
+                if counts and name is not None:
+                    await self._semantic.complain(served, self._scopes.of(name))
             if drop:
                 self._semantic.gone(served.scope, served.entry)
                 dropped = await self._store.drop(served.scope, served.entry)
         except RedisAway:
             pass
-        return True, dropped
+        if counts:
+            self._metrics.feedback.labels(self._scopes.label(name or ""), verdict).inc()
+            self._tally.feedback(served.scope, f"{verdict}:{word}" if word else verdict, self._clock())
+        return counts, dropped
 
     async def invalidate_entry(self, client: str, ticket: bytes) -> tuple[bool, int]:
         """Delete one entry; return whether that was possible, and how many it were."""

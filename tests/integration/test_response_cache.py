@@ -49,6 +49,11 @@ def entries_in(server: RedisServer) -> dict[bytes, int]:
         return {key: client.strlen(key) for key in client.scan_iter("lpc:rc:*:e:*")}
 
 
+def evicted(caches: Caches) -> dict[str, float]:
+    """Return how many answers went before their time, by the bound."""
+    return {bound: caches.metrics.evictions.labels("faq", bound)._value.get() for bound in ("entries", "bytes")}
+
+
 def counted_bytes(server: RedisServer) -> int:
     with contextlib.closing(server.client()) as client:
         return sum(int(client.get(key)) for key in client.scan_iter("lpc:rc:*:b"))
@@ -179,6 +184,8 @@ async def test_a_clock_that_steps_shows_no_age_beyond_the_life(make: Make, step:
         (answer(finish_reason="length"), "finish_reason"),
         (answer(finish_reason=""), "finish_reason"),
         (answer(body=b""), "empty"),
+        (answer(""), "empty"),
+        (answer(body=b'{"choices": [{"message": {"content": null, "audio": {}}, "finish_reason": "stop"}]}'), "empty"),
         (answer(body=b'{"error": {"message": "no"}}'), "error"),
         (answer(body=b'{"choices": [{"message": {"tool_calls": [{}]}, "finish_reason": "stop"}]}'), "tool_calls"),
         (answer(body=b"", chunks=(b'{"choices": [{"delta": {"tool_calls": [{}]}}]}',)), "tool_calls"),
@@ -200,6 +207,8 @@ async def test_an_answer_that_is_not_whole_or_not_text_is_not_kept(make: Make, s
         (asked("Is it?", parameters={"temperature": None}), "temperature"),
         (asked("Is it?", parameters={"n": 2}), "n"),
         (asked("Is it?", parameters={"logprobs": True}), "logprobs"),
+        (asked("Is it?", parameters={"logprobs": 0}), "logprobs"),
+        (asked("Is it?", parameters={"prompt_logprobs": 0}), "logprobs"),
         (asked("Is it?", parameters={"store": False}), "no_store"),
         (
             asked(messages=({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}]},)),
@@ -296,7 +305,8 @@ async def test_when_the_answer_is_not_kept_nobody_waits_for_the_next(make: Make)
     await asyncio.sleep(0.1)
     await caches.cache.store("a", asked("Is it?"), answer(finish_reason="length"), flight=leader.flight)
     outcomes = await asyncio.gather(*waiting)
-    assert {outcome.reason for outcome in outcomes if isinstance(outcome, Miss)} == {"in_flight"}
+    # None is told that another one has it, which would be a reason to go on waiting.
+    assert {(outcome.reason, outcome.flight) for outcome in outcomes if isinstance(outcome, Miss)} == {("cold", b"")}
 
 
 async def test_who_has_no_patience_does_not_wait(make: Make) -> None:
@@ -319,6 +329,22 @@ async def test_what_is_invalidated_is_found_no_more(make: Make, narrow: dict[str
         assert isinstance(await ask(sidecar, asked("is it", tags=("t",))), Miss)
     await fill(make(), asked("And now?", tags=("t",)))
     assert isinstance(await ask(caches, asked("And now?", tags=("t",))), Hit)
+
+
+@pytest.mark.parametrize("how", ["purged", "flushed"])
+async def test_what_is_stored_after_everything_was_lost_can_be_invalidated(
+    make: Make, redis_server: RedisServer, how: str
+) -> None:
+    caches = make()
+    await fill(caches, asked("Is it?"))
+    if how == "purged":
+        assert await Eraser(caches.store).everything() == 1
+    else:
+        with contextlib.closing(redis_server.client()) as client:
+            client.flushall()
+    await fill(caches, asked("Is it?"))
+    assert await caches.upkeep.invalidate("a", scope=None) == (True, 0)
+    assert isinstance(await ask(caches, asked("Is it?")), Miss)
 
 
 @pytest.mark.parametrize("narrow", [{"scope": "other"}, {"scope": None, "model": "m2"}, {"scope": None, "tag": "t2"}])
@@ -376,6 +402,7 @@ async def test_a_scope_keeps_within_its_bound(make: Make, redis_server: RedisSer
         assert len(list(client.scan_iter("lpc:rc:*:e:*"))) == 10
     assert isinstance(await ask(caches, asked("Is it 29?")), Hit)
     assert isinstance(await ask(caches, asked("Is it 3?")), Miss)
+    assert evicted(caches) == {"entries": 20, "bytes": 0}
 
 
 @pytest.mark.parametrize(
@@ -419,6 +446,7 @@ async def test_a_scope_keeps_within_its_bytes(make: Make, redis_server: RedisSer
     assert counted_bytes(redis_server) == sum(held.values())
     assert isinstance(await ask(caches, asked("Is it 39?")), Hit)
     assert isinstance(await ask(caches, asked("Is it 3?")), Miss)
+    assert evicted(caches) == {"entries": 0, "bytes": 40 - len(held)}
 
 
 async def test_what_is_replaced_dropped_or_ended_is_no_longer_counted(make: Make, redis_server: RedisServer) -> None:

@@ -1,6 +1,7 @@
 """The semantic tier through a real sidecar: shut at first, opened by labels, shut by complaints, never across partitions."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,10 +45,18 @@ async def look(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> 
     return await stub.Lookup(pb.LookupRequest(request=request(question, **fields)))
 
 
+async def glance(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> pb.LookupResponse:
+    """Look, and leave the engine to others."""
+    found = await look(stub, question, **fields)
+    if found.miss.flight:
+        await stub.Store(pb.StoreRequest(request=request(question, **fields), flight=found.miss.flight, aborted=True))
+    return found
+
+
 async def until_heard(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> pb.Miss:
     """Wait until the sidecar's arrays hold something near a question."""
     for _ in range(200):
-        miss = (await look(stub, question, **fields)).miss
+        miss = (await glance(stub, question, **fields)).miss
         if miss.candidate:
             return miss
         await asyncio.sleep(0.05)
@@ -87,6 +96,11 @@ async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
             assert hit.matched_question in QUESTIONS
         (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
         assert scope.HasField("threshold") and scope.error_bound <= 0.05 and scope.labels_different == 0
+        # One wrong answer is one, however often somebody says so.
+        again = pb.FeedbackRequest(entry_id=hits[0].entry_id, wrong=True)
+        assert [(await stub.Feedback(again)).counted for _ in range(5)] == [True, False, False, False, False]
+        (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
+        assert scope.HasField("threshold") and scope.labels_different == 1
         for hit in hits:
             await stub.Feedback(pb.FeedbackRequest(entry_id=hit.entry_id, wrong=True))
         (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
@@ -96,7 +110,7 @@ async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
 async def asked_again(stub: rpc.ResponseCacheStub, question: str) -> pb.LookupResponse:
     """Ask a rewording until what was stored has been heard of, and there is time for its vector."""
     for _ in range(200):
-        found = await look(stub, reworded(question), tenant=question)
+        found = await glance(stub, reworded(question), tenant=question)
         if found.HasField("hit") or found.miss.candidate:
             return found
         await asyncio.sleep(0.05)
@@ -139,6 +153,11 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts
             hit = (await asked_again(stub, question)).hit
             assert hit.source == pb.SOURCE_SEMANTIC and hit.matched_question == question
             assert hit.response == response(question) and 0 < hit.error_bound <= 0.05
+        # A question that was answered from another one's in one sidecar is the engine's in the others.
+        with contextlib.closing(redis_server.client()) as client:
+            while len(list(client.scan_iter("lpc:rc:*:q:*"))) < 3:
+                await asyncio.sleep(0.05)
+        assert (await asked_again(other, QUESTIONS[0])).miss.reason == pb.REASON_BELOW_THRESHOLD
         # The engine's own answers to audited questions say something else than what would have been served.
         audits(1)
         for question in QUESTIONS[3:5]:
@@ -208,7 +227,7 @@ async def test_another_sidecar_and_the_next_start_know_the_same(
             await until_heard(other, reworded(QUESTIONS[1]))
             await stub.Invalidate(pb.InvalidateRequest(entry_id=stored.entry_id))
             await stub.Invalidate(pb.InvalidateRequest(scope="faq"))
-            while (await look(other, reworded(QUESTIONS[0]))).miss.candidate:
+            while (await glance(other, reworded(QUESTIONS[0]))).miss.candidate:
                 await asyncio.sleep(0.05)
         await fill(stub, QUESTIONS[2])
     async with served(tiny_models, tmp_path, redis_server.url, **changes) as stub:

@@ -27,6 +27,43 @@ def named(parameters: Any, text: str = "Is it?", **fields: Any) -> bytes:
     return NAMER.names("client", asked).exact
 
 
+def test_the_order_of_a_schema_counts_and_that_of_a_message_does_not() -> None:
+    def name(**fields: Any) -> bytes:
+        return NAMER.names("c", Asked(**{"model": "m", "parameters": {}, **fields})).exact
+
+    one, other = (
+        {"why": {"type": "string"}, "answer": {"type": "string"}},
+        {"answer": {"type": "string"}, "why": {"type": "string"}},
+    )
+    assert name(tools=[{"parameters": {"properties": one}}]) != name(tools=[{"parameters": {"properties": other}}])
+    part = {"type": "text", "text": "hi"}
+    turns = [{"role": "user", "content": [part]}], [{"content": [dict(reversed(part.items()))], "role": "user"}]
+    assert name(messages=turns[0]) == name(messages=turns[1])
+
+
+def test_an_answer_that_shows_the_question_is_of_no_other_question() -> None:
+    for shown in ("echo", "return_token_ids"):
+        for fields in ({"messages": ({"role": "user", "content": "Is it?"},)}, {"prompt": "Is it"}):
+            assert NAMER.names("c", Asked("m", {shown: False}, **fields)).normalised is not None
+            names = NAMER.names("c", Asked("m", {shown: True}, **fields))
+            assert (names.normalised, names.partition) == (None, None)
+
+
+def test_of_two_questions_in_one_request_only_the_one_that_is_compared_is_left_out() -> None:
+    def partition(text: str) -> bytes | None:
+        return NAMER.names("c", Asked("m", {}, ({"role": "user", "content": text},), prompt="x")).partition
+
+    assert partition("How do I open it?") != partition("Who are you?")
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    part: dict[str, Any] = {}
+    for _ in range(900):
+        part = {"x": part}
+    with pytest.raises(InvalidRequest, match="too deeply"):
+        canonical(Asked("m", {}, ({"role": "user", "content": [part]},)))
+
+
 @given(PARAMETERS)
 def test_the_order_of_fields_does_not_count(parameters: dict[str, Any]) -> None:
     assert named(parameters) == named(dict(reversed(parameters.items())))
@@ -78,6 +115,10 @@ def test_what_means_the_same_is_the_same(one: dict[str, Any], other: dict[str, A
         ({"a": "1"}, {"a": 1}),
         ({"a": []}, {"a": {}}),
         ({"seed": 1}, {"seed": 2}),
+        (
+            {"guided_json": {"why": {}, "then": {}}},
+            {"guided_json": {"then": {}, "why": {}}},
+        ),  # the order of the answer's fields
     ],
 )
 def test_what_may_mean_something_else_is_another(one: dict[str, Any], other: dict[str, Any]) -> None:

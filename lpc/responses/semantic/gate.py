@@ -140,10 +140,14 @@ class Gate:
         if self._draw.random() < self._audits():
             return Decision.AUDIT
         self._note(self.evidence.serving(threshold.estimate))
+        self.served(question)
+        return Decision.SERVE
+
+    def served(self, question: bytes) -> None:
+        """Note that a question was answered from another one's, here or elsewhere."""
         self._asked[question] = None
         if len(self._asked) > SERVED_QUESTIONS:
             self._asked.popitem(last=False)
-        return Decision.SERVE
 
     def learn(
         self,

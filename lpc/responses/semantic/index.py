@@ -167,18 +167,16 @@ class _Partition:
 
     def nearest(self, vector: NDArray[np.float32], k: int, now: float) -> list[tuple[bytes, float]]:
         used = len(self.entries)
-        if self.graph is None:
-            rows = np.arange(used)
-        else:
+        rows: slice | NDArray[np.int64] = slice(used)
+        if self.graph is not None:
             matches = self.graph.search(vector, min(used, WIDER * k))
             rows = np.array([self.rows[self.keys[key]] for key in matches.keys.tolist() if key in self.keys], np.int64)
-        scores = self.vectors[:used] @ vector if self.graph is None else self.vectors[rows] @ vector
-        scores = np.where(self.ends[rows] > now, scores, -np.inf)
-        if k < len(scores):
-            best = np.argpartition(-scores, k - 1)[:k]
-            rows, scores = rows[best], scores[best]
-        order = np.argsort(-scores, kind="stable")
-        return [(self.entries[rows[i]], float(scores[i])) for i in order if np.isfinite(scores[i])]
+        scores = self.vectors[rows] @ vector
+        scores[self.ends[rows] <= now] = -np.inf
+        best = np.argpartition(scores, len(scores) - k)[len(scores) - k :] if k < len(scores) else np.arange(len(scores))
+        best = best[np.argsort(-scores[best], kind="stable")]
+        found = best if isinstance(rows, slice) else rows[best]
+        return [(self.entries[row], float(score)) for row, score in zip(found, scores[best], strict=True) if np.isfinite(score)]
 
 
 def _graph(dimensions: int) -> Any:

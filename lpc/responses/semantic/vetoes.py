@@ -33,10 +33,14 @@ FRAME: Final = 0.5
 _TOKEN: Final = re.compile(
     r"[^\W\d_\u4e00-\u9fff]+(?:['\u2019][^\W\d_]+)?|\d+(?:[.,:]\d+)*|[\u4e00-\u9fff]|[+#%$€£¥]|[<>=!]=?|-(?=\d)"
 )
+_WORD: Final = re.compile(r"[^\W\d_\u4e00-\u9fff]+(?:['\u2019][^\W\d_]+)?")
 _NUMBER: Final = re.compile(r"-?\d+(?:[.,:]\d+)*")
 _NUMERAL_ZH: Final = re.compile(f"第?[{lists.NUMERALS_ZH}]+(?=[{lists.MEASURES_ZH}])|[{lists.NUMERALS_ZH}]{{2,}}")
 _DIGITS_ZH: Final = str.maketrans("〇零一二两三四五六七八九", "001223456789")
-_A_NOT_A: Final = re.compile(r"([\u4e00-\u9fff])[不没]\1")
+_NEGATORS: Final = lists.NEGATORS | frozenset(lists.NEGATORS_ZH)
+_SILENT: Final = (lists.FUNCTION | lists.FUNCTION_ZH) - _NEGATORS
+"""Words whose place says nothing."""
+_A_NOT_A: Final = re.compile(r"([\u4e00-\u9fff])[不没沒]\1")
 
 
 def veto(question_a: str, question_b: str) -> Veto | None:
@@ -49,13 +53,14 @@ def veto(question_a: str, question_b: str) -> Veto | None:
         return "length"
     if _numbers(a, tokens_a) != _numbers(b, tokens_b):
         return "numbers"
-    if _negators(a, tokens_a) != _negators(b, tokens_b):
+    negated_a, negated_b = _negated(a, tokens_a), _negated(b, tokens_b)
+    if sum(map(_negates, negated_a)) != sum(map(_negates, negated_b)):
         return "negation"
     if _antonyms(a, tokens_a, b, tokens_b):
         return "antonyms"
     if _names(a, tokens_b) or _names(b, tokens_a):
         return "names"
-    if _reordered(tokens_a, tokens_b):
+    if _reordered(negated_a, negated_b):
         return "word_order"
     return _edited(tokens_a, tokens_b)
 
@@ -78,32 +83,27 @@ def _numbers(text: str, tokens: Sequence[str]) -> Counter[str]:
     return found
 
 
-def _negators(text: str, tokens: Sequence[str]) -> int:
-    for neutral in lists.NEUTRAL_ZH:
-        text = text.replace(neutral, "")
-    text = _A_NOT_A.sub("", text)
-    latin = sum(token.replace("'", "") in lists.NEGATORS or token.endswith("n't") for token in tokens)
-    return latin + sum(text.count(negator) for negator in lists.NEGATORS_ZH)
-
-
 def _antonyms(a: str, tokens_a: Sequence[str], b: str, tokens_b: Sequence[str]) -> bool:
     only_a, only_b = Counter(tokens_a) - Counter(tokens_b), Counter(tokens_b) - Counter(tokens_a)
     if any(lists.opposite(x, y) for x in only_a for y in only_b):
         return True
+    if a.isascii() or b.isascii():
+        return False
     return any(len(x) > 1 and x in a and y in b and x not in b and y not in a for x, y in lists.OPPOSITES_ZH)
 
 
 def _names(text: str, others: Sequence[str]) -> bool:
     """Say whether a text has a name that is not among the other's words: capitalised within a sentence, or Latin in Chinese."""
-    latin = list(re.finditer(r"[^\W\d_\u4e00-\u9fff]+(?:['\u2019][^\W\d_]+)?", text))
+    latin = list(_WORD.finditer(text))
     if not latin:
         return False
     chinese = any("\u4e00" <= character <= "\u9fff" for character in text)
     raised = [match for match in latin if match[0][0].isupper()]
     if not chinese and len(raised) > max(2, 0.6 * len(latin)):
         return False  # a heading, or shouting: capitals tell nothing
-    known = set(others) | {lists.stem(word) for word in others}
-    for match in latin if chinese else raised:
+    candidates = latin if chinese else raised
+    known = set(others) | {lists.stem(word) for word in others} if candidates else set()
+    for match in candidates:
         word = match[0].casefold().replace("\u2019", "'")
         begins = not re.search(r"[^\s.?!:;\"'“(\[-]\s*$", text[: match.start()])
         if (begins and not chinese) or word.partition("'")[0] in ("i", "ok") or (not chinese and word in lists.FUNCTION):
@@ -114,12 +114,27 @@ def _names(text: str, others: Sequence[str]) -> bool:
 
 
 def _reordered(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> bool:
-    """Say whether both have the same words but for those without content, in another order."""
-    a, b = (
-        [token for token in tokens if token not in lists.FUNCTION and token not in lists.FUNCTION_ZH]
-        for tokens in (tokens_a, tokens_b)
-    )
+    """Say whether both have the same words but for those without content, in another order. What is negated counts."""
+    a, b = ([token for token in tokens if token not in _SILENT] for tokens in (tokens_a, tokens_b))
+    if len(a) != len(b):
+        return False
+    a, b = (["not" if _negates(token) else token for token in tokens] for tokens in (a, b))
     return a != b and Counter(a) == Counter(b)
+
+
+def _negates(token: str) -> bool:
+    if "'" in token:
+        return token.endswith("n't") or token.replace("'", "") in _NEGATORS
+    return token in _NEGATORS
+
+
+def _negated(text: str, tokens: Sequence[str]) -> Sequence[str]:
+    """Return the tokens of a text without what holds a Chinese negator and negates nothing."""
+    if not any(negator in text for negator in lists.NEGATORS_ZH):
+        return tokens
+    for neutral in lists.NEUTRAL_ZH:
+        text = text.replace(neutral, "")
+    return _tokens(_A_NOT_A.sub("", text))
 
 
 def _edited(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> Veto | None:

@@ -58,6 +58,7 @@ OPPOSITES: Final = _pairs(
     "input/output source/target source/destination sender/receiver buyer/seller employer/employee teacher/student",
     "parent/child",
     "upgrade/downgrade increase/reduce grow/shrink rise/fall import/export inhale/exhale acid/base cat/dog my/your i/you",
+    "i/he i/she i/they me/you me/him me/her me/them my/his my/her my/their",
     "we/they",
     "can/can't is/isn't do/don't does/doesn't will/won't should/shouldn't",
 )
@@ -84,7 +85,7 @@ NEGATORS: Final = _words(
     "not no never without none nobody nothing nowhere neither nor cannot cant wont dont doesnt didnt isnt arent wasnt werent",
     "shouldnt wouldnt couldnt mustnt havent hasnt hadnt aint unable except excluding hardly barely lack lacks lacking avoid",
 )
-NEGATORS_ZH: Final = "不没无非未别勿莫否"
+NEGATORS_ZH: Final = "不没無无沒非未别別勿莫否"
 NEUTRAL_ZH: Final = _in_order(
     "是不是 能不能 会不会 有没有 可不可以 要不要 好不好 行不行 对不对 该不该 是否 能否 可否 不同 不过 不仅 不但 不管 不论 "
     "无论 差不多 对不起 不好意思 "
@@ -127,10 +128,14 @@ SYNONYMS_ZH: Final = _groups(
 NUMBER_WORDS: Final[Mapping[str, str]] = dict(
     zip(
         _in_order(
-            "zero two three four five six seven eight nine ten eleven twelve thirteen fifteen twenty thirty forty fifty",
-            "sixty hundred thousand million billion half twice double triple second third",
+            "zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen",
+            "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion",
+            "dozen half quarter twice double triple thrice second third fourth fifth sixth seventh eighth ninth tenth",
         ),
-        _in_order("0 2 3 4 5 6 7 8 9 10 11 12 13 15 20 30 40 50 60 100 1000 1000000 1000000000 0.5 2x 2x 3x 2. 3."),
+        _in_order(
+            "0 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40 50 60 70 80 90 100 1000 1000000 1000000000",
+            "1000000000000 12 0.5 0.25 2x 2x 3x 3x 2. 3. 4. 5. 6. 7. 8. 9. 10.",
+        ),
         strict=True,
     )
 )

@@ -126,6 +126,31 @@ def test_a_stream_is_told_as_a_body_only_with_its_usage() -> None:
     assert (answer["usage"], answer["choices"][0]["finish_reason"]) == (USAGE, "stop")
 
 
+@pytest.mark.parametrize(
+    "more", [{"logprobs": {"content": []}}, {"token_ids": [1]}, {"content_filter_results": {"hate": {}}}], ids=str
+)
+def test_an_answer_with_more_than_a_text_has_no_other_form(more: dict[str, Any]) -> None:
+    whole = json.loads(body(content="hi"))
+    whole["choices"][0] |= more
+    one = pb.Response(body=json.dumps(whole).encode())
+    assert replay(one, Form(streamed=False), now=1.0) is not None and replay(one, Form(streamed=True), now=1.0) is None
+    chunks = [json.loads(data) for data in SAID]
+    chunks[1]["choices"][0] |= more
+    other = pb.Response(chunks=[*(json.dumps(chunk).encode() for chunk in chunks), FIGURES])
+    assert replay(other, Form(streamed=True), now=1.0) is not None and replay(other, Form(streamed=False), now=1.0) is None
+
+
+def test_who_answered_and_what_stopped_it_is_told_in_both_forms() -> None:
+    whole = json.loads(body(content="hi")) | {"system_fingerprint": "fp"}
+    whole["choices"][0]["stop_reason"] = "END"
+    told = replay(pb.Response(body=json.dumps(whole).encode()), Form(streamed=True, usage=True), now=1.0)
+    assert told is not None
+    chunks = [line[6:] for line in told.removesuffix(DONE).split(b"\n\n") if line]
+    again = replay(pb.Response(chunks=chunks), Form(streamed=False), now=17.0)
+    assert again is not None
+    assert json.loads(again) == {**whole, "id": json.loads(again)["id"]}
+
+
 def test_usage_is_told_to_who_asks_for_it_only() -> None:
     with_figures = pb.Response(chunks=[*SAID, FIGURES])
     told = replay(with_figures, Form(streamed=True), now=1.0)

@@ -3,7 +3,11 @@
 import json
 from typing import Any
 
+import pytest
+
 from lpc.gateway.request import CHAT, COMPLETIONS, Asked, read
+from lpc.responses.canonical import Namer
+from predictor_service.responses.servicer import asked_of
 
 
 def asked(path: str = CHAT, headers: list[tuple[bytes, bytes]] | None = None, **body: Any) -> Asked:
@@ -28,9 +32,55 @@ def test_the_question_has_all_that_is_asked_but_how_it_is_told() -> None:
     assert (plain.prompt, list(plain.messages)) == ("Once", [])
 
 
+def test_what_an_answer_is_told_with_counts_where_another_answer_may_lack_it() -> None:
+    def told(**options: Any) -> bytes:
+        return asked(messages=USER, stream=True, stream_options=options).question("t", "").parameters_json
+
+    assert told() == told(include_usage=True) == told(include_obfuscation=False) != told(continuous_usage_stats=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": None, "messages": USER},
+        {"model": 1, "messages": USER},
+        {"messages": USER, "prompt": "or this?"},
+        {"messages": USER, "top_p": float("nan")},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+    ],
+)
+def test_what_the_caches_cannot_be_asked_is_said_at_once(body: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        asked(**body).question("t", "")
+
+
+def test_a_query_is_part_of_the_question() -> None:
+    def question(query: str) -> bytes:
+        found = read(CHAT, [], json.dumps({"model": "m", "messages": USER}).encode(), query)
+        assert found is not None
+        return found.question("t", "").parameters_json
+
+    assert question("") == b"{}"
+    assert len({question(""), question("key=a"), question("key=b")}) == 3
+
+
+def test_none_and_nothing_are_told_apart_in_messages() -> None:
+    def names(**message: Any) -> bytes:
+        turns = [*USER, {"role": "assistant", **message}, *USER]
+        return Namer(b"k" * 32).names("c", asked_of(asked(messages=turns).question("t", ""))).exact
+
+    # Chat templates do: Qwen's looks for thoughts in the content where there are no others.
+    assert names() == names(content=None) != names(content="")
+    assert names(content="a") == names(content="a", reasoning_content=None) != names(content="a", reasoning_content="")
+
+
 def test_what_is_no_request_for_a_completion_is_not_read() -> None:
     for body in (b"", b"[]", b"{}", b'{"messages": [1]}', b'{"messages": [{"role": 1}]}', b"[" * 100_000):
         assert read(CHAT, [], body) is None
+    deep = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "x": ' + b"[" * 200 + b"]" * 200 + b"}"
+    assert read(CHAT, [], deep) is None
+    many = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}] * 200
+    assert asked(messages=many).cacheable
     assert not asked(COMPLETIONS, prompt=["a", "b"]).cacheable
     assert not asked(COMPLETIONS, prompt=[1, 2]).cacheable
 

@@ -18,6 +18,11 @@ OPPOSITES = [
     ("北京天气怎么样", "上海天气怎么样", "substitution"),
     ("从北京到上海的火车", "从上海到北京的火车", "word_order"),
     ("三天内能到吗", "五天内能到吗", "numbers"),
+    ("How long for fourteen hundred km?", "what is the time of a flight of sixteen hundred km", "numbers"),
+    ("Do I not pay when I cancel?", "Do I pay when I do not cancel?", "word_order"),
+    ("我不知道他去了", "我知道他不去了", "word_order"),
+    ("沒有護照能登機嗎", "有護照能登機嗎", "negation"),
+    ("I owe him money", "He owes me money", "antonyms"),
 ]
 
 

@@ -1,0 +1,118 @@
+"""Requests and answers of a kind that nobody sends who means well, through a real sidecar and a real Redis."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.caching_sidecar import ResponseCaches, response_caches
+from tests.engine_double import EngineDouble, served
+from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat, eventually
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[ResponseCaches]:
+    scopes = {"default": {}, "watched": {"mode": "shadow"}}
+    with response_caches(tmp_path_factory.mktemp("caches"), tiny_models, scopes) as made:
+        yield made
+
+
+async def kept(gateway: Running, body: dict[str, Any], **headers: str) -> None:
+    """Ask until the answer is the cache's."""
+
+    async def hit() -> bool:
+        return (await gateway.ask(body, **headers)).headers.get("x-lpc-cache") == "exact"
+
+    await eventually(hit)
+
+
+@pytest.mark.parametrize("why", ["length", "refused", "long"])
+async def test_equal_requests_whose_answer_is_not_kept_do_not_wait_for_each_other(caches: ResponseCaches, why: str) -> None:
+    engine = EngineDouble(seconds=0.3, finish="length" if why == "length" else "stop", refuse=why == "refused")
+    if why == "long":
+        engine.words = ["x" * 5000]
+    settings = {"gateway_max_answer_bytes": 4096}
+    async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
+        asking = [asyncio.ensure_future(gateway.ask(chat(f"not kept: {why}"))) for _ in range(8)]
+        await eventually(lambda: engine.completions)
+        engine.go.clear()
+        # When the first one's answer has come, all the others are asked at once, and each of them but once.
+        await eventually(lambda: len(engine.completions) == 8)
+        looked_up = await gateway.metric("lpc_gateway_lookup_seconds_count")
+        engine.go.set()
+        answers = await asyncio.gather(*asking)
+        assert len(engine.completions) == 8 == looked_up
+        assert len({answer.status_code for answer in answers}) == 1
+
+
+async def test_of_equal_requests_with_a_candidate_one_asks_the_engine_too(caches: ResponseCaches) -> None:
+    settings = {"gateway_scopes": {"*": ("watched",)}}
+    engine = EngineDouble(words=["The same to all."], seconds=0.3)
+    async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
+        await kept(gateway, chat("where can a bird be seen"), x_lpc_scope="watched")
+
+        async def has_candidate() -> bool:
+            await gateway.ask(chat("please where can a bird be seen"), x_lpc_scope="watched", cache_control="no-store")
+            answer = await gateway.ask(
+                chat("where can a bird be seen please"), x_lpc_scope="watched", cache_control="only-if-cached"
+            )
+            del answer
+            return await gateway.metric('lpc_gateway_misses_total{reason="below_threshold"}') > 0
+
+        await eventually(has_candidate)
+        before = len(engine.completions)
+        asking = (gateway.ask(chat("where can a bird be seen thanks"), x_lpc_scope="watched") for _ in range(16))
+        answers = await asyncio.gather(*asking)
+        assert len(engine.completions) == before + 1
+        assert sorted(answer.headers["x-lpc-cache"] for answer in answers) == ["exact"] * 15 + ["miss"]
+
+
+async def test_what_cannot_be_asked_is_the_engines_and_says_nothing_of_the_cache(caches: ResponseCaches) -> None:
+    plain = json.dumps(chat("odd"))
+    odd = {
+        "no model": plain.replace('"model": "m"', '"model": null'),
+        "model that is no text": plain.replace('"model": "m"', '"model": 1'),
+        "NaN": plain.replace("0}", 'NaN, "top_p": NaN}'),
+        "half a character": plain.replace("odd", "\\ud800"),
+        "deep": plain.replace("0}", '0, "x": ' + "[" * 980 + "]" * 980 + "}"),
+        "deep in a message": plain.replace(
+            '"odd"', '[{"type": "text", "text": "odd", "x": ' + '{"a":' * 970 + "1" + "}" * 970 + "}]"
+        ),
+        "a chat with a prompt": plain.replace("0}", '0, "prompt": "odd"}'),
+        "no JSON": plain[:-1],
+        "tools that are no list": plain.replace("0}", '0, "tools": {"a": 1}}'),
+    }
+    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+        await kept(gateway, chat("up"))
+        engine.refuse = True
+        for name, body in odd.items():
+            assert await gateway.metric("lpc_gateway_cache_up") == 1
+            before = len(engine.received)
+            answer = await gateway.client.post(CHAT, content=body.encode(), headers={"content-type": "application/json"})
+            assert [received.body for received in engine.received[before:]] == [body.encode()], name
+            assert "x-lpc-cache" not in answer.headers or answer.headers["x-lpc-cache"] == "miss", name
+            assert await gateway.metric("lpc_gateway_cache_up") == 1, name
+
+
+async def test_a_query_is_part_of_what_is_asked(caches: ResponseCaches) -> None:
+    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+        await kept(gateway, chat("query"))
+        answer = await gateway.client.post(f"{CHAT}?key=another", json=chat("query"))
+        assert answer.headers["x-lpc-cache"] == "miss"
+        assert engine.completions[-1].target == f"{CHAT}?key=another"
+
+
+async def test_other_methods_and_coded_bodies_go_through(caches: ResponseCaches) -> None:
+    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+        head = await gateway.client.head("/v1/models")
+        assert (head.status_code, head.content) == (200, b"") and int(head.headers["content-length"]) > 0
+        for method in ("OPTIONS", "PUT", "DELETE", "PATCH", "GET"):
+            assert (await gateway.client.request(method, CHAT)).status_code == 418, method
+        coded = gzip.compress(json.dumps(chat("coded")).encode())
+        answer = await gateway.client.post(CHAT, content=coded, headers={"content-encoding": "gzip"})
+        assert engine.received[-1].body == coded and engine.received[-1].header("content-encoding") == "gzip"
+        assert "x-lpc-cache" not in answer.headers
