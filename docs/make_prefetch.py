@@ -70,8 +70,7 @@ def page(rows: Rows, names: Sequence[str], seed: int) -> Iterator[str]:
     yield "Seconds without prefetch; with it, as a share of that. In brackets the share of what was moved that was used."
     yield "Workloads whose requests nobody could link have no such turns, and nothing is foretold of them."
     yield ""
-    yield "| workload | " + " | ".join(ways) + " |"
-    yield "|---|" + "---|" * len(ways)
+    yield from head(ways)
     for name in told:
         cells = [f"{rows[name, 'none']['ttft_returning_mean_s']:.4f} s"]
         for way in ways[1:]:
@@ -83,8 +82,7 @@ def page(rows: Rows, names: Sequence[str], seed: int) -> Iterator[str]:
     yield ""
     yield "Prompt tokens served, in %: from the cache / from memory / from disk."
     yield ""
-    yield "| workload | " + " | ".join(ways) + " |"
-    yield "|---|" + "---|" * len(ways)
+    yield from head(ways)
     for name in names:
         parts = [(rows[name, way]["hit_rate"], *rows[name, way]["tiers"].values()) for way in ways]
         yield f"| `{name}` | " + " | ".join(" / ".join(f"{100 * part:.1f}" for part in some) for some in parts) + " |"
@@ -102,6 +100,12 @@ def page(rows: Rows, names: Sequence[str], seed: int) -> Iterator[str]:
         )
     oracle = sum(ratio(rows, name, "oracle") for name in told) / len(told)
     yield f"- An oracle that knows when each turn comes: {oracle:.3f}; what lies between, a better forecast of when could gain."
+
+
+def head(ways: Sequence[str]) -> Iterator[str]:
+    """Yield the head of a table with a column for each way."""
+    yield "| workload | " + " | ".join(ways) + " |"
+    yield "|---|" + "---|" * len(ways)
 
 
 def draw(rows: Rows, names: Sequence[str], path: Path) -> None:

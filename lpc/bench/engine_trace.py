@@ -16,15 +16,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from lpc.bench import BenchmarkError
 from lpc.bench.engine import check_engine, last_line, tiny_model
-from lpc.bench.processes import Sidecar
 from lpc.bench.tiny_llama import BLOCK
-from lpc.bench.trace_predictors import SERVED
+from lpc.bench.trace_sides import show_sides, virtual_sidecar
 from lpc.bench.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace, open_trace
 from lpc.simulator.workload import from_trace
@@ -40,8 +37,6 @@ QUICK_REQUESTS: Final = 4000
 QUICK_SHARES: Final = (0.03,)
 LONGEST: Final = 8192
 """Tokens of the longest prompt that the tiny model takes (`engine_replay.BATCH_TOKENS`)."""
-REAL_REFIT_S: Final = 86_400.0
-"""Never, that is: the virtual clock says when the return model is refitted."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +140,9 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
         "eviction_order_identical": even["evictions_sha256"] == stock["evictions_sha256"],
         "rows": rows,
     }
-    _show(screen, figures)
+    title = f"prompt tokens from the cache of vLLM, {figures['trace']}, arrivals from {figures['count_from_s']:,.0f} s on"
+    proofs = ("tokens_identical", "eviction_order_identical")
+    show_sides(screen, figures, title, size="blocks", stock="stock", proofs=proofs)
     return figures
 
 
@@ -212,28 +209,6 @@ def run_side(places: Places, side: str, blocks: int, count_from: float, *tier: s
     command += ["--count-from", str(count_from), *tier]
     with contextlib.ExitStack() as stack:
         if side == "plugin":
-            serves = Sidecar(
-                home,
-                places.models,
-                places.name,
-                command=("lpc.bench.virtual_sidecar", str(home / "clock")),
-                served_models={SERVED: str(places.model)},
-                returns_refit_s=REAL_REFIT_S,
-            )
+            serves = virtual_sidecar(home, places.models, places.name, places.model)
             command += ["--predictor", stack.enter_context(serves).address]
         return last_line(command)
-
-
-def _show(screen: Console, figures: dict[str, Any]) -> None:
-    table = Table(
-        *("capacity", "blocks", "stock", "plug-in", "oracle", "plug-in / stock", "answered"),
-        title=f"prompt tokens from the cache of vLLM, {figures['trace']}, arrivals from {figures['count_from_s']:,.0f} s on",
-    )
-    for row in figures["rows"]:
-        cached, rate = row["cached_tokens"], row["hit_rate"]
-        cells = [f"{cached[side]:,} ({rate[side]:.1%})" for side in ("stock", "plugin", "oracle")]
-        gain = f"{cached['plugin'] / max(cached['stock'], 1):.2f}"
-        table.add_row(f"{row['capacity_fraction']:.0%}", f"{row['blocks']:,}", *cells, gain, f"{row['answered_share']:.1%}")
-    screen.print(table)
-    for name in ("tokens_identical", "eviction_order_identical"):
-        screen.print(f"{name}: {figures[name]}")

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.progress import track
-from rich.table import Table
 
 from lpc.bench import BenchmarkError
-from lpc.bench.engine_trace import REAL_REFIT_S, log_of, rows_of
-from lpc.bench.processes import Sidecar
+from lpc.bench.engine_trace import log_of, rows_of
 from lpc.bench.sglang_replay import BLOCK
 from lpc.bench.tiny_llama import build
-from lpc.bench.trace_predictors import SERVED
+from lpc.bench.trace_sides import show_sides, virtual_sidecar
 from lpc.bench.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace
 from lpc.simulator.workload import from_trace
@@ -91,7 +89,9 @@ def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick
         "cores_hits_identical": all(first[side, "rust"] == first[side, "python"] for side in ("even", "stock")),
         "rows": rows,
     }
-    _show(screen, figures)
+    title = f"prompt tokens from SGLang's cache, {figures['trace']}, arrivals from {figures['counted_from_s']:,.0f} s on"
+    proofs = ("constant_prior_hits_identical", "cores_hits_identical")
+    show_sides(screen, figures, title, size="tokens", stock="SGLang's LRU", proofs=proofs)
     return figures
 
 
@@ -108,9 +108,7 @@ def _run(folder: Path, requests: Path, models: Path, model: str, job: tuple[floa
     command += ["--clock", str(home / "clock"), "--tokens", str(tokens), "--core", core]
     with contextlib.ExitStack() as stack:
         if side == "plugin":
-            virtual = ("lpc.bench.virtual_sidecar", str(home / "clock"))
-            served = {SERVED: str(build(home / "tiny"))}
-            serves = Sidecar(home, models, model, command=virtual, served_models=served, returns_refit_s=REAL_REFIT_S)
+            serves = virtual_sidecar(home, models, model, build(home / "tiny"))
             command += ["--predictor", stack.enter_context(serves).address]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -119,18 +117,3 @@ def _run(folder: Path, requests: Path, models: Path, model: str, job: tuple[floa
         raise BenchmarkError(f"the run in .venv-sglang failed: {lines[-1] if lines else ended.returncode}")
     figures: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
     return figures
-
-
-def _show(screen: Any, figures: dict[str, Any]) -> None:
-    table = Table(
-        *("capacity", "tokens", "SGLang's LRU", "plug-in", "oracle", "plug-in / LRU", "answered"),
-        title=f"prompt tokens from SGLang's cache, {figures['trace']}, arrivals from {figures['counted_from_s']:,.0f} s on",
-    )
-    for row in figures["rows"]:
-        hit, prompt = row["cached_tokens"], row["prompt_tokens"]
-        cells = [f"{hit[side]:,} ({hit[side] / prompt:.1%})" for side in ("stock", "plugin", "oracle")]
-        gain = f"{hit['plugin'] / max(hit['stock'], 1):.2f}"
-        table.add_row(f"{row['capacity_fraction']:.0%}", f"{row['tokens']:,}", *cells, gain, f"{row['answered_share']:.1%}")
-    screen.print(table)
-    for name in ("constant_prior_hits_identical", "cores_hits_identical"):
-        screen.print(f"{name}: {figures[name]}")
