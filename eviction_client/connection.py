@@ -78,6 +78,8 @@ class Connection:
         self._offer = offer
         self._said = said
         self._part_bytes = CHUNK_BYTES
+        self._most_bytes = 0
+        """Of one message, that the sidecar takes; 0: it does not say."""
         self._parts: Iterator[predictor_pb2.PredictStreamRequest] | None = None
         """Of the tokenizer, while the sidecar wants it; guarded by the book's lock."""
         self._channel: grpc.Channel | None = None
@@ -160,6 +162,7 @@ class Connection:
         if error is None:
             info = greeting.result()
             self._grid = grid_of(info)
+            self._most_bytes = info.limits.max_request_bytes
             if info.limits.max_request_bytes:
                 self._part_bytes = min(CHUNK_BYTES, info.limits.max_request_bytes // 2)
             if not isinstance(self._grid, CreditGrid):
@@ -195,6 +198,8 @@ class Connection:
             try:
                 digest = "" if offer is None else offer.digest_of(request.question.served_model)
                 message = encode(number, request.question, request.deadline - now, digest)
+                if 0 < self._most_bytes < message.ByteSize():
+                    raise ValueError("longer than the sidecar takes")  # it would end the stream for all
             except Exception:
                 with lane.sendable:
                     book.reject(lane, request)

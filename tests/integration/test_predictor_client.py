@@ -35,15 +35,17 @@ def prediction(request: pb.PredictStreamRequest) -> pb.PredictStreamResponse:
 class Sidecar(predictor_pb2_grpc.ContinuationPredictorServicer):
     """Answers each request of a stream with what ``answer`` makes of it, and remembers what it got."""
 
-    def __init__(self, answer: Answer | None = None, lifetimes: Sequence[float] = ()) -> None:
+    def __init__(self, answer: Answer | None = None, lifetimes: Sequence[float] = (), most_bytes: int = 0) -> None:
         self.lifetimes = lifetimes
+        self.most_bytes = most_bytes
         self.answer = answer or (lambda request: [prediction(request)])
         self.requests: list[pb.PredictStreamRequest] = []
         self.cancelled: list[str] = []
         self.streams = 0
 
     def GetModelInfo(self, request, context):  # noqa: N802 - gRPC's name
-        return pb.GetModelInfoResponse(model_version="v1", credit_lifetimes_s=self.lifetimes)
+        limits = pb.Limits(max_request_bytes=self.most_bytes)
+        return pb.GetModelInfoResponse(model_version="v1", credit_lifetimes_s=self.lifetimes, limits=limits)
 
     def PredictStream(self, request_iterator, context):  # noqa: N802 - gRPC's name
         self.streams += 1
@@ -57,7 +59,8 @@ class Sidecar(predictor_pb2_grpc.ContinuationPredictorServicer):
 
 @contextlib.contextmanager
 def serving(sidecar: Sidecar, address: str | None = None) -> Iterator[str]:
-    server = grpc.server(futures.ThreadPoolExecutor(8))
+    limits = (("grpc.max_receive_message_length", sidecar.most_bytes or 4 << 20),)
+    server = grpc.server(futures.ThreadPoolExecutor(8), options=limits)
     predictor_pb2_grpc.add_ContinuationPredictorServicer_to_server(sidecar, server)
     address = address or f"127.0.0.1:{free_port()}"
     assert server.add_insecure_port(address)
@@ -326,6 +329,18 @@ def test_a_request_that_breaks_every_stream_is_given_up() -> None:
         assert sum(request.conversation.tokens.ids[0] == 13 for request in sidecar.requests) == 2
 
 
+def test_what_is_too_long_for_the_sidecar_is_not_sent_and_costs_the_others_nothing() -> None:
+    sidecar = Sidecar(most_bytes=4096)
+    with serving(sidecar) as address, asking(address) as client:
+        client.ask("first", token_ids=[1], timeout_s=60)
+        assert answer_of(client, "first")
+        client.ask("long", token_ids=[7] * 4096, timeout_s=60)
+        client.ask("named", token_ids=[7], conversation_id="x" * 5000, timeout_s=60)
+        client.ask("good", token_ids=[1], timeout_s=60)
+        assert answer_of(client, "good")
+        assert (client.counters.rejected, client.counters.failed, sidecar.streams) == (2, 0, 1)
+
+
 def test_a_peer_that_accepts_and_never_speaks_is_left_and_deadlines_hold() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as hole,
@@ -527,9 +542,11 @@ def test_a_request_that_was_left_and_gets_no_answer_is_handed_out_without_one() 
 
 def test_requests_that_were_left_stay_within_the_capacity() -> None:
     with asking(f"127.0.0.1:{free_port()}", capacity=10) as client:
+        left = []
         for n in range(100):
             client.ask(n, token_ids=[7])
-            assert client.leave(n)
-        late = client.late_answers()
-        assert len(late) <= 10 and {answer for _, answer in late} == {None}
+            if client.leave(n):
+                left.append(n)
+        assert left == list(range(10))  # all of these are handed out, and no others are waited for
+        assert client.late_answers() == [(n, None) for n in left]
         assert client.waiting == 10

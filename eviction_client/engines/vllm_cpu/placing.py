@@ -87,8 +87,9 @@ def built(build: Callable[[], Any], vllm_config: Any, *, wanted: bool) -> tuple[
         with policies_made() as policies:
             return build(), Tiers(policies)
     finally:
-        for extra in unnamed:
-            del extra["eviction_policy"], extra["cache_policy_module_path"]
+        for extra in unnamed:  # whatever vLLM has made of them
+            extra.pop("eviction_policy", None)
+            extra.pop("cache_policy_module_path", None)
 
 
 def _tiers_of(vllm_config: Any) -> Iterator[dict[str, Any]]:
