@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 AFTER_S: Final = 2.0
 """After a request's end: until then LMCache has reported what it stored. Also between two attempts."""
 ATTEMPTS: Final = 5
-"""While the coordinator does not know the prompt yet."""
+"""While the coordinator does not know the prompt yet, or is away."""
 TIMEOUT_S: Final = 5.0
 WAITING: Final = 256
 """Hints that wait; over it the oldest are dropped."""
@@ -73,6 +73,8 @@ class Retention:
         """Have a request's complete chunks kept for so long from now. Returns at once. ``tokens`` does not change any more."""
         now = self._clock()
         body: dict[str, object] = {"model_name": self._model, "token_ids": tokens, "cache_salt": salt}
+        if len(self._waiting) == WAITING:
+            self._give_up("too many wait")
         self._waiting.append(_Wanted(now + self._after_s, now + seconds, 1, body))
         self._wake.set()
 
@@ -104,11 +106,16 @@ class Retention:
                 self.told += 1
         except urllib.error.HTTPError as error:
             with error:  # not its text: it may repeat the prompt
-                if error.code == 404 and wanted.attempts < ATTEMPTS:
-                    again = self._clock() + self._after_s
-                    self._waiting.append(wanted._replace(due=again, attempts=wanted.attempts + 1))
-                else:
-                    self._give_up(f"HTTP {error.code}")
+                self._again(wanted, f"HTTP {error.code}", may=error.code == 404 or error.code >= 500)
+        except OSError as error:
+            self._again(wanted, type(error).__name__)
+
+    def _again(self, wanted: _Wanted, reason: str, *, may: bool = True) -> None:
+        if may and wanted.attempts < ATTEMPTS:
+            due = self._clock() + self._after_s
+            self._waiting.append(wanted._replace(due=due, attempts=wanted.attempts + 1))
+        else:
+            self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
         self.failed += 1

@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Coordinator:
-    """Answers POST with the statuses given, the last one for ever."""
+    """Answers POST with the statuses given, the last one for ever. ``port``: 0 is any."""
 
-    def __init__(self, *statuses: int) -> None:
+    def __init__(self, *statuses: int, port: int = 0) -> None:
         self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
         left = list(statuses)
         asked = self.asked
@@ -24,7 +24,7 @@ class Coordinator:
 
             def log_message(self, *_: object) -> None: ...
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def url(self, user: str = "") -> str:

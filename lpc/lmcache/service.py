@@ -301,6 +301,8 @@ class Service:
             touched = self.conversations.stored(event)
             self._forget_forgotten()
             for chunk in dict.fromkeys(known):
+                if self.conversations.find(chunk.id) is not chunk:
+                    continue  # forgotten for want of room
                 if chunk not in room and not self.fetching.came(chunk, event.node):
                     self._loaded.add(chunk)
         else:

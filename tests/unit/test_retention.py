@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from eviction_client import ClientSettings
-from eviction_client.retention import ATTEMPTS, Retention
+from eviction_client.retention import ATTEMPTS, WAITING, Retention
 from tests.retaining import Coordinator
 
 Serve = Callable[..., Coordinator]
@@ -54,6 +54,29 @@ def test_a_prompt_that_is_not_reported_yet_is_asked_for_again(serve: Serve) -> N
     retention.close()
     assert len(coordinator.asked) == 3
     assert retention.failed == 0
+
+
+def test_a_coordinator_that_is_being_restarted_is_asked_again(serve: Serve) -> None:
+    coordinator = serve(200)
+    retention = Retention(coordinator.url(), "m", after_s=0.3)
+    coordinator.server.shutdown()
+    coordinator.server.server_close()
+    retention.ask([1], 600.0)
+    time.sleep(0.5)  # the first attempt has found nobody
+    again = Coordinator(503, 200, port=coordinator.server.server_port)
+    until(lambda: retention.told == 1)
+    retention.close()
+    again.server.shutdown()
+    again.server.server_close()
+    assert (len(again.asked), retention.failed) == (2, 0)
+
+
+def test_hints_that_there_is_no_room_for_are_counted() -> None:
+    retention = Retention("http://127.0.0.1:9", "m", after_s=600.0)
+    for n in range(WAITING + 5):
+        retention.ask([n], 600.0)
+    assert retention.failed == 5
+    retention.close()
 
 
 def test_what_stays_unknown_is_given_up_and_said_once_without_the_prompt(

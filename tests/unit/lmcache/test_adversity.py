@@ -34,6 +34,16 @@ def test_what_is_forgotten_does_not_stand_in_the_way_of_evictions() -> None:
         assert world.service.rooms[MEMORY].used <= 9 * MIB
 
 
+def test_of_what_is_forgotten_while_it_comes_back_nothing_is_kept() -> None:
+    world = World(prefetch=False, chunks=4)
+    one, two = prompts(2, 4)
+    world.serve(one)
+    evicted(world, one)
+    world.service.take(event("store", [*one.entries(size=MIB), *two.entries(size=MIB)], world.now))
+    assert not any(world.service.conversations.find(chunk.id) is None for chunk in world.service._loaded)
+    assert world.service.rooms[MEMORY].used == 4 * MIB
+
+
 def test_while_deletions_are_on_their_way_no_more_is_deleted_than_there_has_to_be() -> None:
     """A node says how many objects it has skipped, not which: what it has deleted is known when it reports it."""
     world = World(prefetch=False)
