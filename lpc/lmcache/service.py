@@ -187,7 +187,9 @@ class Service:
 
         Until then the others count as gone, or the next plan would have as much deleted once more.
         """
-        self.rooms[place].expect(self._chunks_of(objects), min(count / max(len(objects), 1), 1.0), self._clock())
+        room = self.rooms.get(place)
+        if room is not None:  # else the node has gone meanwhile
+            room.expect(self._chunks_of(objects), min(count / max(len(objects), 1), 1.0), self._clock())
 
     def _chunks_of(self, objects: list[ObjectId]) -> list[Chunk]:
         found = (self.conversations.find(object_.chunk) for object_ in objects)

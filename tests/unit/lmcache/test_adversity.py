@@ -136,6 +136,7 @@ def test_from_a_node_that_has_gone_nothing_is_fetched_and_nothing_is_left() -> N
         world.service.declare(Place("l1", node), 10 * MIB)
         world.service.take(event("store", Prompt(*words(number + 2, 1)).entries(size=MIB), world.now, node=node))
         world.service.fence(node)
+        world.service.skipped(Place("l1", node), Prompt(*words(number + 2, 1)).objects[0], 1)  # its answer comes late
     assert set(world.service.rooms) == {DISK} and not world.service.fetching.budgets
     world.service.declare(MEMORY, 10 * MIB)  # it is back, with its disk
     assert len(world.service.plan().fetch) == 1
