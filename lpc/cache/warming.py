@@ -2,7 +2,7 @@
 
 A line is `{"question": "..."}`, or a request's whole body with `messages`; with `"answer": "..."` no engine is asked. What is
 kept already is left alone. How far it came is noted beside the file, so that a run that was broken off goes on where it
-stopped.
+stopped; where that folder cannot be written, it begins again and finds what is there.
 """
 
 import contextlib
@@ -24,6 +24,12 @@ from lpc.errors import LpcError
 CHAT: Final = "/v1/chat/completions"
 TIMEOUT_S: Final = 600.0
 """Of one answer of an engine."""
+ADVICE: Final = {
+    401: "it wants a token or key: a gateway LPC_WARM_TOKEN, an engine LPC_WARM_ENGINE_KEY",
+    403: "this client may not name the scope: see LPC_GATEWAY_SCOPES",
+    404: "is the model's name right, and the address without /v1?",
+}
+"""By status of HTTP."""
 FAILURES: Final = 5
 """Requests that fail one after the other, after which it gives up."""
 
@@ -34,12 +40,23 @@ class WarmError(LpcError):
 
 @dataclass
 class Warmed:
-    """What became of the lines. ``skipped``: done in an earlier run; ``refused``: by reason."""
+    """What became of the lines.
 
+    Attributes:
+        lines: that the file has.
+        skipped: done in an earlier run.
+        refused: by reason.
+        failure: why the last request failed that did; None: none did.
+        noted: how far it came stands beside the file.
+    """
+
+    lines: int = 0
     skipped: int = 0
     there: int = 0
     stored: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    failure: str | None = None
+    noted: bool = True
 
 
 class Progress:
@@ -65,17 +82,22 @@ class Progress:
         self._digest, self._lines = digest, count
         return count
 
-    def done(self, line: str) -> None:
-        """Note that the next line is done."""
+    def done(self, line: str) -> bool:
+        """Note that the next line is done; return whether that could be written down."""
         self._digest.update(line.encode() + b"\n")
         self._lines += 1
         temporary = self._note.with_suffix(".warmed.new")
-        temporary.write_text(json.dumps({"lines": self._lines, "sha256": self._digest.hexdigest()}))
-        temporary.replace(self._note)
+        try:
+            temporary.write_text(json.dumps({"lines": self._lines, "sha256": self._digest.hexdigest()}))
+            temporary.replace(self._note)
+        except OSError:
+            return False
+        return True
 
     def forget(self) -> None:
         """Begin at the first line next time."""
-        self._note.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._note.unlink(missing_ok=True)
 
 
 Ask = Callable[[Mapping[str, Any], str | None], str]
@@ -98,19 +120,22 @@ def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float, agai
         lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise WarmError(f"cannot read {file}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from error
+    if not lines:
+        raise WarmError(f'{file} is empty: one {{"question": "..."}} or request with messages per line is needed')
     requests = [_request(line, number, template, file) for number, line in enumerate(lines, 1)]
     progress = Progress(file)
     if again:
         progress.forget()
-    warmed = Warmed(skipped=progress.done_before(lines))
+    warmed = Warmed(len(lines), skipped=0 if again else progress.done_before(lines))
     yield warmed
     failures, whole = 0, True
     for line, (body, answer) in list(zip(lines, requests, strict=True))[warmed.skipped :]:
         began = time.monotonic()
         try:
             became = ask(body, answer)
-        except WarmError:
+        except WarmError as error:
             failures, whole = failures + 1, False
+            warmed.failure = str(error)
             if failures >= FAILURES:
                 raise
             became = "failed"
@@ -123,7 +148,7 @@ def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float, agai
         else:
             warmed.refused[became] = warmed.refused.get(became, 0) + 1
         if whole:  # the next run begins with the first one that failed
-            progress.done(line)
+            warmed.noted = progress.done(line)
         yield warmed
         if became != "there" and answer is None:
             time.sleep(max(0.0, 1 / rate - (time.monotonic() - began)))
@@ -230,8 +255,10 @@ def _post(http: httpx.Client, base: str, body: Mapping[str, Any], key: str | Non
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         told = http.post(f"{base.rstrip('/')}{CHAT}", json=body, headers=headers)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise WarmError(f"{base} is no address: it looks like http://host:port") from error
+    except httpx.HTTPError as error:
         raise WarmError(f"{base} does not answer ({type(error).__name__}): start it, or name another") from error
     if told.status_code != 200:
-        raise WarmError(f"{base} answers {told.status_code}: try the request with curl")
+        raise WarmError(f"{base} answers {told.status_code}: {ADVICE.get(told.status_code, 'try the request with curl')}")
     return told

@@ -65,7 +65,7 @@ def bench_curves(
     """The model alone, on CPU or GPU: predictions per second, latency by batch and length, memory."""
     from lpc.bench import curves
 
-    report(lambda: curves.run(models, model, provider, quick=quick, picture=picture), json_file)
+    report(lambda: curves.run(models, model, provider, quick=quick, picture=picture), json_file, picture)
 
 
 @app.command("engine")
@@ -138,7 +138,7 @@ def bench_load(
     from lpc.bench import load
 
     figures = report(
-        lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor, picture=picture), json_file
+        lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor, picture=picture), json_file, picture
     )
     raise SystemExit(not figures["passed"])
 
@@ -174,7 +174,11 @@ def bench_responses(
     """The response caches: what the semantic tier serves and how much of it is wrong, beside RedisVL."""
     from lpc.bench import responses
 
-    report(lambda: responses.run(models, model, pairs or (), folder=data, delta=bound, quick=quick, picture=picture), json_file)
+    report(
+        lambda: responses.run(models, model, pairs or (), folder=data, delta=bound, quick=quick, picture=picture),
+        json_file,
+        picture,
+    )
 
 
 @app.command("prefetch")

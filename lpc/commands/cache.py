@@ -1,10 +1,11 @@
 """`lpc cache`: the response caches warmed, corrected, invalidated and reported; by an engine's settings (LPC_PREDICTOR_...)."""
 
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Response caches: warm, correct, invalidate, report.", no_args_is_help=True)
 Result = TypeVar("Result")
+KEPT_DAYS: Final = 31
+"""Of which sidecars tell figures."""
+OF_WARM: Final = {"--token": "LPC_WARM_TOKEN", "--engine-key": "LPC_WARM_ENGINE_KEY"}
+Reason = Literal["outdated", "incomplete", "wrong_context", "opposite", "unsafe", "other"]
 Scope = Annotated[str, typer.Option(help="Scope, by its name in the sidecar's settings; empty: default.")]
 
 
@@ -48,8 +53,12 @@ def warm_up(
 
     from lpc.cache import warming
 
+    _fits_together(
+        gateway,
+        {"--tenant": tenant, "--tag": tag, "--ttl": ttl, "--engine": engine, "--engine-key": engine_key},
+        {"--token": token},
+    )
     body = or_fail(lambda: _template(template, model))
-    total = len([line for line in file.read_text().splitlines() if line.strip()]) if file.is_file() else 0
 
     def work(client: "ResponseCacheClient") -> warming.Warmed:
         if gateway:
@@ -59,8 +68,9 @@ def warm_up(
                 client, engine, key=engine_key, scope=scope, tenant=tenant, tags=tag or [], ttl_s=ttl
             )
         warmed = warming.Warmed()
-        with asking as ask, tqdm(total=total, desc="warming", unit=" question") as bar:
+        with asking as ask, tqdm(desc="warming", unit=" question") as bar:
             for warmed in warming.warm(file, body, ask, rate=rate, again=again):
+                bar.total = warmed.lines
                 bar.n = warmed.skipped + warmed.there + warmed.stored + sum(warmed.refused.values())
                 bar.refresh()
         return warmed
@@ -68,13 +78,32 @@ def warm_up(
     done = _with_client(work, address, ca, certificate, key)
     refused = "".join(f", {count} not kept ({reason})" for reason, count in sorted(done.refused.items()))
     typer.echo(f"{done.stored} stored, {done.there} were there, {done.skipped} done before{refused}")
+    if not done.noted:
+        typer.echo(f"lpc: the folder of {file} cannot be written: another run begins at the first line", err=True)
+    if done.failure is None and not (done.stored or done.there or done.skipped):
+        fail("nothing was kept: the reasons above are the scope's rules, or the sidecar's; `lpc doctor` tells of a sidecar")
+    if done.failure is not None:
+        fail(f"{done.refused['failed']} failed: {done.failure}; the same command goes on with the first of them")
+
+
+def _fits_together(gateway: str, sidecars: dict[str, object], gateways: dict[str, object]) -> None:
+    """Refuse options that would do nothing. A variable may be set for other commands, so LPC_WARM_... alone are no options."""
+    given = [
+        name
+        for name, value in (sidecars if gateway else gateways).items()
+        if value and not os.environ.get(OF_WARM.get(name, ""))
+    ]
+    if given and gateway:
+        fail(f"with --gateway the gateway asks its engine and names its client: leave out {', '.join(given)}")
+    if given:
+        fail(f"{', '.join(given)} is for --gateway: name one, or leave it out")
 
 
 @app.command("feedback")
 def give_feedback(
     entry: Annotated[str, typer.Argument(help="As x-lpc-entry names it, hexadecimal.")],
     wrong: Annotated[bool, typer.Option("--wrong/--right", help="Whether the answer was wrong.")] = True,
-    reason: Annotated[str, typer.Option(help="outdated, incomplete, wrong_context, opposite, unsafe or other.")] = "",
+    reason: Annotated[Reason | None, typer.Option(help="Why it was wrong.")] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Serve it to nobody any more.")] = False,
     address: Address = None,
     ca: Authority = None,
@@ -84,11 +113,13 @@ def give_feedback(
     """Say whether an answer that was served was right: evidence for the scope's threshold."""
     from lpc.cache.v1 import response_cache_pb2 as pb
 
-    message = pb.FeedbackRequest(entry_id=_entry(entry), wrong=wrong, reason_code=reason, drop=drop)
+    message = pb.FeedbackRequest(entry_id=_entry(entry), wrong=wrong, reason_code=reason or "", drop=drop)
     done = _with_client(lambda client: client.feedback(message), address, ca, certificate, key)
     if not done.counted and not done.dropped:
         fail("no such entry: it has ended or was dropped, or it is another client's")
     typer.echo("counted" + (", and dropped" if done.dropped else ""))
+    if drop and not done.dropped:
+        fail("nothing was dropped: it was gone already, or the sidecar cannot reach its Redis (`lpc doctor` tells)")
 
 
 @app.command("invalidate")
@@ -111,6 +142,10 @@ def make_unfindable(
     chosen = {name: value for name, value in given.items() if value is not None}
     if len(chosen) != 1:
         fail("name one of --entry, --scope, --tag and --model; `lpc cache purge` is for everything")
+    if not chosen.get("scope", "default") or not all(value for name, value in chosen.items() if name != "scope"):
+        fail("an empty name names nothing; the scope of requests that name none is called default")
+    if model_version and model is None:
+        fail("--model-version narrows --model: name that, too")
     message = pb.InvalidateRequest(erase=erase, model_version=model_version)
     for name, value in chosen.items():
         setattr(message, name, _entry(value) if name == "entry_id" else value)
@@ -136,7 +171,7 @@ def purge_all(
 @app.command("report")
 def report_day(
     day: Annotated[str | None, typer.Option(help="A day in UTC, as 2026-11-22; default: today.")] = None,
-    days: Annotated[int, typer.Option(min=1, max=366, help="So many days, that one the last.")] = 1,
+    days: Annotated[int, typer.Option(min=1, max=KEPT_DAYS, help="So many days, that one the last.")] = 1,
     scope: Annotated[str, typer.Option(help="One scope; default: all of this client's.")] = "",
     as_json: JsonOutput = False,
     address: Address = None,
@@ -155,9 +190,11 @@ def report_day(
         fail(f"{day} is no day: say it as {today.isoformat()}")
     if last > today:
         fail(f"{last} is still to come")
+    first = date.fromordinal(last.toordinal() - days + 1)
+    if (today - first).days >= KEPT_DAYS:
+        fail(f"figures are told of the last {KEPT_DAYS} days, and {first} is before them")
     message = pb.StatsRequest(scope=scope, days=(today - last).days + days - 1)
     stats = _with_client(lambda client: client.stats(message), address, ca, certificate, key)
-    first = date.fromordinal(last.toordinal() - days + 1)
     rows = [_figures(one, first.isoformat(), last.isoformat()) for one in stats.scopes]
     if as_json:
         print(json.dumps({"from": first.isoformat(), "to": last.isoformat(), "scopes": rows}, indent=2))

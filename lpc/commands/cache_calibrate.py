@@ -68,7 +68,7 @@ def calibrate(
             write_evidence(out, evidence, vectors.encoder, judge, judge_model if judge == "model" else "", error)
         return figures
 
-    report(calibrated, json_file)
+    report(calibrated, json_file, out)
 
 
 def _questions(path: Path, bound: float, level: float, vectors: "Vectors", evidence: "Evidence") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from lpc.commands.engines import examine_engines
 from lpc.commands.finding import Finding, Status
+from lpc.commands.response_caches import response_caches
 from lpc.commands.token_request import token_requests
 from lpc.lmcache.support import installed, why_not
 from lpc.v1 import predictor_pb2 as pb
@@ -196,6 +197,7 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
         )
         for outcome in token_requests(channel, access, info, settings.served_model):
             yield Finding("token request", *outcome)
+        yield response_caches(channel, access)
 
 
 def _health(channel: grpc.Channel) -> str:

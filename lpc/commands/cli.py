@@ -5,7 +5,7 @@ A command imports what it needs when it runs: the base install (the client) has 
 
 import importlib.metadata
 import os
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -18,12 +18,14 @@ from lpc.commands.embed import embed
 from lpc.commands.evaluate import evaluate
 from lpc.commands.export import export
 from lpc.commands.gateway import gateway
-from lpc.commands.outcome import fail
+from lpc.commands.outcome import fail, file_trouble
 from lpc.commands.predict import predict
 from lpc.commands.serve import serve
 from lpc.commands.simulate import simulate
 from lpc.commands.train import train
 from lpc.commands.train_time import train_time
+
+INTERRUPTED: Final = 130
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -54,10 +56,19 @@ app.add_typer(models.app, name="model", hidden=True)  # what fingers type
 
 
 def main() -> None:
-    """Run the command; every error that a user can cause is one line and exit code 2."""
+    """Run the command; every error that a user can cause is one line and exit code 2; Ctrl-C ends with 130."""
     # Else importing it for a tokenizer advises to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         app()
     except ModuleNotFoundError as error:
         fail(f"this command needs the package {error.name}: pip install 'learned-prefix-cache[server]' or '[train]'")
+    except OSError as error:
+        trouble = file_trouble(error)
+        if trouble is None:
+            raise
+        fail(trouble)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            typer.echo("lpc: interrupted", err=True)
+        raise

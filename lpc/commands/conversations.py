@@ -55,7 +55,7 @@ def read(file: str) -> list[pb.Conversation]:
     except UnicodeDecodeError as error:
         raise PredictError(f"{file} is not UTF-8 (byte {error.start}): convert it first") from error
     if not text.strip():
-        raise PredictError(f"{file} is empty: give chat JSON or the text of a prompt")
+        raise PredictError(f"{'standard input' if file == '-' else file} is empty: give chat JSON or the text of a prompt")
     if text.lstrip()[0] not in "[{":
         return [pb.Conversation(prompt=text)]
     try:

@@ -11,7 +11,9 @@ from lpc.logs.datasets.conversation import Split
 
 
 def embed(
-    dataset: Annotated[str, typer.Option(help="sharegpt, lmsys, arena, wildchat, or openai (your own logs).")] = "sharegpt",
+    dataset: Annotated[
+        str, typer.Option(help="sharegpt, lmsys, arena, wildchat, or your own logs: chat, openai.")
+    ] = "sharegpt",
     data: Annotated[Path | None, typer.Option(help="Its .parquet, .jsonl or .json file, or a folder of them.")] = None,
     records: Annotated[
         bool, typer.Option("--records", help="Count each record of the ShareGPT file as a conversation, as papers do.")

@@ -18,7 +18,7 @@ def evaluate(
     json_file: JsonFile = None,
 ) -> None:
     """Compare predictors on the evaluation half: turn count, scalars, the paper's head, ours; with a trace, think times."""
-    report(lambda: _evaluate(embeddings, heads, trace, trace_format, picture), json_file)
+    report(lambda: _evaluate(embeddings, heads, trace, trace_format, picture), json_file, picture)
 
 
 def _evaluate(

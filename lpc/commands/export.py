@@ -18,7 +18,7 @@ def export(
     version: Annotated[str | None, typer.Option(help="Default: precision and a digest of the input.")] = None,
     think_time: Annotated[Path | None, typer.Option(help="File made by `lpc train-time`; default: no think times.")] = None,
 ) -> None:
-    """Make a model artefact, verified against PyTorch. An artefact that is there already is kept."""
+    """Make a model artefact, verified against a reference in fp32. An artefact that is there already is kept."""
     or_fail(lambda: _export(models, name, encoder, head, precision, version, think_time))
 
 

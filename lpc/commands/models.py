@@ -163,7 +163,7 @@ def _row(version: "Version", now: str | None, promoted: str | None) -> dict[str,
 def _table(name: str, rows: list[dict[str, Any]]) -> "Table":
     from rich.table import Table
 
-    table = Table(title=f"{name}: {len(rows)} versions, figures on what each was evaluated on")
+    table = Table(title=f"{name}: {len(rows)} version{'' if len(rows) == 1 else 's'}, figures on what each was evaluated on")
     for column in ("version", "created", "precision", "encoder", "head", "learnt from", "AUC", "Brier", "state"):
         table.add_column(column, justify="right" if column in ("AUC", "Brier") else "left", overflow="fold")
     for row in rows:

@@ -15,7 +15,7 @@ def predict(
     ca: Authority = None,
     certificate: Certificate = None,
     key: Key = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 10.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait.")] = 10.0,
 ) -> None:
     """Print the probability that each conversation continues.
 

@@ -21,6 +21,11 @@ log = logging.getLogger(__name__)
 SERVED_MODELS: Final = (
     """LPC_SERVED_MODELS='{"qwen3": "/models/qwen3"}', a JSON object of served model names and their tokenizers"""
 )
+CACHE_SCOPES: Final = (
+    """LPC_CACHE_SCOPES='{"faq": {"kind": "faq"}}', a JSON object of scopes and their rules (docs/response-cache.md)"""
+)
+OBJECTS: Final = {"served_models": SERVED_MODELS, "cache_scopes": CACHE_SCOPES}
+"""Settings that are JSON, and how they look."""
 
 
 def client_settings(**flags: object) -> "ClientSettings":
@@ -49,7 +54,8 @@ def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
     except ValidationError as error:
         fail(f"settings: {_problems(error)}")
     except ValueError as error:  # a settings file or JSON in the environment that cannot be read
-        fail(f"settings: {f'give {SERVED_MODELS}' if 'served_models' in str(error) else error}")
+        wanted = next((form for name, form in OBJECTS.items() if name in str(error)), None)
+        fail(f"settings: {error if wanted is None else f'give {wanted}'}")
     logs.configure(settings.log_level, settings.log_format)
     for unknown in unknown_variables(os.environ):
         log.warning("%s", unknown)
@@ -70,8 +76,9 @@ def gateway_settings(**flags: object) -> "GatewaySettings":
     except ValueError:  # JSON in the environment that cannot be read
         fail("""settings: give LPC_GATEWAY_SCOPES='{"client": ["faq"]}', a JSON object of clients and their scopes""")
     log_lines.configure(settings.log_level, settings.log_format)
-    # Its lines name addresses and times of each request.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # Their lines name addresses and times of each request, and say in other words what the gateway's own say.
+    for library in ("httpx", "uvicorn"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     for unknown in unknown_variables(os.environ):
         log.warning("%s", unknown)
     return settings
@@ -89,11 +96,19 @@ def _problems(error: "ValidationError") -> str:
 
 
 def _problem(kind: str, place: list[str], message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    if not place:  # of several settings, which it names
+        return message
     name = ".".join(place)
-    if kind == "extra_forbidden":  # of the settings file: flags and variables that are unknown never come so far
+    if kind == "extra_forbidden":  # of the settings file or a scope: flags and variables that are unknown never come so far
+        from lpc.responses.scopes import ScopeSettings
         from predictor_service.settings import ServiceSettings
 
+        if place[0] == "cache_scopes":
+            return (
+                f"cache_scopes.{place[1]}: {place[-1]} is no setting of a scope{nearest(place[-1], ScopeSettings.model_fields)}"
+            )
         return f"{os.environ.get('LPC_CONFIG')}: {name} is no setting{nearest(name, ServiceSettings.model_fields)}"
-    if place[:1] == ["served_models"]:
-        return f"{name}: {message}; give {SERVED_MODELS}"
+    if (len(place) == 1 or place[0] == "served_models") and (form := OBJECTS.get(place[0])) is not None:
+        return f"{name}: {message}; give {form}"
     return f"{name}: {message}"

@@ -105,7 +105,7 @@ def simulate(
         named=responses is not None,
     )
     if describe:
-        report(lambda: simulation.describe(spec, picture), json_file)
+        report(lambda: simulation.describe(spec, picture), json_file, picture)
         return
     if prefill_rate <= 0 or output_token_ms < 0:
         fail("--prefill-rate must be above 0 and --output-token-ms not below")
@@ -132,4 +132,5 @@ def simulate(
             html=html,
         ),
         json_file,
+        *(picture, html),
     )

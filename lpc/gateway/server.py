@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
@@ -185,8 +186,10 @@ def _listen(settings: GatewaySettings) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
+        # Python adds the address in words of its own.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error
         raise GatewayStartError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or LPC_GATEWAY_PORT"
+            f"cannot listen on {host}:{port} ({reason}); choose another with --port or LPC_GATEWAY_PORT"
         ) from error
 
 

@@ -75,6 +75,9 @@ class Connection:
         files: certificates for rediss://; read at each connection.
         login: user and password, where they are not in the URL.
 
+    Attributes:
+        where: host and port, or the path of a Unix socket: what may be written into a log.
+
     Raises:
         ValueError: the URL is malformed.
     """
@@ -90,7 +93,7 @@ class Connection:
     ) -> None:
         parsed = RedisUrl.parse(url)
         redis.connection.parse_url(parsed.bare)  # type: ignore[no-untyped-call]  # for what it refuses in the query
-        self._url = parsed.bare
+        self._url, self.where = parsed.bare, parsed.where
         self.cluster = cluster
         self._options: dict[str, Any] = {
             "socket_timeout": timeout_s,

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import redis
 
 from lpc.errors import LpcError
-from lpc.wire.redis_connection import ERRORS, Connection
+from lpc.wire.redis_connection import ERRORS, Connection, PasswordFileError
 
 log = logging.getLogger(__name__)
 
@@ -119,16 +119,23 @@ class RedisReach:
             self._free.append(held)
 
     def _advice(self, error: BaseException) -> str:
-        """Say what to set where the server is not what the settings call it."""
+        """Say what is known of the cause, and what to set where the server is not what the settings call it."""
         if isinstance(error, redis.exceptions.MovedError) and not self._connection.cluster:
             return ": it is a node of a Redis Cluster: set LPC_CACHE_REDIS_CLUSTER=true"
         if self._connection.cluster and "Cluster mode is not enabled" in str(error):
             return ": it is no node of a Redis Cluster: unset LPC_CACHE_REDIS_CLUSTER"
+        if isinstance(error, PasswordFileError):
+            return f": {error}"
+        if isinstance(error, redis.exceptions.NoPermissionError | redis.AuthenticationError):
+            return ": it refuses user, password or what they may do (docs/security.md)"
+        if isinstance(error, TimeoutError | redis.TimeoutError):
+            return f": no answer within {self._timeout_s:g} s"
         return ""
 
     def _lost(self, error: BaseException, now: float) -> None:
         if not self._pause_s:
             # Its kind alone: a message of Redis may quote a command.
-            log.warning("Redis %s cannot be used (%s)%s", self._what, type(error).__name__, self._advice(error))
+            where, kind = self._connection.where, type(error).__name__
+            log.warning("Redis %s at %s cannot be used (%s)%s", self._what, where, kind, self._advice(error))
         self._pause_s = min(max(2 * self._pause_s, FIRST_S), LONGEST_S)
         self._again_at = now + self._pause_s

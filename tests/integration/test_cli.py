@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,9 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
         ({"LPC_PROVIDER": "tpu"}, "provider: Input should be 'auto', 'cpu' or 'cuda'"),
         ({"LPC_SERVED_MODELS": "{"}, """settings: give LPC_SERVED_MODELS='{"qwen3": """),
         ({"LPC_SERVED_MODELS": "[]"}, """should be a valid dictionary; give LPC_SERVED_MODELS='{"qwen3": """),
+        ({"LPC_CACHE_SCOPES": "{"}, """settings: give LPC_CACHE_SCOPES='{"faq": """),
+        ({"LPC_CACHE_SCOPES": '{"faq": {"kin": "faq"}}'}, "cache_scopes.faq: kin is no setting of a scope: is kind meant?"),
+        ({"LPC_TLS_CERTIFICATE": "x"}, "settings: tls_certificate and tls_key go together"),
         ({"LPC_CONFIG": "/nowhere/lpc.toml"}, "there is no settings file /nowhere/lpc.toml (--config or LPC_CONFIG)"),
         ({"LPC_CONFIG": "/"}, "the settings file / cannot be read: Is a directory"),
         ({"LPC_UNIX_SOCKET": "/proc/lpc/predictor.sock"}, "cannot make the folder /proc/lpc of the Unix socket"),
@@ -232,6 +236,39 @@ def test_a_published_model_is_pulled_and_a_damaged_one_is_not(tmp_path: Path, ti
     refused = lpc("models", "pull", str(file), "--sha256", "0" * 64, "--models", str(tmp_path / "none"))
     assert refused.returncode == 2
     assert b"nothing was installed" in refused.stderr and b"Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html", "--picture"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work_begins(tmp_path: Path, flag: str) -> None:
+    for place in ("/proc/lpc/page", str(tmp_path)):
+        refused = lpc("simulate", "--workload", "chat-bimodal", "--policies", "lru", "--capacity", "2%", flag, place)
+        assert (refused.returncode, refused.stdout) == (2, b"")
+        assert refused.stderr.startswith(f"lpc: cannot write {place}: ".encode()), refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_disk_refuses_is_one_line(tmp_path: Path, tiny_models: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = lpc("models", "pack", "v1", "--models", str(tiny_models), "--model", "tiny", "--to", str(tmp_path / "file"))
+    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1, refused.stderr
+
+
+def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    flags = ["--workload", "batch-scan", "--policies", "lru,plugin", "--html", str(page)]
+    # Who runs the tests may ignore Ctrl-C, and children would, too.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [*LPC, "simulate", *flags]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=listen) as process:
+        assert process.stderr is not None
+        seen = b""
+        while b"simulating" not in seen and process.poll() is None:
+            seen += process.stderr.read(1)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert rest.endswith(b"lpc: interrupted\n") and b"Traceback" not in rest
+    assert not list(tmp_path.iterdir())
 
 
 def test_train_without_embeddings_says_what_to_run_first(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from lpc.commands import checks, cli
 from lpc.commands.checks import Finding, examine
 from lpc.commands.doctor import show
 from tests.authority import Authority
+from tests.caching_sidecar import response_caches
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_server import sidecar
@@ -56,11 +57,21 @@ async def test_a_sidecar_that_is_well(
             predictor_address=f"127.0.0.1:{addresses.port}", redis_url=redis_server.url, redis_timeout_s=5, served_model="m"
         )
     assert {name: f.status for name, f in found.items() if name != "redis latency"} == dict.fromkeys(
-        ["address", "health", "model", "limits", "token request", "hash seed", "redis", "clock"], "ok"
+        ["address", "health", "model", "limits", "token request", "response caches", "hash seed", "redis", "clock"], "ok"
     )
     assert "tiny v1" in found["model"].found
     assert "4096 messages" in found["limits"].found
+    assert found["response caches"].found == "off in this sidecar (LPC_CACHE_REDIS_URL)"
     assert found["token request"].found.startswith("m: token ids were read (tokenizer of LPC_SERVED_MODELS), probability 0.")
+
+
+async def test_response_caches_whose_redis_is_there_or_not(tiny_models: Path, tmp_path: Path) -> None:
+    with response_caches(tmp_path, tiny_models) as caches:
+        there = (await looked(predictor_address=caches.sidecar.address))["response caches"]
+        caches.redis.kill()
+        away = (await looked(predictor_address=caches.sidecar.address))["response caches"]
+    assert (there.status, there.found) == ("ok", "on, 0 answers of this client in the scope default")
+    assert away.status == "fail" and "their Redis does not answer" in away.found
 
 
 async def test_token_ids_that_cannot_be_read(tiny_models: Path, tmp_path: Path) -> None:

@@ -70,6 +70,9 @@ def test_feedback_counts_and_drops(caches: ResponseCaches, client: ResponseCache
     for wrong, says in (("zz", "hexadecimal"), ("00" * 40, "no such entry")):
         refused = run(caches, "feedback", wrong)
         assert refused.exit_code != 0 and says in refused.output and "Traceback" not in refused.output
+    gone = run(caches, "feedback", entry, "--drop")
+    assert gone.exit_code != 0 and "nothing was dropped" in gone.output
+    assert run(caches, "feedback", entry, "--reason", "dull").exit_code == 2
     figures = json.loads(run(caches, "report", "--scope", "faq", "--json").output)["scopes"][0]["feedback"]
     assert figures["right"] >= 1 and figures["wrong:outdated"] >= 1
 
@@ -99,6 +102,8 @@ def test_invalidate_is_of_what_is_named_and_of_nothing_else(caches: ResponseCach
     for words in ((), ("--scope", "faq", "--tag", "x")):
         refused = run(caches, "invalidate", *words)
         assert refused.exit_code != 0 and "name one of" in refused.output
+    for words in (("--tag", ""), ("--entry", ""), ("--scope", ""), ("--tag", "x", "--model-version", "2")):
+        assert run(caches, "invalidate", *words).exit_code == 2, words
 
 
 def test_purge_deletes_all_and_asks_first(caches: ResponseCaches, client: ResponseCacheClient) -> None:
@@ -123,7 +128,11 @@ def test_report_says_what_was_hit_and_spared(caches: ResponseCaches, client: Res
     assert after["entries"] == 1 and after["threshold"] is None
     shown = run(caches, "report")
     assert shown.exit_code == 0 and "faq" in shown.output and "tokens spared" in shown.output
-    for words, says in ((("--day", "yesterday"), "is no day"), (("--day", "2999-01-01"), "still to come")):
+    for words, says in (
+        (("--day", "yesterday"), "is no day"),
+        (("--day", "2999-01-01"), "still to come"),
+        (("--day", "2020-01-01"), "last 31 days"),
+    ):
         refused = run(caches, "report", *words)
         assert refused.exit_code != 0 and says in refused.output
 
@@ -168,3 +177,26 @@ def test_warming_that_was_killed_goes_on_where_it_stopped(
     again = run(caches, *words, "--again")
     assert f"0 stored, {count} were there, 0 done before" in again.output
     assert len(engine.completions) == count + 1
+
+
+def test_warming_that_kept_nothing_ends_with_an_error_and_says_why(
+    caches: ResponseCaches, client: ResponseCacheClient, engine: EngineDouble, tmp_path: Path
+) -> None:
+    path = tmp_path / "faq.jsonl"
+    path.write_text('{"question": "unheard"}\n')
+    words = ["warm", "--file", str(path), "--model", "m", "--scope", "faq"]
+    for more, says in (
+        (["--engine", "http://127.0.0.1:1"], "1 failed: http://127.0.0.1:1 does not answer"),
+        (["--engine", "127.0.0.1:1"], "is no address"),
+        ([], "name an engine with --engine"),
+        (["--gateway", "http://127.0.0.1:1", "--tag", "x", "--ttl", "5"], "leave out --tag, --ttl"),
+        (["--token", "x"], "is for --gateway"),
+    ):
+        refused = run(caches, *words, *more)
+        assert refused.exit_code == 2 and says in refused.output, refused.output
+    path.write_bytes(b"\xff\xfe")
+    refused = run(caches, *words)
+    assert refused.exit_code == 2 and "it is not UTF-8" in refused.output
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "hot"}], "temperature": 1}) + "\n")
+    refused = run(caches, *words, "--engine", engine.url)
+    assert refused.exit_code == 2 and "nothing was kept" in refused.output and not engine.completions

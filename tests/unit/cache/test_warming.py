@@ -76,3 +76,24 @@ def test_a_model_must_be_named(tmp_path: Path) -> None:
 def test_when_nothing_gets_through_it_gives_up(tmp_path: Path) -> None:
     with pytest.raises(WarmError, match="away"):
         run(written(tmp_path, LINES * 2), Kept(fails_from=12 - FAILURES))
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_note(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    (tmp_path / "faq.jsonl.warmed.new").mkdir()  # nobody, not even root, writes there
+    done = run(path, Kept())
+    assert (done.there, done.stored, done.refused) == (1, 4, {"temperature": 1})
+    assert not done.noted and done.lines == 6
+    assert run(path, Kept()).skipped == 0
+
+
+def test_what_failed_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, LINES[:2])
+    failed = run(path, Kept(fails_from=0))
+    assert (failed.failure, failed.refused) == ("away", {"failed": 2})
+    assert run(path, Kept()).failure is None
+
+
+def test_a_file_without_a_line_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WarmError, match="is empty"):
+        run(written(tmp_path, []), Kept())
