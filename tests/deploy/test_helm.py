@@ -11,8 +11,10 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from pydantic_settings import BaseSettings
 
 from eviction_client.settings import ClientSettings
+from lpc.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
 from tests.deploy.chart import CHART, VALUES, Object, alike, charted, helm
 from tests.deploy.test_kubernetes import OVERLAYS, RELEASES, containers, named, pods, rendered
@@ -89,7 +91,7 @@ def test_the_operators_schema_accepts_the_pod_monitors_and_the_rules() -> None:
         ("redis.mode=cluster,redis.tls.enabled=true", "redis.tls is of redis.mode: embedded, not of cluster"),
         ("kind=DaemonSet,autoscaling.enabled=true", "a DaemonSet has a sidecar on every node"),
         ("redis.mode=external", "redis.mode: external needs redis.external.url"),
-        ("gateway.enabled=true,gateway.engines=null", "gateway.enabled needs gateway.engines"),
+        ("gateway.enabled=true", "gateway.enabled needs gateway.engines"),
         ("gateway.engines={vllm:8000}", "at '/gateway/engines/0': 'vllm:8000' does not match pattern '^https?://'"),
     ],
 )
@@ -113,14 +115,26 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
 
 @pytest.mark.parametrize("values", VALUES)
 def test_every_setting_exists_and_is_valid(values: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, settings in (("lpc-predictor", ServiceSettings), ("lpc-engine", ClientSettings)):
-        data = named(charted(values), "ConfigMap", name)["data"]
-        ours = {key: value for key, value in data.items() if key.startswith("LPC_")}
-        assert {key.removeprefix("LPC_").lower() for key in ours} <= set(settings.model_fields)
+    objects = charted(values)
+    maps: dict[str, tuple[type[BaseSettings], ...]]
+    maps = {
+        "lpc-predictor": (ServiceSettings,),
+        "lpc-engine": (ClientSettings,),
+        "lpc-gateway": (GatewaySettings, ClientSettings),
+    }
+    for found in objects:
+        readers = maps.get(found["metadata"]["name"], ())
+        if found["kind"] != "ConfigMap" or not readers:
+            continue
+        ours = {key: value for key, value in found["data"].items() if key.startswith("LPC_")}
+        assert {key.removeprefix("LPC_").lower() for key in ours} <= {
+            name for reader in readers for name in reader.model_fields
+        }
         with monkeypatch.context() as patched:
             for key, value in ours.items():
                 patched.setenv(key, value)
-            settings()
+            for reader in readers:
+                reader()
 
 
 def test_what_the_values_say_reaches_the_pods() -> None:
@@ -144,6 +158,58 @@ def test_what_the_values_say_reaches_the_pods() -> None:
             assert volume.get("persistentVolumeClaim", {}).get("claimName") != "lpc-models", owner
     (client, _) = named(objects, "NetworkPolicy", "lpc-predictor")["spec"]["ingress"]
     assert len(client["from"]) == 2
+
+
+GATEWAY = ("--set", "gateway.enabled=true,gateway.engines={http://vllm:8000}")
+
+
+def test_the_gateway_reaches_sidecars_that_want_certificates() -> None:
+    objects = charted("minimal", *GATEWAY, "--set", "tls.enabled=true,tls.secret=mine")
+    settings = named(objects, "ConfigMap", "lpc-gateway")["data"]
+    (_, pod) = next(found for found in pods(objects) if found[0] == "Deployment lpc-gateway")
+    (mount,) = (one for one in pod["spec"]["containers"][0]["volumeMounts"] if one["mountPath"] == "/etc/lpc/tls")
+    (volume,) = (one for one in pod["spec"]["volumes"] if one["name"] == mount["name"])
+    assert volume["secret"]["secretName"] == "mine"
+    for name, file in (("CA", "ca.crt"), ("CERTIFICATE", "tls.crt"), ("KEY", "tls.key")):
+        assert settings[f"LPC_PREDICTOR_{name}"] == f"/etc/lpc/tls/{file}"
+    plain = named(charted("minimal", *GATEWAY), "ConfigMap", "lpc-gateway")["data"]
+    assert not any(name.startswith("LPC_PREDICTOR_C") for name in plain)
+
+
+def test_the_gateways_own_values_reach_its_pod() -> None:
+    key = {"name": "LPC_GATEWAY_ENGINE_KEY", "valueFrom": {"secretKeyRef": {"name": "engines", "key": "key"}}}
+    resources = {"requests": {"cpu": "2"}, "limits": {"memory": "3Gi"}}
+    more = ("--set-json", f"gateway.extraEnv={json.dumps([key])}", "--set-json", f"gateway.resources={json.dumps(resources)}")
+    (_, pod) = next(found for found in pods(charted("minimal", *GATEWAY, *more)) if found[0] == "Deployment lpc-gateway")
+    (container,) = pod["spec"]["containers"]
+    assert container["env"] == [key] and container["resources"] == resources
+
+
+def peers(objects: list[Object], name: str, way: str) -> list[tuple[str, list[int | str]]]:
+    """The namespaces that a NetworkPolicy names, and the ports."""
+    rules = named(objects, "NetworkPolicy", name)["spec"].get("ingress" if way == "from" else "egress") or []
+    return [
+        (selector["matchLabels"]["kubernetes.io/metadata.name"], [port["port"] for port in rule["ports"]])
+        for rule in rules
+        for peer in rule.get(way, [])
+        if (selector := peer.get("namespaceSelector", {})).get("matchLabels")
+    ]
+
+
+def test_who_calls_by_name_may_ask_for_names() -> None:
+    """The sidecars call the caches' Redis by its name, with or without another Redis; the gateway calls sidecars."""
+    objects = charted("minimal", *GATEWAY)
+    for name in ("lpc-predictor", "lpc-gateway"):
+        assert ("kube-system", [53, 53]) in peers(objects, name, "to"), name
+    for name in ("lpc-predictor", "lpc-gateway"):
+        found = peers(charted("minimal", *GATEWAY, "--set", "openshift=true"), name, "to")
+        assert ("openshift-dns", [5353, 5353]) in found and "kube-system" not in dict(found), name
+
+
+def test_whoever_scrapes_is_let_in_everywhere() -> None:
+    objects = charted("minimal", *GATEWAY, "--set", "networkPolicy.monitoringNamespace=watch")
+    for name in ("lpc-predictor", "lpc-gateway"):
+        assert peers(objects, name, "from")[-1] == ("watch", ["metrics"]), name
 
 
 def test_two_releases_do_not_meet() -> None:

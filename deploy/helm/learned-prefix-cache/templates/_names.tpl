@@ -28,6 +28,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.model.volume.existingClaim | default (printf "%s-models" (include "lpc.prefix" .)) }}
 {{- end -}}
 
+{{- define "lpc.tlsSecret" -}}
+{{ .Values.tls.secret | default (printf "%s-predictor-tls" (include "lpc.prefix" .)) }}
+{{- end -}}
+
 {{- define "lpc.cacheSecret" -}}
 {{ .Values.gateway.existingSecret | default (printf "%s-response-cache" (include "lpc.prefix" .)) }}
 {{- end -}}

@@ -156,7 +156,7 @@ spec:
     {{- if .Values.tls.enabled }}
     - name: tls
       secret:
-        secretName: {{ .Values.tls.secret | default (printf "%s-predictor-tls" (include "lpc.prefix" .)) }}
+        secretName: {{ include "lpc.tlsSecret" . }}
         defaultMode: 0440
     {{- end }}
     {{- if .Values.gateway.enabled }}

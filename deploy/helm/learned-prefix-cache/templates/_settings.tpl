@@ -53,7 +53,20 @@
 {{- $service := ternary "predictor" "predictor-headless" (eq .Values.kind "DaemonSet") }}
 {{- $_ := set $found "LPC_PREDICTOR_ADDRESS" (printf "dns:///%s-%s.%s.svc:50051" (include "lpc.prefix" .) $service .Release.Namespace) }}
 {{- $_ := set $found "LPC_GATEWAY_ENGINES" (join "," .Values.gateway.engines) }}
+{{- include "lpc.predictor-certificates" (list . $found) }}
 {{- toYaml (mergeOverwrite $found .Values.gateway.settings) }}
+{{- end -}}
+
+{{/* Adds to settings with what certificates the sidecars are asked. Takes a list: the root, the settings. */}}
+{{- define "lpc.predictor-certificates" -}}
+{{- $root := index . 0 }}{{ $found := index . 1 }}
+{{- if $root.Values.tls.enabled }}
+{{- $_ := set $found "LPC_PREDICTOR_CA" "/etc/lpc/tls/ca.crt" }}
+{{- if $root.Values.tls.clientCertificates }}
+{{- $_ := set $found "LPC_PREDICTOR_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
+{{- $_ := set $found "LPC_PREDICTOR_KEY" "/etc/lpc/tls/tls.key" }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Not empty where the sidecars tell each other of turns through the chart's own Redis: not where it wants certificates that they lack. */}}
@@ -68,13 +81,7 @@ true
 {{- $prefix := include "lpc.prefix" . }}
 {{- $service := ternary "predictor" "predictor-headless" (eq .Values.kind "DaemonSet") }}
 {{- $found := dict "PYTHONHASHSEED" "0" "LPC_PREDICTOR_ADDRESS" (printf "dns:///%s-%s.%s.svc:50051" $prefix $service .Release.Namespace) }}
-{{- if .Values.tls.enabled }}
-{{- $_ := set $found "LPC_PREDICTOR_CA" "/etc/lpc/tls/ca.crt" }}
-{{- if .Values.tls.clientCertificates }}
-{{- $_ := set $found "LPC_PREDICTOR_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
-{{- $_ := set $found "LPC_PREDICTOR_KEY" "/etc/lpc/tls/tls.key" }}
-{{- end }}
-{{- end }}
+{{- include "lpc.predictor-certificates" (list . $found) }}
 {{- if and (eq .Values.redis.mode "embedded") .Values.redis.tls.enabled }}
 {{- $_ := set $found "LPC_REDIS_CA" "/etc/lpc/tls/ca.crt" }}
 {{- $_ := set $found "LPC_REDIS_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}

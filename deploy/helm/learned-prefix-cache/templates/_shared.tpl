@@ -20,7 +20,13 @@ Takes a list: the root, the file, the image of the file's containers, and by kin
 {{- range compact $selected }}
 {{- $_ := set . "app.kubernetes.io/instance" $root.Release.Name }}
 {{- end }}
+{{- if eq $object.kind "NetworkPolicy" }}
+{{- include "lpc.peers" (list $root $spec) }}
+{{- end }}
 {{- if $pod }}
+{{- range $pod.spec.topologySpreadConstraints }}
+{{- $_ := set .labelSelector.matchLabels "app.kubernetes.io/instance" $root.Release.Name }}
+{{- end }}
 {{- include "lpc.pod" (list $root $pod.spec) }}
 {{- range concat ($pod.spec.initContainers | default list) $pod.spec.containers }}
 {{- $_ := set . "image" $image }}
@@ -29,6 +35,30 @@ Takes a list: the root, the file, the image of the file's containers, and by kin
 ---
 {{ toYaml $object }}
 {{ end }}
+{{- end }}
+{{- end -}}
+
+{{/* Names in a NetworkPolicy's spec, in place, who scrapes and who knows the cluster's names. Takes a list: the root, the spec. */}}
+{{- define "lpc.peers" -}}
+{{- $root := index . 0 }}{{ $spec := index . 1 }}
+{{- $name := "kubernetes.io/metadata.name" }}
+{{- range $rule := $spec.ingress }}
+{{- range $rule.from }}
+{{- if eq (dig "namespaceSelector" "matchLabels" $name "" .) "monitoring" }}
+{{- $_ := set .namespaceSelector.matchLabels $name $root.Values.networkPolicy.monitoringNamespace }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if $root.Values.openshift }}
+{{- range $rule := $spec.egress }}
+{{- range $rule.to }}
+{{- if eq (dig "namespaceSelector" "matchLabels" $name "" .) "kube-system" }}
+{{- /* Where its DNS pods are, and the port that they listen on. */}}
+{{- $_ := set .namespaceSelector.matchLabels $name "openshift-dns" }}
+{{- range $rule.ports }}{{ $_ := set . "port" 5353 }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
