@@ -22,8 +22,8 @@ from lpc.lmcache.tree import Conversation
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
-EVENTS_PER_TICK: Final = 500
-"""Then the coordinator's other work has its turn."""
+AT_ONCE_S: Final = 0.02
+"""For so long events are taken in; then the coordinator's other work has its turn."""
 MOST_EVENTS: Final = 20_000
 """That wait; over it further ones are dropped, and our count of what lies where is off until LMCache evicts by itself. What
 nodes declare, and that they have restarted, is not said again: it is never dropped."""
@@ -104,11 +104,17 @@ class Loop:
 
     async def tick(self) -> None:
         """Do what is due once."""
-        for _ in range(min(EVENTS_PER_TICK, len(self._events))):
+        left = len(self._events)
+        until = time.monotonic() + AT_ONCE_S
+        while left:
             try:
                 self._events.popleft()()
             except Exception as error:
                 self._failed("tick", error)
+            left -= 1
+            if left and time.monotonic() >= until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + AT_ONCE_S
         self._collect()
         if not self.ready:
             return

@@ -1,5 +1,6 @@
 """The calls to LMCache's nodes over real HTTP, and what becomes of them when a node does what it should not."""
 
+import asyncio
 import base64
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -225,6 +226,30 @@ async def test_events_are_bounded(client: httpx.AsyncClient, monkeypatch: pytest
     for seed in range(1, 6):
         loop.report(event("store", Prompt(*words(seed, 1)).entries(size=MIB), world.now))
     assert loop.dropped == 2
+
+
+async def test_a_flood_of_events_leaves_the_coordinator_its_turns(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes wait two seconds for it to take what they report; then that is lost."""
+    monkeypatch.setattr(loops, "AT_ONCE_S", 0.0)
+    world = World()
+    loop = Loop(world.service, Sidecar(), lambda _: None)
+    turns = [0]
+    seen = []
+
+    async def serves() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(world.service, "take", lambda _: seen.append(turns[0]))
+    for seed in range(1, 9):
+        loop.report(event("access", Prompt(*words(seed, 1)).entries(), world.now))
+    others = asyncio.create_task(serves())
+    await loop.tick()
+    others.cancel()
+    assert len(seen) == len(set(seen)) == 8
 
 
 async def test_what_is_said_only_once_is_never_dropped(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
