@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Final, Literal
 
 from eviction_client.lane import Lane, Request
@@ -79,16 +79,15 @@ class Book:
         capacity: requests remembered, waiting and answered together; over it the oldest goes.
 
     Attributes:
-        counters: a snapshot; may be read without the lock.
         closed: nothing is taken in any more, and whoever waits is to end.
     """
 
     def __init__(self, capacity: int) -> None:
         self._lock = threading.Lock()
         self.changed = threading.Condition(self._lock)
-        self.counters = PredictorCounters()
         self.closed = False
         self._capacity = capacity
+        self._counts = dict.fromkeys((field.name for field in fields(PredictorCounters)), 0)
         # In order of asking:
         self._requests: OrderedDict[Hashable, Request] = OrderedDict()
         self._waiting: dict[int, Request] = {}
@@ -106,14 +105,19 @@ class Book:
         return len(self._waiting)
 
     @property
+    def counters(self) -> PredictorCounters:
+        """A snapshot; may be read without the lock."""
+        return PredictorCounters(**self._counts)
+
+    @property
     def connected(self) -> bool:
         """Whether requests can be sent; may be read without the lock."""
         return bool(self._lanes)
 
     def count(self, **more: int) -> None:
         """Add to counters."""
-        counters = self.counters
-        self.counters = replace(counters, **{name: getattr(counters, name) + n for name, n in more.items()})
+        for name, n in more.items():
+            self._counts[name] += n
 
     def open_lane(self, now: float) -> Lane:
         """Return a lane of a connection that is up; it gets what waits for one."""
