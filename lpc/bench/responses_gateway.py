@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from eviction_client.settings import ClientSettings
 from lpc.bench.processes import RedisServer, Sidecar
-from lpc.cache.client import SILENCES
+from lpc.cache.patience import SILENCES
 from lpc.gateway.server import running
 from lpc.gateway.settings import GatewaySettings
 
@@ -31,7 +31,7 @@ CHAT: Final = "/v1/chat/completions"
 REQUESTS: Final = 200
 AT_ONCE: Final = 64
 CROWD: Final = 1000
-LOOKUP_S: Final = 0.04
+LOOKUP_S: Final[float] = GatewaySettings.model_fields["gateway_lookup_timeout_s"].default
 """The default of LPC_GATEWAY_LOOKUP_TIMEOUT_S."""
 ENGINE_S: Final = 0.5
 """That an answer takes where many wait for it."""

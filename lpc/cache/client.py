@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from lpc.cache.patience import Patience, code_of
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import LpcError
@@ -28,10 +29,6 @@ TIMEOUT_S: Final = 0.05
 STORE_TIMEOUT_S: Final = 5.0
 """Of what nobody waits for."""
 ADMIN_TIMEOUT_S: Final = 30.0
-SILENCES: Final = 3
-"""Deadlines missed one after the other, after which the sidecar is left in peace."""
-REST_S: Final = 1.0
-"""How long, and then one request asks."""
 SLICE_S: Final = 0.5
 """A wait for another caller's answer is made of waits of this length, so that a sidecar that dies is noticed."""
 REOPEN_S: Final = 30.0
@@ -52,53 +49,6 @@ _NOT_STORED: Final = pb.StoreResponse(refusal="unavailable")
 
 class CacheError(LpcError):
     """A call to the response caches failed."""
-
-
-class Patience:
-    """When the sidecar is asked, and when it is left in peace. Thread-safe.
-
-    ``clock``: monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._silences = 0
-        self._until = 0.0
-
-    @property
-    def spent(self) -> bool:
-        """Whether it was silent as often as is borne."""
-        return self._silences >= SILENCES
-
-    def may_ask(self) -> bool:
-        """Say whether this request may ask. While the sidecar is silent, one in `REST_S` may."""
-        with self._lock:
-            if self._silences < SILENCES:
-                return True
-            now = self._clock()
-            if now < self._until:
-                return False
-            self._until = now + REST_S
-            return True
-
-    def answered(self) -> None:
-        """Note that it spoke, if only to refuse."""
-        self._silences = 0
-
-    def silent(self) -> None:
-        """Note that a deadline was missed."""
-        with self._lock:
-            self._silences += 1
-            if self._silences == SILENCES:
-                self._until = self._clock() + REST_S
-
-    def note(self, error: grpc.RpcError) -> None:
-        """Note what a failed call says of the sidecar."""
-        if _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED:
-            self.silent()
-        else:
-            self.answered()
 
 
 class ResponseCacheClient:
@@ -334,27 +284,22 @@ def _slices(message: pb.LookupRequest, wait_s: float, timeout_s: float, clock: C
         yield message.wait_ms / 1000 + timeout_s
 
 
-def _code(error: grpc.RpcError) -> Any:
-    code = getattr(error, "code", None)
-    return code() if callable(code) else None
-
-
 def _miss(error: Exception) -> pb.LookupResponse:
     """Return the miss of a look-up that failed. A sidecar that calls it no request is there all the same."""
-    refused = isinstance(error, grpc.RpcError) and _code(error) is grpc.StatusCode.INVALID_ARGUMENT
+    refused = isinstance(error, grpc.RpcError) and code_of(error) is grpc.StatusCode.INVALID_ARGUMENT
     return _REFUSED if refused else _UNAVAILABLE
 
 
 def _may_mend(error: grpc.RpcError) -> bool:
     """Say whether another token or certificate may help."""
-    return _code(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+    return code_of(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
 
 
 def why(error: Exception, address: str) -> str:
     """Return what went wrong and what to do, as one sentence."""
     if not isinstance(error, grpc.RpcError):
         return str(error)
-    code = _code(error)
+    code = code_of(error)
     details = getattr(error, "details", None)
     said = details() if callable(details) else ""
     if code is grpc.StatusCode.UNIMPLEMENTED:

@@ -42,9 +42,9 @@ class Feedback:
             said = json.loads(await exchange.body())
             message = pb.FeedbackRequest(
                 entry_id=bytes.fromhex(said["entry"]),
-                wrong=bool(said.get("wrong", True)),
+                wrong=_truth(said.get("wrong", True)),
                 reason_code=str(said.get("reason", "")),
-                drop=bool(said.get("drop", False)),
+                drop=_truth(said.get("drop", False)),
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return _refusal(400, f"send JSON: {FORM}")
@@ -53,6 +53,12 @@ class Feedback:
         except CacheError as error:
             return _refusal(503, str(error))
         return JSONResponse({"counted": done.counted, "dropped": done.dropped}, 200 if done.counted or done.dropped else 404)
+
+
+def _truth(said: object) -> bool:
+    if not isinstance(said, bool):
+        raise TypeError("neither true nor false")  # "false" is true to Python
+    return said
 
 
 def _refusal(status: int, message: str) -> Response:

@@ -162,15 +162,19 @@ class Namer:
             InvalidRequest: it holds text that is not Unicode.
         """
         scope = self.scope(client, asked.scope)
-        exact = EntryId(self._name(b"exact", scope, canonical(asked)))
-        text = asked.last_turn if last_turn else None
+        names = Names(scope, EntryId(self._name(b"exact", scope, canonical(asked))), None, None)
+        return self.with_last_turn(names, asked) if last_turn else names
+
+    def with_last_turn(self, names: Names, asked: Asked) -> Names:
+        """Return the names of a request with those by its last turn, where it has one. Raises InvalidRequest."""
+        text = asked.last_turn
         if text is None:
-            return Names(scope, exact, None, None)
+            return names
         around = canonical(asked, without_last_turn=True)
-        partition = self._name(b"partition", scope, around, asked.language.encode())
+        partition = self._name(b"partition", names.scope, around, asked.language.encode())
         same = normalised(text)
-        plain = None if same is None else self._name(b"normalised", scope, around, same.encode())
-        return Names(scope, exact, plain, partition)
+        plain = None if same is None else self._name(b"normalised", names.scope, around, same.encode())
+        return names._replace(normalised=plain, partition=partition)
 
     def _name(self, *parts: bytes) -> bytes:
         # Each with its length, so that no two lists of parts are the same bytes.

@@ -5,6 +5,7 @@
 | `lpc:rc:{S}:e:<id>` | string, PX | a sealed entry |
 | `lpc:rc:{S}:n:<name>` | string, PX | the id of the entry that a normalised name stands for |
 | `lpc:rc:{S}:g`, `...:g:<name>` | string | generation of the scope (random at first), of a model or tag: INCR invalidates |
+| `lpc:rc:{S}:i` | string, PX | something was invalidated; its life left says when |
 | `lpc:rc:{S}:z` | zset | `id:bytes` by the second at which it ends: bounds the scope |
 | `lpc:rc:{S}:b` | string | bytes of the scope's entries |
 | `lpc:rc:{S}:v:<encoder>` | hash | id to sealed vector |
@@ -27,6 +28,8 @@ from typing import Final
 PREFIX: Final = "lpc:rc:"
 KEEP_S: Final = 400 * 24 * 3600
 """Life of what has no other end: generations and lists of scopes; longer than any entry's."""
+INVALIDATED_S: Final = 3600
+"""So long it is known when something was invalidated last: longer than any engine takes for an answer."""
 COUNTERS_S: Final = 40 * 24 * 3600
 EVIDENCE_S: Final = 100 * 24 * 3600
 

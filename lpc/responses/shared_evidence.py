@@ -6,11 +6,12 @@ in one, what others learnt before and have not yet handed over is of no use any 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from lpc.responses import layout
 from lpc.responses.canonical import EntryId, Scope
 from lpc.responses.semantic.gate import VOID, Handover
+from lpc.responses.store import ERASING_S
 from lpc.wire.redis_reach import RedisReach
 
 CLUSTERED: Final = 100_000
@@ -103,6 +104,25 @@ class SharedEvidence:
         entry = "" if joins is None else layout.text(joins)
         arguments = (layout.text(candidate), entry, CLUSTERED, layout.EVIDENCE_S)
         return int(await self._redis.ask(lambda client: client.eval(_NTH, 2, now, old, *arguments)))
+
+    async def first_complaint(self, scope: Scope, ticket: bytes) -> bool:
+        """Note that an answer that was served was called wrong; say whether it is for the first time. Raises RedisAway.
+
+        ``ticket``: 16 bytes that stand for what was served to whom.
+        """
+        key = layout.key(scope, "w", layout.text(ticket))
+        return bool(await self._redis.ask(lambda client: client.set(key, 1, nx=True, ex=layout.EVIDENCE_S)))
+
+    async def mark_served(self, scope: Scope, questions: Sequence[EntryId], life_s: float) -> None:
+        """Note that questions were answered from another question's, while nobody waits. Raises RedisAway."""
+
+        async def mark(client: Any) -> None:
+            pipe = client.pipeline(transaction=False)
+            for question in questions:
+                pipe.set(layout.key(scope, "q", layout.text(question)), 1, px=max(1, int(life_s * 1000)))
+            await pipe.execute()
+
+        await self._redis.ask(mark, ERASING_S)
 
     def _keys(self, scope: Scope, judged_by: str) -> tuple[str, str, str]:
         rest = [self._encoder(), judged_by] if judged_by else [self._encoder()]

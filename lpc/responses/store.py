@@ -1,5 +1,6 @@
 """Entries in Redis: found, put, dropped, made unfindable. Every method asks once or twice and raises RedisAway."""
 
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
@@ -147,22 +148,6 @@ class Store:
         *records, served = await self.redis.read("MGET", *keys, layout.key(scope, "q", layout.text(question)))
         return records, served is not None
 
-    async def mark_served(self, scope: Scope, questions: Sequence[EntryId], life_s: float) -> None:
-        """Note that questions were answered from another question's, while nobody waits."""
-
-        async def mark(client: Any) -> None:
-            pipe = client.pipeline(transaction=False)
-            for question in questions:
-                pipe.set(layout.key(scope, "q", layout.text(question)), 1, px=max(1, int(life_s * 1000)))
-            await pipe.execute()
-
-        await self.redis.ask(mark, ERASING_S)
-
-    async def first_complaint(self, scope: Scope, ticket: bytes) -> bool:
-        """Note that an answer that was served was called wrong; say whether it is for the first time."""
-        key = layout.key(scope, "w", layout.text(self.namer.proof(b"complaint", ticket)))
-        return bool(await self.redis.ask(lambda client: client.set(key, 1, nx=True, ex=layout.EVIDENCE_S)))
-
     async def get(self, scope: Scope, entry: EntryId) -> bytes | None:
         """Return an entry's record."""
         key = layout.key(scope, "e", layout.text(entry))
@@ -257,7 +242,12 @@ class Store:
         else:
             name = b""
         key = layout.key(scope, "g", layout.text(name)) if name else layout.key(scope, "g")
-        await self.redis.ask(lambda client: _incremented(client, key))
+        await self.redis.ask(lambda client: _incremented(client, key, layout.key(scope, "i")))
+
+    async def invalidated_s(self, scope: Scope) -> float:
+        """Return how many seconds ago something of a scope was invalidated; infinite where that is long ago."""
+        left = int(await self.redis.read("PTTL", layout.key(scope, "i")))
+        return layout.INVALIDATED_S - left / 1000 if left > 0 else math.inf
 
     async def size(self, scope: Scope) -> int:
         """Return how many entries a scope has; those that ended a moment ago may be counted."""
@@ -297,9 +287,12 @@ class Store:
         return await self.redis.ask(begin)
 
 
-def _incremented(client: Any, key: str) -> Awaitable[Any]:
-    script = "local g = redis.call('INCR', KEYS[1]) redis.call('EXPIRE', KEYS[1], ARGV[1]) return g"
-    return cast("Awaitable[Any]", client.eval(script, 1, key, layout.KEEP_S))
+def _incremented(client: Any, key: str, at: str) -> Awaitable[Any]:
+    script = (
+        "local g = redis.call('INCR', KEYS[1]) redis.call('EXPIRE', KEYS[1], ARGV[1]) "
+        "redis.call('SET', KEYS[2], 1, 'EX', ARGV[2]) return g"
+    )
+    return cast("Awaitable[Any]", client.eval(script, 2, key, at, layout.KEEP_S, layout.INVALIDATED_S))
 
 
 def _generation(value: bytes | None) -> str:

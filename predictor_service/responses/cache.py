@@ -179,7 +179,7 @@ class ResponseCache:
                     continue
             miss: Hit | Miss = Miss("cold")
             if not exact_only and settings.kind != "code":
-                miss = await self._others(client, asked, settings, found, opener)
+                miss = await self._others(client, asked, names, settings, found, opener)
             self._metrics.lookup_seconds.observe(loop.time() - began)
             if isinstance(miss, Hit):
                 return miss
@@ -193,9 +193,11 @@ class ResponseCache:
             if state == "flying" and deadline <= loop.time():
                 return Miss("in_flight")
 
-    async def _others(self, client: str, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener) -> Hit | Miss:
+    async def _others(
+        self, client: str, asked: Asked, names: Names, settings: ScopeSettings, found: Found, opener: Opener
+    ) -> Hit | Miss:
         """Look for a request that is as good as the same."""
-        names = self._namer.names(client, asked)
+        names = self._namer.with_last_turn(names, asked)
         if names.normalised is not None and settings.serves_normalised:
             same = await self._store.same(names.scope, names.normalised)
             if same is not None and same != names.exact:
@@ -237,6 +239,9 @@ class ResponseCache:
         else:
             found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
             stamp, tags = found.stamp, found.tags
+            # Nobody noted the generations when this was asked. The engine may have begun before an invalidation.
+            if await self._store.invalidated_s(names.scope) < answer.engine_s:
+                return "stale"
         if asked.tags and tags != await self._store.tags(names.scope, asked.tags):
             return "stale"
         await self._register(client, asked, names, stamp[0])

@@ -27,8 +27,8 @@ class Semantic(Protocol):
     ) -> None:
         """Compare the engine's answer with the candidate's of the miss, unless the caller did, and learn of it."""
 
-    async def complain(self, served: Served, settings: ScopeSettings) -> None:
-        """Learn that an answer which was served was wrong."""
+    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings) -> bool:
+        """Learn that an answer which was served was wrong; return False where that is known already."""
 
     async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
         """Return what evidence allows in a scope now."""
@@ -55,8 +55,9 @@ class Nothing(Semantic):
     ) -> None:
         """Learn nothing."""
 
-    async def complain(self, served: Served, settings: ScopeSettings) -> None:
+    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings) -> bool:
         """Learn nothing."""
+        return True
 
     async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
         """Say that nothing is."""

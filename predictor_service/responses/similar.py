@@ -218,13 +218,17 @@ class SimilarQuestions(Semantic):
         else:
             await judged(await scope.rules.judge(*texts))
 
-    async def complain(self, served: Served, settings: ScopeSettings) -> None:
-        """Learn that an answer which was served was wrong."""
+    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings) -> bool:
+        """Learn that an answer which was served was wrong; return False where that is known already."""
+        # Else one user, again and again, would shut the scope for all.
+        if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
+            return False
         if settings.semantic != "off":
             scope = self._scope(served.scope, settings)
             nth = await self._evidence.nth(served.scope, scope.rules.judged_by, served.entry)
             scope.gate.complain(served.similarity, served.entry, nth)
             self._hurry(scope)
+        return True
 
     async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
         """Return what evidence allows in a scope now."""
@@ -312,7 +316,7 @@ class SimilarQuestions(Semantic):
     async def _tell(self, scope: _Scope) -> None:
         """Tell the other sidecars which questions were answered from another one's: none is for the second time."""
         if served := scope.served[:]:
-            await self._store.mark_served(scope.scope, served, scope.life_s)
+            await self._evidence.mark_served(scope.scope, served, scope.life_s)
             del scope.served[: len(served)]
 
     async def _read_all(self, scope: _Scope) -> None:

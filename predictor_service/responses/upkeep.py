@@ -72,11 +72,8 @@ class Upkeep:
         verdict = "wrong" if wrong else "right"
         counts, dropped = True, False
         try:
-            if wrong and served.source == "semantic":
-                # Else one user, again and again, would shut the scope for all.
-                counts = await self._store.first_complaint(served.scope, ticket)
-                if counts and name is not None:
-                    await self._semantic.complain(served, self._scopes.of(name))
+            if wrong and served.source == "semantic" and name is not None:
+                counts = await self._semantic.complain(served, ticket, self._scopes.of(name))
             if drop:
                 self._semantic.gone(served.scope, served.entry)
                 dropped = await self._store.drop(served.scope, served.entry)

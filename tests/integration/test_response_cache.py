@@ -367,6 +367,14 @@ async def test_an_answer_that_was_asked_for_before_an_invalidation_is_not_stored
     assert isinstance(await ask(caches, asked("Is it?")), Miss)
 
 
+async def test_nor_is_one_without_a_flight_that_the_engine_had_begun_before_it(make: Make) -> None:
+    caches = make()
+    await caches.upkeep.invalidate("a", scope="faq", model="m")
+    stored = await caches.cache.store("a", asked("Is it?"), answer(engine_s=60.0))
+    assert stored.refusal == "stale"
+    assert (await caches.cache.store("a", asked("Is it?"), answer(engine_s=0.0))).refusal is None
+
+
 async def test_an_entry_is_dropped_by_who_was_served_it_and_by_nobody_else(make: Make) -> None:
     caches = make()
     await fill(caches, asked("Is it?"))

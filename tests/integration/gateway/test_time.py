@@ -11,7 +11,8 @@ import pytest
 
 from lpc.bench.processes import RedisServer
 from lpc.cache import client as cache_client
-from lpc.cache.client import SILENCES, AsyncResponseCacheClient
+from lpc.cache.client import AsyncResponseCacheClient
+from lpc.cache.patience import SILENCES
 from lpc.gateway.settings import GatewaySettings
 from lpc.responses.scopes import KINDS
 from predictor_service.server import Parts
