@@ -122,6 +122,11 @@ workloads: setup ## docs/workloads.md: every policy on every generated workload 
 prefetch-table: setup ## docs/prefetch.md: prefetch none, at arrival, predicted and oracle on every generated workload (some minutes)
 	$(BIN)/python docs/make_prefetch.py
 
+.PHONY: tiers-table
+TIERS :=
+tiers-table: setup ## docs/tiers.md: vLLM's pool and CPU tier, LRU or ours, on every generated workload (half an hour; TIERS='--log mooncake=FILE')
+	$(BIN)/python docs/make_tiers.py $(TIERS)
+
 .PHONY: bench-trace
 bench-trace: setup engine ## a log with times on real vLLM: make bench-trace TRACE=... [FORMAT=mooncake]
 	@test -n "$(TRACE)" || { echo "name a trace: make bench-trace TRACE=/path/to/trace.jsonl FORMAT=mooncake"; exit 1; }

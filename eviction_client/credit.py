@@ -10,7 +10,7 @@ lifetime at evictions and looks the credit up once per finished request. The gri
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from lpc.model.returns import MAX_CREDIT_S
 
@@ -20,6 +20,22 @@ MAX_LIFETIME_S: Final = 86_400.0
 MIN_LIFETIME_S: Final = 0.001
 """Where all that is evicted has a key that still lies ahead."""
 MAX_GRID: Final = 256
+
+
+SERVES: Final = 0.35
+"""Share of its time in a tier that is left to a chunk after the cache above has let go of it, at least, for its room to pay."""
+
+
+class Above(NamedTuple):
+    """The cache above a tier, which is asked first, and where the same blocks lie for a while.
+
+    Attributes:
+        lifetime: of blocks of average conversations there, seconds.
+        trusting: credit orders it; else least recent use.
+    """
+
+    lifetime: float
+    trusting: bool
 
 
 class CreditGrid:
@@ -72,6 +88,19 @@ class CreditTable:
             return seconds[-1]
         low, high = seconds[place - 1], seconds[place]
         return low + (high - low) * (log - logs[place - 1]) / (logs[place] - logs[place - 1])
+
+    def below(self, lifetime: float, above: Above) -> float:
+        """Return the credit in a tier of this lifetime that holds what the cache above it holds, too.
+
+        While blocks are above they serve nobody here. A conversation whose credit keeps it there so long that of its time in
+        the tier less than SERVES would be left goes first here: others, which leave the cache above early, need the room more.
+        Where the cache above gives it no credit this is :meth:`at`.
+        """
+        credit = self.at(lifetime)
+        longer = self.at(above.lifetime) if above.trusting else 0.0
+        if longer > 0.0 and (1.0 - SERVES) * (lifetime + credit) < above.lifetime + longer:
+            return min(credit, -lifetime)
+        return credit
 
 
 class Lifetime:

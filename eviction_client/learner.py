@@ -125,7 +125,7 @@ class Learner:
             return
         self._shadows.lay(finished, table)
         for tier in self.tiers:
-            tier.learn_late(finished, table)
+            tier.learn_late(finished, table, self._shadows.holding(self.trusting))
         if self._store is not None and name is not None:
             self._store.record(name, finished.blocks, key)
 

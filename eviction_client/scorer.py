@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
 from eviction_client.book import PredictorCounters
 from eviction_client.clock import MonotoneClock
-from eviction_client.credit import Lifetime
+from eviction_client.credit import Above, Lifetime
 from eviction_client.finished import Finished
 from eviction_client.hints import NO_HINTS, Hints
 from eviction_client.learner import Learner
@@ -132,6 +132,7 @@ class Scorer:
             prompts_only=prompts_only,
             guarded=self.settings.guard,
             pools=self.settings.pools != "off",
+            above=lambda: Above(self.lifetime.seconds, self.trusting),
             clock=self.now,
         )
         self.tiers.append(tier)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from eviction_client.credit import CreditTable, Lifetime
+from eviction_client.credit import Above, CreditTable, Lifetime
 from eviction_client.finished import Finished
 from eviction_client.guard import Guard
 from eviction_client.queue import Block, FreeBlockQueue
@@ -54,10 +54,12 @@ class GhostCache:
 
     Attributes:
         lifetime: how long blocks live in it.
+        trusting: its keys have credit.
     """
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, *, trusting: bool = True) -> None:
         self.lifetime = Lifetime(room)
+        self.trusting = trusting
         self._room = room
         self._order: FreeBlockQueue[GhostBlock] = FreeBlockQueue(GhostBlock(-1, b""), GhostBlock(-1, b""))
         self._blocks: dict[bytes, GhostBlock] = {}
@@ -147,7 +149,7 @@ class Shadows:
         self._mask = every - 1
         self._prompts_only = prompts_only
         self._credit = GhostCache(max(capacity // every, 1))
-        self._lru = GhostCache(max(capacity // every, 1))
+        self._lru = GhostCache(max(capacity // every, 1), trusting=False)
 
     @property
     def lifetime(self) -> float:
@@ -171,7 +173,7 @@ class Shadows:
         prompt = self._sample(finished.blocks[: finished.prompt_blocks])
         sample = prompt if self._prompts_only else self._sample(finished.blocks)
         had, lru_had = self._credit.hits(prompt, above), self._lru.hits(prompt, above)
-        keys = finished.keys_at(self.lifetime, finished.table)
+        keys = finished.keys_at(self.lifetime, finished.table, _above(above))
         self._credit.use(sample, keys.key, finished, conversation)
         self._lru.use(sample, keys.t_last, finished)
         seen = self.counters
@@ -179,10 +181,15 @@ class Shadows:
         # A request without a sampled block says nothing; counted, it would only shorten the guard's memory.
         return self.guard.observe(had, lru_had) if prompt else self.guard.trusting
 
-    def lay(self, finished: Finished, table: CreditTable) -> None:
+    def lay(self, finished: Finished, table: CreditTable, *, above: GhostCache | None = None) -> None:
         """Show credit to the shadow that has it, of a request whose answer has come after its end."""
-        self._credit.lay(self._sample(finished.blocks), finished.keys_at(self.lifetime, table).key, finished)
+        key = finished.keys_at(self.lifetime, table, _above(above)).key
+        self._credit.lay(self._sample(finished.blocks), key, finished)
 
     def _sample(self, blocks: Sequence[BlockHash]) -> list[BlockHash]:
         mask = self._mask
         return [block for block in blocks if not block[-1] & mask]
+
+
+def _above(cache: GhostCache | None) -> Above | None:
+    return None if cache is None else Above(cache.lifetime.seconds, cache.trusting)

@@ -5,11 +5,13 @@ lifetime. What the tier's own code does by default, least recent use, is never r
 says whether the order kept here differs from it at all, that is whether something in the tier has credit and the tier's guard
 trusts it, or an application asked for something. Until then, and after any failure, the tier evicts as it always did.
 
-Two things are unlike the engine's free queue:
+Three things are unlike the engine's free queue:
 
 - A chunk lies in the tier while its request still runs. Until that ends it goes last, as a preempted request's blocks do.
 - A chunk stays where it is while another conversation uses it, so what many conversations hold is met again and again. Its key
   follows the law of pooling (:mod:`eviction_client.chunk`).
+- A chunk is stored when it is computed, so that what the pool keeps lies here, too, and serves nobody meanwhile. What credit
+  keeps there for most of its time goes first here (:meth:`eviction_client.credit.CreditTable.below`).
 
 The tier's guard compares two shadow caches of its size by what pool and tier together would have hit: a tier that keeps what
 the pool keeps, too, is worth nothing, however good its order.
@@ -22,7 +24,7 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from eviction_client.chunk import Chunk, Content, Use
-from eviction_client.credit import CreditTable, Lifetime
+from eviction_client.credit import Above, CreditTable, Lifetime
 from eviction_client.credit_queue import CreditQueue
 from eviction_client.finished import Finished
 from eviction_client.queue import FreeBlockQueue
@@ -50,6 +52,7 @@ class Tier:
         prompts_only: replies are not stored there.
         guarded: credit is in force only while the shadows show that it pays; else always.
         pools: chunks of several conversations keep the highest of their keys.
+        above: tells of the cache above as it is now; None: nothing is known of it.
         clock: seconds since the epoch; never goes back, never raises.
 
     Attributes:
@@ -67,6 +70,7 @@ class Tier:
         prompts_only: bool,
         guarded: bool,
         pools: bool,
+        above: Callable[[], Above] | None = None,
         clock: Callable[[], float],
     ) -> None:
         self.name = name
@@ -75,6 +79,7 @@ class Tier:
         self.evictions = {"credit": 0, "lru": 0}
         self._guarded = guarded
         self._pools = pools
+        self._above = above
         self._clock = clock
         self._shadows = Shadows(blocks, prompts_only=prompts_only)
         self._numbers = 0
@@ -146,7 +151,9 @@ class Tier:
             return
         use, chunks = self._awaited.pop(request_id, (None, []))
         if use is not None and table is not None:
-            self._laying.append((use, use.keys.t_last + table.at(self.lifetime.seconds), chunks))
+            lifetime = self.lifetime.seconds
+            credit = table.at(lifetime) if self._above is None else table.below(lifetime, self._above())
+            self._laying.append((use, use.keys.t_last + credit, chunks))
 
     # What the tier's own code does.
 
@@ -176,7 +183,8 @@ class Tier:
             now = self._clock()
             session, keys, moved = None, Keys(now, now), False
         else:
-            session, keys = finished.session, finished.keys_at(self.lifetime.seconds, finished.table)
+            above = None if self._above is None else self._above()
+            session, keys = finished.session, finished.keys_at(self.lifetime.seconds, finished.table, above)
             moved = keys.t_last != finished.ended
         if not contents:
             return
@@ -266,9 +274,9 @@ class Tier:
         if self._guarded:
             self.wanted = trusting
 
-    def learn_late(self, finished: Finished, table: CreditTable) -> None:
+    def learn_late(self, finished: Finished, table: CreditTable, pool: GhostCache) -> None:
         """Show the shadows credit that has come late."""
-        self._shadows.lay(finished, table)
+        self._shadows.lay(finished, table, above=pool)
 
     # Order.
 

@@ -44,6 +44,13 @@ def simulate(
     exclusive_tiers: Annotated[
         bool, typer.Option("--exclusive-tiers", help="A block that is loaded leaves its tier; default: it stays, as in vLLM.")
     ] = False,
+    tier_stores: Annotated[
+        str,
+        typer.Option(
+            help="When blocks go into a tier: as they are evicted, or computed, as in vLLM's CPU offloading, whose LRU "
+            "and the plug-in's policy for it are lru and credit then."
+        ),
+    ] = "evicted",
     prefetch: Annotated[
         str, typer.Option(help="From slower tiers into the nearest: none, arrival, predicted, oracle; names with commas.")
     ] = "none",
@@ -121,7 +128,9 @@ def simulate(
             sticky=sticky,
             responses=responses,
             ttl=ttl,
-            behind=TierOptions(tuple(tier or ()), tier_policy, prefetch, prefetch_rate, prefetch_useless, exclusive_tiers),
+            behind=TierOptions(
+                tuple(tier or ()), tier_policy, prefetch, prefetch_rate, prefetch_useless, exclusive_tiers, tier_stores
+            ),
             tau=tau,
             invert=invert,
             guard=guard,

@@ -88,6 +88,7 @@ def simulate(
             tier_policy,
             prefetch,
             behind.exclusive,
+            behind.stored(),
             PolicySettings(tau=tau, invert=invert, guard=guard, cost=cost),
             memory,
             before,

@@ -9,6 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from lpc.simulator.cache import BlockCache
 from lpc.simulator.cost import Cost
 from lpc.simulator.policy import Policy
 from lpc.simulator.responses import ResponseCache
-from lpc.simulator.tiers import TierFigures, Tiering, Tiers
+from lpc.simulator.tiers import Behind, TierFigures, Tiering, behind
 from lpc.simulator.workload import Turn, Workload
 
 
@@ -89,12 +90,14 @@ END: Final = 0
 
 PolicyFactory = Callable[[int], Policy[Any]]
 """Makes the policy of an engine with so many blocks."""
+TiersFactory = Callable[[BlockCache[Any], TierFigures], Behind]
+"""Makes what is behind an engine's cache."""
 
 
 @dataclass(eq=False)
 class _Engine:
     cache: BlockCache[Any]
-    tiers: Tiers | None = None
+    tiers: Behind | None = None
     waiting: deque[Turn] = field(default_factory=deque)
 
 
@@ -106,7 +109,7 @@ def simulate(
     cost: Cost | None = None,
     engines: int = 1,
     sticky: bool = True,
-    tiering: Tiering | None = None,
+    tiering: Tiering | TiersFactory | None = None,
     responses: ResponseCache | None = None,
     reuse: bool = True,
     on_evict: Callable[[float, Sequence[CachedBlock]], None] | None = None,
@@ -132,10 +135,12 @@ def simulate(
         raise ValueError(f"an engine needs at least one block of {size} tokens, and there must be at least one engine")
     pool = [_Engine(BlockCache(capacity_tokens // size, policy(capacity_tokens // size))) for _ in range(engines)]
     result = Result()
-    if tiering is not None and tiering.specs:
+    if isinstance(tiering, Tiering):
+        tiering = partial(behind, tiering, workload) if tiering.specs else None
+    if tiering is not None:
         result.tiers = TierFigures()
         for one in pool:
-            one.tiers = Tiers(tiering, workload, one.cache, capacity_tokens // size, result.tiers)
+            one.tiers = tiering(one.cache, result.tiers)
     events: list[tuple[float, int, int, Turn, _Engine | None, list[CachedBlock], int]] = []
     sequence = 0
     arrived = 0

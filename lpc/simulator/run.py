@@ -20,7 +20,7 @@ from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.responses import ResponseCache, ResponseSpec
 from lpc.simulator.sample import load_sample
 from lpc.simulator.sharegpt import Conversations, ThinkTimes, sharegpt
-from lpc.simulator.tiers.spec import PrefetchSpec, Tiering, TierPolicy, TierSpec
+from lpc.simulator.tiers.spec import PrefetchSpec, StoredWhen, Tiering, TierPolicy, TierSpec
 from lpc.simulator.workload import Workload, from_trace
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import HERE, Workers, parts_for, spread
@@ -75,6 +75,7 @@ class Run:
         tier_policy: by which all of them evict.
         prefetch: from slower tiers into the nearest.
         exclusive: what is loaded from a tier leaves it.
+        stored: when blocks go into a tier.
         settings: for the policies; their cost model is the engines', too.
         predictor_gib: GiB of GPU memory that a policy's predictor takes from the cache.
         responses: a response cache before the engines, with which tokens computed are counted; the workload's spec is `named`.
@@ -89,6 +90,7 @@ class Run:
     tier_policy: TierPolicy = "lru"
     prefetch: PrefetchSpec = field(default_factory=PrefetchSpec)
     exclusive: bool = False
+    stored: StoredWhen = "evicted"
     settings: PolicySettings = field(default_factory=PolicySettings)
     predictor_gib: float = 0.0
     responses: ResponseSpec | None = None
@@ -222,7 +224,9 @@ def run_one(run: Run) -> dict[str, Any]:
         cost=run.settings.cost,
         engines=run.engines,
         sticky=run.sticky,
-        tiering=Tiering(behind, run.tier_policy, run.prefetch, run.exclusive, run.settings.guard, run.settings.invert),
+        tiering=Tiering(
+            behind, run.tier_policy, run.prefetch, run.exclusive, run.stored, run.settings.guard, run.settings.invert
+        ),
     )
     return {
         "workload": workload.name,

@@ -24,6 +24,7 @@ from eviction_client.errors import EngineUnsupported
 from eviction_client.tier import Tier
 from lpc.bench.bare_scheduler import BLOCK, Engine, conversations, vllm_config
 from lpc.bench.cpu_tier import connector
+from tests import offload_course
 
 pytestmark = pytest.mark.supports(
     engine="vLLM",
@@ -126,6 +127,31 @@ def test_with_credit_exactly_n_leave_in_the_order_of_their_keys_or_none(chunks: 
         each.run(180)
     assert sum(each.evictions for each in driven) > 60
     assert chunks > 8 or sum(each.refusals for each in driven) > 0
+
+
+@pytest.mark.parametrize("trusting", [None, False, True])
+def test_on_a_course_of_requests_it_is_what_the_simulator_takes_it_for(trusting: bool | None) -> None:
+    side = Side(offload_course.CHUNKS, learned=trusting is not None, trusting=bool(trusting))
+    manager: Any = side.manager
+    seen = offload_course.Seen()
+    for number, side.now, chain, had, credit in offload_course.steps():
+        blocks = [content.to_bytes(32, "big") for content in chain]
+        keys = [conformance._key(block) for block in blocks]
+        context = side.context(number, blocks)
+        end = had
+        while end < len(keys) and manager.lookup(keys[end], context).name == "HIT":
+            end += 1
+        manager.prepare_load(keys[had:end], context)
+        manager.complete_load(keys[had:end], context)
+        offered = keys[end if end > had else 0 :]
+        for _ in range(2):  # as it begins, and what was refused once more as it ends
+            if offered and (output := manager.prepare_store(offered, context)) is not None:
+                manager.complete_store(output.keys_to_store, context)
+                offered = []
+        side.end(number, blocks, credit)
+        lru = manager._policy if trusting is None else manager._policy.lru
+        seen.add(max(end - had, 0), [int.from_bytes(key[:-4], "big") for key in sorted(lru.chunks, key=lru._ranks.__getitem__)])
+    assert seen.digest == offload_course.DIGESTS[trusting]
 
 
 @pytest.mark.parametrize("method", ["store", "remove", "touch", "used", "order", "evicted", "clear", "step"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.credit import CreditGrid, Lifetime
+from eviction_client.credit import Above, CreditGrid, Lifetime
 from lpc.model.returns import MAX_CREDIT_S
 
 GRID = CreditGrid([1.0, 10.0, 100.0])
@@ -63,3 +63,20 @@ def test_where_everything_evicted_has_a_key_ahead_there_still_is_a_lifetime_to_l
     lifetime.evicted(4, 1e9 + 100.0, 1e9)
     assert 0.0 < lifetime.seconds < 1.0
     assert GRID.table([-5.0, 5.0, 9.0]).at(lifetime.seconds) == -5.0
+
+
+def test_below_a_cache_that_keeps_it_a_conversation_goes_first_unless_much_of_its_time_is_left_there() -> None:
+    table = CreditGrid([100.0, 1000.0]).table([80.0, 500.0])
+    keeps = Above(100.0, trusting=True)  # for 180 s
+    assert table.below(100.0, keeps) == -100.0
+    assert table.below(1000.0, keeps) == 500.0  # 1500 s in all, 1320 of them alone
+    assert table.below(100.0, Above(100.0, trusting=False)) == 80.0
+
+
+@given(st.floats(-MAX_CREDIT_S, 0.0), st.floats(-MAX_CREDIT_S, MAX_CREDIT_S), st.floats(1e-3, 1e5), st.floats(1e-3, 1e5))
+def test_what_no_credit_keeps_above_has_the_tables_credit_below(
+    short: float, long: float, above: float, lifetime: float
+) -> None:
+    """An average conversation, too: credit 0 for all is least recent use in every tier."""
+    table = CreditGrid([above, above + 1e5]).table([short, long])
+    assert table.below(lifetime, Above(above, trusting=True)) == table.at(lifetime)

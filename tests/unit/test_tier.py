@@ -336,3 +336,25 @@ def test_the_scorer_gives_a_tier_what_it_gives_the_pool_at_the_tiers_lifetime() 
     bench.scorer.late()
     tier.step()
     assert list(tier.order()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_the_pool_keeps_goes_first_in_a_tier_that_has_little_more_time_for_it(late: bool) -> None:
+    bench = Bench(guard=False)
+    for name, lifetime, expected in (("small", 300.0, ["kept", "even"]), ("large", 3000.0, ["even", "kept"])):
+        tier = bench.scorer.add_tier(name, 10, blocks=10, prompts_only=True)
+        tier.lifetime.seconds, bench.scorer.lifetime.seconds = lifetime, 200.0
+        tier.step()
+        for request, credit in (("kept", 100.0), ("even", 0.0)):
+            tier.store(request)
+            if late:
+                bench.finish(request)
+            else:
+                bench.finish(request, prediction(credit, credit))
+            tier.used(request, [request])
+            if late:
+                bench.answers.late = [(request, prediction(credit, credit))]
+                bench.scorer.late()
+                tier.step()
+        assert list(tier.order()) == expected
+        bench.scorer.drop_tier(tier)

@@ -1,16 +1,54 @@
 """The tiers of one engine together: where a prompt's blocks are loaded from, how long that takes, what is prefetched."""
 
 from collections.abc import Container, Sequence
-from typing import Final
+from typing import Any, Final, Protocol
 
 from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.cache import BlockCache
 from lpc.simulator.tiers.figures import TierFigures
 from lpc.simulator.tiers.link import Link
+from lpc.simulator.tiers.offload import Offload
 from lpc.simulator.tiers.order import order_of
 from lpc.simulator.tiers.prefetch import Prefetcher, prefetcher_of
 from lpc.simulator.tiers.spec import Tiering
 from lpc.simulator.tiers.tier import Tier
 from lpc.simulator.workload import Turn, Workload
+
+
+class Behind(Protocol):
+    """What is behind one engine's cache. Times are seconds of the workload."""
+
+    def advance(self, now: float) -> None:
+        """Let time pass until now. Called before anything that happens now."""
+
+    def arrive(self, turn: Turn, now: float) -> None:
+        """Learn that a request has come."""
+
+    def wait(self, turn: Turn, contents: Sequence[int], now: float) -> None:
+        """Learn that a request has to wait for blocks of the cache. ``contents``: those it could be served from."""
+
+    def load(self, turn: Turn, contents: Sequence[int], start: int, now: float, *, counted: bool) -> tuple[int, float]:
+        """Serve a request that starts, whose prompt the cache has up to place ``start``, with what follows without a gap.
+
+        Returns:
+            How many blocks, and the seconds until they are in the cache.
+        """
+
+    def store(self, blocks: Sequence[CachedBlock], now: float) -> None:
+        """Take what the cache has evicted for it."""
+
+    def end(self, turn: Turn, now: float) -> None:
+        """Learn that a request has ended; its blocks are not in use any more."""
+
+
+def behind(tiering: Tiering, workload: Workload, cache: BlockCache[Any], figures: TierFigures) -> Behind:
+    """Return what is behind a cache."""
+    if tiering.stored == "evicted":
+        return Tiers(tiering, workload, cache, cache.capacity, figures)
+    (spec,) = tiering.specs
+    if tiering.policy == "credit":
+        return Offload.with_credit(spec, workload.block_tokens, figures, cache.policy)
+    return Offload(spec, workload.block_tokens, figures)
 
 
 class Tiers:

@@ -8,8 +8,10 @@ from lpc.simulator.amounts import SimulationError, parse_capacity, parse_share, 
 
 TierPolicy = Literal["lru", "credit", "oracle"]
 PrefetchKind = Literal["none", "arrival", "predicted", "oracle"]
+StoredWhen = Literal["evicted", "computed"]
 TIER_POLICIES: Final[tuple[TierPolicy, ...]] = get_args(TierPolicy)
 PREFETCHES: Final[tuple[PrefetchKind, ...]] = get_args(PrefetchKind)
+STORED_WHEN: Final[tuple[StoredWhen, ...]] = get_args(StoredWhen)
 TOKENS_S: Final = (200_000.0, 50_000.0)
 """Where none is said, of the nearest tier and of those behind: 26 GB/s (PCIe 4.0 x16) and 6.5 GB/s (NVMe), 128 KiB a token."""
 LATENCY_S: Final = 0.0
@@ -76,6 +78,7 @@ class Tiering:
         policy: by which every one of them evicts.
         prefetch: into the nearest one.
         exclusive: a block that is loaded leaves its tier.
+        stored: `evicted`: when a nearer one gives it up; `computed`: when it is computed, in the only tier, as vLLM offloads.
         guard, invert: as `lpc.simulator.policy.PolicySettings`.
     """
 
@@ -83,6 +86,7 @@ class Tiering:
     policy: TierPolicy = "lru"
     prefetch: PrefetchSpec = field(default_factory=PrefetchSpec)
     exclusive: bool = False
+    stored: StoredWhen = "evicted"
     guard: bool = True
     invert: bool = False
 

@@ -1,0 +1,62 @@
+"""One random course of requests, and what vLLM's CPU offload tier made of it: the real one and the simulator's must agree.
+
+The environments of the two have little in common, so that they meet in digests: `tests/engine/test_cpu_tier.py` has vLLM's own
+manager run it, `tests/unit/simulator/test_offload.py` the simulator.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+CHUNKS = 24
+DIGESTS = {None: "c84a532e1dfa910e", False: "c84a532e1dfa910e", True: "d28801980bc51b4d"}
+"""Of vLLM's own LRU, and of our policy under either rule of the guard."""
+
+
+class Step(NamedTuple):
+    """One request, which begins and ends.
+
+    Attributes:
+        now: seconds since the epoch.
+        chain: content ids of its prompt.
+        had: how many of them the cache above has, from the first on.
+        credit: seconds, at every lifetime.
+    """
+
+    number: int
+    now: float
+    chain: list[int]
+    had: int
+    credit: float
+
+
+def steps() -> Iterator[Step]:
+    """Yield requests: new ones, some longer than the tier can take, and later turns."""
+    rng, contents, now = random.Random(5), count(), 1e9
+    chains: list[list[int]] = []
+    for number in range(600):
+        now += rng.random() * 3
+        before = rng.choice(chains)[: rng.randint(1, 12)] if chains and rng.random() < 0.6 else []
+        chain = before + [next(contents) for _ in range(rng.choice((1, 3, 6, 20)))]
+        chains = [*chains[-8:], chain]
+        yield Step(number, now, chain, rng.randint(0, 2), rng.gauss(0.0, 9.0))
+
+
+class Seen:
+    """What was loaded, and what the tier held in the order of its last use after each request."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+        self._digest = hashlib.sha256()
+
+    def add(self, loaded: int, recent: Sequence[int]) -> None:
+        """Note one request's."""
+        self.loaded += loaded
+        self._digest.update(f"{loaded} {list(recent)}\n".encode())
+
+    @property
+    def digest(self) -> str:
+        """All of it."""
+        return self._digest.hexdigest()[:16]

@@ -1,0 +1,157 @@
+"""vLLM's CPU offloading in the simulator: what is stored and when, whose order evicts, and what it is compared with."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from eviction_client.credit import CreditGrid
+from eviction_client.finished import Finished
+from eviction_client.score import Keys
+from eviction_client.tier import Tier
+from lpc.commands.cli import app
+from lpc.simulator import offloading
+from lpc.simulator.engine import Result, simulate
+from lpc.simulator.offloading import Replay
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.run import WorkloadSpec
+from lpc.simulator.tiers import TierFigures, Tiering, TierSpec
+from lpc.simulator.tiers.offload import Offload
+from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.workloads import WORKLOADS
+from tests import offload_course
+from tests.unit.simulator.test_engine import SIZE, open_workload, replay, turn
+
+GRID = CreditGrid([1.0, 10_000.0])
+
+
+def served(*turns: Turn, pool: int, tier: int) -> Result:
+    memory = TierSpec("memory", tier * SIZE, 10_000.0)
+    return replay(open_workload(*turns), pool, tiering=Tiering((memory,), stored="computed"))
+
+
+class Alone:
+    """A tier that requests use one after the other, without a cache before it."""
+
+    def __init__(self, blocks: int) -> None:
+        self.tier = Offload(TierSpec("memory", blocks * SIZE), SIZE, TierFigures())
+
+    def ask(self, *contents: int, had: int = 0) -> int:
+        request = turn(contents)
+        loaded, _ = self.tier.load(request, contents, had, 0.0, counted=True)
+        self.tier.end(request, 0.0)
+        return loaded
+
+
+def test_what_is_computed_is_below_before_the_cache_gives_it_up() -> None:
+    # The cache has room for one prompt and its last token. A tier for one holds the same, and nothing of the prompt before.
+    same = [turn([10, 11]), turn([20, 21], 10.0), turn([10, 11], 20.0), turn([30, 31], 30.0), turn([10, 11], 40.0)]
+    assert served(*same, pool=3, tier=2).tier_tokens == 0
+    assert served(*same, pool=3, tier=4).tier_tokens == 4 * SIZE
+
+
+def test_what_a_request_loads_or_offers_goes_last_and_its_start_after_its_end() -> None:
+    tier = Alone(6)
+    tier.ask(1, 2)
+    tier.ask(3, 4)
+    assert tier.ask(1, 2) == 2
+    tier.ask(5, 6, 7)  # takes the room of 4
+    assert [tier.ask(3), tier.ask(1, 2)] == [1, 2]
+
+
+def test_what_the_cache_had_is_offered_again_unless_something_was_loaded() -> None:
+    tier = Alone(3)
+    tier.ask(1, 2, had=2)
+    tier.ask(3)
+    tier.ask(1, 2, had=2)
+    tier.ask(4)  # so 3 is what goes
+    assert [tier.ask(1, 2), tier.ask(3)] == [2, 0]
+
+    tier = Alone(3)
+    tier.ask(1, 2)
+    tier.ask(3)
+    assert tier.ask(1, 2, had=1) == 1  # 2 is loaded, and used; 1 is not
+    tier.ask(4)
+    assert tier.ask(1) == 0
+
+
+def test_a_prompt_larger_than_the_tier_drives_nothing_out() -> None:
+    tier = Alone(3)
+    tier.ask(1, 2)
+    tier.ask(3, 4, 5, 6)
+    assert [tier.ask(1, 2), tier.ask(3)] == [2, 0]
+
+
+@pytest.mark.parametrize("trusting", [None, False, True])
+def test_on_a_course_of_requests_it_is_what_vllms_manager_is(trusting: bool | None) -> None:
+    """Stores, loads, refusals and ends, under vLLM's own LRU (None) and under either rule of the guard."""
+    chunks, seen, now = offload_course.CHUNKS, offload_course.Seen(), 0.0
+    tier = None
+    if trusting is not None:
+        tier = Tier("sim", chunks, blocks=chunks, prompts_only=True, guarded=False, pools=True, clock=lambda: now)
+        tier.wanted = trusting
+        tier.step()
+    offload = Offload(TierSpec("sim", chunks), 1, TierFigures(), tier)
+    for _, now, chain, had, credit in offload_course.steps():
+        request = turn(chain)
+        loaded, _ = offload.load(request, chain, had, now, counted=True)
+        if tier is not None:
+            tier.ended(request, Finished(None, (), 0, now, Keys(now, now), GRID.table([credit, credit])))
+        offload.end(request, now)
+        seen.add(loaded, offload.recent)
+    assert seen.loaded > 300
+    assert seen.digest == offload_course.DIGESTS[trusting]
+
+
+def drawn(requests: int = 1_500) -> Workload:
+    return WORKLOADS["batch-scan"](0, requests=requests)
+
+
+def counted(policy: str, tier_policy: str, *, guard: bool = True) -> tuple[int, int]:
+    found = drawn()
+    settings = PolicySettings(guard=guard)
+    capacity = found.working_set_tokens() // 50
+    memory = TierSpec("memory", 2 * capacity)
+    result = simulate(
+        found,
+        capacity,
+        lambda blocks: REGISTRY[policy](blocks, found, settings),
+        tiering=Tiering((memory,), tier_policy, stored="computed", guard=guard),  # type: ignore[arg-type]
+    )
+    return result.hit_tokens, result.tier_tokens
+
+
+def test_the_policy_that_ships_decides_behind_the_plug_in_and_nowhere_else() -> None:
+    assert counted("lru", "credit") == counted("lru", "lru")
+    assert counted("plugin", "credit", guard=False) != counted("plugin", "lru", guard=False)
+
+
+def test_tiers_beside_each_other_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = drawn()
+    monkeypatch.setattr(offloading, "build", lambda spec: (found, found.working_set_tokens()))
+    rows = {
+        (row["policy"], row["tier"], row["tier_policy"]): row
+        for policy in ("lru", "plugin")
+        for row in Replay(WorkloadSpec(workload="batch-scan"), 0.02, policy).rows()
+    }
+    assert set(rows) == {("lru", n, "lru") for n in (1, 2, 4)} | {
+        ("plugin", n, order) for n in (1, 2, 4) for order in ("lru", "credit")
+    }
+    stock = rows["lru", 2, "lru"]
+    # Loads take no time there, and some here.
+    assert stock["cached_tokens"] == pytest.approx(sum(counted("lru", "lru")), rel=0.01)
+    assert stock["pool_tokens"] + stock["tier_tokens"] == stock["cached_tokens"] < rows["lru", 4, "lru"]["cached_tokens"]
+
+
+def test_the_command_serves_a_log_as_vllm_does_and_refuses_what_vllm_has_not(tmp_path: Path) -> None:
+    asked = ["simulate", "--workload", "few-shot", "--policies", "lru", "--capacity", "2%", "--tier-stores", "computed"]
+    written = tmp_path / "rows.json"
+    done = CliRunner().invoke(app, [*asked, "--tier", "2%", "--json", str(written)])
+    assert done.exit_code == 0, done.output
+    assert 0 < json.loads(written.read_text())["rows"][0]["tier_rate"] < 0.1
+
+    for more in (["--tier", "2%", "--tier", "9%"], ["--tier", "2%", "--tier-policy", "oracle"], []):
+        refused = CliRunner().invoke(app, [*asked, *more])
+        assert refused.exit_code == 2
+        assert "--tier" in refused.output
