@@ -124,7 +124,7 @@ prefetch-table: setup ## docs/prefetch.md: prefetch none, at arrival, predicted 
 
 .PHONY: tiers-table
 TIERS :=
-tiers-table: setup ## docs/tiers.md: vLLM's pool and CPU tier, LRU or ours, on every generated workload (half an hour; TIERS='--log mooncake=FILE')
+tiers-table: setup ## docs/tiers.md: vLLM's pool and CPU tier, LRU or ours, on every generated workload (a quarter of an hour; TIERS='--log mooncake=FILE')
 	$(BIN)/python docs/make_tiers.py $(TIERS)
 
 .PHONY: bench-trace

@@ -1,12 +1,13 @@
 """Write docs/tiers.md and docs/tiers.png: vLLM's pool and CPU tier, LRU or the plug-in in each, on every generated workload.
 
-`make tiers-table` runs it: 13 workloads, 3 sizes of the pool, each with tiers of 1, 2 and 4 pools; half an hour on two cores.
+`make tiers-table` runs it: 13 workloads, 3 sizes of the pool, each with tiers of 1, 2 and 4 pools; a quarter of an hour on two
+cores, with `--pools 0.02` a third of that.
 `--log mooncake=FILE` and the like (the formats of `lpc simulate`) put logs with times before them.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,27 +27,34 @@ Rows = dict[tuple[str, float, int, str], dict[str, Any]]
 """By workload, pool, tier, side."""
 
 
-def rows_by_side(specs: Sequence[WorkloadSpec], jobs: int) -> Rows:
+def rows_by_side(specs: Sequence[WorkloadSpec], pools: Sequence[float], jobs: int) -> Rows:
     """Run everything."""
     replays = [
         [
             replay
-            for pool in POOLS
+            for pool in pools
             for replay in (Replay(spec, pool, "lru"), Replay(spec, pool, "plugin"), Replay(spec, pool, "plugin", inverted=True))
         ]
         for spec in specs
     ]
-    rows: Rows = {}
-    for _, done in spread([(rows_of, (some,)) for some in replays], Workers(jobs)):
-        for row in (row for rows in done for row in rows):
-            rows[row["workload"], row["pool"], row["tier"], side_of(row)] = row
-    return rows
+    done = spread([(rows_of, (some,)) for some in replays], Workers(jobs))
+    return by_side(row for _, some in done for rows in some for row in rows)
+
+
+def by_side(rows: Iterable[dict[str, Any]]) -> Rows:
+    """Return rows by workload, pool, tier, side."""
+    return {(row["workload"], row["pool"], row["tier"], side_of(row)): row for row in rows}
 
 
 def side_of(row: dict[str, Any]) -> str:
     """Return the name of a side: `stock`, `pool` (the tier is LRU), `both`; of inverted predictions with a mark."""
     side = "stock" if row["policy"] == "lru" else "both" if row["tier_policy"] == "credit" else "pool"
     return f"{side}, inverted" if row["inverted"] else side
+
+
+def cells_of(rows: Rows) -> list[tuple[float, int]]:
+    """Return the pools and tiers that were run."""
+    return [(pool, tier) for pool in sorted({pool for _, pool, *_ in rows}) for tier in TIMES]
 
 
 def rate(rows: Rows, name: str, pool: float, tier: int, side: str) -> float:
@@ -68,14 +76,14 @@ def above_better(rows: Rows, name: str, pool: float, tier: int, inverted: str = 
 
 def page(rows: Rows, names: Sequence[str]) -> Iterator[str]:
     """Yield the page's lines."""
-    cells = [(pool, tier) for pool in POOLS for tier in TIMES]
+    cells = cells_of(rows)
     heads = [f"{pool:.0%}, {tier}" for pool, tier in cells]
     yield "# vLLM's CPU tier on every generated workload"
     yield ""
     yield "`make tiers-table` writes this page: pool and tier as vLLM's offloading has them"
-    yield "([simulator](simulator.md#vllms-cpu-offloading)), the pool 1, 2 or 5% of the working set, the tier 1, 2 or 4 pools"
-    yield "(`2%, 4` and the like), the shipped policies and guards in both; after the warm-up of `lpc simulate`. The workloads:"
-    yield "[simulator](simulator.md#generated-workloads); real vLLM: [results](results.md)."
+    yield "([simulator](simulator.md#vllms-cpu-offloading)), with the shipped policies and guards. `2%, 4` is a pool of 2%"
+    yield "of the working set and a tier of 4 pools. Counted after the warm-up of `lpc simulate`, predictions learnt from the"
+    yield "first request on. The workloads: [simulator](simulator.md#generated-workloads); real vLLM: [results](results.md)."
     yield ""
     yield "![Pool and tier, the plug-in's distance from LRU in both](tiers.png)"
     for inverted, how in (("", "as learnt"), (", inverted", "inverted")):
@@ -119,7 +127,7 @@ def draw(rows: Rows, names: Sequence[str], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    columns, cells = 4, [(pool, tier) for pool in POOLS for tier in TIMES]
+    columns, cells = 4, cells_of(rows)
     figure, axes = plt.subplots(
         -(-len(names) // columns), columns, figsize=(13, 2.4 * -(-len(names) // columns)), squeeze=False
     )
@@ -147,14 +155,15 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--workloads", default=",".join(WORKLOADS))
     options.add_argument("--log", action="append", default=[], help="FORMAT=FILE, several times")
+    options.add_argument("--pools", default=",".join(map(str, POOLS)), help="shares of the working set")
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--out", type=Path, default=HERE, help="folder of tiers.md and tiers.png")
-    options.add_argument("--json", type=Path, help="file of all rows, read where it is there")
+    options.add_argument("--json", type=Path, help="file of all rows")
     asked = options.parse_args()
     logs = [log.partition("=") for log in asked.log]
     specs = [WorkloadSpec(trace=Path(path), format=form) for form, _, path in logs]
     specs += [WorkloadSpec(workload=name) for name in asked.workloads.split(",") if name]
-    rows = rows_by_side(specs, asked.jobs)
+    rows = rows_by_side(specs, [float(pool) for pool in asked.pools.split(",")], asked.jobs)
     if asked.json is not None:
         asked.json.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
     names = list(dict.fromkeys(name for name, *_ in rows))
