@@ -5,6 +5,7 @@ A command imports what it needs when it runs: the base install (the client) has 
 
 import importlib.metadata
 import os
+import re
 from typing import Annotated, Final
 
 import typer
@@ -26,6 +27,16 @@ from lpc.commands.train import train
 from lpc.commands.train_time import train_time
 
 INTERRUPTED: Final = 130
+EXTRAS: Final = ("server", "cache", "cache-large", "gateway", "lmcache", "otel", "train", "cluster", "ray", "minilm")
+"""In the order in which they are advised: the first that has what is missing."""
+DISTRIBUTIONS: Final = {
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "opentelemetry": "opentelemetry-sdk",
+    "sklearn": "scikit-learn",
+}
+"""What is imported under another name than it is installed by."""
+_OF_EXTRA: Final = re.compile(r"""([A-Za-z0-9_.-]+).*extra == ["']([a-z-]+)["'].*""")
 
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -55,6 +66,23 @@ app.add_typer(models.app, name="models")
 app.add_typer(models.app, name="model", hidden=True)  # what fingers type
 
 
+def _source(package: str) -> str:
+    """Return what to install for a package that is missing: the extra of ours that has it, else its own name."""
+    top = package.partition(".")[0]
+    name = _normal(DISTRIBUTIONS.get(top, top))
+    found = {
+        requirement[2]
+        for line in importlib.metadata.requires("learned-prefix-cache") or ()
+        if (requirement := _OF_EXTRA.fullmatch(line)) and _normal(requirement[1]) == name
+    }
+    extra = next((extra for extra in EXTRAS if extra in found), None)
+    return f"'learned-prefix-cache[{extra}]'" if extra is not None else top
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[._-]+", "-", name.lower())
+
+
 def main() -> None:
     """Run the command; every error that a user can cause is one line and exit code 2; Ctrl-C ends with 130."""
     # Else importing it for a tokenizer advises to install PyTorch.
@@ -62,7 +90,7 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        fail(f"this command needs the package {error.name}: pip install 'learned-prefix-cache[server]' or '[train]'")
+        fail(f"this command needs the package {error.name}: pip install {_source(error.name or 'that it names')}")
     except OSError as error:
         trouble = file_trouble(error)
         if trouble is None:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from lpc.commands.outcome import fail, or_fail
+from lpc.commands.settings import lmcache_settings
 
 app = typer.Typer(no_args_is_help=True, help="LMCache in MP mode: learned eviction and prefetch, and a token before its HTTP.")
 
@@ -14,23 +15,25 @@ def coordinator(context: typer.Context) -> None:
     """Run LMCache's coordinator with our controller in it. Takes `lmcache coordinator`'s options; ours are LPC_LMCACHE_..."""
     from lpc.lmcache.coordinator import serve
 
-    or_fail(lambda: serve(context.args))
+    lmcache_settings()
+    try:
+        or_fail(lambda: serve(context.args))
+    except ModuleNotFoundError as error:
+        fail(f"LMCache's coordinator needs the package {error.name}, which LMCache brings where it is installed whole")
 
 
 @app.command()
 def front(
+    host: Annotated[str, typer.Option(help="Address to listen on: the pod's, where LMCache has the same port on loopback.")],
     to: Annotated[str, typer.Option(help="host:port of LMCache's HTTP, best on loopback.")] = "127.0.0.1:8080",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on; a node registers its own, so that one.")] = 8080,
 ) -> None:
     """Let only callers through to a node's HTTP who bring the token (LPC_LMCACHE_TOKEN or LPC_LMCACHE_TOKEN_FILE)."""
-    import uvicorn
-
-    from lpc.lmcache.gate import front as front_of
-    from lpc.lmcache.settings import LMCacheSettings
+    from lpc.lmcache.serving import serve_front
     from lpc.lmcache.tokens import token_of
 
-    token = or_fail(lambda: token_of(LMCacheSettings()))
+    settings = lmcache_settings()
+    token = or_fail(lambda: token_of(settings))
     if token is None:
         fail("a front without a token keeps nobody out: set LPC_LMCACHE_TOKEN or LPC_LMCACHE_TOKEN_FILE")
-    uvicorn.run(front_of(to, token), host=host, port=port, log_level="warning")
+    or_fail(lambda: serve_front(to, token, host, port))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from eviction_client.settings import ClientSettings
     from lpc.gateway.settings import GatewaySettings
+    from lpc.lmcache.settings import LMCacheSettings
     from predictor_service.settings import ServiceSettings
 
 
@@ -84,22 +85,34 @@ def gateway_settings(**flags: object) -> "GatewaySettings":
     return settings
 
 
+def lmcache_settings() -> "LMCacheSettings":
+    """Return the settings of what works with LMCache, from the environment; as :func:`client_settings`."""
+    from pydantic import ValidationError
+
+    from lpc.lmcache.settings import LMCacheSettings
+
+    try:
+        return LMCacheSettings()
+    except ValidationError as error:
+        fail(f"settings: {_problems(error, 'LPC_LMCACHE_')}")
+
+
 def _given(flags: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def _problems(error: "ValidationError") -> str:
-    """Return what pydantic refuses, without the input, which may be a secret."""
+def _problems(error: "ValidationError", prefix: str = "") -> str:
+    """Return what pydantic refuses, without the input, which may be a secret. ``prefix``: of the variables, where it helps."""
     return "; ".join(
-        _problem(str(e["type"]), [str(part) for part in e["loc"]], e["msg"]) for e in error.errors(include_input=False)
+        _problem(str(e["type"]), [str(part) for part in e["loc"]], e["msg"], prefix) for e in error.errors(include_input=False)
     )
 
 
-def _problem(kind: str, place: list[str], message: str) -> str:
+def _problem(kind: str, place: list[str], message: str, prefix: str) -> str:
     message = message.removeprefix("Value error, ")
     if not place:  # of several settings, which it names
         return message
-    name = ".".join(place)
+    name = f"{prefix}{place[0].upper()}" if prefix else ".".join(place)
     if kind == "extra_forbidden":  # of the settings file or a scope: flags and variables that are unknown never come so far
         from lpc.responses.scopes import ScopeSettings
         from predictor_service.settings import ServiceSettings

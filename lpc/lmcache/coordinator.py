@@ -31,7 +31,7 @@ def serve(arguments: Sequence[str]) -> None:
     if token_of(LMCacheSettings()) is not None and not is_loopback(options.host or "0.0.0.0"):
         raise LMCacheUnfit(
             "a token is set, and LMCache's coordinator would listen without asking for it: give --host 127.0.0.1, "
-            "and run `lpc lmcache front --to 127.0.0.1:9300 --port 9300` before it"
+            "and run `lpc lmcache front --host ADDRESS --port 9300 --to 127.0.0.1:9300` before it"
         )
     command.execute(options)
 

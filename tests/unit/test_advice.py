@@ -1,0 +1,46 @@
+"""What the command line advises where a package is missing, and where LMCache's settings are wrong."""
+
+import socket
+
+import pytest
+from typer.testing import CliRunner
+
+from lpc.commands.cli import EXTRAS, _source, app
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"),
+    [
+        ("onnxruntime", "server"),
+        ("grpc_health.v1", "server"),
+        ("cryptography", "cache"),
+        ("usearch.index", "cache-large"),
+        ("starlette.routing", "gateway"),
+        ("blake3", "lmcache"),
+        ("sklearn.metrics", "train"),
+        ("torch", "train"),
+        ("distributed", "cluster"),
+    ],
+)
+def test_a_missing_package_is_advised_by_the_extra_that_has_it(package: str, extra: str) -> None:
+    assert _source(package) == f"'learned-prefix-cache[{extra}]'" and extra in EXTRAS
+    assert _source("elsewhere.part") == "elsewhere"
+
+
+def front(*words: str, **environment: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["lmcache", "front", *words], env={"LPC_LMCACHE_TOKEN": "t", **environment})
+    return done.exit_code, done.output
+
+
+def test_a_front_that_cannot_work_says_why_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words, environment, says in (
+            (("--host", "127.0.0.1", "--port", port), {}, f"cannot listen on 127.0.0.1:{port} (Address already in use)"),
+            (("--host", "127.0.0.1", "--to", "node"), {}, "--to node is not host:port"),
+            (("--host", "127.0.0.1"), {"LPC_LMCACHE_TOKEN": ""}, "without a token keeps nobody out"),
+            (("--host", "127.0.0.1"), {"LPC_LMCACHE_WATERMARK": "7"}, "settings: LPC_LMCACHE_WATERMARK: Input should be less"),
+        ):
+            code, said = front(*words, **environment)
+            assert code == 2 and says in said and len(said.splitlines()) == 1, said
+    assert front()[0] == 2  # no default: on all addresses LMCache's own port would be taken
