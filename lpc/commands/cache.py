@@ -49,7 +49,8 @@ def warm_up(
     key: Key = None,
 ) -> None:
     """Have the answers to a file of questions kept. A run that was broken off goes on where it stopped."""
-    from tqdm import tqdm
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
     from lpc.cache import warming
 
@@ -68,11 +69,12 @@ def warm_up(
                 client, engine, key=engine_key, scope=scope, tenant=tenant, tags=tag or [], ttl_s=ttl
             )
         warmed = warming.Warmed()
-        with asking as ask, tqdm(desc="warming", unit=" question") as bar:
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("questions"))
+        with asking as ask, Progress(*columns, console=Console(stderr=True)) as progress:
+            task = progress.add_task("warming", total=None)
             for warmed in warming.warm(file, body, ask, rate=rate, again=again):
-                bar.total = warmed.lines
-                bar.n = warmed.skipped + warmed.there + warmed.stored + sum(warmed.refused.values())
-                bar.refresh()
+                done = warmed.skipped + warmed.there + warmed.stored + sum(warmed.refused.values())
+                progress.update(task, completed=done, total=warmed.lines)
         return warmed
 
     done = _with_client(work, address, ca, certificate, key)

@@ -30,6 +30,8 @@ INTERRUPTED: Final = 130
 EXTRAS: Final = ("server", "cache", "cache-large", "gateway", "lmcache", "otel", "train", "cluster", "ray", "minilm")
 """In the order in which they are advised: the first that has what is missing."""
 DISTRIBUTIONS: Final = {
+    "google": "protobuf",
+    "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
     "opentelemetry": "opentelemetry-sdk",
@@ -76,7 +78,7 @@ def _source(package: str) -> str:
         if (requirement := _OF_EXTRA.fullmatch(line)) and _normal(requirement[1]) == name
     }
     extra = next((extra for extra in EXTRAS if extra in found), None)
-    return f"'learned-prefix-cache[{extra}]'" if extra is not None else top
+    return f"'learned-prefix-cache[{extra}]'" if extra is not None else DISTRIBUTIONS.get(top, top)
 
 
 def _normal(name: str) -> str:

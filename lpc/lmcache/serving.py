@@ -33,7 +33,7 @@ class _Server(uvicorn.Server):
     def capture_signals(self):  # type: ignore[no-untyped-def]
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+            loop.add_signal_handler(number, setattr, self, "should_exit", True)
         yield
 
 

@@ -24,7 +24,7 @@ from lpc.commands.cli import EXTRAS, _source, app
 )
 def test_a_missing_package_is_advised_by_the_extra_that_has_it(package: str, extra: str) -> None:
     assert _source(package) == f"'learned-prefix-cache[{extra}]'" and extra in EXTRAS
-    assert _source("elsewhere.part") == "elsewhere"
+    assert (_source("elsewhere.part"), _source("grpc.aio")) == ("elsewhere", "grpcio")
 
 
 def front(*words: str, **environment: str) -> tuple[int, str]:

@@ -1,0 +1,47 @@
+"""Links between the pages lead somewhere, to the heading too, and the files that the map of the house names are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings' names, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text())
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target), link
+
+
+def spelt(pattern: str) -> list[str]:
+    """`a/{b,c}.py` as a/b.py and a/c.py."""
+    found = re.fullmatch(r"(.*)\{([^{}]*)\}(.*)", pattern)
+    return [found[1] + one + found[3] for one in found[2].split(",")] if found else [pattern]
+
+
+def test_what_the_map_of_the_house_names_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = [path for pattern in re.findall(r"`((?:[\w{},.]+/)[\w{},./]*)`", text) for path in spelt(pattern)]
+    assert len(named) > 60
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_room_is_on_the_map() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    houses = ("lpc", "predictor_service", "eviction_client")
+    rooms = {f"{file.parent.relative_to(ROOT)}/" for house in houses for file in (ROOT / house).glob("*/__init__.py")}
+    assert len(rooms) > 15
+    assert {room for room in rooms if f"`{room}" not in text} == set()
