@@ -200,7 +200,7 @@ def through_gateway(gateway: str, *, token: str | None, scope: str) -> Iterator[
         told = _post(http, gateway, body, None)
         cache = told.headers.get("x-lpc-cache")
         if cache is None:
-            return "not kept"
+            return "the gateway's cache is away, or the request's answers are drawn"
         return "stored" if cache == "miss" else "there"
 
     with httpx.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False) as http:

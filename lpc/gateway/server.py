@@ -85,8 +85,10 @@ async def running(
             sidecar.predictor_address, access=access_of(sidecar), timeout_s=settings.gateway_lookup_timeout_s
         )
         if settings.gateway_cache:
-            with contextlib.suppress(CertificateError):  # said by each miss, and mended without a restart
+            try:
                 client.channel()
+            except CertificateError as error:  # mended without a restart
+                log.warning("the sidecar cannot be asked, so the engines are, for everything: %s", error)
         cached = Cached(client if settings.gateway_cache else None, settings.gateway_wait_s, metrics)
         stack.push_async_callback(cached.close)
         telling = Telling(client.channel, metrics)

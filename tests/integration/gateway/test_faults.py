@@ -8,7 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lpc.bench.processes import Sidecar
+from eviction_client.settings import ClientSettings
+from lpc.bench.processes import Sidecar, free_port
+from lpc.gateway.server import running
+from lpc.gateway.settings import GatewaySettings
 from tests.caching_sidecar import ResponseCaches, response_caches, write_keys
 from tests.engine_double import EngineDouble, served
 from tests.integration.gateway.conftest import Running, a_gateway, chat, eventually
@@ -131,3 +134,14 @@ async def test_without_cache_or_without_waiting_all_go_to_the_engine(
         async with served(engine), a_gateway(engine, sidecar=sidecar, **setting) as gateway:
             await asyncio.gather(*(gateway.ask(chat("x")) for _ in range(4)))
             assert len(engine.completions) == 4
+
+
+async def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sidecar = ClientSettings(predictor_address=f"localhost:{free_port()}", predictor_ca=tmp_path / "nowhere.crt")
+    async with served(EngineDouble()) as engine:
+        settings = GatewaySettings(gateway_port=0, gateway_metrics_port=0, gateway_engines=(engine.url,))
+        async with running(settings, sidecar) as addresses, httpx.AsyncClient(trust_env=False) as client:
+            (line,) = (record.getMessage() for record in caplog.records if record.name == "lpc.gateway.server")
+            assert "the sidecar cannot be asked" in line and "nowhere.crt: No such file" in line
+            answer = await client.post(f"http://127.0.0.1:{addresses.port}/v1/chat/completions", json=chat("plain"))
+            assert answer.status_code == 200
