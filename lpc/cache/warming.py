@@ -221,6 +221,13 @@ def _request(line: str, number: int, template: Mapping[str, Any], file: Path) ->
     if not body.get("model"):
         raise WarmError(f"{file}, line {number}: which model? Name it with --model, or in the line")
     body.pop("stream", None)
+    try:
+        question(body)
+    except (ValueError, KeyError, TypeError):
+        # Not its words, which may quote what was asked.
+        raise WarmError(
+            f"{file}, line {number}: no request that caches can be asked: send a model, messages without a prompt, and Unicode"
+        ) from None
     return body, None if answer is None else str(answer)
 
 

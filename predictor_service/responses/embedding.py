@@ -43,10 +43,10 @@ class Embedder:
         manifest = self._serving.model.manifest
         return sha256(f"{manifest.encoder_sha256}:{manifest.precision}".encode()).hexdigest()[:12]
 
-    async def vector(self, question: str) -> NDArray[np.float32] | None:
-        """Return a question's vector, of unit length; None where it has none: too long to be seen whole, or no time now."""
+    async def vector(self, question: str, patience_s: float = PATIENCE_S) -> NDArray[np.float32] | None:
+        """Return a question's vector, of unit length; None where it has none: too long to be seen whole, or no time for it."""
         try:
-            return await self.vector_in_time(question, PATIENCE_S)
+            return await self.vector_in_time(question, patience_s)
         except TimeoutError:
             return None
 

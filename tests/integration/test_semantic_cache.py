@@ -22,7 +22,7 @@ from lpc.responses.semantic.evidence_file import write_evidence
 from lpc.responses.semantic.levels import LEVELS, edge
 from lpc.v1 import predictor_pb2 as predictor
 from lpc.v1 import predictor_pb2_grpc as predictor_rpc
-from predictor_service.responses import similar
+from predictor_service.responses import scopes_in_use
 from predictor_service.server import Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.integration.test_response_cache_service import request, response, served
@@ -129,7 +129,7 @@ async def until_shut(stub: rpc.ResponseCacheStub) -> None:
 async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts_both_for_good(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(similar, "EVIDENCE_S", 0.2)
+    monkeypatch.setattr(scopes_in_use, "EVIDENCE_S", 0.2)
 
     def audits(share: float) -> None:
         for name in ("AUDITS", "FIRST_AUDITS"):
@@ -234,6 +234,20 @@ async def test_another_sidecar_and_the_next_start_know_the_same(
         assert (await stub.Store(again)).stored
     async with served(tiny_models, tmp_path, redis_server.url, **changes) as stub:
         await until_heard(stub, reworded(QUESTIONS[2]))
+
+
+async def test_what_nobody_can_read_in_one_scopes_stream_leaves_the_others_alone(
+    tiny_models: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    scopes = {"faq": ScopeSettings(mode="serve"), "other": ScopeSettings(mode="serve")}
+    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
+        await fill(stub, QUESTIONS[0])
+        await until_heard(stub, reworded(QUESTIONS[0]))
+        with contextlib.closing(redis_server.client()) as client:
+            (stream,) = client.scan_iter("lpc:rc:*:x")
+            client.xadd(stream, {"d": "?"})
+        await fill(stub, QUESTIONS[1], scope="other")
+        await until_heard(stub, reworded(QUESTIONS[1]), scope="other")
 
 
 class Counting(Model):

@@ -68,6 +68,16 @@ def test_a_line_that_is_none_is_named_and_not_quoted(tmp_path: Path, line: Any) 
     assert "q0" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "more", [{"prompt": "q1"}, {"top_p": float("nan")}, {"messages": [{"role": "user", "content": "\ud800"}]}]
+)
+def test_a_line_that_no_cache_can_be_asked_is_named_and_not_quoted(tmp_path: Path, more: dict[str, Any]) -> None:
+    line = {"messages": [{"role": "user", "content": "q1"}], **more}
+    with pytest.raises(WarmError, match="line 2: no request") as caught:
+        run(written(tmp_path, [LINES[0], line]), Kept())
+    assert "q1" not in str(caught.value)
+
+
 def test_a_model_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(WarmError, match="which model"):
         list(warm(written(tmp_path), {}, Kept(), rate=1, again=False))

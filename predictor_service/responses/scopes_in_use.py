@@ -1,0 +1,227 @@
+"""The scopes whose similar questions are asked for: arrays of vectors and a gate for each, in memory.
+
+Both are kept equal among sidecars through Redis, arrays within a fraction of a second, evidence within some seconds. A scope
+that was not asked lately is forgotten here and read again when it is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from lpc.responses import vectors as records
+from lpc.responses.canonical import EntryId, Scope
+from lpc.responses.scopes import ScopeSettings
+from lpc.responses.semantic.gate import Gate
+from lpc.responses.semantic.index import PartitionIndex
+from lpc.responses.shared_evidence import SharedEvidence
+from lpc.responses.vectors import Vector, Vectors
+from lpc.wire.redis_reach import RedisAway
+from predictor_service.responses.judging import Rules
+from predictor_service.responses.keys import Keys
+from predictor_service.responses.outcomes import InForce
+
+log = logging.getLogger(__name__)
+
+HEAR_S: Final = 0.25
+EVIDENCE_S: Final = 5.0
+IDLE_S: Final = 1800.0
+MOST_SCOPES: Final = 1000
+
+
+@dataclass(eq=False, slots=True)
+class InUse:
+    """A scope in use.
+
+    Attributes:
+        named: client and scope, once one of its has asked.
+        heard_to: how far its stream was read; None before its vectors were.
+        served: questions answered from another one's, of which the other sidecars have not been told; for ``life_s`` seconds.
+    """
+
+    scope: Scope
+    rules: Rules
+    index: PartitionIndex = field(default_factory=PartitionIndex)
+    heard_to: str | None = None
+    generation: str | None = None
+    counted_at: float = -np.inf
+    used_at: float = 0.0
+    served: list[EntryId] = field(default_factory=list)
+    life_s: float = 0.0
+    named: tuple[str, str] | None = None
+
+    @property
+    def gate(self) -> Gate:
+        """What decides."""
+        return self.rules.gate
+
+    def hurry(self) -> None:
+        """Have the others told soon where evidence has turned."""
+        if self.gate.forgotten:
+            self.counted_at = -np.inf
+
+
+class ScopesInUse:
+    """All scopes in use. Lives on one event loop.
+
+    Args:
+        encoder: names what vectors that can be compared have in common, now.
+        rules: of a scope's settings.
+        clock: seconds since the epoch.
+        report: told of each scope in use, by client and name, what is in force.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        vectors: Vectors,
+        evidence: SharedEvidence,
+        encoder: Callable[[], str],
+        rules: Callable[[ScopeSettings], Rules],
+        clock: Callable[[], float],
+        report: Callable[[str, str, InForce], None],
+    ) -> None:
+        self._keys = keys
+        self._vectors = vectors
+        self._evidence = evidence
+        self._encoder_now = encoder
+        self._encoder = encoder()
+        self._rules = rules
+        self._clock = clock
+        self._report = report
+        self._scopes: dict[Scope, InUse] = {}
+        self._growing: asyncio.Task[None] | None = None
+
+    def of(self, name: Scope, settings: ScopeSettings) -> InUse:
+        """Return a scope, which is in use from now on."""
+        scope = self._scopes.get(name)
+        if scope is None:
+            if len(self._scopes) >= MOST_SCOPES:
+                oldest = min(self._scopes.values(), key=lambda one: one.used_at)
+                del self._scopes[oldest.scope]
+            scope = self._scopes[name] = InUse(name, self._rules(settings), life_s=settings.life_s)
+        scope.used_at = asyncio.get_running_loop().time()
+        return scope
+
+    def forget(self, scope: Scope, entry: EntryId) -> None:
+        """Forget an entry here at once."""
+        if scope in self._scopes:
+            self._scopes[scope].index.remove(entry)
+
+    async def keep_forever(self) -> None:
+        """Keep arrays and evidence equal to the other sidecars', until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(HEAR_S)
+            try:
+                await self.keep(loop.time())
+            except RedisAway:
+                continue
+
+    async def keep(self, now: float) -> None:
+        """Hear what others did in all scopes in use. ``now``: monotonic seconds. Raises RedisAway."""
+        if self._encoder != self._encoder_now():
+            # Vectors of another encoder are another world.
+            self._scopes.clear()
+            self._encoder = self._encoder_now()
+        for scope in list(self._scopes.values()):
+            try:
+                await self._keep(scope, now)
+            except RedisAway:
+                raise
+            except Exception:
+                # What is wrong in one scope's place in Redis is not the others' business.
+                log.exception("keeping one scope's arrays failed; exact answers are served all the same")
+        if self._growing is None or self._growing.done():
+            self._growing = asyncio.get_running_loop().create_task(self._grow())
+
+    async def _keep(self, scope: InUse, now: float) -> None:
+        if now - scope.used_at > IDLE_S:
+            await self.share_evidence(scope, now)
+            self._scopes.pop(scope.scope, None)
+        elif scope.heard_to is None:
+            await self.share_evidence(scope, now)
+            await self._read_all(scope)
+        else:
+            await self._tell(scope)
+            await self._hear(scope)
+            if now - scope.counted_at >= EVIDENCE_S:
+                await self.share_evidence(scope, now)
+                scope.index.expire(self._clock())
+
+    async def close(self) -> None:
+        """Hand over what was learnt and not yet handed over."""
+        if self._growing is not None:
+            self._growing.cancel()
+        try:
+            for scope in list(self._scopes.values()):
+                await self._tell(scope)
+                await self.share_evidence(scope, 0.0)
+        except RedisAway:
+            return
+
+    async def _tell(self, scope: InUse) -> None:
+        """Tell the other sidecars which questions were answered from another one's: none is for the second time."""
+        if served := scope.served[:]:
+            await self._evidence.mark_served(scope.scope, served, scope.life_s)
+            del scope.served[: len(served)]
+
+    async def _read_all(self, scope: InUse) -> None:
+        heard_to, generation = await self._vectors.place(scope.scope)
+        index = PartitionIndex()
+        async for batch in self._vectors.read(scope.scope, self._keys.ring):
+            self._add(index, batch, generation)
+            await asyncio.sleep(0)
+        scope.index, scope.heard_to, scope.generation = index, heard_to, generation
+
+    async def _hear(self, scope: InUse) -> None:
+        changes = await self._vectors.changes(scope.scope, scope.heard_to or records.START, self._keys.ring)
+        if not changes.whole or changes.generation != scope.generation:
+            await self._read_all(scope)
+            return
+        for name in changes.removed:
+            scope.index.remove(name)
+        self._add(scope.index, changes.added, changes.generation)
+        scope.heard_to = changes.place
+
+    async def _grow(self) -> None:
+        """Build graphs of large partitions, while all else goes on."""
+        for scope in list(self._scopes.values()):
+            try:
+                await scope.index.grow()
+            except Exception:
+                log.exception("building a graph failed; all vectors of the partition are searched instead")
+
+    def _add(self, index: PartitionIndex, added: Sequence[Vector], generation: str | None) -> None:
+        now = self._clock()
+        for one in added:
+            if str(one.generation) == generation and one.expires_at > now:
+                index.add(one.partition, one.entry, np.frombuffer(one.values, "<f2"), one.expires_at)
+
+    async def share_evidence(self, scope: InUse, now: float) -> None:
+        """Hand over what was learnt here, once and no more, and take in what the others did. Raises RedisAway."""
+        gate, by = scope.gate, scope.rules.judged_by
+        handed = gate.hand_over()
+        try:
+            fields = await self._evidence.exchange(scope.scope, by, handed)
+        except RedisAway:
+            gate.not_taken(handed)
+            raise
+        gate.take(fields, handed)
+        if aged := gate.evidence.aged(fields):
+            await self._evidence.forget(scope.scope, by, aged)
+        scope.counted_at = now
+        if scope.named is not None:
+            self._report(*scope.named, in_force_of(gate))
+
+
+def in_force_of(gate: Gate) -> InForce:
+    """Return what a gate's evidence allows."""
+    counts = gate.evidence.counts()
+    labels, different = int(counts[:, 1:3].sum()), int(counts[:, 2].sum())
+    if gate.threshold is None:
+        return InForce(labels=labels, different=different)
+    return InForce(gate.threshold.similarity, gate.threshold.bound, labels, different)
