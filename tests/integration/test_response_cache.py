@@ -149,6 +149,30 @@ async def test_a_hit_prolongs_nothing(make: Make) -> None:
     assert isinstance(await ask(caches, asked("Is it?")), Miss)
 
 
+async def test_nothing_that_is_done_with_an_answer_prolongs_it(make: Make, redis_server: RedisServer) -> None:
+    caches = make()
+    await fill(caches, asked("Is it?"))
+
+    def ends() -> dict[bytes, int]:
+        with contextlib.closing(redis_server.client()) as client:
+            keys = [key for kind in "en" for key in client.scan_iter(f"lpc:rc:*:{kind}:*")]
+            return {key: client.pexpiretime(key) for key in keys}
+
+    before = ends()
+    assert len(before) == 2
+    caches.clock.now += 60
+    exact, same = await ask(caches, asked("Is it?")), await ask(caches, asked("is IT"))
+    assert isinstance(exact, Hit) and isinstance(same, Hit)
+    for ticket in (exact.ticket, same.ticket):
+        for wrong in (False, True):
+            await caches.upkeep.feedback("a", ticket, wrong=wrong, reason="", drop=False)
+    assert isinstance(await ask(caches, asked("Is it?"), max_age_s=1), Miss)
+    for fields in ({"no_store": True}, {"aborted": True}):
+        await caches.cache.store("a", asked("Is it?"), answer(), **fields)
+    await caches.upkeep.invalidate("a", scope="other")
+    assert ends() == before
+
+
 async def test_redis_forgets_it_too(make: Make, redis_server: RedisServer) -> None:
     caches = make({"faq": ScopeSettings(ttl_s=100)})
     await fill(caches, asked("Is it?"))
