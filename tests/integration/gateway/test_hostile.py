@@ -116,3 +116,26 @@ async def test_other_methods_and_coded_bodies_go_through(caches: ResponseCaches)
         answer = await gateway.client.post(CHAT, content=coded, headers={"content-encoding": "gzip"})
         assert engine.received[-1].body == coded and engine.received[-1].header("content-encoding") == "gzip"
         assert "x-lpc-cache" not in answer.headers
+
+
+async def test_what_an_engine_has_received_is_sent_to_no_other_one() -> None:
+    heard: list[bytes] = []
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    rude = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{rude.sockets[0].getsockname()[1]}"
+    async with rude, served(EngineDouble()) as engine, a_gateway(engine, address, gateway_cache=False) as gateway:
+        answers = [await gateway.ask(chat(f"to one of the two: {number}")) for number in range(16)]
+        assert [answer.status_code for answer in answers].count(502) == len(heard) > 0
+        assert len(engine.completions) + len(heard) == 16
+
+
+async def test_websockets_are_refused() -> None:
+    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
+        upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "AAAA"}
+        answer = await gateway.client.get("/v1/realtime", headers=upgrade)
+        assert answer.status_code in (400, 403, 418)
+        assert not any(received.header("upgrade") for received in engine.received)
