@@ -61,7 +61,11 @@ class Sent:
 
 
 class Client:
-    """One engine: a connection and a stream of its own. ``patience_s``: age at which an answer is worthless."""
+    """One engine: a connection and a stream of its own, which is opened again where the sidecar ends it for its age.
+
+    Args:
+        patience_s: age at which an answer is worthless.
+    """
 
     def __init__(self, address: str, clock: Callable[[], float], patience_s: float) -> None:
         # Otherwise gRPC would share one connection among all channels of a process.
@@ -69,34 +73,44 @@ class Client:
         self._clock = clock
         self._patience_s = patience_s
         self._outgoing: asyncio.Queue[pb.PredictStreamRequest | None] = asyncio.Queue()
-        self._waiting: dict[str, tuple[Sent, asyncio.Event]] = {}
+        self._waiting: dict[str, tuple[Sent, asyncio.Event, pb.PredictStreamRequest]] = {}
         self._numbers = itertools.count()
+        self._closing = False
         self._reading = asyncio.create_task(self._read())
 
     def ask(self, conversation: pb.Conversation, sent: Sent) -> asyncio.Event:
         """Send a request; the event comes with its end, which is noted in ``sent``."""
         name = str(next(self._numbers))
         ended = asyncio.Event()
-        self._waiting[name] = sent, ended
         timeout_ms = int(self._patience_s * 1000) if math.isfinite(self._patience_s) else 0
-        self._outgoing.put_nowait(pb.PredictStreamRequest(request_id=name, conversation=conversation, timeout_ms=timeout_ms))
+        message = pb.PredictStreamRequest(request_id=name, conversation=conversation, timeout_ms=timeout_ms)
+        self._waiting[name] = sent, ended, message
+        self._outgoing.put_nowait(message)
         return ended
 
     async def close(self) -> None:
         """Say that no more requests come, wait for the stream's end and hang up."""
+        self._closing = True
         self._outgoing.put_nowait(None)
         await asyncio.wait([self._reading], timeout=PATIENCE_S + 20)
         self._reading.cancel()
         await self._channel.close()
 
-    async def _requests(self) -> AsyncIterator[pb.PredictStreamRequest]:
-        while (message := await self._outgoing.get()) is not None:
-            yield message
-
     async def _read(self) -> None:
+        while await self._read_stream() and (not self._closing or self._waiting):
+            # Whatever was not answered had not been read.
+            self._outgoing.put_nowait(None)
+            self._outgoing = asyncio.Queue()
+            for _, _, message in self._waiting.values():
+                self._outgoing.put_nowait(message)
+            if self._closing:
+                self._outgoing.put_nowait(None)
+
+    async def _read_stream(self) -> bool:
+        """Read a stream's answers; return whether it came to its end, and did not break."""
         try:
-            async for answer in rpc.ContinuationPredictorStub(self._channel).PredictStream(self._requests()):
-                sent, ended = self._waiting.pop(answer.request_id)
+            async for answer in rpc.ContinuationPredictorStub(self._channel).PredictStream(_until_none(self._outgoing)):
+                sent, ended, _ = self._waiting.pop(answer.request_id)
                 sent.done = self._clock()
                 if answer.WhichOneof("result") == "error":
                     sent.fate = _FATES.get(answer.error.code, "failed")
@@ -105,9 +119,17 @@ class Client:
                     sent.fate = "answered" if sent.latency_s <= self._patience_s else "expired"
                 ended.set()
         except grpc.aio.AioRpcError:
-            for sent, ended in self._waiting.values():
+            for sent, ended, _ in self._waiting.values():
                 sent.done, sent.fate = self._clock(), "failed"
                 ended.set()
+            self._waiting.clear()
+            return False
+        return True
+
+
+async def _until_none(queue: asyncio.Queue[pb.PredictStreamRequest | None]) -> AsyncIterator[pb.PredictStreamRequest]:
+    while (message := await queue.get()) is not None:
+        yield message
 
 
 async def saturation(address: str, requests: Iterator[pb.Conversation], clients: int, seconds: float) -> float:

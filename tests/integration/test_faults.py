@@ -1,6 +1,8 @@
 """The fault scenarios of `lpc bench faults` and the load of `lpc bench load`, with small numbers and a tiny model."""
 
 import asyncio
+import itertools
+from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,7 +13,9 @@ from lpc.bench import load
 from lpc.bench.full_disk import full_disk
 from lpc.bench.load import Sent, windows
 from lpc.bench.outages import failover, restarts
+from lpc.bench.processes import Sidecar
 from lpc.bench.reloads import reloads
+from lpc.bench.requests import conversations, request
 from lpc.bench.rude_clients import PREFACE, SETTINGS, frame, rude_clients
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -105,6 +109,16 @@ def test_what_ends_is_counted_in_the_ten_seconds_in_which_it_ends() -> None:
     first, second = windows(everything, [100.0, 101.0, 102.0], 20.0)
     assert (first["offered"], first["answered"], first["refused"], first["expired"]) == (3, 1, 1, 0)
     assert (second["offered"], second["answered"], second["p50_s"], second["rss_mib"]) == (1, 1, 4.0, 101.0)
+
+
+def test_the_loads_clients_go_on_where_the_sidecar_ends_their_streams_for_their_age(tiny_models: Path, tmp_path: Path) -> None:
+    (turns,) = conversations(10, 1)
+    requests = itertools.cycle([request(t) for t in turns])
+    with Sidecar(tmp_path, tiny_models, "tiny", connection_age_s=0.4) as sidecar:
+        load_of = load.overload(sidecar, requests, clients=3, per_second=60, seconds=3.0, progress=lambda _: None)
+        everything, _ = asyncio.run(load_of)
+    fates = Counter(sent.fate for sent in everything)
+    assert fates["answered"] > 100 and fates["failed"] == fates["unanswered"] == 0
 
 
 def test_every_request_of_the_load_comes_to_one_end(tiny_models: Path, tmp_path: Path) -> None:
