@@ -68,8 +68,7 @@ class Client:
     """
 
     def __init__(self, address: str, clock: Callable[[], float], patience_s: float) -> None:
-        # Otherwise gRPC would share one connection among all channels of a process.
-        self._channel = grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+        self._address = address
         self._clock = clock
         self._patience_s = patience_s
         self._outgoing: asyncio.Queue[pb.PredictStreamRequest | None] = asyncio.Queue()
@@ -94,7 +93,6 @@ class Client:
         self._outgoing.put_nowait(None)
         await asyncio.wait([self._reading], timeout=PATIENCE_S + 20)
         self._reading.cancel()
-        await self._channel.close()
 
     async def _read(self) -> None:
         while await self._read_stream() and (not self._closing or self._waiting):
@@ -108,16 +106,19 @@ class Client:
 
     async def _read_stream(self) -> bool:
         """Read a stream's answers; return whether it came to its end, and did not break."""
+        # Otherwise gRPC would share one connection among all channels of a process.
+        channel = grpc.aio.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)])
         try:
-            async for answer in rpc.ContinuationPredictorStub(self._channel).PredictStream(_until_none(self._outgoing)):
-                sent, ended, _ = self._waiting.pop(answer.request_id)
-                sent.done = self._clock()
-                if answer.WhichOneof("result") == "error":
-                    sent.fate = _FATES.get(answer.error.code, "failed")
-                else:
-                    # Too late is of no use to an engine, whatever the sidecar thinks of it.
-                    sent.fate = "answered" if sent.latency_s <= self._patience_s else "expired"
-                ended.set()
+            async with channel:
+                async for answer in rpc.ContinuationPredictorStub(channel).PredictStream(_until_none(self._outgoing)):
+                    sent, ended, _ = self._waiting.pop(answer.request_id)
+                    sent.done = self._clock()
+                    if answer.WhichOneof("result") == "error":
+                        sent.fate = _FATES.get(answer.error.code, "failed")
+                    else:
+                        # Too late is of no use to an engine, whatever the sidecar thinks of it.
+                        sent.fate = "answered" if sent.latency_s <= self._patience_s else "expired"
+                    ended.set()
         except grpc.aio.AioRpcError:
             for sent, ended, _ in self._waiting.values():
                 sent.done, sent.fate = self._clock(), "failed"

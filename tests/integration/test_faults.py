@@ -114,11 +114,12 @@ def test_what_ends_is_counted_in_the_ten_seconds_in_which_it_ends() -> None:
 def test_the_loads_clients_go_on_where_the_sidecar_ends_their_streams_for_their_age(tiny_models: Path, tmp_path: Path) -> None:
     (turns,) = conversations(10, 1)
     requests = itertools.cycle([request(t) for t in turns])
-    with Sidecar(tmp_path, tiny_models, "tiny", connection_age_s=0.4) as sidecar:
-        load_of = load.overload(sidecar, requests, clients=3, per_second=60, seconds=3.0, progress=lambda _: None)
+    with Sidecar(tmp_path, tiny_models, "tiny", connection_age_s=2.0) as sidecar:
+        load_of = load.overload(sidecar, requests, clients=3, per_second=30, seconds=7.0, progress=lambda _: None)
         everything, _ = asyncio.run(load_of)
     fates = Counter(sent.fate for sent in everything)
-    assert fates["answered"] > 100 and fates["failed"] == fates["unanswered"] == 0
+    assert fates["failed"] == fates["unanswered"] == 0
+    assert any(sent.fate == "answered" and sent.at > 3.0 for sent in everything)
 
 
 def test_every_request_of_the_load_comes_to_one_end(tiny_models: Path, tmp_path: Path) -> None:
