@@ -96,8 +96,10 @@ OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times; 
 def bench_tiers(
     trace: OwnLog = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
-    pool: Annotated[float, typer.Option(help="Blocks of the GPU's pool, share of the log's working set.")] = 0.01,
-    limit: Annotated[int | None, typer.Option(help="Replay so many requests only.")] = None,
+    pool: Annotated[
+        float, typer.Option(min=0.001, max=1, help="Blocks of the GPU's pool, share of the log's working set.")
+    ] = 0.01,
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay so many requests only.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One size of the tier, a pool of 3%.")] = False,
     json_file: JsonFile = None,
     models: Models = Path("models"),

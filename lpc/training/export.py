@@ -80,6 +80,11 @@ def export(
             times.
         EncoderError, HeadError, ThinkTimeError: an input cannot be read.
     """
+    for given in (name, version or ""):
+        if Path(given).name != given or given.startswith("."):
+            raise ExportError(
+                f"{given!r} names no folder in the model repository: give a name without slashes and without a dot first"
+            )
     trained = HeadFile.load(head)
     times = ThinkTime.load(think_time).to_json() if think_time is not None else None
     settings = FeatureSettings.from_dict(trained.metadata["features"])

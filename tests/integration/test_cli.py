@@ -354,6 +354,14 @@ def test_export_of_missing_think_times_says_what_to_run_first(tmp_path: Path) ->
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.parametrize("flags", [("--version", "../elsewhere"), ("--name", "/elsewhere"), ("--version", ".hidden")])
+def test_export_goes_nowhere_but_into_the_model_repository(tmp_path: Path, flags: tuple[str, str]) -> None:
+    refused = lpc("export", "--models", str(tmp_path / "models"), *flags)
+    assert refused.returncode == 2
+    assert f"lpc: {flags[1]!r} names no folder in the model repository" in refused.stderr.decode()
+    assert not list(tmp_path.iterdir())
+
+
 def test_export_of_a_missing_head_says_what_to_run_first(tmp_path: Path) -> None:
     result = lpc("export", "--models", str(tmp_path), "--head", str(tmp_path / "none.safetensors"))
     assert result.returncode == 2
