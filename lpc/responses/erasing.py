@@ -37,7 +37,7 @@ class Eraser:
         very moment may go with it.
         """
         members = await self._redis.ask(lambda client: client.zrange(layout.key(scope, "z"), 0, -1), ERASING_S)
-        names = [EntryId(layout.name(member.partition(b":")[0])) for member in members]
+        names = [name for member in members for name in layout.names(member.partition(b":")[0])]
         erased = 0
         for start in range(0, len(names), AT_ONCE):
             batch = names[start : start + AT_ONCE]

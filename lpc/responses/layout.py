@@ -25,6 +25,8 @@ anything in clear but numbers.
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Final
 
+from lpc.responses.canonical import EntryId
+
 PREFIX: Final = "lpc:rc:"
 KEEP_S: Final = 400 * 24 * 3600
 """Life of what has no other end: generations and lists of scopes; longer than any entry's."""
@@ -43,6 +45,14 @@ def name(value: bytes | str) -> bytes:
     """Return the name that a text stands for. Raises ValueError."""
     data = value.encode() if isinstance(value, str) else value
     return urlsafe_b64decode(data + b"=" * (-len(data) % 4))
+
+
+def names(value: bytes | str) -> list[EntryId]:
+    """Return the entry that a text names; none where it is nothing of ours."""
+    try:
+        return [EntryId(name(value))]
+    except ValueError:
+        return []
 
 
 def key(scope: bytes, kind: str, *rest: str) -> str:

@@ -111,7 +111,7 @@ class Vectors:
         if added:
             records = await self._redis.ask(lambda client: client.hmget(hashed, list(added)), ERASING_S)
         pairs = [(name, record) for name, record in zip(added, records, strict=True) if record is not None]
-        gone = [entry for name in removed if name not in added for entry in _entry(name)]
+        gone = [entry for name in removed if name not in added for entry in layout.names(name)]
         last = events[-1][0].decode() if events else place
         now = None if generation is None else generation.decode()
         return Changes(last, now, self._opened(scope, pairs, keys), gone, whole)
@@ -129,13 +129,6 @@ class Vectors:
 async def _scan(client: Any, key: str, cursor: int) -> tuple[int, dict[bytes, bytes]]:
     found: tuple[int, dict[bytes, bytes]] = await client.hscan(key, cursor, count=SCANNED_AT_ONCE)
     return found
-
-
-def _entry(name: bytes) -> list[EntryId]:
-    try:
-        return [EntryId(layout.name(name))]
-    except ValueError:
-        return []  # nothing of ours
 
 
 def _order(place: str) -> tuple[int, int]:

@@ -468,6 +468,15 @@ async def test_what_is_erased_by_tag_or_model_is_gone_from_redis_and_nothing_els
     assert figures.entries == 5 - len(goes)
 
 
+async def test_what_is_no_name_of_an_entry_stops_no_erasure(make: Make, redis_server: RedisServer) -> None:
+    caches = make()
+    await fill(caches, asked("Is it?", tags=("t",)))
+    with contextlib.closing(redis_server.client()) as client:
+        (ends,) = client.scan_iter("lpc:rc:*:z")
+        client.zadd(ends, {"a:1": 1e12})
+    assert await caches.upkeep.invalidate("a", scope="faq", tag="t", erase=True) == (True, 1)
+
+
 async def test_a_scope_keeps_within_its_bytes(make: Make, redis_server: RedisServer) -> None:
     caches = make({"faq": ScopeSettings(max_mib=1)})
     for n in range(40):
