@@ -53,7 +53,7 @@ async def test_a_silent_sidecar_gets_50_ms_of_three_requests_and_then_none(
         return await call(self, method, message, timeout_s)
 
     monkeypatch.setattr(AsyncResponseCacheClient, "_call", noted)
-    monkeypatch.setattr(patience, "REST_S", 10_000.0)  # longer than the machine may be busy
+    monkeypatch.setattr("lpc.cache.patience.REST_S", 10_000.0)  # longer than the machine may be busy
     default = GatewaySettings.model_fields["gateway_lookup_timeout_s"].default
     assert default <= 0.05
     async with (
