@@ -17,6 +17,8 @@ CHANGES: Final = 10_000
 """Of a scope's stream: a sidecar that missed more reads all vectors again."""
 ERASING_S: Final = 60.0
 """Time for one step of what nobody waits for."""
+ASKED_S: Final = 2.0
+"""Time for what somebody asks for who is no request: to make answers unfindable, to hear of scopes."""
 
 _PUT: Final = """
 local e, z, x, v, f, b = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -211,7 +213,7 @@ class Store:
 
     async def drop(self, scope: Scope, entry: EntryId) -> bool:
         """Delete one entry; return whether there was one."""
-        return bool(await self.redis.ask(lambda client: client.eval(*self._drop(scope, entry))))
+        return bool(await self.redis.ask(lambda client: client.eval(*self._drop(scope, entry)), ASKED_S))
 
     async def drop_all(self, scope: Scope, entries: Sequence[EntryId]) -> int:
         """Delete entries while nobody waits; return how many there were."""
@@ -242,7 +244,7 @@ class Store:
         else:
             name = b""
         key = layout.key(scope, "g", layout.text(name)) if name else layout.key(scope, "g")
-        await self.redis.ask(lambda client: _incremented(client, key, layout.key(scope, "i")))
+        await self.redis.ask(lambda client: _incremented(client, key, layout.key(scope, "i")), ASKED_S)
 
     async def invalidated_s(self, scope: Scope) -> float:
         """Return how many seconds ago something of a scope was invalidated; infinite where that is long ago."""
@@ -266,7 +268,7 @@ class Store:
     async def registered(self, client_name: str, keys: Keyring) -> dict[str, Scope]:
         """Return a client's scopes by name."""
         key = f"{layout.PREFIX}{{{layout.text(self.namer.client(client_name))}}}:s"
-        found: dict[bytes, bytes] = await self.redis.ask(lambda client: client.hgetall(key))
+        found: dict[bytes, bytes] = await self.redis.ask(lambda client: client.hgetall(key), ASKED_S)
         scopes: dict[str, Scope] = {}
         for value, sealed in found.items():
             try:
