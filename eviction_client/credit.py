@@ -23,7 +23,9 @@ MAX_GRID: Final = 256
 
 
 SERVES: Final = 0.35
-"""Share of its time in a tier that is left to a chunk after the cache above has let go of it, at least, for its room to pay."""
+"""Share of its time in a tier that is left to a chunk after the cache above has let go of it, at least, for its room to pay,
+where both are of a size. Below a cache of 1/k of the tier it is 1/k^2 of that: what is there twice takes at most 1/k of the
+tier's room, and of a tier's time, which is k times as long, the same share is k times as many seconds."""
 
 
 class Above(NamedTuple):
@@ -32,10 +34,12 @@ class Above(NamedTuple):
     Attributes:
         lifetime: of blocks of average conversations there, seconds.
         trusting: credit orders it; else least recent use.
+        size: its blocks beside the tier's.
     """
 
     lifetime: float
     trusting: bool
+    size: float = 1.0
 
 
 class CreditGrid:
@@ -93,12 +97,13 @@ class CreditTable:
         """Return the credit in a tier of this lifetime that holds what the cache above it holds, too.
 
         While blocks are above they serve nobody here. A conversation whose credit keeps it there so long that of its time in
-        the tier less than SERVES would be left goes first here: others, which leave the cache above early, need the room more.
-        Where the cache above gives it no credit this is :meth:`at`.
+        the tier less than a share (SERVES) would be left goes first here: others, which leave the cache above early, need the
+        room more. Where the cache above gives it no credit this is :meth:`at`.
         """
         credit = self.at(lifetime)
         longer = self.at(above.lifetime) if above.trusting else 0.0
-        if longer > 0.0 and (1.0 - SERVES) * (lifetime + credit) < above.lifetime + longer:
+        serves = SERVES * min(above.size, 1.0) ** 2
+        if longer > 0.0 and (1.0 - serves) * (lifetime + credit) < above.lifetime + longer:
             return min(credit, -lifetime)
         return credit
 

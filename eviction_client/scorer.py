@@ -132,7 +132,7 @@ class Scorer:
             prompts_only=prompts_only,
             guarded=self.settings.guard,
             pools=self.settings.pools != "off",
-            above=lambda: Above(self.lifetime.seconds, self.trusting),
+            above=lambda: Above(self.lifetime.seconds, self.trusting, self.lifetime.capacity / max(blocks, 1)),
             clock=self.now,
         )
         self.tiers.append(tier)

@@ -55,11 +55,13 @@ class GhostCache:
     Attributes:
         lifetime: how long blocks live in it.
         trusting: its keys have credit.
+        blocks: of the cache whose sample it holds.
     """
 
-    def __init__(self, room: int, *, trusting: bool = True) -> None:
+    def __init__(self, room: int, *, trusting: bool = True, blocks: int = 1) -> None:
         self.lifetime = Lifetime(room)
         self.trusting = trusting
+        self.blocks = blocks
         self._room = room
         self._order: FreeBlockQueue[GhostBlock] = FreeBlockQueue(GhostBlock(-1, b""), GhostBlock(-1, b""))
         self._blocks: dict[bytes, GhostBlock] = {}
@@ -148,8 +150,9 @@ class Shadows:
         self.counters = ShadowCounters()
         self._mask = every - 1
         self._prompts_only = prompts_only
-        self._credit = GhostCache(max(capacity // every, 1))
-        self._lru = GhostCache(max(capacity // every, 1), trusting=False)
+        self._blocks = max(capacity, 1)
+        self._credit = GhostCache(max(capacity // every, 1), blocks=self._blocks)
+        self._lru = GhostCache(max(capacity // every, 1), trusting=False, blocks=self._blocks)
 
     @property
     def lifetime(self) -> float:
@@ -173,7 +176,7 @@ class Shadows:
         prompt = self._sample(finished.blocks[: finished.prompt_blocks])
         sample = prompt if self._prompts_only else self._sample(finished.blocks)
         had, lru_had = self._credit.hits(prompt, above), self._lru.hits(prompt, above)
-        keys = finished.keys_at(self.lifetime, finished.table, _above(above))
+        keys = finished.keys_at(self.lifetime, finished.table, self._as_above(above))
         self._credit.use(sample, keys.key, finished, conversation)
         self._lru.use(sample, keys.t_last, finished)
         seen = self.counters
@@ -183,13 +186,12 @@ class Shadows:
 
     def lay(self, finished: Finished, table: CreditTable, *, above: GhostCache | None = None) -> None:
         """Show credit to the shadow that has it, of a request whose answer has come after its end."""
-        key = finished.keys_at(self.lifetime, table, _above(above)).key
+        key = finished.keys_at(self.lifetime, table, self._as_above(above)).key
         self._credit.lay(self._sample(finished.blocks), key, finished)
+
+    def _as_above(self, cache: GhostCache | None) -> Above | None:
+        return None if cache is None else Above(cache.lifetime.seconds, cache.trusting, cache.blocks / self._blocks)
 
     def _sample(self, blocks: Sequence[BlockHash]) -> list[BlockHash]:
         mask = self._mask
         return [block for block in blocks if not block[-1] & mask]
-
-
-def _above(cache: GhostCache | None) -> Above | None:
-    return None if cache is None else Above(cache.lifetime.seconds, cache.trusting)

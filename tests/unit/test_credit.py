@@ -71,6 +71,9 @@ def test_below_a_cache_that_keeps_it_a_conversation_goes_first_unless_much_of_it
     assert table.below(100.0, keeps) == -100.0
     assert table.below(1000.0, keeps) == 500.0  # 1500 s in all, 1320 of them alone
     assert table.below(100.0, Above(100.0, trusting=False)) == 80.0
+    # 258 s here, 78 of them alone: too few below a cache of this size, enough below one of a quarter.
+    assert table.below(130.0, keeps) == -130.0
+    assert table.below(130.0, keeps._replace(size=0.25)) == table.at(130.0) > 0
 
 
 @given(st.floats(-MAX_CREDIT_S, 0.0), st.floats(-MAX_CREDIT_S, MAX_CREDIT_S), st.floats(1e-3, 1e5), st.floats(1e-3, 1e5))
