@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pages import head
+
 from lpc.simulator.run import Run, WorkloadSpec, sweep
 from lpc.simulator.tiers.spec import PrefetchSpec, parse_tiers
 from lpc.simulator.workloads import WORKLOADS
@@ -100,12 +102,6 @@ def page(rows: Rows, names: Sequence[str], seed: int) -> Iterator[str]:
         )
     oracle = sum(ratio(rows, name, "oracle") for name in told) / len(told)
     yield f"- An oracle that knows when each turn comes: {oracle:.3f}; what lies between, a better forecast of when could gain."
-
-
-def head(ways: Sequence[str]) -> Iterator[str]:
-    """Yield the head of a table with a column for each way."""
-    yield "| workload | " + " | ".join(ways) + " |"
-    yield "|---|" + "---|" * len(ways)
 
 
 def draw(rows: Rows, names: Sequence[str], path: Path) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pages import head, small_pictures
+
 from lpc.simulator.offloading import TIMES, Replay, rows_of
 from lpc.simulator.run import WorkloadSpec
 from lpc.simulator.workloads import WORKLOADS
@@ -92,8 +94,7 @@ def page(rows: Rows, names: Sequence[str]) -> Iterator[str]:
         yield ""
         yield "Points of hit rate above LRU in both; in brackets the cached tokens above those with LRU in the tier, %."
         yield ""
-        yield "| workload | " + " | ".join(heads) + " |"
-        yield "|---|" + "---|" * len(heads)
+        yield from head(heads)
         for name in names:
             said = (
                 f"{above_stock(rows, name, *cell, inverted):+.2f} ({above_better(rows, name, *cell, inverted):+.1f})"
@@ -113,8 +114,7 @@ def page(rows: Rows, names: Sequence[str]) -> Iterator[str]:
     yield ""
     yield "In % of prompt tokens, from pool and tier: LRU in both / the plug-in, LRU in the tier / the plug-in in both."
     yield ""
-    yield "| workload | " + " | ".join(heads) + " |"
-    yield "|---|" + "---|" * len(heads)
+    yield from head(heads)
     for name in names:
         said = (" / ".join(f"{rate(rows, name, *cell, side):.2f}" for side in ("stock", "pool", "both")) for cell in cells)
         yield f"| `{name}` | " + " | ".join(said) + " |"
@@ -122,32 +122,17 @@ def page(rows: Rows, names: Sequence[str]) -> Iterator[str]:
 
 def draw(rows: Rows, names: Sequence[str], path: Path) -> None:
     """Draw the distance from LRU in both, a small picture for each workload."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    columns, cells = 4, cells_of(rows)
-    figure, axes = plt.subplots(
-        -(-len(names) // columns), columns, figsize=(13, 2.4 * -(-len(names) // columns)), squeeze=False
-    )
-    for axis in axes.flat[len(names) :]:
-        axis.axis("off")
+    cells = cells_of(rows)
     sides = (("plug-in, tier LRU", "pool"), ("plug-in in both", "both"), ("both, inverted", "both, inverted"))
-    for axis, name in zip(axes.flat, names, strict=False):
+
+    def one(axis: Any, name: str) -> None:
         for label, side in sides:
             gains = [rate(rows, name, *cell, side) - rate(rows, name, *cell, "stock") for cell in cells]
             axis.plot(range(len(cells)), gains, marker="o", markersize=3, label=label)
-        axis.axhline(0, color="black", linewidth=0.8)
         axis.set_xticks(range(len(cells)), [f"{pool:.0%}\n{tier}" for pool, tier in cells], fontsize=7)
-        axis.set_title(name, fontsize=9)
-        axis.grid(alpha=0.3)
-    axes.flat[0].legend(fontsize=7)
-    figure.supylabel("points above LRU in both")
-    figure.supxlabel("pool, share of the working set; tier, pools")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+
+    across = "pool, share of the working set; tier, pools"
+    small_pictures(path, names, one, up="points above LRU in both", across=across)
 
 
 def main() -> None:

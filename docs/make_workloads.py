@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pages import head, small_pictures
+
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import Run, WorkloadSpec, sweep
 from lpc.simulator.workloads import WORKLOADS
@@ -72,8 +74,7 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: int) 
             yield ""
             yield "Points of hit rate above LRU after the first 500 requests, in brackets over the whole run."
             yield ""
-            yield "| workload | " + " | ".join(f"{share:.0%}" for share in SHARES) + " |"
-            yield "|---|" + "---|" * len(SHARES)
+            yield from head([f"{share:.0%}" for share in SHARES])
             for name in names:
                 cells = (above(rows, name, share, inverted) for share in SHARES)
                 yield f"| `{name}` | " + " | ".join(f"{after:+.2f} ({whole:+.2f})" for after, whole in cells) + " |"
@@ -104,30 +105,13 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: int) 
 
 def draw(rows: Rows, names: Sequence[str], path: Path) -> None:
     """Draw the plug-in's distance from LRU, a small picture for each workload."""
-    import matplotlib as mpl
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    columns = 4
-    figure, axes = plt.subplots(
-        -(-len(names) // columns), columns, figsize=(13, 2.4 * -(-len(names) // columns)), squeeze=False
-    )
-    for axis in axes.flat[len(names) :]:
-        axis.axis("off")
-    for axis, name in zip(axes.flat, names, strict=False):
+    def one(axis: Any, name: str) -> None:
         for inverted, how in ((False, "as learnt"), (True, "inverted")):
             axis.plot(range(len(SHARES)), [above(rows, name, share, inverted)[0] for share in SHARES], marker="o", label=how)
-        axis.axhline(0, color="black", linewidth=0.8)
         axis.set_xticks(range(len(SHARES)), [f"{share:.0%}" for share in SHARES])
-        axis.set_title(name, fontsize=9)
-        axis.grid(alpha=0.3)
-    axes.flat[0].legend(fontsize=7)
-    figure.supylabel("points above LRU")
-    figure.supxlabel("capacity, share of the working set")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+
+    small_pictures(path, names, one, up="points above LRU", across="capacity, share of the working set")
 
 
 def main() -> None:

@@ -42,6 +42,10 @@ class Above(NamedTuple):
     size: float = 1.0
 
 
+NOTHING_ABOVE: Final = Above(0.0, trusting=False)
+"""A cache that is asked first itself."""
+
+
 class CreditGrid:
     """The lifetimes at which a sidecar gives credits.
 
@@ -101,7 +105,9 @@ class CreditTable:
         room more. Where the cache above gives it no credit this is :meth:`at`.
         """
         credit = self.at(lifetime)
-        longer = self.at(above.lifetime) if above.trusting else 0.0
+        if not above.trusting:
+            return credit
+        longer = self.at(above.lifetime)
         serves = SERVES * min(above.size, 1.0) ** 2
         if longer > 0.0 and (1.0 - serves) * (lifetime + credit) < above.lifetime + longer:
             return min(credit, -lifetime)

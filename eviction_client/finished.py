@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eviction_client.credit import Above, CreditTable
+from eviction_client.credit import NOTHING_ABOVE, Above, CreditTable
 from eviction_client.score import Keys
 from eviction_client.stores.base import BlockHash
 
@@ -30,9 +30,9 @@ class Finished:
     table: CreditTable | None
     awaited: bool = False
 
-    def keys_at(self, lifetime: float, table: CreditTable | None, above: Above | None = None) -> Keys:
+    def keys_at(self, lifetime: float, table: CreditTable | None, above: Above = NOTHING_ABOVE) -> Keys:
         """Return its keys in a cache of this lifetime (seconds), with this credit. ``above``: where it is a tier."""
         if table is None:
             return self.keys
         t_last = self.keys.t_last
-        return Keys(t_last, t_last + (table.at(lifetime) if above is None else table.below(lifetime, above)))
+        return Keys(t_last, t_last + table.below(lifetime, above))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from eviction_client.credit import Above, CreditTable, Lifetime
+from eviction_client.credit import NOTHING_ABOVE, Above, CreditTable, Lifetime
 from eviction_client.finished import Finished
 from eviction_client.guard import Guard
 from eviction_client.queue import Block, FreeBlockQueue
@@ -189,8 +189,8 @@ class Shadows:
         key = finished.keys_at(self.lifetime, table, self._as_above(above)).key
         self._credit.lay(self._sample(finished.blocks), key, finished)
 
-    def _as_above(self, cache: GhostCache | None) -> Above | None:
-        return None if cache is None else Above(cache.lifetime.seconds, cache.trusting, cache.blocks / self._blocks)
+    def _as_above(self, cache: GhostCache | None) -> Above:
+        return NOTHING_ABOVE if cache is None else Above(cache.lifetime.seconds, cache.trusting, cache.blocks / self._blocks)
 
     def _sample(self, blocks: Sequence[BlockHash]) -> list[BlockHash]:
         mask = self._mask

@@ -24,7 +24,7 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from eviction_client.chunk import Chunk, Content, Use
-from eviction_client.credit import Above, CreditTable, Lifetime
+from eviction_client.credit import NOTHING_ABOVE, Above, CreditTable, Lifetime
 from eviction_client.credit_queue import CreditQueue
 from eviction_client.finished import Finished
 from eviction_client.queue import FreeBlockQueue
@@ -52,7 +52,7 @@ class Tier:
         prompts_only: replies are not stored there.
         guarded: credit is in force only while the shadows show that it pays; else always.
         pools: chunks of several conversations keep the highest of their keys.
-        above: tells of the cache above as it is now; None: nothing is known of it.
+        above: tells of the cache above as it is now.
         clock: seconds since the epoch; never goes back, never raises.
 
     Attributes:
@@ -70,7 +70,7 @@ class Tier:
         prompts_only: bool,
         guarded: bool,
         pools: bool,
-        above: Callable[[], Above] | None = None,
+        above: Callable[[], Above] = lambda: NOTHING_ABOVE,
         clock: Callable[[], float],
     ) -> None:
         self.name = name
@@ -151,9 +151,7 @@ class Tier:
             return
         use, chunks = self._awaited.pop(request_id, (None, []))
         if use is not None and table is not None:
-            lifetime = self.lifetime.seconds
-            credit = table.at(lifetime) if self._above is None else table.below(lifetime, self._above())
-            self._laying.append((use, use.keys.t_last + credit, chunks))
+            self._laying.append((use, use.keys.t_last + table.below(self.lifetime.seconds, self._above()), chunks))
 
     # What the tier's own code does.
 
@@ -183,8 +181,7 @@ class Tier:
             now = self._clock()
             session, keys, moved = None, Keys(now, now), False
         else:
-            above = None if self._above is None else self._above()
-            session, keys = finished.session, finished.keys_at(self.lifetime.seconds, finished.table, above)
+            session, keys = finished.session, finished.keys_at(self.lifetime.seconds, finished.table, self._above())
             moved = keys.t_last != finished.ended
         if not contents:
             return

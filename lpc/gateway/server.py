@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import time
@@ -32,6 +31,7 @@ from lpc.gateway.upstream import Upstream, http_client
 from lpc.wire.access import access_of, is_loopback
 from lpc.wire.certificates import CertificateError, CertificateFiles
 from lpc.wire.certificates import read as read_certificates
+from lpc.wire.listening import listen
 from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import refresh_forever
@@ -181,17 +181,14 @@ def _server(settings: GatewaySettings, app: Starlette) -> uvicorn.Server:
 def _listen(settings: GatewaySettings) -> socket.socket:
     host, port = settings.gateway_host, settings.gateway_port
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = listen(host, port)
         # Connections inherit it, which asyncio would not set here: else the body of a short answer waits 40 ms for a
         # delayed acknowledgement of its header.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
-        # Python adds the address in words of its own.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error
         raise GatewayStartError(
-            f"cannot listen on {host}:{port} ({reason}); choose another with --port or LPC_GATEWAY_PORT"
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or LPC_GATEWAY_PORT"
         ) from error
 
 

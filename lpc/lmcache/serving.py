@@ -2,15 +2,14 @@
 
 import asyncio
 import contextlib
-import os
 import signal
-import socket
 import sys
 
 import uvicorn
 
 from lpc.lmcache.errors import LMCacheUnfit
 from lpc.lmcache.gate import front
+from lpc.wire.listening import listen
 
 
 def serve_front(target: str, token: str, host: str, port: int) -> None:
@@ -21,7 +20,12 @@ def serve_front(target: str, token: str, host: str, port: int) -> None:
     name, _, number = target.rpartition(":")
     if not name or not number.isdecimal():
         raise LMCacheUnfit(f"--to {target} is not host:port, such as 127.0.0.1:8080")
-    with _listen(host, port) as listener:
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        reason = error.strerror
+        raise LMCacheUnfit(f"cannot listen on {host}:{port} ({reason}); choose another with --host and --port") from error
+    with listener:
         print(f"lpc: {host}:{listener.getsockname()[1]} lets the token through to {target}", file=sys.stderr, flush=True)
         _Server(uvicorn.Config(front(target, token), log_level="warning")).run(sockets=[listener])
 
@@ -35,12 +39,3 @@ class _Server(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, setattr, self, "should_exit", True)
         yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
-    except OSError as error:
-        # Python adds the address in words of its own.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error
-        raise LMCacheUnfit(f"cannot listen on {host}:{port} ({reason}); choose another with --host and --port") from error
