@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lpc.wire import bugs
 from tests.authority import authority
 from tests.guarded_redis import guarded_redis, guarded_session
 from tests.redis_server import redis_server, redis_session
@@ -35,6 +36,12 @@ def timed_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("timed-models")
     build_tiny_artifact(root, think_time=tiny_think_time())
     return root
+
+
+@pytest.fixture(autouse=True)
+def forget_reported_bugs() -> None:
+    """Each test may see the first report of a place again."""
+    bugs._reports.clear()
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""Logs of errors that indicate a bug of this project: the exception's type and frames, without its message or any value.
+
+A message may hold what a user wrote: ``KeyError('my secret prompt')``. Types, files, lines and functions cannot.
+"""
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Final
+
+REPEAT_S: Final = 300.0
+"""Shortest time between two reports of one place; those between are counted."""
+MAX_FRAMES: Final = 30
+"""Innermost frames shown of an exception: a RecursionError has a thousand."""
+MAX_CAUSES: Final = 8
+"""Exceptions shown of one report: the error, its causes, and the members of a group."""
+
+_lock = threading.Lock()
+_reports: dict[str, tuple[float, int]] = {}
+"""By place: when it was last reported (monotonic seconds), and how often it has failed since."""
+
+
+def log_bug(logger: logging.Logger, where: str, error: BaseException) -> None:
+    """Log an exception that only a bug can cause, at most once per place in REPEAT_S.
+
+    Args:
+        where: what failed, as a constant: "the guard". It is the place that the limit applies to.
+    """
+    now = time.monotonic()
+    with _lock:
+        reported_at, since = _reports.get(where, (now - REPEAT_S, 0))
+        if now - reported_at < REPEAT_S:
+            _reports[where] = (reported_at, since + 1)
+            return
+        _reports[where] = (now, 0)
+    more = f" ({since} more since the last report)" if since else ""
+    logger.error("bug in %s%s: please report these lines\n%s", where, more, "\n".join(frames_of(error)))
+
+
+def frames_of(error: BaseException) -> Iterator[str]:
+    """Return the lines of a traceback without values: of each exception, the error first, its type and its frames."""
+    pending: list[tuple[str, BaseException]] = [("", error)]
+    seen: set[int] = set()
+    while pending and len(seen) < MAX_CAUSES:
+        role, shown = pending.pop(0)
+        if id(shown) in seen:
+            continue
+        seen.add(id(shown))
+        yield f"{role}{type(shown).__module__}.{type(shown).__qualname__}"
+        for frame in traceback.StackSummary.extract(
+            traceback.walk_tb(shown.__traceback__), limit=-MAX_FRAMES, lookup_lines=False
+        ):
+            yield f"  {frame.filename}:{frame.lineno} in {frame.name}"
+        if isinstance(shown, BaseExceptionGroup):
+            pending += [("member: ", member) for member in shown.exceptions]
+        if shown.__cause__ is not None:
+            pending.append(("caused by: ", shown.__cause__))
+        elif shown.__context__ is not None and not shown.__suppress_context__:
+            pending.append(("while handling: ", shown.__context__))
