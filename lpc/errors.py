@@ -14,6 +14,7 @@
     ├── TokenizerError          predictor_service.requests.loading: a tokenizer cannot be read
     ├── OfferRefused            predictor_service.requests.offered: the tokenizer that an engine offers is not taken
     ├── TokenFileError          lpc.wire.tokens: the token file cannot be used
+    ├── BadTarget               lpc.wire.raw_path: a request's path or query cannot be forwarded
     ├── CacheError              lpc.cache.client: a call to the response caches failed
     ├── WarmError               lpc.cache.warming: the caches cannot be warmed
     ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start

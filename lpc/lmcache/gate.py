@@ -15,23 +15,30 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lpc.lmcache.tokens import brings
+from lpc.wire.raw_path import BadTarget, raw_path, raw_target
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN: Final = frozenset(("/healthz", "/healthcheck"))
-"""Paths of probes, which say nothing about what is cached."""
+OPEN: Final = frozenset((b"/healthz", b"/healthcheck"))
+"""Paths of probes, which say nothing about what is cached: open for GET and HEAD."""
 HOP_BY_HOP: Final = frozenset(
     ("connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "authorization", "content-length")
 )
 METHODS: Final = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"]
 TIMEOUT_S: Final = 30.0
+MAX_BODY_BYTES: Final = 32 << 20
+"""A request for a prompt of a million tokens has about 8 MB."""
+
+
+class TooLarge(Exception):
+    """A body has more than MAX_BODY_BYTES."""
 
 
 class TokenGate:
-    """ASGI: lets requests with the token through to an application, and all to the paths in OPEN."""
+    """ASGI: lets requests with the token through to an application, and probes to the paths in OPEN."""
 
     def __init__(self, app: App, token: str) -> None:
         self._app = app
@@ -39,19 +46,49 @@ class TokenGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and scope["path"] not in OPEN:
-            header = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
-            if not brings(header.decode("latin-1"), self._token):
-                refusal = PlainTextResponse("a token is needed\n", 401, {"WWW-Authenticate": 'Bearer realm="lpc"'})
+        if scope["type"] == "http":
+            refusal = self._refusal(scope)
+            if refusal is not None:
                 await refusal(scope, receive, send)
                 return
         elif scope["type"] == "websocket":
             return
         await self._app(scope, receive, send)
 
+    def _refusal(self, scope: Scope) -> Response | None:
+        try:
+            raw_target(scope)
+        except BadTarget as error:
+            return PlainTextResponse(f"{error}\n", 400)
+        if _is_probe(scope):
+            return None
+        header = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
+        if brings(header.decode("latin-1"), self._token):
+            return None
+        return PlainTextResponse("a token is needed\n", 401, {"WWW-Authenticate": 'Bearer realm="lpc"'})
+
+
+def _is_probe(scope: Scope) -> bool:
+    return scope["method"] in ("GET", "HEAD") and raw_path(scope) in OPEN
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body; nothing of a probe's. Raises TooLarge."""
+    if _is_probe(request.scope):
+        return b""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise TooLarge
+        parts.append(part)
+    return b"".join(parts)
+
 
 def front(target: str, token: str) -> App:
     """Return what passes requests with the token on to ``target`` (host:port), and answers back."""
+    base = httpx.URL(f"http://{target}")
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[dict[str, Any]]:
@@ -61,8 +98,12 @@ def front(target: str, token: str) -> App:
     async def pass_on(request: Request) -> Response:
         http: httpx.AsyncClient = request.state.http
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP]
-        url = f"http://{target}{request.url.path}" + (f"?{request.url.query}" if request.url.query else "")
-        asked = http.build_request(request.method, url, headers=headers, content=await request.body())
+        try:
+            content = await _body(request)
+        except TooLarge:
+            return PlainTextResponse(f"the body has more than {MAX_BODY_BYTES} bytes: send less\n", 413)
+        url = base.copy_with(raw_path=raw_target(request.scope))
+        asked = http.build_request(request.method, url, headers=headers, content=content)
         try:
             answer = await http.send(asked, stream=True)
         except httpx.HTTPError as error:

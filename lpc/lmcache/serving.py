@@ -5,6 +5,7 @@ import contextlib
 import signal
 import sys
 
+import httpx
 import uvicorn
 
 from lpc.lmcache.errors import LMCacheUnfit
@@ -18,8 +19,12 @@ def serve_front(target: str, token: str, host: str, port: int) -> None:
     Raises LMCacheUnfit: the target is no host:port, or the address cannot be listened on.
     """
     name, _, number = target.rpartition(":")
-    if not name or not number.isdecimal():
-        raise LMCacheUnfit(f"--to {target} is not host:port, such as 127.0.0.1:8080")
+    try:
+        if not name or not number.isdecimal():
+            raise ValueError
+        app = front(target, token)
+    except (ValueError, httpx.InvalidURL):
+        raise LMCacheUnfit(f"--to {target} is not host:port, such as 127.0.0.1:8080") from None
     try:
         listener = listen(host, port)
     except OSError as error:
@@ -27,7 +32,7 @@ def serve_front(target: str, token: str, host: str, port: int) -> None:
         raise LMCacheUnfit(f"cannot listen on {host}:{port} ({reason}); choose another with --host and --port") from error
     with listener:
         print(f"lpc: {host}:{listener.getsockname()[1]} lets the token through to {target}", file=sys.stderr, flush=True)
-        _Server(uvicorn.Config(front(target, token), log_level="warning")).run(sockets=[listener])
+        _Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
