@@ -37,6 +37,9 @@ class ClientSettings(RedisSettings):
     predictor_certificate: Path | None = Field(default=None, description="PEM file of this engine's certificate, for mTLS")
     predictor_key: Path | None = Field(default=None, description="PEM file of its key, without a pass phrase")
     predictor_token: SecretStr | None = Field(default=None, description="token that the sidecar knows this engine by")
+    predictor_token_file: Path | None = Field(
+        default=None, description="file that holds this token instead, read at each connection: a new one needs no restart"
+    )
     served_model: str = Field(default="", description="name under which the sidecar knows this engine's tokenizer")
     predictor_timeout_s: Seconds = Field(default=10.0, description="age at which an answer is worthless")
     predictor_capacity: int = Field(default=8192, ge=1, description="requests remembered; over it the oldest is dropped")
@@ -80,7 +83,8 @@ class ClientSettings(RedisSettings):
     store_blocks: int = Field(default=1_000_000, ge=1, description="blocks that the in-memory store remembers")
 
     _empty_is_none = field_validator(
-        *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token", "lmcache_url"), mode="before"
+        *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token", "predictor_token_file", "lmcache_url"),
+        mode="before",
     )(none_if_empty)
 
     @field_validator("lmcache_url")
@@ -109,7 +113,10 @@ class ClientSettings(RedisSettings):
             raise ValueError("predictor_certificate and predictor_key go together: set both or none")
         if self.predictor_certificate is not None and self.predictor_ca is None:
             raise ValueError("predictor_certificate needs predictor_ca: set it to the authority of the sidecar's certificate")
-        if self.token and self.predictor_ca is None and not stays_on_this_machine(self.predictor_address):
+        if self.token and self.predictor_token_file is not None:
+            raise ValueError("predictor_token and predictor_token_file are both set: leave one of them out")
+        has_token = self.token or self.predictor_token_file is not None
+        if has_token and self.predictor_ca is None and not stays_on_this_machine(self.predictor_address):
             raise ValueError("predictor_token would travel in clear: set predictor_ca, or reach the sidecar on this machine")
         return self
 
@@ -128,5 +135,5 @@ class ClientSettings(RedisSettings):
 
     @property
     def token(self) -> str | None:
-        """The token for the sidecar. Not for a log."""
+        """The token for the sidecar, where it is not in a file. Not for a log."""
         return self.predictor_token.get_secret_value().strip() if self.predictor_token is not None else None

@@ -5,7 +5,7 @@
     ├── ArtifactError           a model artefact is missing, corrupted or unfit
     ├── ProviderError           lpc.model.session: CUDA is asked for and cannot be used
     ├── ThinkTimeError          lpc.model.think_time: a think-time model cannot be fitted or read
-    ├── CertificateError        lpc.wire.certificates: a certificate or key cannot be used
+    ├── CertificateError        lpc.wire.certificates: a certificate, key or token cannot be used
     ├── TraceError              lpc.logs.traces.request: a log cannot be read
     ├── DatasetError            lpc.logs.records: a dataset cannot be read
     ├── ServiceError            predictor_service.errors, where its own tree is drawn: what a call to the sidecar meets

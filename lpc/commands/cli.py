@@ -21,6 +21,7 @@ from lpc.commands.export import export
 from lpc.commands.gateway import gateway
 from lpc.commands.outcome import fail, file_trouble
 from lpc.commands.predict import predict
+from lpc.commands.secrets import secrets
 from lpc.commands.serve import serve
 from lpc.commands.simulate import simulate
 from lpc.commands.train import train
@@ -58,7 +59,7 @@ def lpc(
     """Learned prefix caching: keep the conversations that go on."""
 
 
-for command in (serve, gateway, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
+for command in (serve, gateway, secrets, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 cache.app.command("calibrate")(calibrate)

@@ -3,11 +3,12 @@
 import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 
-from lpc.wire.certificates import CertificateFiles, read
+from lpc.wire.certificates import CertificateError, CertificateFiles, read
 
 
 class AccessSettings(Protocol):
@@ -19,7 +20,11 @@ class AccessSettings(Protocol):
 
     @property
     def token(self) -> str | None:
-        """The token that the sidecar knows this client by."""
+        """The token that the sidecar knows this client by; None: it is in the file, or there is none."""
+
+    @property
+    def predictor_token_file(self) -> Path | None:
+        """The file that holds the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ def access_of(settings: AccessSettings) -> Callable[[], Access]:
     """
 
     def access() -> Access:
-        files, token = settings.predictor_files, settings.token
+        files, path = settings.predictor_files, settings.predictor_token_file
+        token = settings.token if path is None else _token_in(path)
         credentials = None
         if files.ca is not None:
             pem = read(files, "client")
@@ -51,6 +57,17 @@ def access_of(settings: AccessSettings) -> Callable[[], Access]:
         return Access(credentials, (("authorization", f"Bearer {token}"),) if token else ())
 
     return access
+
+
+def _token_in(path: Path) -> str:
+    try:
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise CertificateError(f"cannot read the token in {path}: {reason}") from None
+    if not token:
+        raise CertificateError(f"{path} is empty: write the token into it")
+    return token
 
 
 def stays_on_this_machine(address: str) -> bool:

@@ -22,7 +22,7 @@ _WRONG_HOST: Final = (62, 64)
 
 
 class CertificateError(LpcError):
-    """A certificate file cannot be used. The message names it and says what to do."""
+    """A file that opens a sidecar (certificate, key or token) cannot be used. The message names it and says what to do."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from eviction_client.stores.redis import RedisStore
 from lpc.bench.processes import RedisServer, free_port
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
-from lpc.wire.certificates import CertificateFiles
+from lpc.wire.certificates import CertificateError, CertificateFiles
 from predictor_service.errors import StartError
 from predictor_service.server import Addresses, running
 from predictor_service.settings import ServiceSettings
@@ -217,6 +217,8 @@ def test_half_a_tls_setting_is_refused(given: dict[str, str]) -> None:
         ({"redis_key": "a"}, "redis_certificate and redis_key go together"),
         ({"redis_ca": "a", "redis_url": "redis://r"}, "begins with rediss://"),
         ({"predictor_token": "hunter2", "predictor_address": "10.0.0.1:50051"}, "would travel in clear"),
+        ({"predictor_token_file": "f", "predictor_address": "10.0.0.1:50051"}, "would travel in clear"),
+        ({"predictor_token_file": "f", "predictor_token": "hunter2"}, "are both set"),
     ],
 )
 def test_an_engines_settings_must_make_sense_together(given: dict[str, str], why: str) -> None:
@@ -291,6 +293,20 @@ def test_metadata_of_an_access_is_in_no_representation() -> None:
     access = access_of(ClientSettings(predictor_token="hunter2"))()  # type: ignore[arg-type]
     assert "hunter2" not in repr(access)
     assert access.metadata == (("authorization", "Bearer hunter2"),)
+
+
+def test_a_token_file_is_read_at_each_connection(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    access = access_of(ClientSettings(predictor_token_file=file))
+    for token in ("first", "second"):
+        file.write_text(f"{token}\n")
+        assert access().metadata == (("authorization", f"Bearer {token}"),)
+    file.write_text("\n")
+    with pytest.raises(CertificateError, match="is empty"):
+        access()
+    file.unlink()
+    with pytest.raises(CertificateError, match="cannot read the token in"):
+        access()
 
 
 async def test_the_scrape_says_when_the_certificate_ends(tiny_models: Path, authority: Authority) -> None:

@@ -1,0 +1,162 @@
+"""`lpc secrets`: keys, certificates and tokens of a deployment with response caches, one folder per process that reads them."""
+
+import re
+import secrets as random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from lpc.commands.outcome import fail
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+NAMES: Final = (
+    *("localhost", "127.0.0.1", "::1", "predictor"),
+    *(
+        f"{service}.lpc.svc{domain}"
+        for service in ("lpc-predictor", "lpc-predictor-headless")
+        for domain in ("", ".cluster.local")
+    ),
+)
+"""By which the sidecars are reached in docker-compose.yml and deploy/overlays/gateway."""
+VALID: Final = timedelta(days=3650)
+_CLIENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def secrets(
+    folder: Annotated[Path, typer.Argument(help="Folder for the files. Files that are there are kept.")],
+    name: Annotated[
+        list[str] | None, typer.Option(help="Another name or IP address by which the sidecars are reached; repeatable.")
+    ] = None,
+    client: Annotated[
+        list[str] | None, typer.Option(help="Client of the gateway, which gets a token in clients/; repeatable.")
+    ] = None,
+) -> None:
+    """Make the secrets of a deployment with response caches: certificates, tokens, keys and the password of their Redis.
+
+    Writes sidecar/, gateway/ and engine/ below the folder; each process gets its own folder and no other.
+    The key of the authority is not written.
+    """
+    clients = client or []
+    if wrong := [one for one in clients if not _CLIENT.fullmatch(one)]:
+        fail(f"invalid client {wrong[0]!r}: use letters, digits, dots, dashes and underscores, 63 at most")
+    sidecar, gateway, engine = (folder / part for part in ("sidecar", "gateway", "engine"))
+    _certificates(sidecar, (*NAMES, *(name or [])))
+    for reader in (gateway, engine):
+        _write(reader / "ca.crt", (sidecar / "ca.crt").read_text())
+        _enter(sidecar / "tokens", reader.name, _token(reader / "token"))
+    _token(sidecar / "redis-password")
+    if not (sidecar / "keys").exists():
+        _write(sidecar / "keys", "".join(f"{key}: {random.token_hex(32)}\n" for key in ("names", "k1")))
+    for one in clients:
+        _enter(gateway / "clients", one, _token(folder / "clients" / one))
+    typer.echo(f"{folder} holds the secrets of sidecars, gateway and engines")
+
+
+def _token(path: Path) -> str:
+    """Return the random token in a file, which is made where there is none."""
+    if not path.exists():
+        _write(path, random.token_hex(32))
+    return path.read_text().strip()
+
+
+def _enter(path: Path, name: str, token: str) -> None:
+    """Add a token to a token file. Other lines stay, those of earlier tokens too."""
+    line = f"{name}: {sha256(token.encode()).hexdigest()}\n"
+    lines = path.read_text() if path.exists() else ""
+    if line not in lines:
+        _write(path, lines + line)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that its owner alone can read, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
+        file.write(text)
+    Path(file.name).replace(path)
+
+
+def _certificates(folder: Path, names: Sequence[str]) -> None:
+    """Write ca.crt, tls.key and tls.crt for names and addresses, unless a certificate for all of them is there."""
+    from cryptography import x509
+
+    files = [folder / name for name in ("ca.crt", "tls.key", "tls.crt")]
+    try:
+        wanted = [_general_name(name) for name in dict.fromkeys(names)]
+    except ValueError:
+        fail(f"invalid name in {', '.join(names)}: use host names and IP addresses")
+    if all(file.exists() for file in files):
+        old = x509.load_pem_x509_certificate(files[2].read_bytes())
+        if set(wanted) <= set(old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value):
+            return
+    # The certificate comes last: it is there when all of them are.
+    files[2].unlink(missing_ok=True)
+    for file, text in zip(files, _issued(wanted), strict=True):
+        _write(file, text)
+
+
+def _general_name(name: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _issued(names: Sequence["x509.GeneralName"]) -> tuple[str, str, str]:
+    """Return a new authority's certificate, a new key, and the certificate that the authority gives it, as PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    def begun(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.now(UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(named(subject))
+            .issuer_name(named("lpc-authority"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            # Clocks differ.
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + VALID)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(issuer, critical=False)
+        )
+
+    def pem(certificate: x509.Certificate) -> str:
+        return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    signs = dict.fromkeys(
+        ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
+    )
+    usage = x509.KeyUsage(**signs, key_cert_sign=True, crl_sign=False, encipher_only=False, decipher_only=False)
+    root = (
+        begun("lpc-authority", authority)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(authority, hashes.SHA256())
+    )
+    leaf = (
+        begun("lpc-predictor", own)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    key = own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return pem(root), key.decode(), pem(leaf)

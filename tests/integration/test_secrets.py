@@ -1,0 +1,105 @@
+"""`lpc secrets`: what it writes, for whom, and what another run leaves alone."""
+
+import ssl
+import stat
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lpc.commands.cli import app
+from lpc.responses.sealing import read_keys
+from lpc.wire.certificates import CertificateFiles, read
+from lpc.wire.tokens import read_tokens
+
+
+def make(folder: Path, *options: str) -> None:
+    done = CliRunner().invoke(app, ["secrets", str(folder), *options])
+    assert done.exit_code == 0, done.output
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_each_process_gets_its_own_secrets_and_no_others(tmp_path: Path) -> None:
+    make(tmp_path, "--client", "app")
+    found = contents(tmp_path)
+    assert set(found) == {
+        *(f"sidecar/{name}" for name in ("ca.crt", "tls.crt", "tls.key", "tokens", "keys", "redis-password")),
+        *("gateway/ca.crt", "gateway/token", "gateway/clients", "engine/ca.crt", "engine/token", "clients/app"),
+    }
+    tokens = {name: found[name] for name in ("gateway/token", "engine/token", "clients/app", "sidecar/redis-password")}
+    assert len(set(tokens.values())) == 4
+    assert not [(name, file) for name in tokens for file in found if file != name and tokens[name] in found[file]]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.rglob("*") if path.is_file())
+    assert all(stat.S_IMODE((tmp_path / part).stat().st_mode) == 0o700 for part in ("sidecar", "gateway", "engine", "clients"))
+
+
+def test_the_programs_accept_every_file(tmp_path: Path) -> None:
+    make(tmp_path, "--client", "app")
+    sidecar = tmp_path / "sidecar"
+    read_keys(sidecar / "keys")
+    known = read_tokens(sidecar / "tokens")
+    for name in ("gateway", "engine"):
+        assert known[sha256((tmp_path / name / "token").read_bytes()).digest()] == name
+        assert read(CertificateFiles(ca=tmp_path / name / "ca.crt"), "client").ca is not None
+    assert set(read_tokens(tmp_path / "gateway/clients").values()) == {"app"}
+    assert read(CertificateFiles(sidecar / "tls.crt", sidecar / "tls.key"), "server").expires_at is not None
+
+
+def test_another_run_changes_no_file_and_adds_what_is_missing(tmp_path: Path) -> None:
+    make(tmp_path, "--client", "app")
+    before = contents(tmp_path)
+    make(tmp_path, "--client", "other")
+    after = contents(tmp_path)
+    clients = "gateway/clients"
+    assert {name: text for name, text in after.items() if name in before and name != clients} == {
+        name: text for name, text in before.items() if name != clients
+    }
+    assert after[clients].startswith(before[clients]) and "other: " in after[clients]
+    (tmp_path / "engine/token").unlink()
+    make(tmp_path)
+    known = read_tokens(tmp_path / "sidecar/tokens")
+    # The old one stays until its line is removed, so that engines can take the new one one by one.
+    assert sorted(known.values()) == ["engine", "engine", "gateway"]
+    assert known[sha256((tmp_path / "engine/token").read_bytes()).digest()] == "engine"
+
+
+@pytest.mark.parametrize("damage", ["name", "key"])
+def test_a_new_name_or_a_lost_key_makes_a_certificate_that_all_readers_trust(damage: str, tmp_path: Path) -> None:
+    make(tmp_path)
+    before = contents(tmp_path)
+    if damage == "key":
+        (tmp_path / "sidecar/tls.key").unlink()
+    name = "10.1.2.3" if damage == "name" else "predictor"
+    make(tmp_path, "--name", name)
+    assert contents(tmp_path)["sidecar/tls.crt"] != before["sidecar/tls.crt"]
+    for reader in ("gateway", "engine"):
+        assert handshake(tmp_path / "sidecar", tmp_path / reader / "ca.crt", name)
+
+
+def handshake(sidecar: Path, authority: Path, name: str) -> bool:
+    """Let a server with the sidecar's files and a client that trusts the authority shake hands in memory."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=authority)
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    server.load_cert_chain(sidecar / "tls.crt", sidecar / "tls.key")
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(back, there, server_hostname=name), server.wrap_bio(there, back, server_side=True))
+    done: set[ssl.SSLObject] = set()
+    while len(done) < 2:
+        for end in ends:
+            try:
+                end.do_handshake()
+                done.add(end)
+            except ssl.SSLWantReadError:
+                continue
+    return True
+
+
+@pytest.mark.parametrize("options", [("--client", "a/b"), ("--client", ""), ("--name", "bücher")])
+def test_a_name_that_cannot_be_is_refused_in_one_line(options: tuple[str, str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["secrets", str(tmp_path), *options])
+    assert done.exit_code == 2 and done.output.startswith("lpc: invalid ") and done.output.count("\n") == 1
+    assert not contents(tmp_path)
