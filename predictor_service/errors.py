@@ -11,6 +11,7 @@
         │   ├── TokenizerFailed       it cannot be loaded
         │   └── ForeignTokenIds       they are of another vocabulary (an InvalidRequest as well)
         ├── Unauthenticated       no token, or none of those in the sidecar's token file
+        ├── Forbidden             the caller is known and may not do this
         ├── Overloaded            the queue is full, or the caller over its limit; try later or elsewhere
         ├── Expired               nobody waits for the answer any more
         └── Unavailable           the service is starting or draining
@@ -65,6 +66,10 @@ class ForeignTokenIds(UnreadPrompt, InvalidRequest):
 
 class Unauthenticated(ServiceError):
     """The caller shows no token that is known. One message for all cases, which tells a guesser nothing."""
+
+
+class Forbidden(ServiceError):
+    """The caller is known, and the operator does not let it do this."""
 
 
 class Overloaded(ServiceError):

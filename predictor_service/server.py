@@ -175,7 +175,8 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
         if settings.tls_certificate is not None:
             tls = ServerTls(CertificateFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca))
             metrics.watch_certificate(lambda: tls.expires_at)
-        callers = Callers(settings.tokens, CallerLimits(settings.client_rate, settings.client_streams), metrics)
+        limits = CallerLimits(settings.client_rate, settings.client_streams)
+        callers = Callers(settings.tokens, limits, metrics, certificates=settings.tls_client_ca is not None)
     except (CertificateError, TokenFileError) as error:
         raise StartError(str(error)) from error
     if settings.tokens is not None and tls is None and not is_loopback(settings.host):

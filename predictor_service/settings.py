@@ -8,9 +8,10 @@ from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from lpc.responses.scopes import ScopeSettings
+from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.redis_url import RedisUrl
@@ -49,7 +50,9 @@ class ServiceSettings(RedisSettings):
     )
     tls_key: Path | None = Field(None, description="PEM file of its key, without a pass phrase.")
     tls_client_ca: Path | None = Field(
-        None, description="PEM file of an authority: only clients with a certificate signed by it may connect (mTLS)."
+        None,
+        description="PEM file of an authority: only clients with a certificate signed by it may connect (mTLS). Without "
+        "`tokens` the certificate names the client: the first DNS name or URI of its subjectAltName, else its common name.",
     )
     tokens: Path | None = Field(
         None, description="File of `name: sha256 of the token` lines: on the TCP port only clients with a token are served."
@@ -169,6 +172,11 @@ class ServiceSettings(RedisSettings):
         description="File of `name: 64 hexadecimal digits` lines: `names` and the keys that answers are encrypted with, the "
         "first of which is used for new ones; read again when it changes.",
     )
+    cache_gateways: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Clients of the sidecar that may name a tenant in requests to the response caches, separated by commas: "
+        "names of your gateways' tokens or certificates, `unix` for the Unix socket, `anonymous` for a port without either.",
+    )
     cache_scopes: dict[str, ScopeSettings] = Field(
         default_factory=dict,
         description="What is allowed in which scope, by its name: kind, mode, ttl_s, any_temperature, bound, level, "
@@ -220,6 +228,11 @@ class ServiceSettings(RedisSettings):
         mode="before",
     )(none_if_empty)
 
+    @field_validator("cache_gateways", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
     @field_validator("unix_socket_mode")
     @classmethod
     def _is_a_mode(cls, value: str) -> str:
@@ -265,11 +278,18 @@ class ServiceSettings(RedisSettings):
     @model_validator(mode="after")
     def _cache_is_whole(self) -> Self:
         if self.cache_redis_url is None:
-            if self.cache_keys is not None or self.cache_scopes:
-                raise ValueError("cache_keys and cache_scopes need cache_redis_url: response caches keep answers in Redis")
+            if self.cache_keys is not None or self.cache_scopes or self.cache_gateways:
+                raise ValueError(
+                    "cache_keys, cache_scopes and cache_gateways need cache_redis_url: response caches keep answers in Redis"
+                )
             return self
         if self.cache_keys is None:
             raise ValueError("cache_redis_url needs cache_keys: answers are kept encrypted (docs/response-cache.md)")
+        if self.tokens is None and self.tls_client_ca is None and not is_loopback(self.host):
+            raise ValueError(
+                f"with response caches, callers on {self.host} must be told apart: set LPC_TOKENS or LPC_TLS_CLIENT_CA "
+                "(docs/security.md), or listen on 127.0.0.1"
+            )
         url = RedisUrl.parse(self.cache_redis_url.get_secret_value())
         if self.redis_url is not None and not self.cache_shares_redis:
             scores = RedisUrl.parse(self.redis_url.get_secret_value())

@@ -90,7 +90,12 @@ async def _rows(models: Path, model: str, requests: int, crowd: int) -> dict[str
         folder = Path(name)
         keys = folder / "keys"
         keys.write_text(f"names: {secrets.token_hex(32)}\nk1: {secrets.token_hex(32)}\n")
-        settings: dict[str, Any] = {"cache_redis_url": redis.url, "cache_keys": keys, "cache_redis_timeout_s": 1}
+        settings: dict[str, Any] = {
+            "cache_redis_url": redis.url,
+            "cache_keys": keys,
+            "cache_gateways": "anonymous",
+            "cache_redis_timeout_s": 1,
+        }
         with Sidecar(folder, models, model, **settings) as sidecar:
             engine = Engine()
             async with (

@@ -93,7 +93,7 @@ def made(
         clock=clock,
     )
     upkeep = Upkeep(keys, store, counters, tally, scopes, semantic, cache_metrics, clock)
-    return Caches(ResponseCacheService(cache, upkeep), tuple(background), keys.refresh)
+    return Caches(ResponseCacheService(cache, upkeep, settings.cache_gateways), tuple(background), keys.refresh)
 
 
 def _judges(scopes: Mapping[str, ScopeSettings], encoder: str, stack: contextlib.AsyncExitStack) -> dict[ScopeSettings, Judge]:

@@ -1,6 +1,7 @@
 """The methods of `lpc.cache.v1.ResponseCache`: from the wire and back."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -13,25 +14,31 @@ from lpc.errors import InvalidRequest
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, read_json
 from lpc.responses.semantic.language import language_of
+from predictor_service.errors import Forbidden
 from predictor_service.responses.cache import ResponseCache
 from predictor_service.responses.outcomes import Hit
 from predictor_service.responses.upkeep import ScopeFigures, Upkeep
-from predictor_service.rpc.callers import CALLER
+from predictor_service.rpc.callers import CALLER, MAX_CALLERS
+
+log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class ResponseCacheService(rpc.ResponseCacheServicer):
-    """Answers with the caches of this sidecar."""
+    """Answers with the caches of this sidecar. ``gateways``: callers that may name a tenant."""
 
-    def __init__(self, cache: ResponseCache, upkeep: Upkeep) -> None:
+    def __init__(self, cache: ResponseCache, upkeep: Upkeep, gateways: Collection[str]) -> None:
         self._cache = cache
         self._upkeep = upkeep
+        self._gateways = frozenset(gateways)
+        self._warned: set[str] = set()
 
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:  # noqa: N802
         """Find an answer, or say why there is none."""
         caller = CALLER.get()
         caller.admit(1)
+        self._may_name(request.request.tenant)
         wait_s = request.wait_ms / 1000
         remaining = context.time_remaining()
         if remaining is not None:
@@ -56,6 +63,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
     async def Store(self, request: pb.StoreRequest, context: Context) -> pb.StoreResponse:  # noqa: N802
         """Keep what the engine said, or say why not."""
         del context
+        self._may_name(request.request.tenant)
         same = request.same_as_candidate if request.HasField("same_as_candidate") else None
         stored = await self._cache.store(
             CALLER.get().name,
@@ -103,6 +111,19 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         scope = request.scope or None
         figures = await self._upkeep.figures(CALLER.get().name, scope, request.days)
         return pb.StatsResponse(scopes=map(_stats, figures))
+
+    def _may_name(self, tenant: str) -> None:
+        """Raise Forbidden where the caller names a tenant and is not a gateway."""
+        name = CALLER.get().name
+        if not tenant or name in self._gateways:
+            return
+        message = (
+            f"client {name} may not name a tenant: add it to LPC_CACHE_GATEWAYS if it is a gateway, else leave tenant empty"
+        )
+        if name not in self._warned and len(self._warned) < MAX_CALLERS:
+            self._warned.add(name)
+            log.warning(message)
+        raise Forbidden(message)
 
 
 def asked_of(request: pb.Request) -> Asked:

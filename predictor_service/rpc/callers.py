@@ -1,6 +1,10 @@
-"""Who calls, and how much each may: bearer tokens, a rate and open streams for each.
+"""Who calls, and how much each may: bearer tokens or client certificates, a rate and open streams for each.
 
 Operators know callers as clients: so the settings (`client_rate`), the metrics (`lpc_client_...`) and the messages call them.
+
+With a token file, the token names a caller on the TCP port; a client certificate then only lets the connection in. Without a
+token file, a verified client certificate names it: the first DNS name or URI of its subjectAltName, else its common name.
+Without either, all callers on the TCP port are `anonymous`.
 
 The token file's form is :mod:`lpc.wire.tokens`'s. A peer on the Unix socket needs no token: whoever may open the socket has
 been let in by its mode, 0600.
@@ -9,7 +13,7 @@ been let in by its mode, 0600.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +35,16 @@ WHO_ARE_YOU: Final = (
     "no valid token: send the metadata `authorization: Bearer TOKEN` with a token of the sidecar's token file "
     "(engines: LPC_PREDICTOR_TOKEN)"
 )
+NAMELESS: Final = (
+    "the client certificate names no client: it needs a DNS name or a URI in its subjectAltName, or a common name, of at most "
+    "253 characters, and neither `unix` nor `anonymous`"
+)
+MAX_NAME: Final = 253
+"""Characters of a name in a certificate: those of a DNS name."""
+MAX_CALLERS: Final = 1000
+"""Callers known by certificates that are remembered. Each is a label of metrics."""
+Certificate = Callable[[], Mapping[str, Iterable[bytes]]]
+"""What gRPC verified of a peer: `ServicerContext.auth_context`."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,11 @@ class Caller:
         self._bucket = Bucket(limits.rate) if limits.rate else None
         self._streams = 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has no stream open."""
+        return not self._streams
+
     def admit(self, conversations: int) -> None:
         """Count conversations against the rate. Raises Overloaded, and counts none of them, when it is exceeded."""
         wait = self._bucket.take(conversations) if self._bucket is not None else 0.0
@@ -119,13 +138,15 @@ class Callers:
 
     Args:
         path: the token file; None: no tokens are asked for.
+        certificates: every peer on the TCP port has shown a certificate that gRPC verified.
 
     Raises:
         TokenFileError: it cannot be read, is malformed or holds no token.
     """
 
-    def __init__(self, path: Path | None, limits: CallerLimits, metrics: Metrics) -> None:
+    def __init__(self, path: Path | None, limits: CallerLimits, metrics: Metrics, *, certificates: bool = False) -> None:
         self._path = path
+        self._certificates = certificates
         self._limits = limits
         self._metrics = metrics
         self._callers: dict[str, Caller] = {}
@@ -136,9 +157,9 @@ class Callers:
             if not self._names:
                 raise TokenFileError(f"{path} holds no token: add a line `name: sha256`")
 
-    def enter(self, peer: str, metadata: Iterable[tuple[str, Any]] | None) -> Entered:
+    def enter(self, peer: str, metadata: Iterable[tuple[str, Any]] | None, certificate: Certificate = dict) -> Entered:
         """Let a caller in and remember it as this call's `CALLER`. Raises Unauthenticated."""
-        entered = self._identify(peer, metadata or ())
+        entered = self._identify(peer, metadata or (), certificate)
         CALLER.set(entered.caller)
         return entered
 
@@ -164,11 +185,11 @@ class Callers:
         log.info("%d tokens of %d clients are valid", len(names), len(set(names.values())))
         return True
 
-    def _identify(self, peer: str, metadata: Iterable[tuple[str, Any]]) -> Entered:
+    def _identify(self, peer: str, metadata: Iterable[tuple[str, Any]], certificate: Certificate) -> Entered:
         if peer.startswith("unix:"):
             return Entered(self._caller(UNIX), None)
         if self._path is None:
-            return Entered(self._caller(ANYONE), None)
+            return Entered(self._caller(_named_by(certificate()) if self._certificates else ANYONE), None)
         shown = [value for key, value in metadata if key == "authorization"]
         found = owner_of(shown[0], self._names) if len(shown) == 1 and isinstance(shown[0], str) else None
         if found is None:
@@ -178,5 +199,25 @@ class Callers:
     def _caller(self, name: str) -> Caller:
         caller = self._callers.get(name)
         if caller is None:
+            if len(self._callers) >= MAX_CALLERS:
+                self._forget_one()
             caller = self._callers[name] = Caller(name, self._limits, self._metrics)
         return caller
+
+    def _forget_one(self) -> None:
+        """Forget the oldest caller without open streams."""
+        name = next((name for name, caller in self._callers.items() if caller.idle), None)
+        if name is not None:
+            del self._callers[name]
+            self._metrics.forget_caller(name)
+
+
+def _named_by(certificate: Mapping[str, Iterable[bytes]]) -> str:
+    """Return the name in a verified certificate. Raises Unauthenticated."""
+    names = {*certificate.get("peer_dns", ()), *certificate.get("peer_uri", ())}
+    listed = [name for name in certificate.get("x509_subject_alternative_name", ()) if name in names]
+    found = next(iter(listed or certificate.get("x509_common_name", ())), b"")
+    name = found.decode("utf-8", "replace")
+    if not name.isprintable() or not 0 < len(name) <= MAX_NAME or "\ufffd" in name or name in TAKEN:
+        raise Unauthenticated(NAMELESS)
+    return name

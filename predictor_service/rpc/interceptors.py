@@ -80,7 +80,7 @@ class ServiceInterceptor(OurMethods):
         async def call(request: Message | Undecodable, context: Context) -> Message:
             start = time.perf_counter()
             try:
-                self._callers.enter(context.peer(), context.invocation_metadata())
+                self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)
                 if isinstance(request, Undecodable):
                     raise InvalidRequest(UNDECODABLE)
                 response: Message = await behaviour(request, context)
@@ -106,7 +106,7 @@ class ServiceInterceptor(OurMethods):
                     yield request
 
             try:
-                entered = self._callers.enter(context.peer(), context.invocation_metadata())
+                entered = self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)
                 with entered.caller.stream():
                     async for response in behaviour(decoded(entered), context):
                         yield response

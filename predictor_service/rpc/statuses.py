@@ -8,6 +8,7 @@ import grpc
 from lpc.errors import ArtifactError, InvalidRequest
 from predictor_service.errors import (
     Expired,
+    Forbidden,
     Overloaded,
     TokenizerFailed,
     TokenizerLoading,
@@ -24,6 +25,7 @@ STATUSES: Final[dict[type[Exception], grpc.StatusCode]] = {
     TokenizerLoading: grpc.StatusCode.UNAVAILABLE,
     TokenizerFailed: grpc.StatusCode.FAILED_PRECONDITION,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Expired: grpc.StatusCode.DEADLINE_EXCEEDED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,

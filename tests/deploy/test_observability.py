@@ -137,6 +137,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, timed_models: Path) -> Iter
                 unix_socket=None,
                 threads=1,
                 cache_redis_url=redis_server.url,  # type: ignore[arg-type]
+                cache_gateways="anonymous",  # type: ignore[arg-type]
                 cache_redis_timeout_s=5.0,
                 cache_keys=folder / "keys",
                 cache_scopes={"faq": ScopeSettings(mode="shadow")},

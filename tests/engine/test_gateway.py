@@ -27,6 +27,7 @@ class Stack:
         self.sidecar = Sidecar(folder)
         self.sidecar._environment |= {
             "LPC_CACHE_REDIS_URL": self.caches.url,
+            "LPC_CACHE_GATEWAYS": "anonymous",
             "LPC_CACHE_KEYS": str(folder / "keys"),
             "LPC_CACHE_REDIS_TIMEOUT_S": "1",
         }

@@ -358,6 +358,7 @@ def test_answers_that_are_kept_are_nowhere_in_clear(timed_models: Path, served_m
         settings = {
             "LPC_CACHE_REDIS_URL": redis_server.url,
             "LPC_CACHE_KEYS": str(keys),
+            "LPC_CACHE_GATEWAYS": "anonymous",
             "LPC_CACHE_REDIS_TIMEOUT_S": "5",
             "LPC_CACHE_SCOPES": json.dumps({"default": {"mode": "serve"}}),
         }

@@ -238,3 +238,25 @@ def test_a_file_emptied_revokes_all_and_one_broken_or_gone_changes_nothing(
 def test_digests_are_read_in_either_case(tmp_path: Path) -> None:
     (tmp_path / "t").write_text(f"a: {sha256(b'x').hexdigest().upper()}")
     assert read_tokens(tmp_path / "t") == {sha256(b"x").digest(): "a"}
+
+
+def test_callers_known_by_certificates_are_bounded_and_those_with_streams_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    from predictor_service.rpc import callers as module
+
+    monkeypatch.setattr(module, "MAX_CALLERS", 3)
+    metrics = Metrics()
+    callers = Callers(None, CallerLimits(), metrics, certificates=True)
+
+    def enter(name: str) -> Caller:
+        return callers.enter(TCP, [], lambda: {"x509_common_name": [name.encode()]}).caller
+
+    with enter("first").stream():
+        for n in range(10):
+            enter(f"c{n}")
+        named = {
+            sample.labels["client"]
+            for family in metrics.registry.collect()
+            for sample in family.samples
+            if "client" in sample.labels
+        }
+        assert named == {"first", "c8", "c9"}

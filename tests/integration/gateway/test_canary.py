@@ -64,6 +64,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
             metrics_port=ports["sidecar"],
             traces_endpoint=collector.endpoint,
             cache_redis_url=redis.url,
+            cache_gateways="anonymous",
             cache_redis_timeout_s=5,
             cache_keys=write_keys(tmp_path / "keys"),
             cache_scopes={"default": scope},

@@ -94,7 +94,8 @@ async def test_records_that_are_corrupt_foreign_or_under_another_key_are_no_answ
         names, _ = (tmp_path / "keys").read_text().splitlines()
         for lines, why in ((write_keys(folder / "all").read_text(), "cold"), (f"{names}\nk1: {'ab' * 32}\n", "unreadable")):
             (folder / "keys").write_text(lines)
-            settings = {"cache_redis_url": caches.redis.url, "cache_keys": folder / "keys", "cache_redis_timeout_s": 1}
+            reached = {"cache_redis_url": caches.redis.url, "cache_redis_timeout_s": 1}
+            settings = {**reached, "cache_keys": folder / "keys", "cache_gateways": "anonymous"}
             with Sidecar(folder, tiny_models, "tiny", **settings) as stranger:
                 async with a_gateway(engine, sidecar=stranger.address) as elsewhere:
                     assert (await elsewhere.ask(chat("kept"))).headers["x-lpc-cache"] == "miss", why

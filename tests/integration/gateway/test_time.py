@@ -80,7 +80,12 @@ async def test_clocks_that_step_change_no_answer_and_prolong_none(
     keys = tmp_path / "keys"
     await asyncio.to_thread(keys.write_text, KEY_LINES)
     values: Any = {"models": tiny_models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
-    cache: Any = {"cache_redis_url": redis_server.url, "cache_keys": keys, "cache_redis_timeout_s": 5.0}
+    cache: Any = {
+        "cache_redis_url": redis_server.url,
+        "cache_keys": keys,
+        "cache_gateways": "anonymous",
+        "cache_redis_timeout_s": 5.0,
+    }
     async with (
         a_sidecar(ServiceSettings(**values, **cache), Parts(clock=wall)) as addresses,
         served(EngineDouble()) as engine,
