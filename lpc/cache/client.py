@@ -106,7 +106,7 @@ class ResponseCacheClient:
             self._failed(error)
             return _miss(error)
         self._patience.answered()
-        return answer
+        return _known(answer)
 
     def store(self, message: pb.StoreRequest) -> pb.StoreResponse:
         """Hand in an answer, or say that there will be none (`aborted`), within seconds: call it where nobody waits."""
@@ -224,7 +224,7 @@ class AsyncResponseCacheClient:
             self._failed(error)
             return _miss(error)
         self._patience.answered()
-        return answer
+        return _known(answer)
 
     async def store(self, message: pb.StoreRequest) -> pb.StoreResponse:
         """As :meth:`ResponseCacheClient.store`."""
@@ -282,6 +282,15 @@ def _slices(message: pb.LookupRequest, wait_s: float, timeout_s: float, clock: C
     while (left := until - clock()) > 0:
         message.wait_ms = max(1, int(min(left, SLICE_S) * 1000))
         yield message.wait_ms / 1000 + timeout_s
+
+
+def _known(answer: pb.LookupResponse) -> pb.LookupResponse:
+    """Return an answer without enum values that only a newer sidecar knows: its hit is a miss, its reason not specified."""
+    if answer.HasField("hit"):
+        return answer if answer.hit.source in pb.Source.values() else pb.LookupResponse(miss=pb.Miss())
+    if answer.miss.reason not in pb.Reason.values():
+        answer.miss.reason = pb.REASON_UNSPECIFIED
+    return answer
 
 
 def _miss(error: Exception) -> pb.LookupResponse:

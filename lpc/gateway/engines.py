@@ -27,12 +27,19 @@ AT_LEAST: Final = 16
 
 
 class Engine:
-    """One engine. ``name``: host and port, for metrics. ``up``: the last connection to it could be made."""
+    """One engine.
+
+    Attributes:
+        name: host and port, for metrics.
+        prefix: path of its address, which comes before each target.
+        up: the last connection to it could be made.
+    """
 
     def __init__(self, url: str, metrics: Metrics) -> None:
         parts = urlsplit(url)
         self.url = url
         self.name = parts.netloc
+        self.prefix = parts.path.encode()
         self.in_flight = 0
         self._up = metrics.engine_up.labels(self.name)
         self.up = True

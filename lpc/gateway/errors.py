@@ -1,8 +1,11 @@
 """What the gateway itself refuses, as OpenAI's API says it; an engine's errors go on as they are.
 
     GatewayError
+    ├── BadTarget           400: a target that servers could read in different ways
     ├── NotKnown            401: no valid token
     ├── ScopeRefused        403: a scope that the client may not name
+    ├── NotProxied          404: a path that the gateway does not proxy
+    ├── MethodRefused       405: a method that it does not proxy for this path
     ├── TooLarge            413: the body
     ├── NoEngine            502: none takes connections
     └── NotCached           504: only-if-cached, and there is no answer (RFC 9111)
@@ -11,6 +14,7 @@ GatewayStartError: the gateway cannot start.
 """
 
 import json
+from collections.abc import Collection
 from typing import ClassVar
 
 from lpc.errors import LpcError
@@ -21,14 +25,37 @@ class GatewayStartError(LpcError):
 
 
 class GatewayError(Exception):
-    """A request that the gateway answers itself. ``status``: of HTTP; ``kind``: OpenAI's `type`."""
+    """A request that the gateway answers itself. ``status``: of HTTP; ``kind``: OpenAI's `type`; ``headers``: of the answer."""
 
     status: ClassVar[int]
     kind: ClassVar[str]
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def body(self) -> bytes:
         """Return the JSON that OpenAI's clients read."""
         return json.dumps({"error": {"message": str(self), "type": self.kind, "param": None, "code": None}}).encode()
+
+
+class BadTarget(GatewayError):
+    """Servers could read the request's target in different ways."""
+
+    status, kind = 400, "invalid_request_error"
+
+
+class NotProxied(GatewayError):
+    """The path is not on the list of those that are proxied."""
+
+    status, kind = 404, "invalid_request_error"
+
+
+class MethodRefused(GatewayError):
+    """The path is on the list, and the method is not."""
+
+    status, kind = 405, "invalid_request_error"
+
+    def __init__(self, message: str, allowed: Collection[str]) -> None:
+        super().__init__(message)
+        self.headers = ((b"allow", ", ".join(sorted(allowed)).encode()),)
 
 
 class NotKnown(GatewayError):

@@ -19,9 +19,8 @@ class Exchange:
     """Of one request.
 
     Attributes:
-        method, path: of HTTP.
-        target: path and query as they came.
-        query: alone.
+        method: of HTTP.
+        raw_path, query: of the target, as they came.
         headers: names in lower case.
         status: that was answered; None before.
         complete: the answer has been sent to its end.
@@ -30,10 +29,8 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_bytes: int) -> None:
         self._receive, self._send, self._max_bytes = receive, send, max_bytes
         self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        self.query: str = scope.get("query_string", b"").decode("latin-1")
-        self.target = raw.partition(b"?")[0].decode("latin-1") + ("?" + self.query if self.query else "")
+        self.raw_path: bytes = scope["raw_path"]
+        self.query: bytes = scope["query_string"]
         self.headers: Headers = [(name.lower(), value) for name, value in scope["headers"]]
         client = scope.get("client")
         self.client: str | None = client[0] if client else None
@@ -79,6 +76,11 @@ class Exchange:
             left -= len(message.get("body", b"")) or 1
             if not message.get("more_body", False):
                 self._read.set()
+
+    @property
+    def target(self) -> bytes:
+        """Path and query as they came."""
+        return self.raw_path + (b"?" + self.query if self.query else b"")
 
     @property
     def body_bytes(self) -> float:

@@ -1,7 +1,8 @@
 """The way of a request through the gateway: who asks, what is kept, which engine, and what of its answer is kept.
 
-Completions (`/v1/chat/completions`, `/v1/completions`) are read and may be answered from the cache. Everything else is passed
-through, both ways as it comes. An engine's answer goes on byte by byte; only fields for the next hop end here.
+Completions (`/v1/chat/completions`, `/v1/completions`) are read and may be answered from the cache. The other paths of
+:mod:`lpc.gateway.targets` are passed through, both ways as they come; all else is refused. An engine's answer goes on byte by byte;
+only fields for the next hop end here.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 import httpx
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lpc.cache.forms import reply_of
 from lpc.cache.v1 import response_cache_pb2 as pb
@@ -24,8 +25,9 @@ from lpc.gateway.headers import Headers, end_to_end, for_engine
 from lpc.gateway.metrics import Metrics
 from lpc.gateway.recording import Recording
 from lpc.gateway.replay import replay
-from lpc.gateway.request import CHAT, COMPLETIONS, SESSION_HEADER, Asked, digest, read
+from lpc.gateway.request import SESSION_HEADER, Asked, digest, read
 from lpc.gateway.settings import GatewaySettings
+from lpc.gateway.targets import CHAT, COMPLETIONS, OWN, Paths, path_of
 from lpc.gateway.telling import Telling
 from lpc.gateway.upstream import Upstream
 
@@ -38,7 +40,9 @@ MISS: Final = (b"x-lpc-cache", b"miss")
 class Gateway:
     """An ASGI application. Lives on one event loop.
 
-    ``clock``: seconds since the Unix epoch, for the answers' `created`.
+    Args:
+        own: answers the gateway's own paths.
+        clock: seconds since the Unix epoch, for the answers' `created`.
     """
 
     def __init__(
@@ -50,9 +54,12 @@ class Gateway:
         upstream: Upstream,
         telling: Telling,
         metrics: Metrics,
+        own: ASGIApp,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
+        self._paths = Paths(settings.gateway_paths)
+        self._own = own
         self._clients = clients
         self._cached = cached
         self._conversations = conversations
@@ -63,15 +70,17 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1003, "reason": "the gateway speaks HTTP only"})
-            return
         exchange = Exchange(scope, receive, send, self._settings.gateway_max_request_bytes)
-        endpoint = exchange.path if exchange.path in (CHAT, COMPLETIONS) else "other"
-        status = ""
+        endpoint, status = "other", ""
         with self._metrics.in_flight.track_inprogress():
             try:
-                await self._answer(exchange)
+                path = path_of(exchange.raw_path, exchange.query)
+                if path.startswith(OWN):
+                    await self._own(scope, receive, send)
+                    return
+                if path in (CHAT, COMPLETIONS):
+                    endpoint = path
+                await self._answer(exchange, path)
             except GatewayError as error:
                 with contextlib.suppress(ClientGone):
                     await self._refuse(exchange, error)
@@ -84,13 +93,14 @@ class Gateway:
                 status = "cut"
         self._metrics.requests.labels(endpoint, status or str(exchange.status)).inc()
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange, path: str) -> None:
         client = self._clients.who(exchange.headers)
         if client is None:
             raise NotKnown("no valid token: send `Authorization: Bearer TOKEN` with a token of the gateway's token file")
-        if exchange.method == "POST" and exchange.path in (CHAT, COMPLETIONS):
+        self._paths.check(exchange.method, path)
+        if exchange.method == "POST" and path in (CHAT, COMPLETIONS):
             body = await exchange.body()
-            asked = read(exchange.path, exchange.headers, body, exchange.query)
+            asked = read(path, exchange.headers, body, exchange.query.decode("ascii"))
             async with exchange.watched():
                 if asked is None:
                     await self._pass(exchange, body, digest("other", client.tenant))
@@ -221,7 +231,7 @@ class Gateway:
     @staticmethod
     async def _refuse(exchange: Exchange, error: GatewayError) -> None:
         if exchange.status is None:
-            headers = [JSON]
+            headers = [JSON, *error.headers]
             if error.status == TooLarge.status:
                 await exchange.discard()
                 headers.append((b"connection", b"close"))

@@ -10,11 +10,10 @@ from lpc.cache.questions import question
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.headers import Headers, first
 from lpc.gateway.replay import Form
+from lpc.gateway.targets import CHAT
 from lpc.v1 import predictor_pb2
 from lpc.wire.session import name_under_salt
 
-CHAT: Final = "/v1/chat/completions"
-COMPLETIONS: Final = "/v1/completions"
 SESSION_HEADER: Final = b"x-session-id"
 """By which vLLM is told the conversation."""
 PROMPT_BEGINNING: Final = 2048
@@ -98,7 +97,7 @@ def read(path: str, headers: Headers, body: bytes, query: str = "") -> Asked | N
             return None
         messages: Sequence[Mapping[str, Any]] = ()
         prompt = None
-        if path.endswith(CHAT):
+        if path == CHAT:
             messages = asked["messages"]
             if not all(isinstance(message["role"], str) for message in messages):
                 return None

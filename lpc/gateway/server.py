@@ -13,7 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from eviction_client.settings import ClientSettings
 from lpc.cache.client import AsyncResponseCacheClient
@@ -103,16 +103,15 @@ async def running(
             Upstream(http, engines, metrics),
             telling,
             metrics,
+            Starlette(
+                routes=[
+                    Route("/lpc/health", _health, methods=["GET"]),
+                    Route("/lpc/v1/feedback", Feedback(clients, client if settings.gateway_cache else None), methods=["POST"]),
+                ]
+            ),
             clock,
         )
-        app = Starlette(
-            routes=[
-                Route("/lpc/health", _health, methods=["GET"]),
-                Route("/lpc/v1/feedback", Feedback(clients, client if settings.gateway_cache else None), methods=["POST"]),
-                Mount("/", gateway),
-            ]
-        )
-        server = _server(settings, app)
+        server = _server(settings, gateway)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         background = [
             asyncio.create_task(engines.probe_forever(http, settings.gateway_probe_interval_s)),
@@ -158,13 +157,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(settings: GatewaySettings, app: Starlette) -> uvicorn.Server:
+def _server(settings: GatewaySettings, app: Gateway) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
             app,
             log_config=None,
+            log_level="error",  # else each malformed request is a warning in the log
             access_log=False,
             lifespan="off",
+            http="h11",
+            ws="none",
             # The engine's own fields go on, so none is added.
             server_header=False,
             date_header=False,

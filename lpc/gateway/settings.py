@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from lpc.gateway.targets import ENTRY, OWN
 from lpc.wire.variables import none_if_empty
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -35,6 +36,11 @@ class GatewaySettings(BaseSettings):
     gateway_engines: Annotated[tuple[str, ...], NoDecode] = Field(
         ("http://127.0.0.1:8000",),
         description="Base URLs of the engines, separated by commas, without /v1. They must serve the same models.",
+    )
+    gateway_paths: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="More requests that are proxied, as `METHOD /path` separated by commas; `*` stands for one segment. Name no "
+        "path by which an engine is administered: clients reach it with the engine's key.",
     )
     gateway_engine_key: SecretStr | None = Field(
         None, description="Key that the engines ask for. Only with gateway_tokens: without those, clients send their own."
@@ -91,7 +97,7 @@ class GatewaySettings(BaseSettings):
         mode="before",
     )(none_if_empty)
 
-    @field_validator("gateway_engines", mode="before")
+    @field_validator("gateway_engines", "gateway_paths", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -110,6 +116,16 @@ class GatewaySettings(BaseSettings):
         if len(set(urls)) < len(urls):
             raise ValueError("an engine is named twice")
         return tuple(url.rstrip("/") for url in urls)
+
+    @field_validator("gateway_paths")
+    @classmethod
+    def _are_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in paths:
+            if not ENTRY.fullmatch(entry) or entry.partition(" ")[2].startswith(OWN):
+                raise ValueError(
+                    "each path must be `METHOD /path`, not below /lpc/, as in LPC_GATEWAY_PATHS='GET /v1/responses/*'"
+                )
+        return paths
 
     @field_validator("gateway_scopes")
     @classmethod

@@ -38,12 +38,12 @@ class Upstream:
 
     @contextlib.asynccontextmanager
     async def answer(
-        self, method: str, target: str, headers: Headers, content: bytes | AsyncIterator[bytes] | None, key: bytes
+        self, method: str, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes] | None, key: bytes
     ) -> AsyncIterator[httpx.Response]:
         """Send a request and yield its answer, whose body is still to come. Hangs up when the block is left.
 
         Args:
-            target: path and query, as they came.
+            target: path and query as they came; the path has been checked.
             content: the body; one that is still coming is given to the first engine only.
             key: by which the engine is chosen.
 
@@ -62,7 +62,7 @@ class Upstream:
         self,
         candidates: Sequence[Engine],
         method: str,
-        target: str,
+        target: bytes,
         headers: Headers,
         content: bytes | AsyncIterator[bytes] | None,
         stack: contextlib.AsyncExitStack,
@@ -70,7 +70,10 @@ class Upstream:
         for engine in candidates:
             async with contextlib.AsyncExitStack() as attempt:
                 attempt.enter_context(engine.serving())
-                request = self._http.build_request(method, engine.url + target, headers=headers, content=content)
+                # The target travels apart from the URL, as the bytes that came: nothing of it can be read as a host.
+                request = self._http.build_request(
+                    method, engine.url, headers=headers, content=content, extensions={"target": engine.prefix + target}
+                )
                 try:
                     response = await self._http.send(request, stream=True)
                 except (httpx.ConnectError, httpx.ConnectTimeout):

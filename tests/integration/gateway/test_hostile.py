@@ -106,12 +106,14 @@ async def test_a_query_is_part_of_what_is_asked(caches: ResponseCaches) -> None:
         assert engine.completions[-1].target == f"{CHAT}?key=another"
 
 
-async def test_other_methods_and_coded_bodies_go_through(caches: ResponseCaches) -> None:
+async def test_head_and_coded_bodies_go_through_and_other_methods_do_not(caches: ResponseCaches) -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         head = await gateway.client.head("/v1/models")
         assert (head.status_code, head.content) == (200, b"") and int(head.headers["content-length"]) > 0
-        for method in ("OPTIONS", "PUT", "DELETE", "PATCH", "GET"):
-            assert (await gateway.client.request(method, CHAT)).status_code == 418, method
+        assert (await gateway.client.options(CHAT)).status_code == 418
+        for method in ("PUT", "DELETE", "PATCH", "GET"):
+            answer = await gateway.client.request(method, CHAT)
+            assert (answer.status_code, answer.headers["allow"]) == (405, "OPTIONS, POST"), method
         coded = gzip.compress(json.dumps(chat("coded")).encode())
         answer = await gateway.client.post(CHAT, content=coded, headers={"content-encoding": "gzip"})
         assert engine.received[-1].body == coded and engine.received[-1].header("content-encoding") == "gzip"
@@ -137,5 +139,5 @@ async def test_websockets_are_refused() -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
         upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "AAAA"}
         answer = await gateway.client.get("/v1/realtime", headers=upgrade)
-        assert answer.status_code in (400, 403, 418)
+        assert answer.status_code == 404 and not engine.received
         assert not any(received.header("upgrade") for received in engine.received)

@@ -35,12 +35,18 @@ async def test_what_is_no_completion_goes_through_as_it_is_and_so_do_errors() ->
         assert not_json.status_code == 418
 
 
+async def test_a_path_is_sent_below_the_path_of_the_engines_address() -> None:
+    async with served(EngineDouble()) as engine, gateway(f"{engine.url}/prefix/") as client:
+        await client.get("/v1/models?after=%22a%2Fb")
+        assert engine.received[0].target == "/prefix/v1/models?after=%22a%2Fb"
+
+
 async def test_a_body_that_is_still_coming_goes_through() -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(64):
             yield b"x" * 2**16
 
-    async with served(EngineDouble()) as engine, gateway(engine) as client:
+    async with served(EngineDouble()) as engine, gateway(engine, gateway_paths=("POST /echo",)) as client:
         answer = await client.post("/echo", content=parts())
         assert answer.headers["x-length"] == str(2**22)
 
@@ -56,7 +62,7 @@ async def test_fields_for_the_next_hop_end_here() -> None:
         "authorization": "Bearer of-the-engine",
         "x-kept": "yes",
     }
-    async with served(EngineDouble()) as engine, gateway(engine) as client:
+    async with served(EngineDouble()) as engine, gateway(engine, gateway_paths=("POST /echo",)) as client:
         answer = await client.post("/echo", content=b"a", headers=headers)
         (received,) = engine.received
         for name in ("x-secret", "te", "proxy-authorization", "x-lpc-scope"):

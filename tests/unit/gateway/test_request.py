@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from lpc.gateway.request import CHAT, COMPLETIONS, Asked, read
+from lpc.gateway.request import Asked, read
+from lpc.gateway.targets import CHAT, COMPLETIONS
 from lpc.responses.canonical import Namer
 from predictor_service.responses.servicer import asked_of
 

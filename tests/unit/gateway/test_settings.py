@@ -8,13 +8,25 @@ import pytest
 from pydantic import ValidationError
 
 from lpc.gateway.clients import Clients, scope_of
+from lpc.gateway.errors import NotProxied
 from lpc.gateway.settings import GatewaySettings
+from lpc.gateway.targets import Paths
 from lpc.wire.tokens import TokenFileError
 
 
 def test_engines_are_named_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LPC_GATEWAY_ENGINES", "http://a:8000/, https://b/prefix")
     assert GatewaySettings().gateway_engines == ("http://a:8000", "https://b/prefix")
+
+
+def test_paths_are_added_to_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LPC_GATEWAY_PATHS", "GET /v1/responses/*, POST /v1/responses/*/cancel")
+    paths = Paths(GatewaySettings().gateway_paths)
+    paths.check("GET", "/v1/responses/a")
+    paths.check("POST", "/v1/responses/a/cancel")
+    for path in ("/v1/responses/a/b", "/v1/responses/a/cancel/b"):
+        with pytest.raises(NotProxied):
+            paths.check("POST", path)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +40,10 @@ def test_engines_are_named_one_after_the_other(monkeypatch: pytest.MonkeyPatch) 
         ({"gateway_engine_key": "secret"}, "set gateway_tokens too"),
         ({"gateway_tls_key": "k.pem"}, "set both or none"),
         ({"gateway_scopes": {"a": ["no scope"]}}, "a scope's name"),
+        *(
+            ({"gateway_paths": path}, "METHOD /path")
+            for path in ("/a", "GET a", "GET /a/../b", "GET /a//b", "get /a", "GET /lpc/x", "GET /%2e")
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused_without_their_values(settings: dict[str, Any], why: str) -> None:

@@ -1,0 +1,83 @@
+"""Which requests go on to engines: a list of methods and paths. Paths are compared and sent on as they came, never decoded."""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from lpc.gateway.errors import BadTarget, MethodRefused, NotProxied
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+RESPONSES: Final = "/v1/responses"
+OWN: Final = "/lpc/"
+"""The gateway's own paths begin so."""
+
+PROXIED: Final = (
+    f"POST {CHAT}",
+    f"POST {COMPLETIONS}",
+    f"POST {RESPONSES}",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
+    "POST /v1/embeddings",
+    "POST /v1/score",
+    "POST /v1/rerank",
+    "POST /v2/rerank",
+    "POST /score",
+    "POST /rerank",
+    "POST /classify",
+    "POST /pooling",
+    "POST /v1/audio/transcriptions",
+    "POST /v1/audio/translations",
+    "POST /tokenize",
+    "POST /detokenize",
+    "GET /v1/models",
+    "GET /v1/models/*",
+    "GET /v1/models/*/*",
+    "GET /health",
+    "GET /version",
+)
+"""Proxied without a setting. ``*`` stands for one segment of a path."""
+
+ENTRY: Final = re.compile(r"[A-Z]+ (?:/(?:\*|(?!\.\.?(?:/|$))[A-Za-z0-9._~-]+))+")
+"""An entry of the list: a method, a space and a path without dot segments."""
+_PATH: Final = re.compile(rb"(?:/(?:[A-Za-z0-9._~!$&'()*+,=:@-]|%[0-9A-Fa-f]{2})+)+/?|/")
+"""Of pchar (RFC 3986) without ``;``: what follows it in a segment some servers cut off."""
+_DOTS: Final = re.compile(rb"/\.\.?(?:/|$)")
+_AMBIGUOUS: Final = re.compile(rb"%(?:2[EeFf5]|5[Cc]|[01].|7[Ff])")
+"""Percent-encoded dots, slashes, backslashes, percent signs and control characters: servers differ in when they decode them."""
+
+
+def path_of(raw_path: bytes, query: bytes) -> str:
+    """Return the path of a request's target as it came. Raises BadTarget if servers could read it in different ways."""
+    if not _PATH.fullmatch(raw_path) or _DOTS.search(raw_path) or _AMBIGUOUS.search(raw_path) or b"#" in query:
+        raise BadTarget(
+            "the request's target must be a path that begins with /, without dot segments, empty segments, or percent-encoded "
+            "dots, slashes and percent signs: send the path as the engine's API documents it"
+        )
+    return raw_path.decode("ascii")
+
+
+class Paths:
+    """The methods and paths that are proxied.
+
+    ``more``: entries besides `PROXIED`. HEAD goes with GET, and OPTIONS with every path.
+    """
+
+    def __init__(self, more: Iterable[str] = ()) -> None:
+        self._methods: dict[tuple[str, ...], set[str]] = {}
+        for entry in (*PROXIED, *more):
+            method, _, path = entry.partition(" ")
+            known = self._methods.setdefault(tuple(path.split("/")), {"OPTIONS"})
+            known |= {"GET", "HEAD"} if method == "GET" else {method}
+
+    def check(self, method: str, path: str) -> None:
+        """Raise NotProxied or MethodRefused unless a request goes on to engines."""
+        segments = path.split("/")
+        allowed: set[str] = set()
+        for listed, methods in self._methods.items():
+            if len(listed) == len(segments) and all(one in ("*", other) for one, other in zip(listed, segments, strict=True)):
+                allowed |= methods
+        if not allowed:
+            raise NotProxied("the gateway does not proxy this path: see docs/response-cache.md, or add it to LPC_GATEWAY_PATHS")
+        if method not in allowed:
+            raise MethodRefused(f"the gateway proxies this path for {', '.join(sorted(allowed))} only", allowed)
