@@ -1,8 +1,8 @@
 """The way of a request through the gateway: who asks, what is kept, which engine, and what of its answer is kept.
 
 Completions (`/v1/chat/completions`, `/v1/completions`) are read and may be answered from the cache. The other paths of
-:mod:`lpc.gateway.targets` are passed through, both ways as they come; all else is refused. An engine's answer goes on byte by byte;
-only fields for the next hop end here.
+:mod:`lpc.gateway.targets` are passed through, both ways as they come; all else is refused. An engine's answer goes on byte by
+byte; only fields for the next hop end here.
 """
 
 import contextlib

@@ -39,8 +39,8 @@ class GatewaySettings(BaseSettings):
     )
     gateway_paths: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="More requests that are proxied, as `METHOD /path` separated by commas; `*` stands for one segment. Name no "
-        "path by which an engine is administered: clients reach it with the engine's key.",
+        description="More requests that are proxied, as `METHOD /path` separated by commas; `*` stands for one segment. Do "
+        "not name a path by which an engine is administered: clients reach it with the engine's key.",
     )
     gateway_engine_key: SecretStr | None = Field(
         None, description="Key that the engines ask for. Only with gateway_tokens: without those, clients send their own."

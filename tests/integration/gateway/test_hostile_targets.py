@@ -1,4 +1,4 @@
-"""Raw request targets, from a raw socket to a gateway that is a process of its own, in front of an HTTP server that records them.
+"""Raw request targets, from a raw socket to a gateway process in front of an HTTP server that records them.
 
 Hypothesis draws LPC_FUZZ_EXAMPLES targets (300; `make fuzz`: 10,000).
 """
