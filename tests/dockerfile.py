@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OURS = ("/opt/lpc", "/wheel", "/models", "/src", "/run/lpc", "/cache", "/scratch")
+OURS = ("/opt/lpc", "/wheel", "/models", "/src", "/run/lpc", "/cache", "/secrets", "/scratch")
 """Folders of the image that our lines name; below another root they are put in front of it."""
 OF_THE_SYSTEM = {"groupadd", "useradd", "install", "apt-get", "rm", "ldconfig"}
 """Commands that change the system. A machine that is no container keeps its own."""

@@ -13,8 +13,11 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from eviction_client.settings import ClientSettings
+from lpc.bench.processes import free_port
 from lpc.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
+from tests.deploy.test_first_prediction import wait_for
+from tests.deploy.test_kubernetes import check_rights
 from tests.dockerfile import ROOT, stages
 
 PROFILES = ("cpu", "gpu", "two-gpus", "gateway")
@@ -50,8 +53,8 @@ def test_docker_compose_refuses_a_field_that_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "engines"), [("cpu", 2), ("gpu", 1), ("two-gpus", 2), ("gateway", 2)])
 def test_a_profile_has_its_engines_a_sidecar_a_redis_and_the_monitoring(name: str, engines: int) -> None:
-    kinds = sorted(re.sub(r"-(gpu|a|b|a-gpu|b-gpu|caching)$", "", service) for service in profile(name))
-    more = ["cache-redis", "gateway"] if name == "gateway" else []
+    kinds = sorted(re.sub(r"-(gpu|a|b|a-gpu|b-gpu|a-known|b-known|caching)$", "", service) for service in profile(name))
+    more = ["cache-redis", "gateway", "secrets"] if name == "gateway" else []
     assert kinds == sorted(["engine"] * engines + ["grafana", "predictor", "prometheus", "redis", *more])
 
 
@@ -78,7 +81,7 @@ def test_an_image_is_built_by_one_service_and_pulled_by_none(name: str) -> None:
 def test_the_index_of_the_packages_reaches_every_build() -> None:
     chosen = {"PIP_INDEX_URL": "https://one.example/simple", "PIP_EXTRA_INDEX_URL": "https://two.example/simple"}
     builds = [service["build"]["args"] for service in configured(**chosen).values() if "build" in service]
-    assert len(builds) == 5
+    assert len(builds) == 6
     assert all(chosen.items() <= arguments.items() for arguments in builds)
 
 
@@ -89,8 +92,7 @@ def test_the_sidecar_answers_on_the_hosts_loopback_and_keeps_its_cache(name: str
     published = f"127.0.0.1:{image.env()['LPC_PORT']}:{image.env()['LPC_PORT']}"
     assert [str(port).removesuffix("/tcp") for port in sidecar["ports"]] == [published]
     assert "127.0.0.1:50051" in (ROOT / "README.md").read_text()
-    (volume,) = sidecar["volumes"]
-    folder = volume.split(":")[1]
+    (folder,) = (volume.split(":")[1] for volume in sidecar["volumes"] if volume.startswith("predictor-cache:"))
     kept = {**image.env(), **sidecar["environment"]}
     assert all(kept[name].startswith(f"{folder}/") for name in ("HF_HOME", "LPC_RETURNS_STATE"))
     assert not any(entry.partition(":")[0] in {folder, "/"} for entry in sidecar["tmpfs"])
@@ -171,6 +173,52 @@ def test_only_loopback_is_published_and_only_the_engines_image_may_write(name: s
             assert str(port).startswith("127.0.0.1:")
         if not key.startswith("engine"):
             assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+
+
+def test_each_process_mounts_its_own_secrets_and_no_others() -> None:
+    def mounted(service: Service) -> set[str]:
+        return {volume.partition(":")[0] for volume in service.get("volumes", [])}
+
+    secret = {"sidecar-secrets", "gateway-secrets", "engine-secrets", "redis-password", "cache-redis-password"}
+    found = {name: mounted(service) & secret for name, service in profile("gateway").items()}
+    assert {name: volumes for name, volumes in found.items() if volumes} == {
+        "secrets": {"sidecar-secrets", "gateway-secrets", "engine-secrets"},
+        "predictor-caching": {"sidecar-secrets", "cache-redis-password"},
+        "gateway": {"gateway-secrets"},
+        "engine-a-known": {"engine-secrets", "redis-password"},
+        "engine-b-known": {"engine-secrets", "redis-password"},
+        "redis": {"redis-password"},
+        "cache-redis": {"cache-redis-password"},
+    }
+    # A volume that is new takes the owner of the image's folder: the image's user writes there.
+    (folders,) = (text for text in stages()[1]["cpu"].texts("RUN") if "install -d" in text)
+    for volume in profile("gateway")["secrets"]["volumes"]:
+        assert f" {volume.split(':')[1]}" in folders and "-m 0700 -o 10001 -g 10001" in folders
+
+
+def test_the_engines_redis_makes_a_password_once_and_lets_engines_do_what_kubernetes_does(tmp_path: Path) -> None:
+    """Runs the service's own shell lines twice, with its folders below another."""
+    service = configured()["redis"]
+    text = service["command"][-1].replace("$$", "$").replace("/data", str(tmp_path)).replace("/tmp/users", f"{tmp_path}/users")
+    port = free_port()
+    command = [*service["command"][:-1], f"{text.rstrip()} --port {port} --bind 127.0.0.1"]
+    passwords = []
+    for _ in range(2):
+        server = subprocess.Popen(command, env={**os.environ, **service["environment"]}, stdout=subprocess.DEVNULL)
+        try:
+            wait_for((tmp_path / "password").exists)
+            passwords.append((tmp_path / "password").read_text().strip())
+            check_rights(port, passwords[0])
+            probe = service["healthcheck"]["test"][1:]
+            done = subprocess.run([probe[0], "-p", str(port), *probe[1:]], capture_output=True, text=True)
+            assert done.stdout.strip() == "PONG"
+        finally:
+            server.terminate()
+            server.wait(10)
+    assert passwords[0] == passwords[1] and len(passwords[0]) == 64
+    engine = profile("gateway")["engine-a-known"]
+    folder = {volume.split(":")[0]: volume.split(":")[1] for volume in engine["volumes"]}["redis-password"]
+    assert engine["environment"]["LPC_REDIS_PASSWORD_FILE"] == f"{folder}/password"
 
 
 def test_the_dashboard_is_provisioned() -> None:

@@ -1,0 +1,206 @@
+"""Response caches as a deployment renders them: its Redis, sidecar and gateway run here as processes, on an address that is not
+loopback, with the manifests' own commands, settings and secrets. An engine is a double over real HTTP."""
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lpc.bench.processes import Server, free_port
+from tests.deploy.test_compose import configured
+from tests.dockerfile import ROOT, stages
+from tests.engine_double import EngineDouble, served
+
+IMAGE = stages()[1]["cpu"]
+CLIENT = "app"
+"""Of the gateway, where it knows clients by tokens."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A container whose folders lie in one of this machine."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What a deployment comes to. ``client``: the token of a client of the gateway, any word where it asks for none."""
+
+    redis: Part
+    sidecar: Part
+    gateway: Part
+    engine: Part
+    client: str
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A deployment that runs. ``engine``: the settings of an engine; ``host``: by which the manifests name the sidecars."""
+
+    sidecar: str
+    host: str
+    socket: Path
+    gateway: str
+    redis: int
+    engine: dict[str, str]
+    client: str
+    double: EngineDouble
+
+    @property
+    def authority(self) -> bytes:
+        return Path(self.engine["LPC_PREDICTOR_CA"]).read_bytes()
+
+    @property
+    def token(self) -> str:
+        """The token of an engine."""
+        return Path(self.engine["LPC_PREDICTOR_TOKEN_FILE"]).read_text().strip()
+
+
+def own_address() -> str | None:
+    """Return an address of this machine that others can reach; None where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+    return None if address.startswith("127.") else address
+
+
+def placed(part: Part, root: Path, mounts: Mapping[str, Path]) -> Part:
+    """Return a container's command and settings with its mounts below a folder, where they are links."""
+    for inside, source in mounts.items():
+        place = root / inside.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(source, target_is_directory=True)
+    tops = "|".join(sorted({re.escape(parent) for mount in mounts for parent in _with_parents(mount)}, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![\w./])({tops})(?![\w.-])") if mounts else re.compile("(?!)")
+
+    def here(text: str) -> str:
+        return pattern.sub(lambda match: f"{root}{match[1]}", text)
+
+    return Part([here(word) for word in part.command], {name: here(value) for name, value in part.environment.items()})
+
+
+def _with_parents(mount: str) -> Iterator[str]:
+    yield mount
+    yield from (str(parent) for parent in Path(mount).parents if str(parent) not in {"/", "/run", "/etc"})
+
+
+def from_compose(folder: Path, models: Path, address: str) -> Rendered:
+    """Run the profile's one-shot service and return its other parts."""
+    services = {name: one for name, one in configured().items() if "gateway" in one.get("profiles", [])}
+
+    def part(name: str, *, image: bool = True) -> Part:
+        service = services[name]
+        mounts = {"/models": models}
+        for volume in service.get("volumes", []):
+            source, inside = volume.split(":")[:2]
+            mounts[inside] = folder / "volumes" / source
+        for entry in service.get("tmpfs", []):
+            mounts[entry.partition(":")[0]] = folder / name / "tmpfs" / entry.partition(":")[0].strip("/")
+        for source in mounts.values():
+            source.mkdir(parents=True, exist_ok=True)
+        settings = {**(IMAGE.env() if image else {}), **service.get("environment", {})}
+        settings.pop("PATH", None)
+        command = [word.replace("$$", "$") for word in service.get("command", IMAGE.command("CMD"))]
+        return placed(Part(command, {key: str(value) for key, value in settings.items()}), folder / name, mounts)
+
+    secrets = part("secrets")
+    command = [sys.executable, "-m", "lpc", *secrets.command, "--name", address]
+    # As `docker compose up` does each time.
+    for _ in range(2):
+        subprocess.run(command, env=_environment(secrets), check=True, capture_output=True)
+    engine = part("engine-a-known", image=False)
+    return Rendered(
+        part("cache-redis", image=False), part("predictor-caching"), part("gateway"), engine, client="any-key-of-the-engine"
+    )
+
+
+KINDS: dict[str, Callable[[Path, Path, str], Rendered]] = {
+    "compose": from_compose,
+}
+
+
+class Process(Server):
+    """A part as a process that says when it listens."""
+
+    def __init__(self, name: str, folder: Path, command: list[str], part: Part) -> None:
+        super().__init__(folder / f"{name}.log", command, _environment(part))
+
+    def _serves(self) -> bool:
+        return "listening on " in self._said() or "Ready to accept connections" in self._said()
+
+
+def _environment(part: Part) -> dict[str, str]:
+    ours = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return {**ours, "PYTHONPATH": str(ROOT), **part.environment}
+
+
+@contextlib.contextmanager
+def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[Deployed]:
+    """Run a deployment. Ports are free ones, and hosts are replaced by this machine's address; nothing else is changed."""
+    rendered = KINDS[kind](folder, models, address)
+    redis_port, port, http = (free_port() for _ in range(3))
+    shell = [*rendered.redis.command[:-1], f"{rendered.redis.command[-1].rstrip()} --port {redis_port} --bind 127.0.0.1"]
+    host = re.sub(r"^dns:///|:\d+$", "", rendered.gateway.environment["LPC_PREDICTOR_ADDRESS"])
+    for part in (rendered.gateway, rendered.engine):
+        assert re.sub(r"^dns:///|:\d+$", "", part.environment["LPC_PREDICTOR_ADDRESS"]) == host
+        part.environment["LPC_PREDICTOR_ADDRESS"] = f"{address}:{port}"
+    sidecar, gateway = rendered.sidecar.environment, rendered.gateway.environment
+    assert sidecar["LPC_HOST"] == "0.0.0.0"
+    # Redis has another port here, and the machine may be busy.
+    sidecar |= {"LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0", "LPC_CACHE_REDIS_TIMEOUT_S": "1"}
+    sidecar |= {"LPC_PORT": str(port), "LPC_METRICS_PORT": "", "LPC_REDIS_URL": ""}
+    for name in ("LPC_REDIS_USER", "LPC_REDIS_PASSWORD"):  # of the engines' Redis, which does not run here
+        sidecar.pop(name, None)
+    gateway |= {"LPC_GATEWAY_PORT": str(http), "LPC_GATEWAY_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10"}
+    lpc = [sys.executable, "-m", "lpc"]
+    with contextlib.ExitStack() as stack:
+        double = stack.enter_context(_engine())
+        gateway["LPC_GATEWAY_ENGINES"] = double.url
+        stack.enter_context(Process("redis", folder, shell, rendered.redis))
+        stack.enter_context(Process("sidecar", folder, [*lpc, *rendered.sidecar.command], rendered.sidecar))
+        stack.enter_context(Process("gateway", folder, [*lpc, *rendered.gateway.command], rendered.gateway))
+        engine = {name: value for name, value in rendered.engine.environment.items() if "PREDICTOR" in name}
+        yield Deployed(
+            sidecar=f"{address}:{port}",
+            host=host,
+            socket=Path(sidecar["LPC_UNIX_SOCKET"]),
+            gateway=f"http://{address}:{http}",
+            redis=redis_port,
+            engine=engine,
+            client=rendered.client,
+            double=double,
+        )
+
+
+@contextlib.contextmanager
+def _engine() -> Iterator[EngineDouble]:
+    """Serve a double from a thread."""
+    double, up, loop = EngineDouble(), threading.Event(), asyncio.new_event_loop()
+    end = asyncio.Event()
+
+    async def serve() -> None:
+        async with served(double):
+            up.set()
+            await end.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert up.wait(30)
+        yield double
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join(30)
+        loop.close()

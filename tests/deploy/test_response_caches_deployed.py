@@ -1,0 +1,135 @@
+"""The shipped deployments of response caches, for real: who gets in, and who may name a tenant."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from eviction_client.predictor_client import PredictorClient
+from eviction_client.settings import ClientSettings
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.cache.v1 import response_cache_pb2_grpc as rpc
+from lpc.wire.access import access_of
+from tests.deploy.deployed_caches import KINDS, Deployed, deployed, own_address
+from tests.deploy.test_first_prediction import wait_for
+from tests.dockerfile import ROOT
+from tests.tiny_model import build_tiny_artifact
+
+ADDRESS = own_address()
+pytestmark = [
+    pytest.mark.skipif(ADDRESS is None, reason="this machine has no address but loopback"),
+    pytest.mark.timeout(300),  # several processes are started
+]
+BODY = {"model": "m", "messages": [{"role": "user", "content": "What did the doctor say?"}], "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model under the name that the manifests serve."""
+    root = tmp_path_factory.mktemp("image") / "models"
+    root.mkdir()
+    build_tiny_artifact(root, name="e5-small")
+    return root
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Deployed]:
+    assert ADDRESS is not None
+    with deployed(request.param, tmp_path_factory.mktemp(request.param), models, ADDRESS) as found:
+        yield found
+
+
+def ask(running: Deployed, client: str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {client}"}
+    return httpx.post(f"{running.gateway}/v1/chat/completions", json=BODY, headers=headers, timeout=60, trust_env=False)
+
+
+def look_up(running: Deployed, *, token: str | None, tenant: str = "", plain: bool = False) -> pb.LookupResponse:
+    """Call the sidecar as any pod can that reaches its port."""
+    credentials = grpc.ssl_channel_credentials(running.authority)
+    channel = grpc.insecure_channel(running.sidecar) if plain else grpc.secure_channel(running.sidecar, credentials)
+    parameters = json.dumps({key: value for key, value in BODY.items() if key not in {"model", "messages"}}).encode()
+    messages = [pb.Message(role="user", content="What did the doctor say?")]
+    asked = pb.Request(model="m", messages=messages, parameters_json=parameters, tenant=tenant)
+    with channel:
+        metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        answer: pb.LookupResponse = rpc.ResponseCacheStub(channel).Lookup(
+            pb.LookupRequest(request=asked), timeout=20, metadata=metadata
+        )
+        return answer
+
+
+def refusal(running: Deployed, *, token: str | None, tenant: str = "", plain: bool = False) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        look_up(running, token=token, tenant=tenant, plain=plain)
+    code: grpc.StatusCode = caught.value.code()  # type: ignore[attr-defined]
+    return code
+
+
+def test_the_gateway_answers_a_client_from_the_cache(running: Deployed) -> None:
+    wait_for(lambda: ask(running, running.client).headers.get("x-lpc-cache") == "exact")
+    assert running.double.completions
+
+
+def test_an_engines_token_does_not_open_a_tenants_answers(running: Deployed) -> None:
+    assert refusal(running, token=running.token, tenant="client:app") is grpc.StatusCode.PERMISSION_DENIED
+    # Without a tenant it is a caller of its own, with answers of its own.
+    assert look_up(running, token=running.token).WhichOneof("result") == "miss"
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_a_pod_without_a_token_is_refused(running: Deployed, token: str | None) -> None:
+    assert refusal(running, token=token, tenant="client:app") is grpc.StatusCode.UNAUTHENTICATED
+    assert refusal(running, token=token) is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_plain_text_is_refused(running: Deployed) -> None:
+    assert refusal(running, token=running.token, plain=True) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_the_certificate_is_for_the_name_in_the_manifests(running: Deployed) -> None:
+    options = [("grpc.ssl_target_name_override", running.host)]
+    credentials = grpc.ssl_channel_credentials(running.authority)
+    with grpc.secure_channel(running.sidecar, credentials, options=options) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_an_engine_with_the_manifests_settings_is_served(running: Deployed) -> None:
+    settings = ClientSettings(**{name.removeprefix("LPC_").lower(): value for name, value in running.engine.items()})  # type: ignore[arg-type]
+    client = PredictorClient(settings.predictor_address, access=access_of(settings))
+    try:
+        wait_for(lambda: client.healthy)
+    finally:
+        client.close()
+
+
+def test_the_doctor_finds_a_healthy_sidecar_with_an_engines_settings(running: Deployed) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
+    command = [sys.executable, "-m", "lpc", "doctor", "--json"]
+    done = subprocess.run(command, env={**clean, **running.engine}, capture_output=True, text=True, timeout=120)
+    checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+    for name in ("certificate", "health", "model"):
+        assert checks[name]["status"] == "ok", checks[name]
+
+
+def test_the_probe_needs_neither_certificate_nor_token(running: Deployed) -> None:
+    command = [sys.executable, str(ROOT / "deploy/image/healthcheck.py"), f"unix://{running.socket}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_caches_redis_asks_for_its_password(running: Deployed) -> None:
+    with (
+        redis.Redis(port=running.redis, protocol=2) as stranger,
+        pytest.raises(redis.AuthenticationError, match="Authentication required"),
+    ):
+        stranger.keys()
