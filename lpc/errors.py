@@ -20,7 +20,9 @@
     ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start
     ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
     ├── EvidenceError           lpc.responses.semantic.evidence_file: a file of evidence cannot be used
-    ├── RedisAway               lpc.wire.redis_reach: a Redis does not answer; never shown, a lookup is then a miss
+    ├── RedisFailed             lpc.wire.redis_reach: a Redis did not do as asked; never shown, a lookup is then a miss
+    │   ├── RedisAway           lpc.wire.redis_reach: it does not answer
+    │   └── RedisRefused        lpc.wire.redis_reach: it refused one command
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
     ├── LMCacheUnfit            lpc.lmcache.errors: LMCache is not there, or configured so that nothing can be done from outside
     ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded

@@ -8,6 +8,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from lpc.model.returns.model import Quality
+from lpc.wire.redis_refusals import ADVICE
 from predictor_service.errors import UnreadPrompt
 from predictor_service.labels.memory import Label, Reason, TurnObserver
 
@@ -97,6 +98,13 @@ class Metrics:
             "1 while sidecars tell each other of their turns, 0 while Redis is away or none is given.",
             registry=registry,
         )
+        self.refused_by_redis = Counter(
+            "lpc_redis_refusals",
+            "Commands that a Redis refused while it answered others, by what it is used for (caches, sightings) and by cause: "
+            "OOM (it is full), WRONGTYPE (a key holds another type) and others.",
+            ["use", "cause"],
+            registry=registry,
+        )
         self.returns_learnt = Gauge(
             "lpc_returns_learnt",
             "What the return model has learnt from: turns that it remembered, and returns to them; those before a restart too.",
@@ -126,6 +134,9 @@ class Metrics:
             self.unlabelled.labels(reason)
         for found in ("first", "own", "elsewhere", "repeated", "unasked", "heard"):
             self.sightings.labels(found)
+        for use in ("caches", "sightings"):
+            for cause in ADVICE:
+                self.refused_by_redis.labels(use, cause)
         for fate in ("written", "dropped"):
             self.label_rows.labels(fate)
         self.unread_prompts = Counter(
@@ -166,6 +177,10 @@ class Metrics:
             registry=registry,
         )
         self.queue_limit = Gauge("lpc_queue_limit", "Conversations that may be admitted at a time.", registry=registry)
+
+    def redis_refusals(self, use: str) -> Callable[[str], None]:
+        """Return what counts a refusal of the Redis for this use, by its cause."""
+        return lambda cause: self.refused_by_redis.labels(use, cause).inc()
 
     def watch_queue(self, depth: Callable[[], float], wait_s: Callable[[], float], limit: int) -> None:
         """Report a queue's depth and the seconds of work in it, at every scrape."""

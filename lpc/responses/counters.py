@@ -1,6 +1,6 @@
 """What a scope did on each day, as whole numbers in Redis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,26 +15,26 @@ class Counters:
     def __init__(self, redis: RedisReach) -> None:
         self._redis = redis
 
-    async def add(self, counts: Mapping[tuple[Scope, str], Mapping[str, int]]) -> None:
-        """Add to the counters of (scope, day). Raises RedisAway."""
-        keys = {layout.key(scope, "c", day): list(fields.items()) for (scope, day), fields in counts.items()}
-        await self._add(keys, layout.COUNTERS_S)
+    async def add(self, counts: Mapping[tuple[Scope, str], Mapping[str, int]]) -> list[tuple[tuple[Scope, str], str]]:
+        """Add to the counters of (scope, day); return those that Redis did not take, with their fields. Raises RedisAway."""
+        fields = [(place, field, amount) for place, changes in counts.items() for field, amount in changes.items()]
+        if not fields:
+            return []
+
+        def add(pipe: Any) -> None:
+            for place, field, amount in fields:
+                pipe.hincrby(layout.key(place[0], "c", place[1]), field, amount)
+            for scope, day in counts:
+                pipe.expire(layout.key(scope, "c", day), layout.COUNTERS_S)
+
+        answers = (await self._redis.ask_each(add))[: len(fields)]
+        return [
+            (place, field) for (place, field, _), answer in zip(fields, answers, strict=True) if isinstance(answer, Exception)
+        ]
 
     async def day(self, scope: Scope, day: str) -> dict[str, int]:
-        """Return the counters of a scope's day. Raises RedisAway."""
+        """Return the counters of a scope's day. Raises RedisFailed."""
         return await self._read(layout.key(scope, "c", day))
-
-    async def _add(self, keys: Mapping[str, Sequence[tuple[str, int]]], life_s: int) -> None:
-        async def add(client: Any) -> None:
-            pipe = client.pipeline(transaction=False)
-            for key, changes in keys.items():
-                for field, amount in changes:
-                    pipe.hincrby(key, field, amount)
-                pipe.expire(key, life_s)
-            await pipe.execute()
-
-        if any(keys.values()):
-            await self._redis.ask(add)
 
     async def _read(self, key: str) -> dict[str, int]:
         found: dict[bytes, bytes] = await self._redis.ask(lambda client: client.hgetall(key))

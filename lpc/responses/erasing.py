@@ -15,7 +15,7 @@ AT_ONCE: Final = 200
 
 
 class Eraser:
-    """Deletes in one Redis what a store has stored there. Every method raises RedisAway: some of it may be deleted then."""
+    """Deletes in one Redis what a store has stored there. Every method raises RedisFailed: some of it may be deleted then."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

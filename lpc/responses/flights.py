@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from lpc.responses import layout
 from lpc.responses.canonical import EntryId, Scope
-from lpc.wire.redis_reach import RedisAway, RedisReach
+from lpc.wire.redis_reach import RedisFailed, RedisReach
 
 TOKEN_BYTES: Final = 12
 NOT_KEPT: Final = b"-"
@@ -57,7 +57,7 @@ class Flights:
         self._waits: dict[tuple[Scope, EntryId], _Wait] = {}
 
     async def take(self, scope: Scope, entry: EntryId, *, unless_stored: bool = True) -> tuple[State, Taken]:
-        """Become the leader of a request; "free" and the flight's token where that was possible. Raises RedisAway.
+        """Become the leader of a request; "free" and the flight's token where that was possible. Raises RedisFailed.
 
         ``unless_stored``: not where an entry is there; False where the one that is there is of no use.
         """
@@ -70,7 +70,7 @@ class Flights:
         return {b"stored": "stored", b"not_kept": "not_kept"}.get(found, "flying"), b""  # type: ignore[return-value]
 
     async def end(self, scope: Scope, entry: EntryId, token: Taken, *, kept: bool, again: bool = False) -> None:
-        """End a flight, if it is still this one's. Raises RedisAway.
+        """End a flight, if it is still this one's. Raises RedisFailed.
 
         Args:
             scope, entry, token: of the flight.
@@ -87,12 +87,12 @@ class Flights:
             self._tell(scope, entry, "free" if again else "not_kept")
 
     async def flying(self, scope: Scope, entry: EntryId) -> bool:
-        """Say whether a caller asks the engine now. Raises RedisAway."""
+        """Say whether a caller asks the engine now. Raises RedisFailed."""
         flight: bytes | None = await self._redis.read("GET", self._keys(scope, entry)[1])
         return flight not in (None, NOT_KEPT)
 
     async def wait(self, scope: Scope, entry: EntryId, wait_s: float) -> State:
-        """Wait until a flight has ended, at most so long; return what became of it. Raises RedisAway."""
+        """Wait until a flight has ended, at most so long; return what became of it. Raises RedisFailed."""
         place = (scope, entry)
         wait = self._waits.get(place)
         if wait is None:
@@ -120,7 +120,7 @@ class Flights:
                 if flight is None or flight == NOT_KEPT:
                     self._tell(*place, "not_kept" if flight else "stored" if record else "free")
                     return
-        except RedisAway as error:
+        except RedisFailed as error:
             if not outcome.done():
                 outcome.set_exception(error)
 

@@ -75,7 +75,7 @@ class SharedEvidence:
         self._encoder = encoder
 
     async def exchange(self, scope: Scope, judged_by: str, handed: Handover) -> dict[str, int]:
-        """Hand over what a gate has learnt; return everything that is known. Raises RedisAway: what was added is not known.
+        """Hand over what a gate has learnt; return everything that is known. Raises RedisFailed: what was added is not known.
 
         ``judged_by``: who makes the labels, where that one errs: evidence of one judge says nothing of another's.
         """
@@ -92,11 +92,11 @@ class SharedEvidence:
         return {field.decode(): int(value) for field, value in found if value.lstrip(b"-").isdigit()}
 
     async def forget(self, scope: Scope, judged_by: str, fields: Sequence[str]) -> None:
-        """Delete what the window has left behind. Raises RedisAway."""
+        """Delete what the window has left behind. Raises RedisFailed."""
         await self._redis.ask(lambda client: client.hdel(self._keys(scope, judged_by)[0], *fields))
 
     async def nth(self, scope: Scope, judged_by: str, candidate: EntryId, *, joins: EntryId | None = None) -> int:
-        """Count a label; return the how-many-th of its cluster it is, in all sidecars. Raises RedisAway.
+        """Count a label; return the how-many-th of its cluster it is, in all sidecars. Raises RedisFailed.
 
         ``joins``: the entry of which the label said that it means the same.
         """
@@ -106,7 +106,7 @@ class SharedEvidence:
         return int(await self._redis.ask(lambda client: client.eval(_NTH, 2, now, old, *arguments)))
 
     async def first_complaint(self, scope: Scope, ticket: bytes) -> bool:
-        """Note that an answer that was served was called wrong; say whether it is for the first time. Raises RedisAway.
+        """Note that an answer that was served was called wrong; say whether it is for the first time. Raises RedisFailed.
 
         ``ticket``: 16 bytes that stand for what was served to whom.
         """
@@ -114,7 +114,7 @@ class SharedEvidence:
         return bool(await self._redis.ask(lambda client: client.set(key, 1, nx=True, ex=layout.EVIDENCE_S)))
 
     async def mark_served(self, scope: Scope, questions: Sequence[EntryId], life_s: float) -> None:
-        """Note that questions were answered from another question's, while nobody waits. Raises RedisAway."""
+        """Note that questions were answered from another question's, while nobody waits. Raises RedisFailed."""
 
         async def mark(client: Any) -> None:
             pipe = client.pipeline(transaction=False)

@@ -1,4 +1,4 @@
-"""Entries in Redis: found, put, dropped, made unfindable. Every method asks once or twice and raises RedisAway."""
+"""Entries in Redis: found, put, dropped, made unfindable. Every method asks once or twice and raises RedisFailed."""
 
 import math
 import secrets
@@ -23,10 +23,17 @@ ASKED_S: Final = 2.0
 _PUT: Final = """
 local e, z, x, v, f, b = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, record, px, now, ends, most, vector, same, prefix, flight, room = unpack(ARGV, 1, 11)
-if flight ~= '' and redis.call('GET', f) == flight then redis.call('DEL', f) end
+local stale = false
 for i = 7, #KEYS do
-  if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[5 + i] then return {0, 0, 0} end
+  if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[5 + i] then stale = true end
 end
+local before, members = redis.call('STRLEN', e), redis.call('ZCARD', z)
+redis.call('GET', b)
+redis.call('HLEN', v)
+redis.call('XLEN', x)
+if not stale then redis.call('SET', e, record, 'PX', px) end
+if flight ~= '' and redis.call('GET', f) == flight then redis.call('DEL', f) end
+if stale then return {0, 0, 0} end
 local function lives(key) if redis.call('PTTL', key) < px + 0 then redis.call('PEXPIRE', key, px) end end
 local function gone(members, kept)
   for _, member in ipairs(members) do
@@ -38,10 +45,8 @@ local function gone(members, kept)
     end
   end
 end
-if redis.call('ZCARD', z) == 0 then redis.call('DEL', b) end
-local old = id .. ':' .. redis.call('STRLEN', e)
-if redis.call('ZREM', z, old) == 1 then redis.call('DECRBY', b, redis.call('STRLEN', e)) end
-redis.call('SET', e, record, 'PX', px)
+if members == 0 then redis.call('DEL', b) end
+if redis.call('ZREM', z, id .. ':' .. before) == 1 then redis.call('DECRBY', b, before) end
 if same ~= '' then redis.call('SET', prefix .. 'n:' .. same, id, 'PX', px) end
 redis.call('ZADD', z, ends, id .. ':' .. #record)
 redis.call('INCRBY', b, #record)
@@ -66,7 +71,10 @@ end
 return {1, evicted[1], evicted[2]}
 """
 """Stores one entry if nothing was invalidated since it was asked for, ends its flight, and keeps the scope within its bounds of
-entries and bytes: what has ended goes, and of what lives the entries that would end first."""
+entries and bytes: what has ended goes, and of what lives the entries that would end first.
+
+Every key is read before the first write, so that one of another type leaves all as it was. The first write is one that a full
+Redis refuses: after another one, it would let the script store beyond `maxmemory`."""
 
 _DROP: Final = """
 local bytes = redis.call('STRLEN', KEYS[1])
@@ -196,7 +204,7 @@ class Store:
         """Store a record for ``life_s`` seconds, and end its flight, unless something was invalidated meanwhile.
 
         Raises:
-            RedisAway: it may have been stored, or not.
+            RedisFailed: it may have been stored, or not.
         """
         scope, name = names.scope, layout.text(names.exact)
         keys = [
@@ -218,14 +226,12 @@ class Store:
     async def drop_all(self, scope: Scope, entries: Sequence[EntryId]) -> int:
         """Delete entries while nobody waits; return how many there were."""
 
-        async def drop(client: Any) -> list[int]:
-            pipe = client.pipeline(transaction=False)
+        def drop(pipe: Any) -> None:
             for entry in entries:
                 pipe.execute_command("EVAL", *self._drop(scope, entry))
-            dropped: list[int] = await pipe.execute()
-            return dropped
 
-        return sum(await self.redis.ask(drop, ERASING_S)) if entries else 0
+        dropped = await self.redis.ask_each(drop, ERASING_S) if entries else []
+        return sum(one for one in dropped if isinstance(one, int))
 
     def _drop(self, scope: Scope, entry: EntryId) -> tuple[Any, ...]:
         name = layout.text(entry)

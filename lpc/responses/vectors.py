@@ -68,7 +68,7 @@ class Vectors:
         self._encoder = encoder
 
     async def place(self, scope: Scope) -> tuple[str, str | None]:
-        """Return where a scope's stream ends, and its generation: to be asked before everything is read. Raises RedisAway."""
+        """Return where a scope's stream ends, and its generation: to be asked before everything is read. Raises RedisFailed."""
 
         async def ask(client: Any) -> tuple[str, str | None]:
             pipe = client.pipeline(transaction=False)
@@ -80,7 +80,7 @@ class Vectors:
         return await self._redis.ask(ask)
 
     async def read(self, scope: Scope, keys: Keyring) -> AsyncIterator[list[Vector]]:
-        """Yield all vectors of a scope, some hundred at a time; what does not open is left out. Raises RedisAway."""
+        """Yield all vectors of a scope, some hundred at a time; what does not open is left out. Raises RedisFailed."""
         key = layout.key(scope, "v", self._encoder())
         cursor = 0
         while True:
@@ -91,7 +91,7 @@ class Vectors:
                 return
 
     async def changes(self, scope: Scope, place: str, keys: Keyring) -> Changes:
-        """Return what happened since a place. Raises RedisAway."""
+        """Return what happened since a place. Raises RedisFailed."""
         stream, hashed = layout.key(scope, "x"), layout.key(scope, "v", self._encoder())
 
         async def ask(client: Any) -> tuple[Any, Any, Any]:

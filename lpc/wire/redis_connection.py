@@ -41,6 +41,17 @@ PASSING: Final = (
 ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
 """Everything that redis-py raises for a server or network at fault."""
 
+AWAY: Final = (
+    redis.ConnectionError,  # also a refused login and a server that still loads its data
+    redis.TimeoutError,
+    redis.exceptions.InvalidResponse,
+    redis.exceptions.ClusterError,  # also CLUSTERDOWN and MASTERDOWN
+    redis.exceptions.MovedError,
+    redis.exceptions.RedisClusterException,
+    OSError,
+)
+"""What says that no command can be answered now. Any other error of ERRORS is about one command or key."""
+
 
 class PasswordFileError(redis.AuthenticationError):
     """The file with the password cannot be read, or is empty."""
@@ -175,10 +186,18 @@ def pipeline(client: Any) -> Any:
 
 
 def evaluate(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
-    """Run a script once for each of ``commands`` in one pipeline; return the answers in order.
+    """Run a script once for each of ``commands``, as `evaluate_each`. Raises the first error; the others may have been run."""
+    answers = evaluate_each(client, script, commands)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
 
-    A server that does not know the script (restarted, failed over) gets its text. Raises the first error otherwise; the
-    other commands may have been run.
+
+def evaluate_each(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
+    """Run a script once for each of ``commands`` in one pipeline; return the answers, or their errors, in order.
+
+    A server that does not know the script (restarted, failed over) gets its text.
     """
     sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
     batch = pipeline(client)
@@ -192,7 +211,4 @@ def evaluate(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[
             batch.execute_command("EVAL", script, *commands[i])
         for i, answer in zip(unknown, batch.execute(raise_on_error=False), strict=True):
             answers[i] = answer
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
     return answers

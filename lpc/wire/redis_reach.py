@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 import redis
 
 from lpc.errors import LpcError
-from lpc.wire.redis_connection import ERRORS, Connection, PasswordFileError
+from lpc.wire.redis_connection import AWAY, ERRORS, Connection, PasswordFileError
+from lpc.wire.redis_refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +24,16 @@ LONGEST_S: Final = 5.0
 """Pauses after a failure: the first, and what they double up to."""
 
 
-class RedisAway(LpcError):
+class RedisFailed(LpcError):
+    """Redis did not do what it was asked."""
+
+
+class RedisAway(RedisFailed):
     """Redis does not answer, or did not a moment ago."""
+
+
+class RedisRefused(RedisFailed):
+    """Redis refused one command: it is full, or a key holds another type. Other commands and keys are not concerned."""
 
 
 class RedisReach:
@@ -34,12 +43,16 @@ class RedisReach:
         connection: to the server or Cluster; not opened yet.
         timeout_s: that an answer may take, connecting and waiting for a free connection included.
         what: the server is for, for the log.
+        refused: called with the cause (`redis_refusals.ADVICE`) of each command that Redis refuses.
     """
 
-    def __init__(self, connection: Connection, timeout_s: float, what: str) -> None:
+    def __init__(
+        self, connection: Connection, timeout_s: float, what: str, refused: Callable[[str], object] = lambda _cause: None
+    ) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
         self._what = what
+        self._refusals = Refusals(what, connection.where, refused)
         self._client: Any = None
         self._free: list[Any] = []
         self._held = 0
@@ -52,7 +65,7 @@ class RedisReach:
         return self._pause_s > 0
 
     async def ask(self, question: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Return what a question to redis-py's client answers. Raises RedisAway.
+        """Return what a question to redis-py's client answers. Raises RedisAway, RedisRefused.
 
         ``timeout_s``: of long work beside serving, which waits for no one.
         """
@@ -67,21 +80,40 @@ class RedisReach:
                 if self._client is None:
                     self._client = self._connection.open_async(CONNECTIONS)
                 answer = await question(self._client)
-        except (TimeoutError, *ERRORS) as error:
+        except (TimeoutError, *AWAY) as error:
             self._lost(error, loop.time())
             raise RedisAway(f"Redis {self._what} is away") from None
-        if self._pause_s:
-            self._pause_s = 0.0
-            log.info("Redis %s is back", self._what)
+        except redis.RedisError as error:
+            self._found()
+            raise RedisRefused(f"Redis {self._what} refuses a command ({self._refusals.note(error)})") from None
+        self._found()
         return answer
 
     async def read(self, *command: str) -> Any:
-        """Return the answer to a command that changes nothing. Raises RedisAway.
+        """Return the answer to a command that changes nothing. Raises RedisAway, RedisRefused.
 
         It is read on a connection of redis-py that is held for such commands: taking one from the pool, and the client around
         it, cost as much as the command itself.
         """
         return await self.ask(lambda client: self._read(client, command))
+
+    async def ask_each(self, add: Callable[[Any], object], timeout_s: float | None = None) -> list[Any]:
+        """Return the answers to the commands of one pipeline, an error in place of each that failed. Raises RedisAway.
+
+        ``add``: adds the commands to a pipeline of redis-py.
+        """
+
+        async def execute(client: Any) -> list[Any]:
+            pipe = client.pipeline(transaction=False)
+            add(pipe)
+            answers: list[Any] = await pipe.execute(raise_on_error=False)
+            return answers
+
+        answers = await self.ask(execute, timeout_s)
+        for answer in answers:
+            if isinstance(answer, redis.ResponseError) and not isinstance(answer, AWAY):
+                self._refusals.note(answer)
+        return answers
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -126,11 +158,16 @@ class RedisReach:
             return ": it is no node of a Redis Cluster: unset LPC_CACHE_REDIS_CLUSTER"
         if isinstance(error, PasswordFileError):
             return f": {error}"
-        if isinstance(error, redis.exceptions.NoPermissionError | redis.AuthenticationError):
-            return ": it refuses user, password or what they may do (docs/security.md)"
+        if isinstance(error, redis.AuthenticationError):
+            return ": it refuses user or password (docs/security.md)"
         if isinstance(error, TimeoutError | redis.TimeoutError):
             return f": no answer within {self._timeout_s:g} s"
         return ""
+
+    def _found(self) -> None:
+        if self._pause_s:
+            self._pause_s = 0.0
+            log.info("Redis %s is back", self._what)
 
     def _lost(self, error: BaseException, now: float) -> None:
         if not self._pause_s:

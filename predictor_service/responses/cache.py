@@ -4,6 +4,7 @@ Whatever goes wrong with the store is a miss that says so. Nothing here raises b
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -16,7 +17,7 @@ from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.store import Found, Store
 from lpc.responses.tickets import Flight, Served, Tickets
-from lpc.wire.redis_reach import RedisAway
+from lpc.wire.redis_reach import RedisFailed, RedisRefused
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.opening import Opener, aside
@@ -95,7 +96,7 @@ class ResponseCache:
             names = self._namer.names(client, asked, last_turn=False)
             try:
                 outcome = await self._find(client, asked, names, settings, wait_s, max_age_s, exact_only=exact_only)
-            except RedisAway:
+            except RedisFailed:
                 outcome = Miss("unavailable")
         scope = self._namer.scope(client, asked.scope)
         self._metrics.looked_up(self.scopes.label(asked.scope), outcome)
@@ -134,12 +135,12 @@ class ResponseCache:
                 await self._semantic.label(client, names, asked, settings, answer, candidate, same)
             if because is None:
                 because = await self._put(client, asked, answer, names, settings, ticket, ttl_s)
-            if ticket is not None:
-                kept = because is None
-                again = because in ("aborted", "stale")
-                await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=kept, again=again)
-        except RedisAway:
+        except RedisFailed:
             because = because or "unavailable"
+        if ticket is not None:
+            again = because in ("aborted", "stale", "unavailable")
+            with contextlib.suppress(RedisFailed):
+                await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=because is None, again=again)
         self._metrics.stored(self.scopes.label(asked.scope), because)
         self._tally.stored(names.scope, because, self._clock())
         if because is not None:
@@ -162,6 +163,7 @@ class ResponseCache:
         loop = asyncio.get_running_loop()
         began = loop.time()
         deadline = began + min(wait_s, MAX_WAIT_S)
+        unless_stored = True
         while True:
             found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
             opener = self._opener(client, asked, found, max_age_s)
@@ -184,7 +186,11 @@ class ResponseCache:
             if isinstance(miss, Hit):
                 return miss
             # Where there is a record, it is of no use: damaged, too old, invalidated.
-            state, token = await self._flights.take(names.scope, names.exact, unless_stored=found.record is None)
+            unless_stored = unless_stored and found.record is None
+            try:
+                state, token = await self._flights.take(names.scope, names.exact, unless_stored=unless_stored)
+            except RedisRefused:
+                return miss  # Redis is full, or holds something else in the flight's place: nobody waits for this answer
             if state == "free":
                 flight = Flight(names.scope, names.exact, token.decode(), found.stamp, found.tags)
                 return miss._replace(flight=self._tickets.give(client, flight))
@@ -192,6 +198,8 @@ class ResponseCache:
                 return miss  # nor would the next one be: nobody waits for it
             if state == "flying" and deadline <= loop.time():
                 return Miss("in_flight")
+            # "stored" once: just now. Twice: a key of another type is in the entry's place, and no look will ever find it.
+            unless_stored = state != "stored"
 
     async def _others(
         self, client: str, asked: Asked, names: Names, settings: ScopeSettings, found: Found, opener: Opener

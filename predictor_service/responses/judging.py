@@ -15,7 +15,7 @@ from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence, r
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.same_answer import ByEmbedding, EqualText
 from lpc.responses.semantic.threshold import UNERRING
-from lpc.wire.redis_reach import RedisAway
+from lpc.wire.redis_reach import RedisFailed
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ Texts: TypeAlias = tuple[str, str, str, str]
 """Question and answer, and the other question and answer."""
 
 Learn: TypeAlias = Callable[[bool | None], Awaitable[None]]
-"""Told what a judge said. May raise RedisAway."""
+"""Told what a judge said. May raise RedisFailed."""
 
 
 class Judge(Protocol):
@@ -130,5 +130,5 @@ class Judging:
                 # Its message may quote the texts.
                 log.error("a judge of answers failed: %s", type(error).__name__)
                 said = None
-        with contextlib.suppress(RedisAway):
+        with contextlib.suppress(RedisFailed):
             await learn(said)

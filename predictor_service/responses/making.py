@@ -66,9 +66,10 @@ def made(
         files=settings.cache_redis_files,
         login=RedisLogin(password_file=settings.cache_redis_password_file),
     )
-    redis = RedisReach(connection, settings.cache_redis_timeout_s, "of the response caches")
-    stack.push_async_callback(redis.close)
     cache_metrics = CacheMetrics(metrics, scopes.labels)
+    refused = metrics.redis_refusals("caches")
+    redis = RedisReach(connection, settings.cache_redis_timeout_s, "of the response caches", refused)
+    stack.push_async_callback(redis.close)
     cache_metrics.watch_redis(lambda: not redis.away)
     store = Store(redis, Namer(keys.ring.names), embedder.encoder)
     counters = Counters(redis)

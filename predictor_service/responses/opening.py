@@ -50,7 +50,7 @@ class Opener:
         self._max_age_s = max_age_s
 
     async def open(self, scope: Scope, name: EntryId, record: bytes | None) -> Entry | None:
-        """Return the entry of a record, if it may be given to this client now. Raises RedisAway."""
+        """Return the entry of a record, if it may be given to this client now. Raises RedisFailed."""
         if record is None:
             return None
         keyring = self._keys.ring

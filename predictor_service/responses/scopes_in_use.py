@@ -19,7 +19,8 @@ from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.index import PartitionIndex
 from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.vectors import Vector, Vectors
-from lpc.wire.redis_reach import RedisAway
+from lpc.wire.bugs import log_bug
+from lpc.wire.redis_reach import RedisAway, RedisFailed, RedisRefused
 from predictor_service.responses.judging import Rules
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.outcomes import InForce
@@ -122,7 +123,7 @@ class ScopesInUse:
                 continue
 
     async def keep(self, now: float) -> None:
-        """Hear what others did in all scopes in use. ``now``: monotonic seconds. Raises RedisAway."""
+        """Hear what others did in all scopes in use. ``now``: monotonic seconds. Raises RedisFailed."""
         if self._encoder != self._encoder_now():
             # Vectors of another encoder are another world.
             self._scopes.clear()
@@ -132,9 +133,11 @@ class ScopesInUse:
                 await self._keep(scope, now)
             except RedisAway:
                 raise
-            except Exception:
-                # What is wrong in one scope's place in Redis is not the others' business.
-                log.exception("keeping one scope's arrays failed; exact answers are served all the same")
+            except RedisRefused:
+                continue  # one scope's keys; noted where Redis is asked
+            except Exception as error:
+                # What is wrong in one scope's place in Redis does not concern the others.
+                log_bug(log, "keeping one scope's arrays", error)
         if self._growing is None or self._growing.done():
             self._growing = asyncio.get_running_loop().create_task(self._grow())
 
@@ -146,22 +149,25 @@ class ScopesInUse:
             await self.share_evidence(scope, now)
             await self._read_all(scope)
         else:
-            await self._tell(scope)
+            # Reading first: a full Redis refuses what the other two write.
             await self._hear(scope)
             if now - scope.counted_at >= EVIDENCE_S:
-                await self.share_evidence(scope, now)
                 scope.index.expire(self._clock())
+                await self.share_evidence(scope, now)
+            await self._tell(scope)
 
     async def close(self) -> None:
         """Hand over what was learnt and not yet handed over."""
         if self._growing is not None:
             self._growing.cancel()
-        try:
-            for scope in list(self._scopes.values()):
-                await self._tell(scope)
+        for scope in list(self._scopes.values()):
+            try:
                 await self.share_evidence(scope, 0.0)
-        except RedisAway:
-            return
+                await self._tell(scope)
+            except RedisAway:
+                return
+            except RedisRefused:
+                continue
 
     async def _tell(self, scope: InUse) -> None:
         """Tell the other sidecars which questions were answered from another one's: none is for the second time."""
@@ -192,8 +198,8 @@ class ScopesInUse:
         for scope in list(self._scopes.values()):
             try:
                 await scope.index.grow()
-            except Exception:
-                log.exception("building a graph failed; all vectors of the partition are searched instead")
+            except Exception as error:  # all vectors of the partition are searched instead
+                log_bug(log, "building a graph", error)
 
     def _add(self, index: PartitionIndex, added: Sequence[Vector], generation: str | None) -> None:
         now = self._clock()
@@ -202,12 +208,12 @@ class ScopesInUse:
                 index.add(one.partition, one.entry, np.frombuffer(one.values, "<f2"), one.expires_at)
 
     async def share_evidence(self, scope: InUse, now: float) -> None:
-        """Hand over what was learnt here, once and no more, and take in what the others did. Raises RedisAway."""
+        """Hand over what was learnt here, once and no more, and take in what the others did. Raises RedisFailed."""
         gate, by = scope.gate, scope.rules.judged_by
         handed = gate.hand_over()
         try:
             fields = await self._evidence.exchange(scope.scope, by, handed)
-        except RedisAway:
+        except RedisFailed:
             gate.not_taken(handed)
             raise
         gate.take(fields, handed)

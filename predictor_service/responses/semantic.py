@@ -12,7 +12,7 @@ from predictor_service.responses.outcomes import Hit, InForce, Miss
 
 
 class Semantic(Protocol):
-    """The tier, of all scopes. Methods that ask Redis raise RedisAway."""
+    """The tier, of all scopes. Methods that ask Redis raise RedisFailed."""
 
     async def lookup(
         self, client: str, names: Names, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener

@@ -208,7 +208,7 @@ class SimilarQuestions(Semantic):
         await self._in_use.keep_forever()
 
     async def keep(self, now: float) -> None:
-        """Hear what others did in all scopes in use. ``now``: monotonic seconds. Raises RedisAway."""
+        """Hear what others did in all scopes in use. ``now``: monotonic seconds. Raises RedisFailed."""
         await self._in_use.keep(now)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Final, get_args
 from lpc.responses.answers import Refusal
 from lpc.responses.canonical import Scope
 from lpc.responses.counters import Counters, day_of
-from lpc.wire.redis_reach import RedisAway
+from lpc.wire.redis_reach import RedisFailed
 from predictor_service.responses.outcomes import Hit, Miss, Source
 
 INTERVAL_S: Final = 1.0
@@ -50,13 +50,14 @@ class Tally:
         waiting, self._waiting = self._waiting, {}
         if not waiting:
             return
+        places = {(scope, day_of(day * DAY_S)): (scope, day) for scope, day in waiting}
         try:
-            await self._counters.add({(scope, day_of(day * DAY_S)): counts for (scope, day), counts in waiting.items()})
-        except RedisAway:
-            for place, counts in waiting.items():
-                again = self._waiting.setdefault(place, defaultdict(int))
-                for name, count in counts.items():
-                    again[name] += count
+            refused = await self._counters.add({named: waiting[place] for named, place in places.items()})
+        except RedisFailed:
+            refused = [(named, name) for named, place in places.items() for name in waiting[place]]
+        for named, name in refused:
+            place = places[named]
+            self._waiting.setdefault(place, defaultdict(int))[name] += waiting[place][name]
 
     async def flush_forever(self) -> None:
         """Hand over once a second, until cancelled."""

@@ -10,7 +10,7 @@ from lpc.responses.erasing import Eraser
 from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.store import Store
 from lpc.responses.tickets import Served, Tickets
-from lpc.wire.redis_reach import RedisAway
+from lpc.wire.redis_reach import RedisFailed
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.outcomes import InForce
@@ -77,7 +77,7 @@ class Upkeep:
             if drop:
                 self._semantic.gone(served.scope, served.entry)
                 dropped = await self._store.drop(served.scope, served.entry)
-        except RedisAway:
+        except RedisFailed:
             pass
         if counts:
             self._metrics.feedback.labels(self._scopes.label(name or ""), verdict).inc()
@@ -92,7 +92,7 @@ class Upkeep:
         self._semantic.gone(served.scope, served.entry)
         try:
             return True, int(await self._store.drop(served.scope, served.entry))
-        except RedisAway:
+        except RedisFailed:
             return False, 0
 
     async def invalidate(
@@ -117,7 +117,7 @@ class Upkeep:
             if erase:
                 for one in scopes.values():
                     erased += await (self._eraser.unfindable(one, self._keys.ring) if tag or model else self._eraser.scope(one))
-        except RedisAway:
+        except RedisFailed:
             return False, 0
         return True, erased
 
@@ -126,7 +126,7 @@ class Upkeep:
         await self._tally.flush()
         try:
             scopes = await self._of(client, scope)
-        except RedisAway:
+        except RedisFailed:
             return [ScopeFigures(scope, self._scopes.of(scope), known=False)] if scope is not None else []
         return [await self._figures(name, one, min(max(days, 1), MAX_DAYS)) for name, one in sorted(scopes.items())]
 
@@ -137,7 +137,7 @@ class Upkeep:
             days = {day: await self._counters.day(scope, day) for day in names}
             entries = await self._store.size(scope)
             in_force = await self._semantic.in_force(scope, settings)
-        except RedisAway:
+        except RedisFailed:
             return ScopeFigures(name, settings, known=False)
         return ScopeFigures(name, settings, known=True, entries=entries, in_force=in_force, days=days)
 
@@ -149,6 +149,6 @@ class Upkeep:
     async def _name_of(self, client: str, scope: Scope) -> str | None:
         try:
             scopes = await self._store.registered(client, self._keys.ring)
-        except RedisAway:
+        except RedisFailed:
             return None
         return next((name for name, one in scopes.items() if one == scope), None)

@@ -6,14 +6,15 @@
 | `lpc:seen:to:<sidecar>` | news for a sidecar of turns whose next ones others have seen |
 | `lpc:seen:key` | the key of the fleet's hashes, drawn by whoever comes first |
 
-Each command concerns one key, so a Redis Cluster spreads them. Raises what redis-py raises.
+Each command concerns one key, so a Redis Cluster spreads them, and what Redis refuses for one key concerns no other: such an
+error stands in place of the answer. Raises what else redis-py raises.
 """
 
 import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from lpc.wire.redis_connection import evaluate, pipeline
+from lpc.wire.redis_connection import AWAY, evaluate_each, pipeline
 from predictor_service.labels.memory import Waiting
 from predictor_service.labels.names import LOOKED_AT
 from predictor_service.sightings.record import (
@@ -70,8 +71,10 @@ return all
 def fleet_key(client: Any) -> bytes:
     """Return the key of the fleet's hashes, of 32 bytes; draw it where there is none."""
     place = f"{PREFIX}key"
-    client.execute_command("SET", place, os.urandom(32), "NX", "EX", KEY_LIFE_S)
-    found: bytes = client.execute_command("GET", place)
+    found: bytes | None = client.execute_command("GET", place)
+    if found is None:  # a full Redis refuses SET, even if the key is there
+        client.execute_command("SET", place, os.urandom(32), "NX", "EX", KEY_LIFE_S)
+        found = client.execute_command("GET", place)
     # A Redis that answers with nothing is full, or someone deleted the key just now: another time.
     if found is None or len(found) != 32:
         raise OSError("Redis holds no key for the hashes of turns")
@@ -79,43 +82,57 @@ def fleet_key(client: Any) -> bytes:
     return found
 
 
-def look(client: Any, names: Sequence[bytes]) -> list[list[Sighting]]:
+def look(client: Any, names: Sequence[bytes]) -> list[list[Sighting] | Exception]:
     """Return the sightings under each name."""
     batch = pipeline(client)
     for name in names:
         batch.execute_command("GET", _place(name))
-    return [list(sightings_in(records)) for records in batch.execute()]
+    found = _answers(batch.execute(raise_on_error=False))
+    return [records if isinstance(records, Exception) else list(sightings_in(records)) for records in found]
 
 
-def take_next(client: Any, wanted: Sequence[tuple[bytes, int]]) -> list[Sighting | None]:
+def take_next(client: Any, wanted: Sequence[tuple[bytes, int]]) -> list[Sighting | Exception | None]:
     """Take away, under each name, the sighting whose turn a turn of this count follows."""
     commands = [
         (1, _place(name), RECORD_BYTES, b"", max(count - 1, 0).to_bytes(4, "big"), EMPTY_LIFE_MS) for name, count in wanted
     ]
-    return [None if record is None else Sighting.unpack(record) for record in evaluate(client, TAKE, commands)]
+    found = _evaluated(client, TAKE, commands)
+    return [Sighting.unpack(record) if isinstance(record, bytes) else record for record in found]
 
 
-def take_own(client: Any, sidecar: bytes, own: Sequence[Waiting]) -> None:
+def take_own(client: Any, sidecar: bytes, own: Sequence[Waiting]) -> list[Any]:
     """Take away one's own sightings of turns whose next ones came to oneself."""
-    evaluate(client, TAKE, [(1, _place(o.name), RECORD_BYTES, sidecar + o.turn, b"", EMPTY_LIFE_MS) for o in own])
+    return _evaluated(client, TAKE, [(1, _place(o.name), RECORD_BYTES, sidecar + o.turn, b"", EMPTY_LIFE_MS) for o in own])
 
 
-def put(client: Any, seen: Sequence[tuple[bytes, Sighting]], horizon_s: float) -> None:
+def put(client: Any, seen: Sequence[tuple[bytes, Sighting]], horizon_s: float) -> list[Any]:
     """Leave sightings under names."""
     life = max(int(horizon_s * 1000), 1)
-    evaluate(client, APPEND, [(1, _place(name), one.pack(), RECORD_BYTES * LOOKED_AT, life) for name, one in seen])
+    return _evaluated(client, APPEND, [(1, _place(name), one.pack(), RECORD_BYTES * LOOKED_AT, life) for name, one in seen])
 
 
-def tell(client: Any, news: Sequence[tuple[Sighting, float]]) -> None:
+def tell(client: Any, news: Sequence[tuple[Sighting, float]]) -> list[Any]:
     """Tell who left each sighting when the next turn came."""
     life, most = int(NEWS_LIFE_S * 1000), RETURN_BYTES * MOST_NEWS
-    evaluate(client, APPEND, [(1, _inbox(one.sidecar), pack_return(one.turn, at), most, life) for one, at in news])
+    return _evaluated(client, APPEND, [(1, _inbox(one.sidecar), pack_return(one.turn, at), most, life) for one, at in news])
 
 
-def hear(client: Any, sidecar: bytes) -> list[tuple[bytes, float]]:
+def hear(client: Any, sidecar: bytes) -> list[tuple[bytes, float]] | Exception:
     """Return, and take away, what others tell of one's own turns: their names, and when their next ones came."""
-    (news,) = evaluate(client, EMPTY, [(1, _inbox(sidecar), EMPTY_LIFE_MS)])
-    return list(returns_in(news))
+    (news,) = _evaluated(client, EMPTY, [(1, _inbox(sidecar), EMPTY_LIFE_MS)])
+    return news if isinstance(news, Exception) else list(returns_in(news))
+
+
+def _evaluated(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
+    return _answers(evaluate_each(client, script, commands))
+
+
+def _answers(answers: list[Any]) -> list[Any]:
+    """Return answers as they came. Raises the first error that is about the server."""
+    for answer in answers:
+        if isinstance(answer, AWAY):
+            raise answer
+    return answers
 
 
 def _place(name: bytes) -> str:

@@ -19,7 +19,9 @@ from typing import Final, Literal, TypeAlias
 from redis.backoff import EqualJitterBackoff
 
 from lpc.model.returns.memory import NO_PAST, Past
-from lpc.wire.redis_connection import Connection
+from lpc.wire.bugs import log_bug
+from lpc.wire.redis_connection import ERRORS, Connection
+from lpc.wire.redis_refusals import Refusals
 from predictor_service.labels.memory import Labels, Turn, Waiting
 from predictor_service.labels.names import Names
 from predictor_service.metrics import Metrics
@@ -96,6 +98,7 @@ class Sightings:
         self._metrics = metrics
         self._clock = clock
         self._sidecar = os.urandom(ID_BYTES)
+        self._refusals = Refusals("of sightings", redis.where, metrics.redis_refusals("sightings"))
         self._mine: OrderedDict[bytes, Turn] = OrderedDict()
         """Turns that others may see the next one of, oldest first; the thread's alone."""
         self._queue: queue.Queue[_Asked | None] = queue.Queue(MOST_ASKED)
@@ -201,7 +204,10 @@ class Sightings:
         looked = board.look(client, [one.names.own for one in asked])
         news: list[_Asked] = []
         for one, there in zip(asked, looked, strict=True):
-            if any(self._same(one, sighting) for sighting in there):
+            if isinstance(there, Exception):
+                self._refusals.note(there)
+                one.resolve("unasked")
+            elif any(self._same(one, sighting) for sighting in there):
                 one.resolve("repeated")
             else:
                 news.append(one)
@@ -214,6 +220,10 @@ class Sightings:
         for one in news:
             turn, before = one.turn, taken.get(id(one))
             found: Found = "first" if turn.waited_as is None else "own"
+            if isinstance(before, Exception):
+                self._refusals.note(before)
+                one.resolve("unasked")
+                continue
             if before is not None:
                 told.append((before, turn.asked_at))
                 found = "elsewhere"
@@ -232,12 +242,12 @@ class Sightings:
                 sighting = Sighting(self._sidecar, name, one.names.text, turn.conversation, turn.turn_count, turn.past)
                 left.append((one.names.own, sighting))
             one.resolve(found, past)
-        if mine:
-            board.take_own(client, self._sidecar, mine)
-        if left:
-            board.put(client, left, self._labels.horizon_s)
-        if told:
-            board.tell(client, told)
+        answers = board.take_own(client, self._sidecar, mine) if mine else []
+        answers += board.put(client, left, self._labels.horizon_s) if left else []
+        answers += board.tell(client, told) if told else []
+        for answer in answers:
+            if isinstance(answer, Exception):
+                self._refusals.note(answer)
 
     def _same(self, one: _Asked, sighting: Sighting) -> bool:
         """Say whether a sighting is of the same turn, asked elsewhere."""
@@ -250,7 +260,11 @@ class Sightings:
 
     def _hear(self) -> None:
         """Learn which of this sidecar's turns have returned elsewhere."""
-        for name, at in board.hear(self._redis.client, self._sidecar):
+        heard = board.hear(self._redis.client, self._sidecar)
+        if isinstance(heard, Exception):
+            self._refusals.note(heard)
+            heard = []
+        for name, at in heard:
             turn = self._mine.pop(name, None)
             if turn is not None:
                 self._labels.returned_elsewhere(turn, at)
@@ -270,6 +284,8 @@ class Sightings:
             log.info("Redis is back: sidecars tell each other of their turns again")
 
     def _lost(self, error: Exception) -> None:
+        if not isinstance(error, ERRORS):
+            log_bug(log, "the sightings", error)
         self.key = None
         self._redis.close()
         if not self._said_away:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -285,3 +285,74 @@ async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_
         for prepared, told in sides:
             prepared.close()
             told.close()
+
+
+@contextlib.contextmanager
+def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, Sightings, Metrics]]]:
+    """Preparations of sidecars that share their turns, without the sidecars around them."""
+    sides: list[tuple[Preparation, Sightings, Metrics]] = []
+    try:
+        for _ in range(count):
+            labels, metrics = Labels(100, HORIZON_S, []), Metrics()
+            told = Sightings(Connection(url), labels, lambda *_news: None, metrics, lambda: 1_700_000_000.0)
+            parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
+            preparation = Preparation(
+                parser, GapMemory(0), labels, metrics, sightings=told, threads=1, clock=lambda: 1_700_000_000.0
+            )
+            sides.append((preparation, told, metrics))
+        yield sides
+    finally:
+        for preparation, told, _ in sides:
+            preparation.close()
+            told.close()
+
+
+async def connected(told: Sightings) -> None:
+    async with asyncio.timeout(20):
+        while told.key is None:
+            await asyncio.sleep(0.01)
+
+
+async def shared_past(
+    sides: list[tuple[Preparation, Sightings, Metrics]], name: str, between: Callable[[], object] = lambda: None
+) -> Past | None:
+    """Ask the first sidecar for a conversation's first turn, the second one for its next; return what that one knew."""
+    ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
+    await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id=name))
+    between()
+    ids.ids.extend(range(200))
+    return (await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id=name))).past
+
+
+async def test_a_key_of_another_type_costs_the_sightings_of_one_conversation_only(redis_server: RedisServer) -> None:
+    with prepared_sides(redis_server.url, 2) as sides, contextlib.closing(redis_server.client()) as admin:
+
+        def spoil() -> None:
+            for key in admin.scan_iter("lpc:seen:*"):
+                if key != b"lpc:seen:key" and b":to:" not in key:
+                    admin.delete(key)
+                    admin.rpush(key, "not ours")
+
+        for _, told, _ in sides:
+            await connected(told)
+        assert await shared_past(sides, "broken", spoil) is None
+        for number in range(3):
+            assert await shared_past(sides, f"sound {number}") is not None
+            assert all(told.key is not None for _, told, _ in sides)
+        assert sum(metrics.refused_by_redis.labels("sightings", "WRONGTYPE")._value.get() for _, _, metrics in sides) > 0
+
+
+async def test_a_full_redis_does_not_end_the_sightings(redis_server: RedisServer) -> None:
+    with prepared_sides(redis_server.url, 3) as sides, contextlib.closing(redis_server.client()) as admin:
+        for _, told, _ in sides[:2]:
+            await connected(told)
+        admin.config_set("maxmemory", "1")
+        try:
+            for number in range(3):
+                assert await shared_past(sides, f"while full {number}") is None
+                assert all(told.key is not None for _, told, _ in sides[:2])
+            await connected(sides[2][1])  # a sidecar that starts or reconnects now reads the fleet's key
+        finally:
+            admin.config_set("maxmemory", "0")
+        assert await shared_past(sides, "after") is not None
+        assert sum(metrics.refused_by_redis.labels("sightings", "OOM")._value.get() for _, _, metrics in sides) > 0

@@ -1,0 +1,220 @@
+"""A Redis that refuses single commands: full, or with keys of another type. Only what needs those commands stops."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from lpc.bench.processes import RedisServer
+from lpc.responses import layout
+from lpc.responses.canonical import EntryId, Scope
+from lpc.responses.counters import day_of
+from lpc.responses.erasing import Eraser
+from lpc.wire.redis_connection import Connection
+from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
+from predictor_service.responses.outcomes import Hit, Miss
+from tests.response_cache import Caches, answer, asked
+
+
+@contextlib.contextmanager
+def full(server: RedisServer) -> Iterator[None]:
+    """Leave the server without room: it refuses every command that may take memory."""
+    with contextlib.closing(server.client()) as admin:
+        admin.config_set("maxmemory", "1")
+        try:
+            yield
+        finally:
+            admin.config_set("maxmemory", "0")
+
+
+def reach(server: RedisServer, refused: Callable[[str], object] = lambda _cause: None) -> RedisReach:
+    return RedisReach(Connection(server.url, timeout_s=5.0), 5.0, "of the test", refused)
+
+
+@contextlib.asynccontextmanager
+async def caches_of(server: RedisServer, folder: Path, **fields: object):  # type: ignore[no-untyped-def]
+    caches = Caches(server.url, folder, **fields)  # type: ignore[arg-type]
+    try:
+        yield caches
+    finally:
+        await caches.close()
+
+
+async def fill(caches: Caches, request, client: str = "a"):  # type: ignore[no-untyped-def]
+    miss = await caches.cache.lookup(client, request)
+    assert isinstance(miss, Miss)
+    return await caches.cache.store(client, request, answer(), flight=miss.flight)
+
+
+def place(caches: Caches, request, *parts: str, client: str = "a") -> str:  # type: ignore[no-untyped-def]
+    """Return the key of a part of a request's scope."""
+    return layout.key(caches.store.namer.scope(client, request.scope), *parts)
+
+
+def entry_key(caches: Caches, request, part: str = "e", client: str = "a") -> str:  # type: ignore[no-untyped-def]
+    names = caches.store.namer.names(client, request)
+    return layout.key(names.scope, part, layout.text(names.exact))
+
+
+async def write(client: redis.asyncio.Redis) -> object:
+    return await client.set("k", "new")
+
+
+async def test_a_full_redis_refuses_a_write_and_the_next_read_is_answered_at_once(redis_server: RedisServer) -> None:
+    causes: list[str] = []
+    asks = reach(redis_server, causes.append)
+    await asks.ask(lambda client: client.set("k", "v"))
+    with full(redis_server):
+        with pytest.raises(RedisRefused):
+            await asks.ask(write)
+        assert not asks.away
+        assert await asks.read("GET", "k") == b"v"
+    assert causes == ["OOM"]
+    await asks.close()
+
+
+async def test_a_wrong_type_fails_only_its_own_key_on_held_connections_and_in_scripts(redis_server: RedisServer) -> None:
+    causes: list[str] = []
+    asks = reach(redis_server, causes.append)
+    await asks.ask(lambda client: client.set("good", "v"))
+    await asks.ask(lambda client: client.rpush("bad", "v"))
+    script = "return redis.call('GET', KEYS[1])"
+    questions: list[Callable[[], Awaitable[object]]] = [
+        lambda: asks.read("GET", "bad"),
+        lambda: asks.ask(lambda client: client.eval(script, 1, "bad")),
+    ]
+    for question in questions:
+        with pytest.raises(RedisRefused):
+            await question()
+        assert await asks.read("GET", "good") == b"v"
+    assert causes == ["WRONGTYPE", "WRONGTYPE"]
+    await asks.close()
+
+
+async def test_a_refusal_is_logged_once_per_cause_without_the_command(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    asks = reach(redis_server)
+    await asks.ask(lambda client: client.rpush("secret-key", "v"))
+    with caplog.at_level(logging.INFO), full(redis_server):
+        for _ in range(3):
+            for question in (write, lambda client: client.get("secret-key")):
+                with pytest.raises(RedisRefused):
+                    await asks.ask(question)
+    await asks.close()
+    assert len(caplog.records) == 2
+    assert "maxmemory" in caplog.text and "WRONGTYPE" in caplog.text
+    assert "secret-key" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory"),
+        redis.exceptions.ClusterDownError("The cluster is down"),
+        redis.exceptions.MasterDownError("Link with MASTER is down"),
+        redis.exceptions.AuthenticationError("Authentication required."),
+        redis.exceptions.InvalidResponse("Protocol Error"),
+        ConnectionResetError(),
+    ],
+)
+async def test_a_server_that_cannot_serve_any_command_is_away(redis_server: RedisServer, error: Exception) -> None:
+    async def fails(client: object) -> None:
+        raise error
+
+    asks = reach(redis_server)
+    with pytest.raises(RedisAway):
+        await asks.ask(fails)
+    assert asks.away
+    await asks.close()
+
+
+async def test_with_a_full_redis_stored_answers_are_served_and_new_questions_are_misses(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    async with caches_of(redis_server, tmp_path) as caches:
+        await fill(caches, asked("Known?"))
+        with full(redis_server):
+            for _ in range(3):
+                miss = await caches.cache.lookup("a", asked("New?"))
+                assert isinstance(miss, Miss) and miss.reason == "cold"
+                stored = await caches.cache.store("a", asked("New?"), answer(), flight=miss.flight)
+                assert stored.refusal == "unavailable"
+                assert isinstance(await caches.cache.lookup("a", asked("Known?")), Hit)
+        await fill(caches, asked("New?"))
+        assert isinstance(await caches.cache.lookup("a", asked("New?")), Hit)
+
+
+@pytest.mark.parametrize("part", ["g", "z", "b", "i"])
+async def test_a_key_of_the_wrong_type_costs_its_own_scope_only(redis_server: RedisServer, tmp_path: Path, part: str) -> None:
+    async with caches_of(redis_server, tmp_path) as caches:
+        await fill(caches, asked("Known?", scope="other"))
+        broken = asked("Known?", scope="faq")
+        with contextlib.closing(redis_server.client()) as admin:
+            admin.delete(place(caches, broken, part))
+            admin.xadd(place(caches, broken, part), {"not": "ours"})
+        for _ in range(3):
+            found = await caches.cache.lookup("a", broken)
+            if isinstance(found, Miss):
+                await caches.cache.store("a", broken, answer(), flight=found.flight)
+            else:
+                assert part == "i", "an entry that does not count towards the scope's bounds was stored"
+            assert isinstance(await caches.cache.lookup("a", asked("Known?", scope="other")), Hit)
+        await fill(caches, asked("New?", scope="other"))
+        assert isinstance(await caches.cache.lookup("a", asked("New?", scope="other")), Hit)
+
+
+@pytest.mark.parametrize("part", ["e", "f"])
+async def test_a_key_of_the_wrong_type_costs_its_own_question_only(
+    redis_server: RedisServer, tmp_path: Path, part: str
+) -> None:
+    async with caches_of(redis_server, tmp_path) as caches:
+        await fill(caches, asked("Known?"))
+        with contextlib.closing(redis_server.client()) as admin:
+            admin.rpush(entry_key(caches, asked("Broken?"), part), "not ours")
+        async with asyncio.timeout(20):
+            miss = await caches.cache.lookup("a", asked("Broken?"))
+            assert isinstance(miss, Miss)
+            await caches.cache.lookup("a", asked("Broken?"), wait_s=0.2)
+        assert isinstance(await caches.cache.lookup("a", asked("Known?")), Hit)
+        await fill(caches, asked("New?"))
+        assert isinstance(await caches.cache.lookup("a", asked("New?")), Hit)
+
+
+async def test_counters_that_redis_refuses_wait_and_the_others_are_counted_once(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    async with caches_of(redis_server, tmp_path) as caches:
+        today = day_of(caches.clock.now)
+        good, bad = (caches.store.namer.scope("a", name) for name in ("faq", "other"))
+        with contextlib.closing(redis_server.client()) as admin:
+            admin.set(layout.key(bad, "c", today), "not ours")
+            for scope in ("faq", "other"):
+                await caches.cache.lookup("a", asked("Question?", scope=scope))
+            for _ in range(3):
+                await caches.tally.flush()
+            assert await caches.counters.day(good, today) == {"miss:cold": 1}
+            admin.delete(layout.key(bad, "c", today))
+            await caches.tally.flush()
+        assert await caches.counters.day(good, today) == {"miss:cold": 1}
+        assert await caches.counters.day(bad, today) == {"miss:cold": 1}
+
+
+async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_others(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    async with caches_of(redis_server, tmp_path) as caches:
+        for question in ("One?", "Two?", "Three?"):
+            await fill(caches, asked(question))
+        scope: Scope = caches.store.namer.scope("a", "faq")
+        names: list[EntryId] = [caches.store.namer.names("a", asked(q)).exact for q in ("One?", "Two?", "Three?")]
+        with contextlib.closing(redis_server.client()) as admin:
+            key = layout.key(scope, "e", layout.text(names[0]))
+            admin.delete(key)
+            admin.rpush(key, "not ours")
+        assert await caches.store.drop_all(scope, names) == 2
+        assert await Eraser(caches.store).scope(scope) == 1
