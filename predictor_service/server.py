@@ -30,6 +30,7 @@ from predictor_service.batching.queue import BatchQueue
 from predictor_service.errors import StartError
 from predictor_service.labels.memory import Labels, TurnObserver, expire_forever
 from predictor_service.metrics import LabelMetrics, Metrics
+from predictor_service.own_folder import ForeignFolder
 from predictor_service.repository import LoadModel, ModelRepository
 from predictor_service.requests.loading import LoadLimits, TokenizerLoader
 from predictor_service.requests.offered import OfferedTokenizers
@@ -265,7 +266,10 @@ async def _returns(
 def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, stack: contextlib.AsyncExitStack) -> ServedModels:
     offered = None
     if settings.offered_tokenizers_mib:
-        offered = OfferedTokenizers(settings.offered_tokenizers, settings.offered_tokenizers_mib * 2**20)
+        try:
+            offered = OfferedTokenizers(settings.offered_tokenizers, settings.offered_tokenizers_mib * 2**20)
+        except ForeignFolder as error:
+            raise StartError(f"offered tokenizers cannot be trusted: {error} with LPC_OFFERED_TOKENIZERS") from error
     served_models = ServedModels(settings.served_models, offered, TokenizerLoader(parts.tokenizer_limits))
     metrics.watch_tokenizers(STATES, served_models.count)
     stack.callback(served_models.close)

@@ -107,6 +107,7 @@ def give_feedback(
     wrong: Annotated[bool, typer.Option("--wrong/--right", help="Whether the answer was wrong.")] = True,
     reason: Annotated[Reason | None, typer.Option(help="Why it was wrong.")] = None,
     drop: Annotated[bool, typer.Option("--drop", help="Serve it to nobody any more.")] = False,
+    tenant: Annotated[str, typer.Option(help="Whose answer it was: of a gateway's client NAME, client:NAME.")] = "",
     address: Address = None,
     ca: Authority = None,
     certificate: Certificate = None,
@@ -115,10 +116,10 @@ def give_feedback(
     """Say whether an answer that was served was right: evidence for the scope's threshold."""
     from lpc.cache.v1 import response_cache_pb2 as pb
 
-    message = pb.FeedbackRequest(entry_id=_entry(entry), wrong=wrong, reason_code=reason or "", drop=drop)
+    message = pb.FeedbackRequest(entry_id=_entry(entry), wrong=wrong, reason_code=reason or "", drop=drop, tenant=tenant)
     done = _with_client(lambda client: client.feedback(message), address, ca, certificate, key)
     if not done.counted and not done.dropped:
-        fail("no such entry: it has ended or was dropped, or it is another client's")
+        fail("no such entry: it has ended or was dropped, or it is another client's or tenant's (--tenant)")
     typer.echo("counted" + (", and dropped" if done.dropped else ""))
     if drop and not done.dropped:
         fail("nothing was dropped: it was gone already, or the sidecar cannot reach its Redis (`lpc doctor` tells)")
@@ -131,6 +132,9 @@ def make_unfindable(
     tag: Annotated[str | None, typer.Option(help="All that were stored with a tag.")] = None,
     model: Annotated[str | None, typer.Option(help="All of a model.")] = None,
     model_version: Annotated[str, typer.Option(help="With --model: only of this version.")] = "",
+    tenant: Annotated[
+        str, typer.Option(help="With --entry: whose answer it was: of a gateway's client NAME, client:NAME.")
+    ] = "",
     erase: Annotated[bool, typer.Option("--erase", help="Delete them too, instead of leaving them unreachable.")] = False,
     address: Address = None,
     ca: Authority = None,
@@ -148,7 +152,9 @@ def make_unfindable(
         fail("an empty name names nothing; the scope of requests that name none is called default")
     if model_version and model is None:
         fail("--model-version narrows --model: name that, too")
-    message = pb.InvalidateRequest(erase=erase, model_version=model_version)
+    if tenant and entry is None:
+        fail("--tenant goes with --entry: scopes, tags and models are those of all tenants")
+    message = pb.InvalidateRequest(erase=erase, model_version=model_version, tenant=tenant)
     for name, value in chosen.items():
         setattr(message, name, _entry(value) if name == "entry_id" else value)
     _invalidate(message, address, ca, certificate, key)

@@ -34,7 +34,8 @@ class Feedback:
         await response(scope, receive, send)
 
     async def _answer(self, exchange: Exchange) -> Response:
-        if self._clients.who(exchange.headers) is None:
+        client = self._clients.who(exchange.headers)
+        if client is None:
             return _refusal(401, "no valid token")
         if self._cache is None:
             return _refusal(404, "this gateway has no cache (LPC_GATEWAY_CACHE)")
@@ -45,6 +46,7 @@ class Feedback:
                 wrong=_truth(said.get("wrong", True)),
                 reason_code=str(said.get("reason", "")),
                 drop=_truth(said.get("drop", False)),
+                tenant=client.tenant,
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return _refusal(400, f"send JSON: {FORM}")

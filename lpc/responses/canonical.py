@@ -173,7 +173,7 @@ class Namer:
         around = canonical(asked, without_last_turn=True)
         partition = self._name(b"partition", names.scope, around, asked.language.encode())
         same = normalised(text)
-        plain = None if same is None else self._name(b"normalised", names.scope, around, same.encode())
+        plain = None if same is None else self._name(b"normalised", partition, same.encode())
         return names._replace(normalised=plain, partition=partition)
 
     def _name(self, *parts: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """What a caller is given to hand in again, opaque and proved: a flight, a candidate, an entry.
 
 The sidecar keeps nothing of them, so that any sidecar may be handed them. They are proved under the key of the names, with the
-client that they were given to: nobody can make one, or use another client's.
+client and the tenant that they were given to: nobody can make one, or use another client's or tenant's.
 """
 
 import hmac
@@ -54,31 +54,31 @@ class Tickets:
     def __init__(self, namer: Namer) -> None:
         self._namer = namer
 
-    def give(self, client: str, ticket: Flight | Candidate | Served) -> bytes:
-        """Return the bytes that stand for a ticket in a client's hands."""
+    def give(self, client: str, tenant: str, ticket: Flight | Candidate | Served) -> bytes:
+        """Return the bytes that stand for a ticket in the hands of a client's tenant."""
         scope, entry, *rest = ticket
         payload = scope + entry + _dump(rest).encode()
-        return self._proof(client, type(ticket), payload) + payload
+        return self._proof(client, tenant, type(ticket), payload) + payload
 
-    def exact_proof(self, client: str, scope: Scope, entry: EntryId) -> bytes:
+    def exact_proof(self, client: str, tenant: str, scope: Scope, entry: EntryId) -> bytes:
         """Return the proof of the ticket that an exact hit gives, which is stored with the entry."""
-        return self._proof(client, Served, scope + entry + _EXACT)
+        return self._proof(client, tenant, Served, scope + entry + _EXACT)
 
     @staticmethod
     def exact(scope: Scope, entry: EntryId, proof: bytes) -> bytes:
         """Return the ticket that an exact hit gives, by its proof."""
         return b"".join((proof, scope, entry, _EXACT))
 
-    def read(self, client: str, kind: type[T], data: bytes) -> T | None:
-        """Return the ticket that a client hands in; None where it is none, or not one of this client's."""
+    def read(self, client: str, tenant: str, kind: type[T], data: bytes) -> T | None:
+        """Return the ticket that a client hands in; None where it is none, or not one of this tenant's."""
         if len(data) > LONGEST:
             return None
         proof, payload = data[:NAME_BYTES], data[NAME_BYTES:]
-        if not hmac.compare_digest(proof, self._proof(client, kind, payload)):
+        if not hmac.compare_digest(proof, self._proof(client, tenant, kind, payload)):
             return None
         rest = json.loads(payload[2 * NAME_BYTES :])
         fields: list[Any] = [tuple(value) if isinstance(value, list) else value for value in rest]
         return kind(Scope(payload[:NAME_BYTES]), EntryId(payload[NAME_BYTES : 2 * NAME_BYTES]), *fields)
 
-    def _proof(self, client: str, kind: type, payload: bytes) -> bytes:
-        return self._namer.proof(kind.__name__.encode(), client.encode(), payload)
+    def _proof(self, client: str, tenant: str, kind: type, payload: bytes) -> bytes:
+        return self._namer.proof(kind.__name__.encode(), client.encode(), tenant.encode(), payload)

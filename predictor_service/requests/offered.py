@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final
 
 from lpc.errors import LpcError
 from lpc.wire.tokenizer_files import MAX_BYTES, NAMES, NEEDED, digest_of
+from predictor_service.own_folder import ForeignFolder, make_own
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,11 @@ class OfferedTokenizers:
     """Keeps them. Thread-safe.
 
     Args:
-        folder: made when the first one is taken.
+        folder: made here, where that is possible.
         max_bytes: of all of them.
+
+    Raises:
+        ForeignFolder: another user made the folder.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -46,6 +50,8 @@ class OfferedTokenizers:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._receipts: dict[str, Receipt] = {}
+        with suppress(OSError):  # said when an engine offers one
+            make_own(folder)
         for left in folder.glob(f"{_PARTIAL}*"):
             # Of a process that was killed; another that lives may use the same folder.
             with suppress(OSError):
@@ -108,10 +114,12 @@ class OfferedTokenizers:
             if other is not None:
                 other.abandon()
             try:
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_own(self.folder)
                 self._make_room(total)
                 partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"
                 partial.mkdir(mode=0o700)
+            except ForeignFolder as error:
+                raise OfferRefused(f"{error} with LPC_OFFERED_TOKENIZERS") from error
             except OSError as error:
                 raise OfferRefused(_unwritable(self.folder, error)) from error
             receipt = self._receipts[digest] = Receipt(self, digest, sizes, partial)

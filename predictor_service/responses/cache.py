@@ -14,6 +14,7 @@ from lpc.responses.answers import Answer, Refusal, not_kept, refused
 from lpc.responses.canonical import REMEMBERED, Asked, EntryId, Names
 from lpc.responses.entry import Entry
 from lpc.responses.flights import Flights
+from lpc.responses.normalised import normalised
 from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.store import Found, Store
 from lpc.responses.tickets import Flight, Served, Tickets
@@ -124,7 +125,7 @@ class ResponseCache:
         _check(asked)
         settings = self.scopes.of(asked.scope)
         names = self._namer.names(client, asked, last_turn=settings.kind != "code")
-        ticket = self._tickets.read(client, Flight, flight)
+        ticket = self._tickets.read(client, asked.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
         because: Refusal | None = "aborted" if aborted else "no_store" if no_store else None
@@ -145,7 +146,8 @@ class ResponseCache:
         self._tally.stored(names.scope, because, self._clock())
         if because is not None:
             return Stored(refusal=because)
-        return Stored(Tickets.exact(names.scope, names.exact, self._tickets.exact_proof(client, names.scope, names.exact)))
+        proof = self._tickets.exact_proof(client, asked.tenant, names.scope, names.exact)
+        return Stored(Tickets.exact(names.scope, names.exact, proof))
 
     # -- the way of a lookup ---------------------------------------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class ResponseCache:
             entry = await opener.open(names.scope, names.exact, found.record)
             if entry is not None:
                 self._metrics.lookup_seconds.observe(loop.time() - began)
-                return self._hit(client, names, names.exact, entry, "exact")
+                return self._hit(client, asked, names, names.exact, entry, "exact")
             # Whoever waits for the very answer need not look for another one, again and again.
             if deadline > loop.time() and await self._flights.flying(names.scope, names.exact):
                 state = await self._flights.wait(names.scope, names.exact, deadline - loop.time())
@@ -193,7 +195,7 @@ class ResponseCache:
                 return miss  # Redis is full, or holds something else in the flight's place: nobody waits for this answer
             if state == "free":
                 flight = Flight(names.scope, names.exact, token.decode(), found.stamp, found.tags)
-                return miss._replace(flight=self._tickets.give(client, flight))
+                return miss._replace(flight=self._tickets.give(client, asked.tenant, flight))
             if state == "not_kept":
                 return miss  # nor would the next one be: nobody waits for it
             if state == "flying" and deadline <= loop.time():
@@ -210,9 +212,16 @@ class ResponseCache:
             same = await self._store.same(names.scope, names.normalised)
             if same is not None and same != names.exact:
                 entry = await opener.open(names.scope, same, await self._store.get(names.scope, same))
-                if entry is not None:
-                    return self._hit(client, names, same, entry, "normalised")
+                if entry is not None and self._stands_for(entry, asked, names):
+                    return self._hit(client, asked, names, same, entry, "normalised")
         return await self._semantic.lookup(client, names, asked, settings, found, opener)
+
+    def _stands_for(self, entry: Entry, asked: Asked, names: Names) -> bool:
+        """Say whether an entry answers what a pointer says: who writes to Redis can point at any entry of the scope."""
+        same = entry.partition == names.partition and normalised(entry.question) == normalised(asked.last_turn or "")
+        if not same:
+            self._metrics.forged.labels("pointer").inc()
+        return same
 
     def _opener(self, client: str, asked: Asked, found: Found, max_age_s: float) -> Opener:
         return Opener(
@@ -223,11 +232,11 @@ class ResponseCache:
             max_age_s=max_age_s,
         )
 
-    def _hit(self, client: str, names: Names, name: EntryId, entry: Entry, source: Source) -> Hit:
+    def _hit(self, client: str, asked: Asked, names: Names, name: EntryId, entry: Entry, source: Source) -> Hit:
         age, remaining = entry.life(self._clock())
         if source == "exact":
             return Hit(Tickets.exact(names.scope, name, entry.proof), source, entry.answer, age, remaining)
-        ticket = self._tickets.give(client, Served(names.scope, name, source, 1.0))
+        ticket = self._tickets.give(client, asked.tenant, Served(names.scope, name, source, 1.0))
         return Hit(ticket, source, entry.answer, age, remaining, question=entry.question)
 
     # -- the way of an answer --------------------------------------------------------------------------------------------------
@@ -260,7 +269,7 @@ class ResponseCache:
             *(answer, now, now + life_s, stamp),
             tags=tuple(zip(asked.tags, tags, strict=True)),
             partition=names.partition or b"",
-            proof=self._tickets.exact_proof(client, names.scope, names.exact),
+            proof=self._tickets.exact_proof(client, asked.tenant, names.scope, names.exact),
         )
         keyring = self._keys.ring
         record = await aside(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))

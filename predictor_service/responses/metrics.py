@@ -58,6 +58,12 @@ class CacheMetrics:
             "Records of the response caches that did not open: of another key or place, or damaged.",
             registry=registry,
         )
+        self.forged = Counter(
+            "lpc_cache_forged",
+            "Values in the Redis of the response caches that are not what a sidecar wrote there, by kind; taken for absent.",
+            ["what"],
+            registry=registry,
+        )
         self.feedback = Counter(
             "lpc_cache_feedback", "What callers said of answers that were served.", ["scope", "verdict"], registry=registry
         )
@@ -95,6 +101,8 @@ class CacheMetrics:
             )
             for scope in scopes
         }
+        for what in ("pointer",):
+            self.forged.labels(what)
         for scope in scopes:
             for result in ("stored", *REFUSALS):
                 self.stores.labels(scope, result)

@@ -81,8 +81,13 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
     async def Feedback(self, request: pb.FeedbackRequest, context: Context) -> pb.FeedbackResponse:  # noqa: N802
         """Take what a user said of an answer."""
         del context
+        self._may_name(request.tenant)
         counted, dropped = await self._upkeep.feedback(
-            CALLER.get().name, request.entry_id, wrong=request.wrong, reason=request.reason_code, drop=request.drop
+            *(CALLER.get().name, request.entry_id),
+            wrong=request.wrong,
+            reason=request.reason_code,
+            drop=request.drop,
+            tenant=request.tenant,
         )
         return pb.FeedbackResponse(counted=counted, dropped=dropped)
 
@@ -90,10 +95,13 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Make answers unfindable."""
         del context
         client, what = CALLER.get().name, request.WhichOneof("what")
+        self._may_name(request.tenant)
+        if request.tenant and what != "entry_id":
+            raise InvalidRequest("a tenant goes with entry_id: scopes, tags and models are those of all tenants")
         if what is None or (what == "everything" and not request.everything):
             raise InvalidRequest("nothing is named: set entry_id, scope, tag, model or everything")
         if what == "entry_id":
-            done, erased = await self._upkeep.invalidate_entry(client, request.entry_id)
+            done, erased = await self._upkeep.invalidate_entry(client, request.entry_id, request.tenant)
             return pb.InvalidateResponse(done=done, erased=erased)
         done, erased = await self._upkeep.invalidate(
             client,

@@ -113,14 +113,14 @@ class SimilarQuestions(Semantic):
             if decision is Decision.SERVE and threshold is not None:
                 scope.served.append(names.exact)
                 age, remaining = entry.life(self._clock())
-                ticket = self._tickets.give(client, Served(names.scope, name, "semantic", similarity))
+                ticket = self._tickets.give(client, asked.tenant, Served(names.scope, name, "semantic", similarity))
                 return Hit(
                     *(ticket, "semantic", entry.answer, age, remaining),
                     similarity=similarity,
                     error_bound=threshold.bound,
                     question=entry.question,
                 )
-            candidate = self._tickets.give(client, Candidate(names.scope, name, similarity, decision.value))
+            candidate = self._tickets.give(client, asked.tenant, Candidate(names.scope, name, similarity, decision.value))
             would = settings.semantic == "shadow" and threshold is not None and similarity >= threshold.similarity
             reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
             return Miss(reason, candidate=candidate, candidate_answer=entry.answer, similarity=similarity)
@@ -143,7 +143,7 @@ class SimilarQuestions(Semantic):
         self, client: str, names: Names, asked: Asked, settings: ScopeSettings, answer: Answer, ticket: bytes, same: bool | None
     ) -> None:
         """Compare the engine's answer with the candidate's of the miss, unless the caller did, and learn of it."""
-        candidate = self._tickets.read(client, Candidate, ticket) if ticket else None
+        candidate = self._tickets.read(client, asked.tenant, Candidate, ticket) if ticket else None
         if candidate is None or candidate.scope != names.scope or settings.semantic == "off":
             return
         scope = self._in_use.of(names.scope, settings)

@@ -59,12 +59,14 @@ class Upkeep:
         self._tickets = Tickets(store.namer)
         self._eraser = Eraser(store)
 
-    async def feedback(self, client: str, ticket: bytes, *, wrong: bool, reason: str, drop: bool) -> tuple[bool, bool]:
+    async def feedback(
+        self, client: str, ticket: bytes, *, wrong: bool, reason: str, drop: bool, tenant: str = ""
+    ) -> tuple[bool, bool]:
         """Take what a caller says of an answer; return whether it was counted, and whether the entry was dropped.
 
         Of an answer to another question it counts once that it was wrong.
         """
-        served = self._tickets.read(client, Served, ticket)
+        served = self._tickets.read(client, tenant, Served, ticket)
         if served is None:
             return False, False
         name = await self._name_of(client, served.scope)
@@ -84,9 +86,9 @@ class Upkeep:
             self._tally.feedback(served.scope, f"{verdict}:{word}" if word else verdict, self._clock())
         return counts, dropped
 
-    async def invalidate_entry(self, client: str, ticket: bytes) -> tuple[bool, int]:
+    async def invalidate_entry(self, client: str, ticket: bytes, tenant: str = "") -> tuple[bool, int]:
         """Delete one entry; return whether that was possible, and how many it were."""
-        served = self._tickets.read(client, Served, ticket)
+        served = self._tickets.read(client, tenant, Served, ticket)
         if served is None:
             return True, 0
         self._semantic.gone(served.scope, served.entry)

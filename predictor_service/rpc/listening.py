@@ -18,6 +18,7 @@ from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.errors import StartError
+from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.rpc.service import PredictorService
 from predictor_service.rpc.tls import ServerTls
 from predictor_service.settings import ServiceSettings
@@ -116,6 +117,8 @@ class Listener:
     def _listen_on_unix(self, path: Path) -> None:
         try:
             self._make_folder(path.parent)
+        except ForeignFolder as error:
+            raise StartError(f"the folder of the Unix socket cannot be trusted: {error} with LPC_UNIX_SOCKET") from error
         except OSError as error:
             raise StartError(
                 f"cannot make the folder {path.parent} of the Unix socket ({error.strerror}): make it for this user, or choose "
@@ -133,9 +136,10 @@ class Listener:
             os.umask(previous)
 
     def _make_folder(self, folder: Path) -> None:
-        if folder.exists():
+        is_new = not folder.exists()
+        make_own(folder)
+        if not is_new:
             return
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Who may use the socket must get through to it.
         mode = int(self._settings.unix_socket_mode, 8)
         through = (0o010 if mode & 0o060 else 0) | (0o001 if mode & 0o006 else 0)

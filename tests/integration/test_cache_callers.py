@@ -194,3 +194,37 @@ async def test_with_a_token_file_the_token_names_the_caller_and_the_certificate_
         assert await code(stub.Lookup(asked)) is grpc.StatusCode.UNAUTHENTICATED
         assert await code(stub.Lookup(asked, metadata=bearer("engine"))) is grpc.StatusCode.PERMISSION_DENIED
         assert await code(stub.Lookup(asked, metadata=bearer("gateway"))) is grpc.StatusCode.OK
+
+
+async def test_a_ticket_is_of_no_use_to_another_tenant(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+    async with (
+        sidecar(tiny_models, tmp_path, redis_server.url, cache_gateways="anonymous") as addresses,
+        grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
+    ):
+        stub = rpc.ResponseCacheStub(channel)
+        asked = request(tenant="owner")
+        stored = await stub.Store(pb.StoreRequest(request=asked, response=response()))
+        hits = [(await stub.Lookup(pb.LookupRequest(request=one))).hit for one in (asked, request("is IT", tenant="owner"))]
+        assert [hit.source for hit in hits] == [pb.SOURCE_EXACT, pb.SOURCE_NORMALISED]
+        for entry in (stored.entry_id, *(hit.entry_id for hit in hits)):
+            for tenant in ("thief", ""):
+                said = await stub.Feedback(pb.FeedbackRequest(entry_id=entry, wrong=True, drop=True, tenant=tenant))
+                assert not said.counted and not said.dropped
+                assert (await stub.Invalidate(pb.InvalidateRequest(entry_id=entry, tenant=tenant))).erased == 0
+        assert await finds(stub, asked)
+        assert (await stub.Feedback(pb.FeedbackRequest(entry_id=hits[1].entry_id, wrong=True, tenant="owner"))).counted
+        assert (await stub.Invalidate(pb.InvalidateRequest(entry_id=stored.entry_id, tenant="owner"))).erased == 1
+        assert not await finds(stub, asked)
+        assert await code(stub.Invalidate(pb.InvalidateRequest(scope="faq", tenant="a"))) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_flight_does_not_store_for_another_tenant(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+    async with (
+        sidecar(tiny_models, tmp_path, redis_server.url, cache_gateways="anonymous") as addresses,
+        grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
+    ):
+        stub = rpc.ResponseCacheStub(channel)
+        own = (await stub.Lookup(pb.LookupRequest(request=request(tenant="owner")))).miss.flight
+        assert own
+        await stub.Store(pb.StoreRequest(request=request(tenant="thief"), response=response(), flight=own, aborted=True))
+        assert (await stub.Lookup(pb.LookupRequest(request=request(tenant="owner")))).miss.reason == pb.REASON_IN_FLIGHT

@@ -122,6 +122,24 @@ async def test_a_record_that_was_copied_to_another_clients_place_does_not_open(m
     await fill(caches, asked("Is it?"), client="a")
 
 
+async def test_a_pointer_to_another_question_is_not_followed(make: Make, redis_server: RedisServer) -> None:
+    caches = make()
+    await fill(caches, asked("Is it open?"), answer("Yes."))
+    with contextlib.closing(redis_server.client()) as client:
+        (pointer,) = client.scan_iter("lpc:rc:*:n:*")
+        own = client.get(pointer)
+        # The same last turn after another history, and another last turn.
+        for other in (asked("Another", "history.", "Is it open?"), asked("Is it closed?")):
+            before = set(client.scan_iter("lpc:rc:*:e:*"))
+            await fill(caches, other, answer("Wrong."))
+            (entry,) = set(client.scan_iter("lpc:rc:*:e:*")) - before
+            client.set(pointer, entry.rpartition(b":")[2])
+            assert isinstance(await ask(caches, asked("is it OPEN")), Miss)
+        client.set(pointer, own)
+    assert isinstance(await ask(caches, asked("is it OPEN")), Hit)
+    assert caches.metrics.forged.labels("pointer")._value.get() == 2
+
+
 @pytest.mark.parametrize("same", ["is IT", " Is\tit ?", "Ｉｓ it？", "is it!"])
 async def test_case_space_width_and_punctuation_of_the_last_turn_do_not_count(make: Make, same: str) -> None:
     caches = make()
