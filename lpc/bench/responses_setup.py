@@ -25,7 +25,7 @@ from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.metrics import Metrics
 from predictor_service.responses.cache import ResponseCache
-from predictor_service.responses.judging import Rules
+from predictor_service.responses.judging import Judge, Rules
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.semantic import Nothing, Semantic
@@ -83,6 +83,7 @@ class BenchCaches:
         scopes: by name.
         embedder: None: no semantic tier.
         make_gate: of a scope.
+        judge: compares answers.
         clock: seconds since the epoch.
     """
 
@@ -94,6 +95,7 @@ class BenchCaches:
         *,
         embedder: GivenVectors | None = None,
         make_gate: Callable[[ScopeSettings], Gate] = lambda _: Gate(),
+        judge: Judge = different,
         clock: Callable[[], float] = time.time,
     ) -> None:
         path = folder / "keys"
@@ -110,7 +112,7 @@ class BenchCaches:
         self.similar: SimilarQuestions | None = None
         if embedder is not None:
             self.semantic = self.similar = SimilarQuestions(
-                keys, self.store, self.vectors, evidence, embedder, lambda scope: Rules(make_gate(scope), different), clock
+                keys, self.store, self.vectors, evidence, embedder, lambda scope: Rules(make_gate(scope), judge), clock
             )
         self.cache = ResponseCache(
             *(keys, self.store, Flights(self.redis, 60.0), Tally(counters), named, self.semantic),

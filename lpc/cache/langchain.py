@@ -81,12 +81,9 @@ class LpcCache(BaseCache):
         if asked is None:
             return
         response = _response(return_val, asked.model)
-        if response is not None or miss.flight:
-            self._client.store(
-                pb.StoreRequest(
-                    request=asked, response=response, flight=miss.flight, candidate=miss.candidate, aborted=response is None
-                )
-            )
+        if response is not None or miss.flight or miss.candidate:
+            # Without a response it is an answer that came to its end and cannot be kept.
+            self._client.store(pb.StoreRequest(request=asked, response=response, flight=miss.flight, candidate=miss.candidate))
 
     def clear(self, **kwargs: Any) -> None:
         """Make all that was stored in this scope unfindable, or of the ``tag`` or ``model`` given. Raises CacheError."""

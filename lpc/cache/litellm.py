@@ -7,7 +7,10 @@ LiteLLM's own controls hold (`cache={"no-cache": True}`, `no-store`, `s-maxage`,
 
 import asyncio
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final
 
 from litellm.caching.caching import Cache, CacheMode
@@ -20,6 +23,8 @@ from lpc.cache.questions import question
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 
+MISSES: Final = 10_000
+"""Misses whose answers may still be handed in; a model that fails hands in none."""
 COMPLETIONS: Final = ("completion", "acompletion", "text_completion", "atext_completion")
 
 
@@ -51,18 +56,22 @@ class LpcCache(Cache):
         self._client = ResponseCacheClient(address, access=access, timeout_s=timeout_s)
         self._async_client = AsyncResponseCacheClient(address, access=access, timeout_s=timeout_s)
         self._scope, self._tenant, self._tags = scope, tenant, tags
+        self._lock = threading.Lock()
+        self._misses: OrderedDict[bytes, pb.Miss] = OrderedDict()
 
     def get_cache(self, dynamic_cache_object: object = None, **kwargs: Any) -> Any:
         """Return the answer that was kept, as JSON, if there is one."""
         del dynamic_cache_object
         asked = self._question(kwargs)
-        return None if asked is None else _body(self._client.lookup(asked, max_age_s=_max_age(kwargs)))
+        return None if asked is None else self._body(asked, self._client.lookup(asked, max_age_s=_max_age(kwargs)))
 
     async def async_get_cache(self, dynamic_cache_object: object = None, **kwargs: Any) -> Any:
         """As :meth:`get_cache`."""
         del dynamic_cache_object
         asked = self._question(kwargs)
-        return None if asked is None else _body(await self._async_client.lookup(asked, max_age_s=_max_age(kwargs)))
+        if asked is None:
+            return None
+        return self._body(asked, await self._async_client.lookup(asked, max_age_s=_max_age(kwargs)))
 
     def add_cache(self, result: Any, **kwargs: Any) -> None:
         """Hand in what the model answered."""
@@ -102,6 +111,9 @@ class LpcCache(Cache):
         asked = self._question(kwargs)
         if asked is None:
             return None
+        with self._lock:
+            miss = self._misses.pop(_name(asked), pb.Miss())
+        response = None
         try:
             text = result if isinstance(result, str) else result.model_dump_json()
             answer = json.loads(text)
@@ -114,20 +126,31 @@ class LpcCache(Cache):
                 completion_tokens=usage.get("completion_tokens", 0),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
-            return None
+            if not (miss.flight or miss.candidate):
+                return None
         ttl = kwargs.get("ttl") or (kwargs.get("cache") or {}).get("ttl")
-        return pb.StoreRequest(request=asked, response=response, ttl_s=float(ttl or 0.0))
+        return pb.StoreRequest(
+            request=asked, response=response, flight=miss.flight, candidate=miss.candidate, ttl_s=float(ttl or 0.0)
+        )
+
+    def _body(self, asked: pb.Request, answer: pb.LookupResponse) -> Any:
+        if not answer.HasField("hit"):
+            with self._lock:
+                self._misses[_name(asked)] = answer.miss
+                while len(self._misses) > MISSES:
+                    self._misses.popitem(last=False)
+            return None
+        response = answer.hit.response
+        try:
+            body = response.body or body_of(response.chunks)
+            return None if body is None else json.loads(body)
+        except (ValueError, KeyError, TypeError):
+            return None
 
 
-def _body(answer: pb.LookupResponse) -> Any:
-    if not answer.HasField("hit"):
-        return None
-    response = answer.hit.response
-    try:
-        body = response.body or body_of(response.chunks)
-        return None if body is None else json.loads(body)
-    except (ValueError, KeyError, TypeError):
-        return None
+def _name(asked: pb.Request) -> bytes:
+    """Return what a request is remembered by between its lookup and its answer."""
+    return sha256(asked.SerializeToString(deterministic=True)).digest()
 
 
 def _max_age(kwargs: Mapping[str, Any]) -> float | None:

@@ -79,7 +79,9 @@ class Cached:
             return Found(question)
         wait_s = 0.0 if directives.only_if_cached else self._wait_s
         began = self._clock()
-        answer = await self._client.lookup(question, max_age_s=directives.max_age_s)
+        # A request that never reaches an engine makes no evidence.
+        exact_only = directives.only_if_cached
+        answer = await self._client.lookup(question, exact_only=exact_only, max_age_s=directives.max_age_s)
         self._metrics.lookup_seconds.observe(self._clock() - began)
         if answer.miss.reason == pb.REASON_IN_FLIGHT and wait_s:
             answer = await self._client.follow(question, wait_s, max_age_s=directives.max_age_s)
@@ -100,8 +102,8 @@ class Cached:
         if self._client is None or found.question is None or found.hit is not None:
             return
         miss = found.miss
-        if not miss.flight and (response is None or not store or miss.reason in _ASKED_OFF):
-            return  # nobody waits for it
+        if not (miss.flight or miss.candidate) and (response is None or not store or miss.reason in _ASKED_OFF):
+            return  # nobody waits for it, and it is not evidence
         message = pb.StoreRequest(
             request=found.question,
             response=response,

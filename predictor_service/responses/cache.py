@@ -128,12 +128,15 @@ class ResponseCache:
         ticket = self._tickets.read(client, asked.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
-        because: Refusal | None = "aborted" if aborted else "no_store" if no_store else None
-        if because is None:
+        because: Refusal | None = "aborted"
+        if not aborted:
             because = await aside(answer.size, lambda: not_kept(asked, answer, settings, self._max_entry_bytes))
         try:
-            if because in (None, "too_large"):
-                await self._semantic.label(client, names, asked, settings, answer, candidate, same)
+            if because not in (None, "too_large", "aborted"):
+                same = False  # the candidate is a whole text, and this is not
+            await self._semantic.label(client, names, asked, settings, None if aborted else answer, candidate, same)
+            if no_store and not aborted:
+                because = "no_store"
             if because is None:
                 because = await self._put(client, asked, answer, names, settings, ticket, ttl_s)
         except RedisFailed:
@@ -173,8 +176,12 @@ class ResponseCache:
             if entry is not None:
                 self._metrics.lookup_seconds.observe(loop.time() - began)
                 return self._hit(client, asked, names, names.exact, entry, "exact")
-            # Whoever waits for the very answer need not look for another one, again and again.
-            if deadline > loop.time() and await self._flights.flying(names.scope, names.exact):
+            # A request that waits for this very answer does not look for another one again and again. And where the leader's
+            # answer becomes a label, the others do not count as lookups.
+            waits = deadline > loop.time()
+            if (waits or settings.semantic != "off") and await self._flights.flying(names.scope, names.exact):
+                if not waits:
+                    return Miss("in_flight")
                 state = await self._flights.wait(names.scope, names.exact, deadline - loop.time())
                 if state == "flying":
                     return Miss("in_flight")

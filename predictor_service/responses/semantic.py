@@ -23,9 +23,16 @@ class Semantic(Protocol):
         """Return the sealed vector of a question whose answer is being stored; nothing where its scope has no such tier."""
 
     async def label(
-        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, answer: Answer, ticket: bytes, same: bool | None
+        self,
+        client: str,
+        names: Names,
+        asked: Asked,
+        settings: ScopeSettings,
+        answer: Answer | None,
+        ticket: bytes,
+        same: bool | None,
     ) -> None:
-        """Compare the engine's answer with the candidate's of the miss, unless the caller did, and learn of it."""
+        """Compare the engine's answer (None: it never came) with the candidate's, unless ``same`` is known, and learn."""
 
     async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings) -> bool:
         """Learn that an answer which was served was wrong; return False where that is known already."""
@@ -51,7 +58,14 @@ class Nothing(Semantic):
         return b""
 
     async def label(
-        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, answer: Answer, ticket: bytes, same: bool | None
+        self,
+        client: str,
+        names: Names,
+        asked: Asked,
+        settings: ScopeSettings,
+        answer: Answer | None,
+        ticket: bytes,
+        same: bool | None,
     ) -> None:
         """Learn nothing."""
 

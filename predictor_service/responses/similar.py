@@ -140,9 +140,20 @@ class SimilarQuestions(Semantic):
         return records.seal(plain, names.scope, self._keys.ring)
 
     async def label(
-        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, answer: Answer, ticket: bytes, same: bool | None
+        self,
+        client: str,
+        names: Names,
+        asked: Asked,
+        settings: ScopeSettings,
+        answer: Answer | None,
+        ticket: bytes,
+        same: bool | None,
     ) -> None:
-        """Compare the engine's answer with the candidate's of the miss, unless the caller did, and learn of it."""
+        """Compare the engine's answer (None: it never came) with the candidate's, unless ``same`` is known, and learn.
+
+        A client may hang up because the answer is wrong. So its lookup stays unjudged, which the threshold counts as wrong
+        (`lpc.responses.semantic.evidence`). A lookup whose judge is out of order is taken back.
+        """
         candidate = self._tickets.read(client, asked.tenant, Candidate, ticket) if ticket else None
         if candidate is None or candidate.scope != names.scope or settings.semantic == "off":
             return
@@ -151,7 +162,7 @@ class SimilarQuestions(Semantic):
 
         async def learn(said: bool | None) -> None:
             if said is None:
-                scope.gate.unjudged(decision)
+                scope.gate.unjudged(candidate.similarity, decision, excused=True)
                 return
             joins = names.exact if said else None
             nth = await self._evidence.nth(names.scope, scope.rules.judged_by, candidate.entry, joins=joins)
@@ -162,6 +173,9 @@ class SimilarQuestions(Semantic):
             self._judged(asked.scope, said)
             await learn(said)
 
+        if answer is None:
+            scope.gate.unjudged(candidate.similarity, decision)
+            return
         if same is not None:
             await learn(same)
             return
@@ -171,6 +185,7 @@ class SimilarQuestions(Semantic):
         except Unsealable:
             entry = None
         if entry is None or not entry.belongs_to(client, asked.scope, asked.tenant):
+            scope.gate.unjudged(candidate.similarity, decision)
             return
         texts = (asked.last_turn or "", answer.text(), entry.question, entry.answer.text())
         if scope.rules.judged_by:

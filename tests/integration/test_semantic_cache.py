@@ -33,7 +33,7 @@ QUESTIONS = [
     f"where can a {bird} be {done} in the {place}"
     for bird in BIRDS
     for done in ("seen", "kept", "bought")
-    for place in ("north", "town")
+    for place in ("north", "town", "east")
 ]
 
 

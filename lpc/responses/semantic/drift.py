@@ -1,7 +1,9 @@
-"""Whether evidence has turned: two cumulative sums (Page 1954) over the labels as they come.
+"""Whether evidence has turned: cumulative sums (Page 1954) over the labels as they come.
 
 - Of audited hits: the log-likelihood ratio of "four times the bound" against "half of it". A wrong one also raises
   *suspicion*: all hits are audited until as many right ones have made up for it.
+- Of audited hits that got no label: each raises suspicion as a wrong one does, at most once at a time, and right ones make up
+  for it. This sum never shuts the scope: some users hang up for other reasons.
 - Of misses, which are all labelled: how much more often candidates are wrong than at their similarity before. Traffic whose
   questions have changed shows here first, before an answer has been served wrongly.
 
@@ -22,25 +24,26 @@ SLACK: Final = 0.15
 
 HITS: Final = "drift:hits"
 MISSES: Final = "drift:misses"
+UNJUDGED: Final = "drift:unjudged"
 """The sums as they are kept: in millionths, to which steps are added one after the other, none going below 0."""
 
 Step: TypeAlias = tuple[str, int]
 
 
 class Drift:
-    """The two sums of one scope, of all sidecars. Not thread-safe."""
+    """The sums of one scope, of all sidecars. Not thread-safe."""
 
     def __init__(self, delta: float) -> None:
         usual, worse = delta / 2, min(0.5, 4 * delta)
         self._wrong = math.log(worse / usual)
         self._right = math.log((1 - worse) / (1 - usual))
-        self._sums = {HITS: 0, MISSES: 0}
+        self._sums = {HITS: 0, MISSES: 0, UNJUDGED: 0}
         self._steps: list[Step] = []
 
     @property
     def suspicious(self) -> bool:
         """Whether hits are to be audited, all of them, before more is served."""
-        return self._sums[HITS] > 0
+        return self._sums[HITS] > 0 or self._sums[UNJUDGED] > 0
 
     @property
     def turned(self) -> bool:
@@ -49,7 +52,15 @@ class Drift:
 
     def hit(self, *, same: bool) -> bool:
         """Take the label of an audited hit; say whether the scope must be shut."""
+        if same and self._sums[UNJUDGED]:
+            self._step(UNJUDGED, self._right)
         return self._step(HITS, self._right if same else self._wrong)
+
+    def unjudged(self) -> None:
+        """Take that an audited hit got no label."""
+        missing = self._wrong - self._sums[UNJUDGED] / MILLION
+        if missing > 0:
+            self._step(UNJUDGED, missing)
 
     def miss(self, *, same: bool, expected_wrong: float) -> bool:
         """Take the label of a miss's candidate; ``expected_wrong``: as often as it was wrong before. As :meth:`hit`."""

@@ -6,6 +6,9 @@ counted:
 
 - `lookups`: lookups with a candidate, served or not;
 - `same`, `different`: labels. A complaint of a user is a `different`; that nobody complained is no label, since few do;
+- `unjudged`: lookups that went to the engine and have no label, or none yet: the client hung up, never handed the answer in, or
+  the candidate is gone. A client can choose which answers it aborts. So nothing is assumed about them, and the threshold counts
+  each as `different`. Only a lookup whose judge is out of order is taken back, since that does not depend on the answers;
 - `squares`: of the labels of one cluster of questions (see `clusters.py`), counted one by one 1, 3, 5, ...: their sum is
   the sum of the squares of the clusters' sizes, which says how many independent labels these are worth.
 
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 
 from lpc.responses.semantic.levels import LEVELS, level_of
 
-KINDS: Final = ("lookups", "same", "different", "squares")
+KINDS: Final = ("lookups", "same", "different", "squares", "unjudged")
 TOTALS: Final = ("served", "expected_wrong", "complaints", "looks")
 SEGMENT: Final = 1_000
 """Labels of a segment."""
@@ -53,6 +56,10 @@ class Evidence:
     def lookup(self, similarity: float) -> list[Change]:
         """Return what a lookup with a candidate at this similarity changes."""
         return [(self._field(level_of(similarity), "lookups"), 1)]
+
+    def unjudged(self, similarity: float, amount: int = 1) -> list[Change]:
+        """Return what a lookup that goes to the engine changes; ``amount`` -1: its label has come, or its judge has failed."""
+        return [(self._field(level_of(similarity), "unjudged"), amount)]
 
     def label(self, similarity: float, *, same: bool, nth: int = 1) -> list[Change]:
         """Return what a label changes; ``nth``: it is this cluster's so many-th, from 1 on."""
@@ -115,7 +122,7 @@ class Evidence:
     # -- what it says ----------------------------------------------------------------------------------------------------------
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the window's counts, [levels, lookups | same | different | squares], the top level first."""
+        """Return the window's counts, [levels, kinds], the top level first."""
         return self._window.copy()
 
     @property

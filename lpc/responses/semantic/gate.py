@@ -6,12 +6,12 @@ and takes in what all sidecars know (:meth:`Gate.take`; `lpc.responses.shared_ev
 
     decision = gate.decide(similarity, question)            a candidate that no veto stopped
     if decision is Decision.SERVE: answer with the candidate's
-    else: ask the engine; gate.learn(similarity, candidate, same=..., entry=..., decision=decision)
+    else: ask the engine; gate.learn(similarity, candidate, same=..., entry=..., decision=decision), or gate.unjudged(...)
 
 It starts shut. It never serves a question for the second time from another question's answer: the second time the engine is
 asked, and the answer stored under the question itself is an exact hit from then on. So one question that everybody asks today
 costs at most one wrong answer. At least 5% of hits are audits; more while few were served (a change that begins right after the
-opening has little time), and all while an audit's wrong answer is not yet made up for.
+opening has little time), and all while an audit's wrong or missing answer is not yet made up for.
 """
 
 import math
@@ -116,7 +116,6 @@ class Gate:
         self._start_name = _digest(start)
         self._turned: int | None = None
         self._sets: dict[str, int] = {}
-        self._unjudged = False
         self._begin()
         if start is not None:
             self.load(self.evidence)
@@ -136,9 +135,12 @@ class Gate:
         self._note(self.evidence.lookup(similarity))
         threshold = self.threshold
         if threshold is None or not self._serves or similarity < threshold.similarity:
-            return Decision.BELOW
-        if self._draw.random() < self._audits():
-            return Decision.AUDIT
+            decision = Decision.BELOW
+        else:
+            decision = Decision.AUDIT if self._draw.random() < self._audits() else Decision.SERVE
+        if threshold is None or decision is not Decision.SERVE:
+            self._note(self.evidence.unjudged(similarity))  # until the label comes
+            return decision
         self._note(self.evidence.serving(threshold.estimate))
         self.served(question)
         return Decision.SERVE
@@ -169,11 +171,11 @@ class Gate:
             entry: the id under which the engine's answer was stored.
             nth: it is the so many-th label of its cluster; None: count here.
         """
-        self._unjudged = False
         if nth is None:
             nth = self._clusters.count(candidate, same=same, entry=entry)
         if decision is Decision.REPEATED:
             return
+        self._note(self.evidence.unjudged(similarity, -1))
         turned = (
             self._drift.hit(same=same)
             if decision is Decision.AUDIT
@@ -186,9 +188,19 @@ class Gate:
             return
         self._look()
 
-    def unjudged(self, decision: Decision) -> None:
-        """Take that nobody could be asked whether an audited answer would have done: until somebody can, nothing is served."""
-        self._unjudged |= decision is Decision.AUDIT
+    def unjudged(self, similarity: float, decision: Decision, *, excused: bool = False) -> None:
+        """Take that there will be no label. After an audit all hits are audited until right ones have made up for it.
+
+        Args:
+            similarity: of the two questions.
+            decision: what :meth:`decide` had said.
+            excused: the judge is out of order, whatever the answers are; else the lookup counts as if the answers differed
+                (:mod:`lpc.responses.semantic.evidence`).
+        """
+        if decision is Decision.AUDIT:
+            self._drift.unjudged()
+        if excused and decision is not Decision.REPEATED:
+            self._note(self.evidence.unjudged(similarity, -1))
 
     def complain(self, similarity: float, candidate: bytes, nth: int | None = None) -> None:
         """Take a user's word that an answer served from this entry was wrong.
@@ -262,7 +274,7 @@ class Gate:
         self._changes += changes
 
     def _audits(self) -> float:
-        if self._drift.suspicious or self._unjudged:
+        if self._drift.suspicious:
             return 1.0
         enough = -math.log(self._alpha) / (self._delta * (self.evidence.totals["served"] + 1))
         return max(AUDITS, min(FIRST_AUDITS, enough))

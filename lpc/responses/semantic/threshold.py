@@ -7,7 +7,7 @@ first that cannot be rejected ends it. No correction for the number of levels is
 al., Learn then Test, 2021). The sequence begins at the first level with enough labels to reject anything, which depends on
 similarities alone.
 
-Four things make the plain upper limit of Clopper and Pearson invalid here, and what is done about each:
+Five things make the plain upper limit of Clopper and Pearson invalid here, and what is done about each:
 
 - **Looks are repeated** as evidence grows, which a test at 5% does not survive: at the edge of the bound it is certain to
   be passed one day. Looks are taken when the labels have grown by a quarter, and each has an equal part of alpha: `LOOKS`
@@ -15,6 +15,8 @@ Four things make the plain upper limit of Clopper and Pearson invalid here, and 
 - **Hits are labelled less often than misses** (audits). Each stratum of levels is weighted by its lookups, and its labels
   count as many as a uniform sample would hold in which no stratum is labelled more often than the one that is most seldom:
   an audit of 5% speaks for twenty hits, and is still one label.
+- **Labels are missing**, and whoever asks may choose which: a client that hangs up on wrong answers alone would hide them. Each
+  lookup that went to the engine and has no label counts as a wrong one.
 - **Labels of one cluster of questions are not independent**: divided by the design effect, sum of squares over sum of their
   sizes.
 - **The judge errs.** Of the truly different answers a share of at most f is called the same, so a share w seen wrong is at most
@@ -141,7 +143,7 @@ def effective(counts: NDArray[np.int64]) -> tuple[float, float]:
     """Return wrong labels and labels, as so many independent ones of a uniform sample of these levels' lookups would be.
 
     Args:
-        counts: [levels, lookups | same | different | squares].
+        counts: [levels, kinds].
     """
     lookups, wrong, labels, squares = _strata(counts)
     if not labels.all():
@@ -154,10 +156,14 @@ def effective(counts: NDArray[np.int64]) -> tuple[float, float]:
 
 
 def _strata(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return lookups, wrong, labels and squares by stratum: neighbouring levels that have STRATUM labels together."""
-    rows = [
-        (n, different, same + different, squares) for n, same, different, squares in counts.tolist() if n or same or different
-    ]
+    """Return lookups, wrong, labels and squares by stratum: neighbouring levels that have STRATUM labels together.
+
+    An unjudged lookup is a wrong label in a cluster of its own.
+    """
+    unjudged = np.maximum(counts[:, 4], 0)
+    wrong = counts[:, 2] + unjudged
+    columns = np.stack([counts[:, 0], wrong, counts[:, 1] + wrong, counts[:, 3] + unjudged], axis=1)
+    rows = columns[columns.any(axis=1)].tolist()
     strata: list[list[float]] = []
     open_one = [0.0] * 4
     for row in rows:

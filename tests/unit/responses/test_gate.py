@@ -119,15 +119,33 @@ def test_hits_are_audited_at_the_rate_said_and_all_of_them_after_a_wrong_one() -
     assert gate.forgotten
 
 
-def test_while_nobody_can_be_asked_about_an_audit_nothing_is_served() -> None:
+@pytest.mark.parametrize("excused", [False, True])
+def test_after_an_audit_without_a_label_nothing_is_served_until_right_ones_have_made_up_for_it(excused: bool) -> None:
     gate = Gate(draw=random.Random(1))
     replay(gate, flat(5000, 0.0)(np.random.default_rng(1)))
-    gate.unjudged(Decision.BELOW)
+    gate.unjudged(0.999, Decision.BELOW, excused=excused)
     assert Decision.SERVE in [gate.decide(0.999, b"before %d" % i) for i in range(20)]
-    gate.unjudged(Decision.AUDIT)
+    for _ in range(3):  # many are no more than one
+        gate.unjudged(0.999, Decision.AUDIT, excused=excused)
     assert {gate.decide(0.999, b"while %d" % i) for i in range(50)} == {Decision.AUDIT}
-    gate.learn(0.999, b"x", same=True, decision=Decision.AUDIT)
+    gate.learn(0.999, b"of a miss", same=True, decision=Decision.BELOW)
+    assert gate.decide(0.999, b"still") is Decision.AUDIT
+    for i in range(12):
+        gate.learn(0.999, b"right %d" % i, same=True, decision=Decision.AUDIT)
+    assert gate.threshold is not None
     assert Decision.SERVE in [gate.decide(0.999, b"after %d" % i) for i in range(20)]
+
+
+@pytest.mark.parametrize(("excused", "opens"), [(False, False), (True, True)])
+def test_lookups_without_a_label_count_as_wrong_unless_the_judge_is_out_of_order(excused: bool, opens: bool) -> None:
+    gate = Gate(draw=random.Random(1))
+    for i in range(600):
+        decision = gate.decide(0.999, b"q%d" % i)
+        if decision is Decision.BELOW and i % 3 == 0:
+            gate.unjudged(0.999, decision, excused=excused)
+        elif decision is not Decision.SERVE:
+            gate.learn(0.999, b"%d" % i, same=True, decision=decision)
+    assert (gate.threshold is not None) is opens
 
 
 def test_complaints_shut_it_and_their_absence_opens_nothing() -> None:

@@ -1,0 +1,105 @@
+"""Traffic that tries to break the bound of the semantic tier, through the whole cache on a real Redis."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from lpc.bench.responses_setup import BenchCaches, GivenVectors, answer_of
+from lpc.responses.answers import Answer
+from lpc.responses.canonical import Asked
+from lpc.responses.scopes import ScopeSettings
+from lpc.responses.semantic.gate import Gate
+from lpc.responses.semantic.same_answer import EqualText
+from predictor_service.responses.outcomes import Hit
+from tests.response_cache import asked
+
+Ending = Literal["text", "tool_calls", "length", "content_filter", "error", "empty", "aborted", "never"]
+"""How the engine's new answer ends; "never": the client does not hand it in."""
+KEPT_EVERY = 25
+"""Lookups between two exchanges of evidence."""
+NEAR = np.array([1.0, 0.0, 0.0], np.float32)
+REWORDED = np.array([0.998, 0.0632, 0.0], np.float32)
+
+
+@dataclass
+class Outcome:
+    """``bound``: the highest that a hit displayed."""
+
+    served: int = 0
+    wrong: int = 0
+    bound: float = 0.0
+
+
+class Caches(BenchCaches):
+    """The caches of a sidecar, with vectors that make each rewording a near neighbour of its question."""
+
+    def __init__(self, url: str, folder: Path, count: int, seed: int = 0, **settings: object) -> None:
+        vectors = {f"question {i}": NEAR for i in range(count)}
+        super().__init__(
+            *(url, folder, {"faq": ScopeSettings.model_validate({"mode": "serve", **settings})}),
+            embedder=GivenVectors(vectors, REWORDED / np.linalg.norm(REWORDED)),
+            make_gate=lambda scope: Gate(scope.bound, serves=scope.semantic == "serve", draw=random.Random(seed)),
+            judge=EqualText(),
+        )
+        assert self.similar is not None
+        self.tier = self.similar
+
+
+def question(i: int, *, reworded: bool = False, tenant: str = "") -> Asked:
+    """Return the i-th question, in a partition of its own."""
+    text = f"please question {i} thanks" if reworded else f"question {i}"
+    return asked(f"context {i}", "Yes.", text, tenant=tenant)
+
+
+def ended(ending: Ending, text: str) -> Answer:
+    """Return an engine's answer that ended in this way."""
+    if ending == "text":
+        return answer_of(text)
+    if ending == "error":
+        return Answer(body=b'{"error": {"message": "overloaded"}}')
+    if ending in ("empty", "aborted"):
+        return Answer()
+    call = {"id": "1", "type": "function", "function": {"name": "refund", "arguments": "{}"}}
+    message = {"role": "assistant", "tool_calls": [call]} if ending == "tool_calls" else {"content": text}
+    body = {"choices": [{"index": 0, "message": message, "finish_reason": ending}]}
+    return Answer(body=json.dumps(body).encode(), finish_reason=ending)
+
+
+async def fill(caches: Caches, count: int, client: str = "gateway", tenant: str = "") -> None:
+    """Store an answer to each question."""
+    for i in range(count):
+        await caches.cache.store(client, question(i, tenant=tenant), answer_of(f"answer {i}"))
+    await caches.tier.keep(0.0)
+
+
+async def drive(
+    caches: Caches,
+    wrong: Callable[[int], bool],
+    ending: Ending,
+    lookups: range,
+    client: str = "gateway",
+    tenant: str = "",
+) -> Outcome:
+    """Ask rewordings. Where ``wrong``, the engine's own answer ends as ``ending`` says; else it equals the one kept."""
+    outcome = Outcome()
+    for i in lookups:
+        request = question(i, reworded=True, tenant=tenant)
+        found = await caches.cache.lookup(client, request)
+        if isinstance(found, Hit):
+            outcome.served += 1
+            outcome.wrong += wrong(i)
+            outcome.bound = max(outcome.bound, found.error_bound)
+            continue
+        how = ending if wrong(i) else "text"
+        if how != "never":
+            text = f"another answer {i}" if wrong(i) else f"answer {i}"
+            fields = {"flight": found.flight, "candidate": found.candidate, "aborted": how == "aborted"}
+            await caches.cache.store(client, request, ended(how, text), **fields)  # type: ignore[arg-type]
+        if i % KEPT_EVERY == 0:
+            await caches.tier.keep(float(i))
+    return outcome
