@@ -83,4 +83,4 @@ def highest_of(one: Keys, other: Keys) -> Keys:
     """Return the later last use and the higher key."""
     if one.t_last <= other.t_last and one.key <= other.key:
         return other
-    return Keys(max(one.t_last, other.t_last), max(one.key, other.key))
+    return Keys(max(one.t_last, other.t_last), max(one.key, other.key), one.retained or other.retained)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from eviction_client.credit import Lifetime
 from eviction_client.queue import HEAD, KEY, NEXT, PREVIOUS, TO_KEY, B, FreeBlockQueue, Run
-from eviction_client.score import Keys
+from eviction_client.score import FIRST_OUT, Keys
 
 BUCKETS: Final = (-3600.0, -1200.0, -600.0, -300.0, -120.0, -60.0, -30.0, -10.0, 0.0)
 """Upper bounds, seconds from now to the key at eviction, of the buckets in which evictions are counted; one more is open."""
@@ -27,6 +27,8 @@ SAMPLED: Final = 8
 """One allocation in so many teaches the lifetime, and counts for as many."""
 SAMPLED_FROM: Final = 4096
 """Blocks of a cache from which on allocations are sampled; in a smaller one each is looked at."""
+RETAINED_PASSED: Final = 1024
+"""Chains at the end of the queue that are looked at for one that no hint retains."""
 STEPS_PER_MOVE: Final = 8
 """Steps past other chains of equal key that take as long as moving one."""
 
@@ -108,7 +110,7 @@ class CreditQueue(FreeBlockQueue[B]):
         """
         if not blocks:
             return None
-        t_last, key = keys
+        t_last, key, _ = keys
         if t_last != t_last or key != key:
             raise ValueError("a block's key must be a number, not NaN")
         if not self._trusting:
@@ -182,19 +184,36 @@ class CreditQueue(FreeBlockQueue[B]):
         self.num_free_blocks += 1
         self._enter(chain, block, block)
 
-    def lay(self, chain: Chain, key: float) -> None:
-        """Give what is left of a freed chain a key with credit: it comes to lie as if it had had it from the first.
+    def lay(self, chain: Chain, credit: float) -> None:
+        """Give what is left of a freed chain a credit, seconds: it comes to lie as if it had had it from the first.
 
         O(1), but for other chains of the same second.
 
         Raises:
-            ValueError: the key is NaN. Nothing is changed.
+            ValueError: the credit is NaN. Nothing is changed.
         """
-        if key != key:
-            raise ValueError("a block's key must be a number, not NaN")
+        if credit != credit:
+            raise ValueError("a block's credit must be a number, not NaN")
         if chain[PREVIOUS] is not None:
-            chain[_KEYS] = chain[_KEYS]._replace(key=key)
+            keys = chain[_KEYS]
+            chain[_KEYS] = keys._replace(key=keys.t_last + credit)
             self._sort(chain)
+
+    @property
+    def highest_score(self) -> float:
+        """Score of the blocks evicted last, rounded to RUN_WIDTH, without those that a hint retains; FIRST_OUT: none has one.
+
+        A request that goes on ranks its blocks by it, and must not get the time that a hint has asked for.
+        """
+        run = self._last[PREVIOUS]
+        for _ in range(RETAINED_PASSED):
+            if run is self._first:
+                break
+            if not run[_KEYS].retained:
+                score: float = run[KEY] - TO_KEY
+                return score
+            run = run[PREVIOUS]
+        return FIRST_OUT
 
     def resort(self, budget: int) -> int:
         """Move at most ``budget`` chains to where the rule in force wants them; return how many may be left, 0: none."""

@@ -21,9 +21,14 @@ def figures_of(scorer: Scorer, *, lifetime: float) -> Values:
     scored = scorer.scored
     ended = scored["prediction"] + scored["unanswered"]
     fates = ("asked", "answered", "late", "failed", "refused", "dropped", "rejected", "forgotten")
+    accounts = [scorer.retained, *(tier.retained for tier in scorer.tiers)]
     values: Values = {("lpc_predictions", fate): getattr(asked, fate) for fate in fates}
     values |= {("lpc_requests_scored", by): count for by, count in scored.items()}
+    values |= {("lpc_hints", hint): count for hint, count in scorer.hinted.items()}
     values |= {
+        ("lpc_hinted_blocks", "granted"): sum(account.granted for account in accounts),
+        ("lpc_hinted_blocks", "refused"): sum(account.refused for account in accounts),
+        ("lpc_retained_blocks", ""): sum(account.held for account in accounts),
         ("lpc_fallback_share", ""): (scored["unanswered"] - scored["late"]) / ended if ended else 0.0,
         ("lpc_late_answers", ""): scored["late"],
         ("lpc_predictions_unread", ""): asked.unread,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eviction_client.credit import NOTHING_ABOVE, Above, CreditTable
+from eviction_client.hints import NOTHING, Asked
 from eviction_client.score import Keys
 from eviction_client.stores.base import BlockHash
 
@@ -17,9 +18,10 @@ class Finished:
         blocks: hashes of its chain from the start, as far as computed.
         prompt_blocks: how many of these its prompt filled.
         ended: seconds since the epoch.
-        keys: what its blocks got.
+        keys: of its blocks, without its hints.
         table: its credit; None where there is no prediction, or where it counts for nothing.
         awaited: its prediction may still come.
+        asked: what its hints ask for.
     """
 
     session: str | None
@@ -29,6 +31,7 @@ class Finished:
     keys: Keys
     table: CreditTable | None
     awaited: bool = False
+    asked: Asked = NOTHING
 
     def keys_at(self, lifetime: float, table: CreditTable | None, above: Above = NOTHING_ABOVE) -> Keys:
         """Return its keys in a cache of this lifetime (seconds), with this credit. ``above``: where it is a tier."""

@@ -11,6 +11,7 @@ from eviction_client.clock import MonotoneClock
 from eviction_client.conversations import Conversations
 from eviction_client.credit import CreditTable
 from eviction_client.finished import Finished
+from eviction_client.score import Keys
 from eviction_client.settings import ClientSettings
 from eviction_client.shadow import ShadowCounters, Shadows
 from eviction_client.stores.base import BlockHash, ConversationId, MetadataStore
@@ -106,7 +107,7 @@ class Learner:
         if self._guards:
             self.trusting = trusting
         if self._store is not None and name is not None:
-            self._store.record(name, finished.blocks, finished.keys.key)
+            self._record(self._store, name, finished)
             earlier = self._unanswered.pop(name, None)
             if earlier is not None:
                 self._name_of.pop(earlier, None)
@@ -116,6 +117,15 @@ class Learner:
                 for memory in (self._unanswered, self._name_of):
                     if len(memory) > MAX_UNANSWERED:
                         memory.popitem(last=False)
+
+    def _record(self, store: MetadataStore, name: ConversationId, finished: Finished) -> None:
+        """Tell the store the keys of a request's blocks: of those that it alone has used, that they go first if it is done."""
+        blocks, asked = finished.blocks, finished.asked
+        if asked.own is None:
+            store.record(name, blocks, finished.keys.key)
+        else:
+            store.record(name, blocks[: asked.own_from], finished.keys.key)
+            store.record(name, blocks[asked.own_from :], Keys.done(finished.ended).key)
 
     def _lay(self, finished: Finished, table: CreditTable | None, key: float) -> None:
         name = self._name_of.pop(finished, None)

@@ -42,6 +42,13 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "Evicted blocks by seconds from eviction to their key, at most; by the first block of each allocation.",
         "at_most",
     ),
+    "lpc_hints": (Counter, "Ended requests with hints by hint; off: LPC_HINTS does not allow them.", "hint"),
+    "lpc_hinted_blocks": (
+        Counter,
+        "Blocks (SGLang: tokens) that hints asked to retain, in the cache and its tiers; refused: beyond LPC_HINTS_SHARE.",
+        "fate",
+    ),
+    "lpc_retained_blocks": (Gauge, "Blocks (SGLang: tokens) that hints retain in the cache and its tiers, at most.", ""),
     "lpc_pooled_raises": (Counter, "Blocks kept longer because another conversation holds them.", ""),
     "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a key: another clock, for example.", ""),
     "lpc_queue_runs": (Gauge, "Runs of equal keys in the free queue.", ""),

@@ -3,8 +3,8 @@
     key = t_last + credit          seconds since the Unix epoch; the smallest is evicted
 
 With no credit for anybody the order is that of ``t_last``: least recently used. A conversation that deserves to stay longer
-has seconds of credit (:mod:`eviction_client.credit`), one that is over has negative ones. What an application asks for
-(:mod:`eviction_client.hints`) is credit too, but no prediction: it moves ``t_last`` itself, and so the order under either rule.
+has seconds of credit (:mod:`eviction_client.credit`), one that is over has negative ones. A hint of an application
+(:mod:`eviction_client.hints`) moves ``t_last`` itself, within the operator's limits, and so the order under either rule.
 
 Times are the same in every engine of a fleet, since keys are compared across engines. At the present day they are near
 1.8e9, where doubles are 2.4e-7 s apart.
@@ -32,14 +32,20 @@ class Keys(NamedTuple):
     Attributes:
         t_last: when they were last used, moved by what the application asked for. The order of least recent use.
         key: ``t_last`` and the credit. The order that is learnt.
+        retained: a hint has moved both into the future.
     """
 
     t_last: float
     key: float
+    retained: bool = False
+
+    def retained_for(self, seconds: float) -> "Keys":
+        """Return the keys as if the blocks were used so much later."""
+        return Keys(self.t_last + seconds, self.key + seconds, retained=True)
 
     @classmethod
     def done(cls, now: float) -> "Keys":
-        """Return the keys of a conversation that the application says is over: before all others, under either rule."""
+        """Return the keys of blocks whose only conversation is over: before all others, under either rule."""
         return cls(now - MAX_CREDIT_S, now - 2 * MAX_CREDIT_S)
 
     @property

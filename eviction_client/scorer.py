@@ -10,14 +10,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
 from eviction_client.book import PredictorCounters
 from eviction_client.clock import MonotoneClock
 from eviction_client.credit import Above, Lifetime
 from eviction_client.finished import Finished
-from eviction_client.hints import NO_HINTS, Hints
+from eviction_client.hints import NO_HINTS, NOTHING, Asked, Hints, Owners, Retained
 from eviction_client.learner import Learner
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
@@ -84,6 +84,9 @@ class Scorer:
         scored: finished requests by what their keys came from; ``late`` ones are among the ``unanswered``, too.
         lifetime: of the engine's cache. The queue that evicts from it is given this one to learn.
         credits: the latest credits given, seconds.
+        hinted: finished requests with hints: ``retain``, ``done``, and ``off``, which the settings do not allow.
+        retained: blocks of the engine's cache that hints retain. The queue that evicts from it is given this account.
+        owners: whose blocks a request's ``done`` may touch; None in an engine where the order itself sees to it.
         implausible: keys that the store has answered with and that cannot be any.
         failures: exceptions kept from the engine.
         seconds: time spent in the scheduler's thread.
@@ -107,6 +110,9 @@ class Scorer:
         self.scored = {"prediction": 0, "unanswered": 0, "late": 0, "aborted": 0, "done": 0}
         self.lifetime = Lifetime(capacity)
         self.credits: deque[float] = deque(maxlen=CREDITS_REMEMBERED)
+        self.hinted = {"retain": 0, "done": 0, "off": 0}
+        self.retained: Retained[Any] = Retained(settings.hints_share * capacity)
+        self.owners = Owners(capacity) if settings.hints else None
         self.implausible = 0
         self.failures = 0
         self.seconds = 0.0
@@ -123,7 +129,9 @@ class Scorer:
         """Ask the predictor about a request. ``token_ids`` must not change afterwards."""
         self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "")
 
-    def add_tier(self, name: str, chunks: int, *, blocks: int, prompts_only: bool) -> Tier:
+    def add_tier(
+        self, name: str, chunks: int, *, blocks: int, prompts_only: bool, named: Callable[[Any], bytes] = bytes
+    ) -> Tier:
         """Return a tier below the engine's cache that gets the same requests' credit; see :class:`Tier`."""
         tier = Tier(
             name,
@@ -132,6 +140,8 @@ class Scorer:
             prompts_only=prompts_only,
             guarded=self.settings.guard,
             pools=self.settings.pools != "off",
+            hints_share=self.settings.hints_share,
+            named=named,
             above=lambda: Above(self.lifetime.seconds, self.trusting, self.lifetime.capacity / max(blocks, 1)),
             clock=self.now,
         )
@@ -157,8 +167,8 @@ class Scorer:
         prompt_blocks: int,
         session: str | None = None,
         hints: Hints = NO_HINTS,
-    ) -> Keys:
-        """Return the keys of the blocks of a request that has ended.
+    ) -> Finished:
+        """Return the keys of the blocks of a request that has ended, and what its hints ask for.
 
         Args:
             completed: it came to its end; else (aborted, failed) its prediction counts for nothing.
@@ -167,34 +177,44 @@ class Scorer:
             session: names the conversation in all engines, where the caller knows.
         """
         now = self._clock.now()
+        asked = self._asked(hints, session, blocks)
+        done = asked.own is not None
         prediction = self.predictor.take(request_id)
         awaited = False
         if prediction is None:
-            awaited = completed and not hints.done and self.predictor.leave(request_id)
+            awaited = completed and not done and self.predictor.leave(request_id)
             if not awaited:
                 self.predictor.forget(request_id)
-        table = None
-        if hints.done:
-            # The application's word is not a prediction: the guard has no say in it.
-            keys, source = Keys.done(now), "done"
-        else:
-            t_last = now if hints is NO_HINTS else now + hints.seconds(self.settings.max_retain_s)
-            keys = Keys(t_last, t_last)
-            source = "aborted" if not completed else "unanswered" if prediction is None else "prediction"
-            if completed and prediction is not None and prediction.credit is not None:
-                table = prediction.credit
-                credit = table.at(self.lifetime.seconds)
-                keys = Keys(t_last, t_last + credit)
-                self.credits.append(credit)
+        table = None if prediction is None or not completed else prediction.credit
+        keys = Keys(now, now)
+        if table is not None:
+            credit = table.at(self.lifetime.seconds)
+            keys = Keys(now, now + credit)
+            self.credits.append(credit)
+        source = "done" if done else "aborted" if not completed else "unanswered" if prediction is None else "prediction"
         self.scored[source] += 1
-        finished = Finished(session, blocks, prompt_blocks, now, keys, table, awaited)
+        finished = Finished(session, blocks, prompt_blocks, now, keys, table, awaited, asked)
         if awaited:
             self._awaited[request_id] = finished
         for tier in self.tiers:
             tier.ended(request_id, finished)
         self._learner.take_in(finished)
         self._background.wake()
-        return keys
+        return finished
+
+    def _asked(self, hints: Hints, session: str | None, blocks: Sequence[BlockHash]) -> Asked:
+        """Return what a request's hints ask for, within the settings; note that it has used its blocks."""
+        if not self.settings.hints:
+            self.hinted["off"] += hints is not NO_HINTS
+            return NOTHING
+        own_from = 0 if self.owners is None else self.owners.used(session, blocks)
+        if hints.done:
+            self.hinted["done"] += 1
+            return Asked(own=frozenset(() if self.owners is None else blocks[own_from:]), own_from=own_from)
+        if hints.retain_s:
+            self.hinted["retain"] += 1
+            return Asked(min(hints.retain_s, self.settings.max_retain_s))
+        return NOTHING
 
     def awaits(self, request_id: Hashable) -> bool:
         """Return whether a request has ended whose answer may still come."""
@@ -248,7 +268,7 @@ class Scorer:
 
     def ceiling(self) -> float:
         """Return the highest key that this engine could give now: what others say beyond it has another clock."""
-        return self._clock.now() + MAX_CREDIT_S + self.settings.max_retain_s
+        return self._clock.now() + MAX_CREDIT_S
 
     def failed(self, error: Exception) -> None:
         """Count an exception that was kept from the engine; log the first."""

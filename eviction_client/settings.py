@@ -48,6 +48,18 @@ class ClientSettings(RedisSettings):
         default=True, description="order by credit only while two shadow caches show that it pays; before and else it is LRU"
     )
     shadow: bool = Field(default=False, description="keep the engine's own order and only report what ours would have hit")
+    hints: bool = Field(
+        default=False,
+        description="act on the hints lpc_retain_seconds and lpc_done of requests; anyone who may use the engine's API may "
+        "send them",
+    )
+    hints_share: float = Field(
+        default=0.1,
+        gt=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+        description="largest share of the cache, and of each tier, that blocks retained by hints may take",
+    )
     max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application's hint may ask for")
     lmcache_url: SecretStr | None = Field(
         default=None,

@@ -21,12 +21,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import Final
+from typing import Any, Final
 
 from eviction_client.chunk import Chunk, Content, Use
 from eviction_client.credit import NOTHING_ABOVE, Above, CreditTable, Lifetime
 from eviction_client.credit_queue import CreditQueue
 from eviction_client.finished import Finished
+from eviction_client.hints import NOTHING, Retained
 from eviction_client.queue import FreeBlockQueue
 from eviction_client.score import Keys
 from eviction_client.shadow import GhostCache, Shadows
@@ -52,6 +53,8 @@ class Tier:
         prompts_only: replies are not stored there.
         guarded: credit is in force only while the shadows show that it pays; else always.
         pools: chunks of several conversations keep the highest of their keys.
+        hints_share: of the tier's chunks, that hints may retain.
+        named: the block hash that names the content of a chunk.
         above: tells of the cache above as it is now.
         clock: seconds since the epoch; never goes back, never raises.
 
@@ -59,6 +62,7 @@ class Tier:
         lifetime: how long chunks of average conversations live in the tier.
         wanted: the guard's word, set from the background.
         evictions: chunks evicted by the order kept here (``credit``) and by the tier's own (``lru``).
+        retained: chunks that hints retain.
     """
 
     def __init__(
@@ -70,6 +74,8 @@ class Tier:
         prompts_only: bool,
         guarded: bool,
         pools: bool,
+        hints_share: float = 0.0,
+        named: Callable[[Any], bytes] = bytes,
         above: Callable[[], Above] = lambda: NOTHING_ABOVE,
         clock: Callable[[], float],
     ) -> None:
@@ -77,8 +83,10 @@ class Tier:
         self.lifetime = Lifetime(chunks)
         self.wanted = not guarded
         self.evictions = {"credit": 0, "lru": 0}
+        self.retained: Retained[Content] = Retained(hints_share * chunks, rises=True)
         self._guarded = guarded
         self._pools = pools
+        self._named = named
         self._above = above
         self._clock = clock
         self._shadows = Shadows(blocks, prompts_only=prompts_only)
@@ -100,6 +108,7 @@ class Tier:
         """Chunks with credit, and those whose last use an application has moved."""
         self._awaited.clear()
         self._laying.clear()
+        self.retained.clear()
 
     @property
     def trusting(self) -> bool:
@@ -165,6 +174,7 @@ class Tier:
         chunk = self._chunks.pop(content)
         self._queue.remove(chunk)
         self._count(chunk.use, -1)
+        self.retained.release((content,))
 
     def touch(self, contents: Iterable[Content]) -> None:
         """Chunks are in use by a request that goes on: they go last, the first of them first."""
@@ -177,30 +187,40 @@ class Tier:
     def used(self, request_id: Hashable, contents: Sequence[Content]) -> None:
         """A request has ended that used these chunks, the one to be evicted first at the front. They get its keys."""
         finished = self._ended.pop(request_id, None)
+        now = self._clock()
         if finished is None:  # its end has passed by the engine's hook
-            now = self._clock()
-            session, keys, moved = None, Keys(now, now), False
+            session, keys, asked = None, Keys(now, now), NOTHING
         else:
             session, keys = finished.session, finished.keys_at(self.lifetime.seconds, finished.table, self._above())
-            moved = keys.t_last != finished.ended
+            asked = finished.asked
         if not contents:
             return
-        use = Use(session, contents[0], keys, moved=moved)
+        if not asked:
+            parts: Iterable[tuple[Sequence[Content], Keys]] = ((contents, keys),)
+        else:
+            parts = self.retained.placed(contents, keys, asked, now, lambda content: content, self._named)
+        for part, placed in parts:
+            use = Use(session, contents[0], placed, moved=placed is not keys)
+            mine = self._use(part, use, contents)
+            if mine and finished is not None and finished.awaited:
+                self._awaited[request_id] = (use, mine)
+                if len(self._awaited) > MAX_AWAITED:
+                    self._awaited.popitem(last=False)
+
+    def _use(self, part: Sequence[Content], use: Use, contents: Sequence[Content]) -> list[Chunk]:
+        """Give the chunks of one part of a chain what its use leaves; return those that are there."""
         if self._fresh:
-            self._make(contents, use)
+            self._make(part, use)
         chunks = self._chunks
-        mine = [chunk for content in contents if (chunk := chunks.get(content)) is not None]
+        mine = [chunk for content in part if (chunk := chunks.get(content)) is not None]
         if not mine:
-            return
+            return mine
         again = [chunk for chunk in reversed(mine) if chunk.use is not use]
         if again and self._use_again(again, use, frozenset(contents)):
             self._insert(mine)
         else:
-            self._queue.insert_keyed(mine, keys)
-        if finished is not None and finished.awaited:
-            self._awaited[request_id] = (use, mine)
-            if len(self._awaited) > MAX_AWAITED:
-                self._awaited.popitem(last=False)
+            self._queue.insert_keyed(mine, use.keys)
+        return mine
 
     def _make(self, contents: Sequence[Content], use: Use) -> None:
         """Make chunks of those stored last that a request which ends has used. The others go into the order as they are."""
@@ -249,6 +269,7 @@ class Tier:
         self._settle()
         queue, chunks = self._queue, self._chunks
         gone = [chunks.pop(content) for content in contents]
+        self.retained.release(contents)
         self.evictions[by] += len(gone)
         keys = gone[0].use.keys
         if keys.tells_the_price_of_room:

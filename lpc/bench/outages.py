@@ -134,8 +134,8 @@ class Engine:
             while running and (running[0][1] <= now or self._stop.is_set()):
                 name, _, blocks = running.popleft()
                 with self._kept("finished"):
-                    keys = self.scorer.finished(name, completed=True, blocks=blocks, prompt_blocks=len(blocks))
-                    self.finished += math.isfinite(keys.key)
+                    ended = self.scorer.finished(name, completed=True, blocks=blocks, prompt_blocks=len(blocks))
+                    self.finished += math.isfinite(ended.keys.key)
             if len(running) < RUNNING:
                 ids = self._prompts[number % len(self._prompts)]
                 with self._kept("admitted"):

@@ -215,6 +215,8 @@ class LearnedController(Controller):
         if not chunks:
             raise HTTPException(404, "none of this prompt's chunks is known here")
         until = self.service.retain(chunks, body.seconds)
+        if until is None:
+            raise HTTPException(429, "retained chunks take their share of this cache (LPC_LMCACHE_HINTS_SHARE): try later")
         objects = [object_ for chunk in chunks for object_ in self.service.objects_on_disk(chunk)]
         return {"chunks": len(chunks), "pinned": self._pin(dict.fromkeys(objects, until)), "until": until}
 

@@ -28,6 +28,8 @@ def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
                 "lifetime_s": round(room.lifetime.seconds, 3),
                 "deleted_bytes": room.deleted,
                 "lost_bytes": room.lost,
+                "retained_bytes": room.retained.held,
+                "refused_bytes": room.retained.refused,
             }
             for place, room in service.rooms.items()
         ],
@@ -68,8 +70,8 @@ class _Figures:
         now = self._now
         tiers = ("tier", "node")
         metrics: list[Metric] = [
-            *(_family(name, now["tiers"], tiers) for name in ("capacity_bytes", "used_bytes", "lifetime_s")),
-            *(_family(name, now["tiers"], tiers, counts=True) for name in ("deleted_bytes", "lost_bytes")),
+            *(_family(name, now["tiers"], tiers) for name in ("capacity_bytes", "used_bytes", "lifetime_s", "retained_bytes")),
+            *(_family(name, now["tiers"], tiers, counts=True) for name in ("deleted_bytes", "lost_bytes", "refused_bytes")),
         ]
         metrics += [_family(name, now["prefetch"], ("node",), counts=True, of="prefetch_") for name in _FETCHED]
         metrics += [_family(name, now["prefetch"], ("node",), of="prefetch_") for name in _BUDGETED]

@@ -35,7 +35,7 @@ class Ranking:
                 elif len(chunk.holders) > 1:
                     all_ = [keys(holder, room) for holder in chunk.holders]
                     t_last, key = max(t for t, _ in all_), max(key for _, key in all_)
-                room.rank(chunk, max(t_last, chunk.retained_until), max(key, chunk.retained_until))
+                room.rank(chunk, max(t_last, resident.retained_until), max(key, resident.retained_until))
 
     def lift(self, chunk: Chunk, at: float) -> None:
         """Rank a chunk no lower than if it were used then, wherever it lies."""

@@ -9,10 +9,12 @@ A chunk knows in which rooms it lies (`Chunk.lies`); the rooms keep that.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from eviction_client import Lifetime
+from eviction_client.hints import Retained
 from lpc.lmcache.chain import ObjectId
 from lpc.lmcache.tree import Chunk, Resident
 
@@ -37,21 +39,25 @@ class Room:
     Args:
         capacity: bytes; 0 where there is no bound.
         watermark: share of the capacity above which room is made. Below that of LMCache's own eviction, or that comes first.
+        hints_share: of the capacity, that hints may retain.
 
     Attributes:
         used: bytes that lie here.
         lifetime: how long average conversations' chunks live here.
         deleted: bytes that this service has had deleted.
         lost: bytes that went without being asked: LMCache's own eviction.
+        retained: bytes that hints retain, by chunk.
     """
 
-    def __init__(self, capacity: int, watermark: float) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, watermark: float, hints_share: float = 0.0) -> None:
+        self.retained: Retained[Chunk] = Retained(0.0, rises=True)
+        self._hints_share = hints_share
         self.watermark = watermark
         self.used = 0
         self.deleted = 0
         self.lost = 0
         self.lifetime = Lifetime(max(capacity, 1))
+        self.resize(capacity)
         self._here: dict[Chunk, Resident] = {}
         self._order: list[tuple[float, int, int, Chunk]] = []
         self._entered = 0
@@ -74,6 +80,7 @@ class Room:
         """Take another capacity, bytes."""
         self.capacity = capacity
         self.lifetime.capacity = max(capacity, 1)
+        self.retained.limit = self._hints_share * capacity if capacity else math.inf
 
     def store(self, chunk: Chunk, object_: ObjectId, size: int, at: float) -> None:
         """Note that an object lies here; stored again it counts once."""
@@ -90,6 +97,16 @@ class Room:
         if resident is not None and (resident.key != key or resident.t_last != t_last):
             resident.t_last, resident.key = t_last, key
             self._enter(resident)
+
+    def retain(self, sizes: dict[Chunk, int], until: float, now: float) -> bool:
+        """Rank chunks that lie here as if last used then, or none of them; return whether hints may retain so much."""
+        if not self.retained.hold(sizes, until, now):
+            return False
+        for chunk in sizes:
+            resident = self._here[chunk]
+            resident.retained_until = max(resident.retained_until, until)
+            self.rank(chunk, max(resident.t_last, until), max(resident.key, until))
+        return True
 
     def gone(self, chunk: Chunk, object_: ObjectId, now: float, *, asked: bool = False) -> None:
         """Note that an object lies here no longer. ``asked``: by this service; else LMCache has evicted it."""
@@ -172,6 +189,7 @@ class Room:
 
     def _leave(self, chunk: Chunk) -> None:
         del self._here[chunk], chunk.lies[self]
+        self.retained.release((chunk,))
 
     def _enter(self, resident: Resident) -> None:
         self._entered += 1

@@ -5,15 +5,16 @@ from lpc.lmcache.room import Room
 
 
 class Rooms(dict[Place, Room]):
-    """Rooms by place. ``watermark``: as :class:`Room` has it."""
+    """Rooms by place. ``watermark``, ``hints_share``: as :class:`Room` has them."""
 
-    def __init__(self, watermark: float) -> None:
+    def __init__(self, watermark: float, hints_share: float) -> None:
         super().__init__()
         self._watermark = watermark
+        self._hints_share = hints_share
         self._declared: dict[Place, tuple[int, dict[str, int]]] = {}
 
     def __missing__(self, place: Place) -> Room:
-        room = self[place] = Room(0, self._watermark)
+        room = self[place] = Room(0, self._watermark, self._hints_share)
         return room
 
     def declare(self, place: Place, capacity: int, backend: str, revision: int) -> int:

@@ -15,7 +15,7 @@ from lpc.lmcache.fetching import Candidate, Fetch, Fetching
 from lpc.lmcache.foretelling import Foretelling
 from lpc.lmcache.plan import Counters, Plan, State
 from lpc.lmcache.ranking import Ranking
-from lpc.lmcache.room import SPARED_S
+from lpc.lmcache.room import SPARED_S, Room
 from lpc.lmcache.rooms import Rooms
 from lpc.lmcache.settings import LMCacheSettings
 from lpc.lmcache.tree import Chunk, Conversation, Resident
@@ -55,7 +55,7 @@ class Service:
         self.conversations = Conversations(settings.chunks, self._chain)
         self.foretelling = Foretelling() if foretelling is None else foretelling
         self.fetching = Fetching(settings.prefetch_used, settings.prefetch_share, settings.prefetch_longest_s)
-        self.rooms = Rooms(settings.watermark)
+        self.rooms = Rooms(settings.watermark, settings.hints_share)
         self.counters = Counters()
         self.pinned = pinned
         self._clock = clock
@@ -125,12 +125,25 @@ class Service:
             found.append(chunk)
         return found
 
-    def retain(self, chunks: Sequence[Chunk], seconds: float) -> float:
-        """Rank chunks as if they were used so much later; return that time, seconds since the epoch."""
-        until = self._clock() + min(max(seconds, 0.0), self.settings.max_retain_s)
+    def retain(self, chunks: Sequence[Chunk], seconds: float) -> float | None:
+        """Rank chunks as if they were used so much later; return that time, seconds since the epoch.
+
+        None, and nothing changes, where hints would retain more than their share of a place where the chunks lie.
+        """
+        now = self._clock()
+        until = now + min(max(seconds, 0.0), self.settings.max_retain_s)
+        sizes: dict[Room, dict[Chunk, int]] = {}
+        for room in self.rooms.values():
+            if here := {chunk: resident.bytes for chunk in chunks if (resident := room.find(chunk)) is not None}:
+                sizes[room] = here
+        for room, here in sizes.items():
+            if not room.retained.fits(here, now):
+                room.retained.refused += sum(here.values())
+                return None
+        for room, here in sizes.items():
+            room.retain(here, until, now)
         for chunk in chunks:
             chunk.retained_until = max(chunk.retained_until, until)
-            self._ranking.lift(chunk, chunk.retained_until)
         return until
 
     def objects_on_disk(self, chunk: Chunk) -> list[ObjectId]:
@@ -313,8 +326,14 @@ class Service:
             chunk = self.conversations.find(entry.object.chunk)
             if chunk is not None:
                 room.store(chunk, entry.object, entry.size, event.at)
+                resident = room.find(chunk)
+                retained = (
+                    resident is not None
+                    and chunk.retained_until > event.at
+                    and room.retain({chunk: resident.bytes}, chunk.retained_until, event.at)
+                )
                 if event.tier == "l2":
-                    if chunk.retained_until > event.at:
+                    if retained:
                         self.to_pin[entry.object] = chunk.retained_until
                     touched.extend(holder for holder in chunk.holders if holder.leaf is chunk)
         for conversation in touched:

@@ -45,6 +45,9 @@ class LMCacheSettings(BaseSettings):
     )
     refit_s: Seconds = Field(default=60.0, description="time between two lessons in when conversations return")
     max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application may ask for")
+    hints_share: Share = Field(
+        default=0.1, description="largest share of a node's memory, and of its disk, that retained chunks may take"
+    )
     served_model: str = Field(
         default="", description="name under which the sidecar knows the tokenizer; empty: LMCache's name of the model"
     )

@@ -29,9 +29,10 @@ class Resident:
         t_last, key: as `eviction_client.Keys` has them.
         since: when it came.
         asked_at: when it was last asked to go.
+        retained_until: seconds since the epoch; a hint has it ranked here as if last used then, where that is later.
     """
 
-    __slots__ = ("asked_at", "chunk", "key", "objects", "since", "t_last")
+    __slots__ = ("asked_at", "chunk", "key", "objects", "retained_until", "since", "t_last")
 
     def __init__(self, chunk: "Chunk", at: float) -> None:
         self.chunk = chunk
@@ -40,6 +41,7 @@ class Resident:
         self.key = at
         self.since = at
         self.asked_at = -math.inf
+        self.retained_until = 0.0
 
     @property
     def bytes(self) -> int:
@@ -56,7 +58,7 @@ class Chunk:
         tokens: of it; empty where not known.
         holders: conversations that lead through it, the one that stored it first.
         lies: where it lies; the rooms keep that.
-        retained_until: seconds since the epoch; it is ranked as if last used then, where that is later.
+        retained_until: seconds since the epoch; a hint wants it kept until then, also where it comes to lie later.
     """
 
     __slots__ = ("before", "depth", "hash", "holders", "id", "lies", "retained_until", "tokens")

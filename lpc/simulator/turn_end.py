@@ -21,7 +21,7 @@ def ended(scorer: Scorer, queue: CreditQueue[B], turn: Turn, contents: Sequence[
     Args:
         contents: of the blocks that the turn leaves, prompt and reply, from the first on.
     """
-    keys = scorer.finished(
+    finished = scorer.finished(
         turn,
         completed=True,
         blocks=[BlockHash(block_hash(content)) for content in contents],
@@ -32,4 +32,4 @@ def ended(scorer: Scorer, queue: CreditQueue[B], turn: Turn, contents: Sequence[
     queue.trusting = scorer.trusting
     while queue.resort(RESORTED_AT_ONCE):
         pass
-    return keys
+    return finished.keys

@@ -23,10 +23,10 @@ SIDECAR: Final = """
 """
 """Fields of `predictor_service.settings.ServiceSettings`."""
 ENGINE: Final = """
-    guard, lmcache_url, max_retain_s, on_unknown_engine, pooling, predictor_address, predictor_ca, predictor_capacity,
-    predictor_certificate, predictor_key, predictor_timeout_s, predictor_token, predictor_token_file, redis_ca,
-    redis_certificate, redis_cluster, redis_key, redis_password, redis_password_file, redis_shards, redis_timeout_s,
-    redis_url, redis_user, served_model, shadow, store_blocks, store_pending_blocks, vllm_v0
+    guard, hints, hints_share, lmcache_url, max_retain_s, on_unknown_engine, pooling, predictor_address, predictor_ca,
+    predictor_capacity, predictor_certificate, predictor_key, predictor_timeout_s, predictor_token, predictor_token_file,
+    redis_ca, redis_certificate, redis_cluster, redis_key, redis_password, redis_password_file, redis_shards,
+    redis_timeout_s, redis_url, redis_user, served_model, shadow, store_blocks, store_pending_blocks, vllm_v0
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """
@@ -37,7 +37,7 @@ GATEWAY: Final = """
 """
 """Fields of `lpc.gateway.settings.GatewaySettings`."""
 LMCACHE: Final = """
-    lmcache_chunks, lmcache_disk_bytes, lmcache_evict_disk, lmcache_max_retain_s, lmcache_prefetch,
+    lmcache_chunks, lmcache_disk_bytes, lmcache_evict_disk, lmcache_hints_share, lmcache_max_retain_s, lmcache_prefetch,
     lmcache_prefetch_longest_s, lmcache_prefetch_share, lmcache_prefetch_used, lmcache_refit_s, lmcache_served_model,
     lmcache_token, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """

@@ -131,23 +131,63 @@ def test_a_finished_request_gives_its_blocks_the_credit_of_its_prediction() -> N
         ({"lpc_retain_seconds": "200"}, 200.0),
         ({"lpc_retain_seconds": 1e9}, 3600.0),
         ({"lpc_retain_seconds": "soon"}, 0.0),
-        ({"lpc_priority": -3}, -300.0),
+        ({"lpc_retain_seconds": -300}, 0.0),
         ({"lpc_done": True}, -2 * MAX_CREDIT_S),
         ({"lpc_done": "true"}, -2 * MAX_CREDIT_S),
         ({"lpc_done": 0}, 0.0),
-        ({"lpc_priority": float("nan")}, 0.0),
     ],
 )
-def test_a_hint_moves_the_key(arguments: dict[str, Any], difference: float) -> None:
-    engine = Engine(100)
+@pytest.mark.parametrize("hints", [True, False])
+def test_a_hint_moves_the_key_only_if_the_operator_enables_hints(
+    arguments: dict[str, Any], difference: float, hints: bool
+) -> None:
+    engine = Engine(100, hints=hints)
     finish(engine, "a", arguments=arguments)
-    assert list(keys_of(engine).values()) == pytest.approx([engine.now + difference] * 2, abs=SECOND)
+    assert list(keys_of(engine).values()) == pytest.approx([engine.now + difference * hints] * 2, abs=SECOND)
+
+
+def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(asynchronous: bool, window: int | None) -> None:
+    engine = Engine(200, hints=True, hints_share=0.1, asynchronous=asynchronous, window=window, max_seqs=4)
+    for wave in range(10):
+        for n in range(4):  # the same prompt: what runs at once may compute, and hold, the same content twice
+            engine.add(f"{wave}-{n}", range(6 + wave, 6 + wave + 2 * BLOCK), 3, {"lpc_retain_seconds": 3600})
+        while engine.scheduler.has_unfinished_requests() or engine._flying:
+            engine.step()
+    ahead = [block for block, key in keys_of(engine).items() if key > engine.now + 60]
+    scorer = engine.scheduler.lpc.scorer
+    assert 0 < len(ahead) <= scorer.retained.held <= 20
+    assert scorer.retained.refused > 0 and scorer.failures == 0
+    for n in range(60):  # and the rest of the cache is the others'
+        finish(engine, f"other-{n}", range(500 + n, 500 + n + 2 * BLOCK))
+    ahead_still = [block for block, key in keys_of(engine).items() if key > engine.now + 60]
+    assert set(ahead_still) <= set(ahead)
+
+
+def test_a_preempted_request_does_not_get_the_time_that_a_hint_asked_for() -> None:
+    engine = Engine(100, hints=True)
+    finish(engine, "a", arguments={"lpc_retain_seconds": 3600})
+    assert engine.scheduler.lpc._highest().key <= engine.now + 1
+
+
+@pytest.mark.parametrize("sessions", [True, False])
+def test_a_finished_branch_does_not_evict_the_trunk_of_others(asynchronous: bool, sessions: bool) -> None:
+    engine = Engine(100, hints=True, asynchronous=asynchronous)
+    trunk = list(range(6, 6 + 4 * BLOCK))
+    for name in ("other", "branch"):
+        arguments: dict[str, Any] = {"session_id": name} if sessions else {}
+        if name == "branch":
+            arguments["lpc_done"] = True
+        text = range(400 if name == "branch" else 300, (400 if name == "branch" else 300) + 2 * BLOCK)
+        finish(engine, name, trunk + list(text), arguments)
+    keys = sorted(keys_of(engine).values())
+    assert keys[:2] == pytest.approx([engine.now - 2 * MAX_CREDIT_S] * 2, abs=SECOND), "its own blocks go first"
+    assert keys[2:] == pytest.approx([engine.now] * 6, abs=60), "the trunk and the other branch stay"
 
 
 def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "AFTER_S", 0.01)
     coordinator = Coordinator(200)
-    engine = Engine(100, lmcache_url=coordinator.url())
+    engine = Engine(100, lmcache_url=coordinator.url(), hints=True)
     finish(engine, "a")
     finish(engine, "b", arguments={"lpc_done": True})
     finish(engine, "c", arguments={"lpc_retain_seconds": 200})

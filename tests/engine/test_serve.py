@@ -156,7 +156,7 @@ class Fleet:
                     messages=messages,
                     max_tokens=reply,
                     temperature=0,
-                    extra_body={"ignore_eos": True, "vllm_xargs": {"lpc_priority": 0}},
+                    extra_body={"ignore_eos": True, "vllm_xargs": {"lpc_retain_seconds": 0}},
                 )
                 took.append(time.perf_counter() - started)
                 messages.append({"role": "assistant", "content": answer.choices[0].message.content or "-"})

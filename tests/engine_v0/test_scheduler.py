@@ -86,16 +86,32 @@ def test_a_finished_requests_blocks_get_its_credit_tail_first() -> None:
     ("arguments", "difference"),
     [
         ({"lpc_retain_seconds": 60}, 60.0),
-        ({"lpc_priority": -1}, -100.0),
         ({"lpc_done": True}, -2 * MAX_CREDIT_S),
         ({"x": 1}, 0.0),
     ],
 )
 def test_a_hint_moves_the_key(arguments: dict[str, Any], difference: float) -> None:
-    engine = Engine(40)
+    engine = Engine(40, hints=True)
     finish(engine, "a", list(range(BLOCK)), arguments)
     (key, *_) = keys(engine)
     assert key == pytest.approx(difference, abs=1)
+
+
+def test_hints_retain_no_more_blocks_than_their_share() -> None:
+    engine = Engine(40, hints=True)
+    for name in range(4):
+        start = 100 * name
+        finish(engine, str(name), list(range(start, start + 2 * BLOCK)), {"lpc_retain_seconds": 600})
+    assert engine.hooks is not None
+    assert sum(key > 300 for key in keys(engine)) <= engine.hooks.scorer.retained.held <= 4
+
+
+def test_a_finished_branch_does_not_evict_the_trunk_of_others() -> None:
+    engine = Engine(40, hints=True)
+    trunk = list(range(2 * BLOCK))
+    finish(engine, "other", trunk + list(range(100, 100 + BLOCK)))
+    finish(engine, "branch", trunk + list(range(200, 200 + BLOCK)), {"lpc_done": True})
+    assert sum(key < -MAX_CREDIT_S for key in keys(engine)) == 1
 
 
 def test_an_aborted_request_gets_no_credit() -> None:

@@ -60,12 +60,21 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 predictor_address=sidecar.address,
                 lmcache_served_model=MODEL,
                 lmcache_tokenizer=folder / "model",
+                lmcache_hints_share=0.9,
             )
         )
         node = running.enter_context(
             Node(folder, coordinator.url, memory=CHUNKS * CHUNK_BYTES, disk_bytes_per_s=CHUNK_BYTES / 0.005)
         )
         engine = running.enter_context(
-            Engine(folder, node, plug_in=True, predictor_address=sidecar.address, lmcache_url=coordinator.url)
+            Engine(
+                folder,
+                node,
+                plug_in=True,
+                predictor_address=sidecar.address,
+                lmcache_url=coordinator.url,
+                hints=True,
+                hints_share=0.5,
+            )
         )
         yield Stack(sidecar, redis, coordinator, node, engine)

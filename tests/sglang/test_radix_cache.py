@@ -171,7 +171,7 @@ def test_a_lower_key_leaves_the_history_where_it_is_and_takes_what_is_new_first(
 
 @pytest.mark.parametrize("guard", [True, False])
 def test_hints_hold_under_either_rule(backend: str, guard: bool, clock: Clock) -> None:
-    cache = Cache(550, backend=backend, predictor=Told(lambda _: None), clock=clock, guard=guard)
+    cache = Cache(550, backend=backend, predictor=Told(lambda _: None), clock=clock, guard=guard, hints=True, hints_share=0.5)
     hints: list[dict[str, Any]] = [{"lpc_retain_seconds": 60}, {}, {}, {"lpc_done": True}, {}]
     for i, hint in enumerate(hints):
         clock[0] += 1
@@ -186,6 +186,29 @@ def test_hints_hold_under_either_rule(backend: str, guard: bool, clock: Clock) -
         clock[0] += 1
         cache.serve(f"m{i}", tokens(20 + i), reply=[7])
     assert kept(cache, 5) == [], "no hint holds for ever"
+
+
+def test_a_flood_of_hints_retains_no_more_than_its_share(backend: str, clock: Clock) -> None:
+    cache = Cache(1050, backend=backend, predictor=Told(lambda _: None), clock=clock, hints=True, hints_share=0.2)
+    for i in range(8):
+        clock[0] += 1
+        cache.serve(str(i), tokens(i), reply=[7], custom_params={"lpc_retain_seconds": 600})
+    assert cache.scorer.retained.held <= 210 and cache.scorer.retained.refused >= 600
+    for i in range(8):
+        clock[0] += 1
+        cache.serve(f"n{i}", tokens(10 + i), reply=[7])
+    assert len(kept(cache, 8)) == 2
+
+
+def test_a_finished_branch_does_not_take_the_trunk_of_others_along(backend: str, clock: Clock) -> None:
+    cache = Cache(550, backend=backend, predictor=Told(lambda _: None), clock=clock, hints=True)
+    for i, hint in enumerate(({}, {"lpc_done": True})):
+        clock[0] += 1
+        cache.serve(str(i), [*tokens(50), *tokens(i)], reply=[7], custom_params=hint)
+    for i in range(2):
+        clock[0] += 1
+        cache.serve(f"n{i}", tokens(10 + i), reply=[7])
+    assert cache.cached([*tokens(50), *tokens(0)]) == 200
 
 
 @shows("an answer that comes after the request's end is laid on what is still there")

@@ -117,7 +117,7 @@ class QueueAgainstBothRules(RuleBasedStateMachine):
     def credit_comes_late(self, data: st.DataObject, credit: float) -> None:
         chain, blocks, keys, number = data.draw(st.sampled_from(self.chains))
         key = keys.t_last + credit
-        self.queue.lay(chain, key)
+        self.queue.lay(chain, credit)
         for place, block in enumerate(blocks):
             if self.freed_in[block] == number and block in self.rules[True].entries:
                 self.rules[True].entries[block] = (rounded(key), number, place)

@@ -9,14 +9,13 @@ import pytest
 from eviction_client.background import AtOnce, Background
 from eviction_client.book import PredictorCounters
 from eviction_client.credit import CreditGrid
-from eviction_client.hints import Hints
+from eviction_client.hints import NOTHING, Asked, Hints
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
 from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, MemoryStore
-from lpc.model.returns import MAX_CREDIT_S
 
 NOW = 1.8e9
 GRID = CreditGrid([1.0, 10_000.0])
@@ -60,12 +59,13 @@ class Answers:
 class Bench:
     """A scorer, its predictor, and its time."""
 
-    def __init__(self, *, guard: bool = False, store: MemoryStore | None = None) -> None:
+    def __init__(self, *, guard: bool = False, store: MemoryStore | None = None, hints: bool = False) -> None:
         self.now = NOW
+        self.asked: list[Asked] = []
         self.answers = Answers()
         background: Callable[[Callable[[], bool]], Background] = AtOnce
         self.scorer = Scorer(
-            ClientSettings(guard=guard),
+            ClientSettings(guard=guard, hints=hints),
             capacity=100,
             predictor=self.answers,
             store=store,
@@ -76,7 +76,9 @@ class Bench:
     def finish(self, name: str, answer: Prediction | None = None, *, completed: bool = True, **more: object) -> Keys:
         if answer is not None:
             self.answers.ready[name] = answer
-        return self.scorer.finished(name, completed=completed, blocks=blocks(name), prompt_blocks=3, **more)  # type: ignore[arg-type]
+        finished = self.scorer.finished(name, completed=completed, blocks=blocks(name), prompt_blocks=3, **more)  # type: ignore[arg-type]
+        self.asked.append(finished.asked)
+        return finished.keys
 
 
 def blocks(name: str) -> list[BlockHash]:
@@ -107,33 +109,44 @@ def test_what_has_no_credit_is_exactly_lru(bench: Bench, answer: Prediction | No
     assert bench.scorer.scored[source] == 1
 
 
-@pytest.mark.parametrize(
-    ("hints", "moved"),
-    [
-        (Hints(retain_s=200), 200.0),
-        (Hints(retain_s=1e9), 3600.0),
-        (Hints(retain_s=-1e9), -3600.0),
-        (Hints(priority=3), 300.0),
-        (Hints(retain_s=100, priority=-2), -100.0),
-    ],
-)
-def test_a_hint_moves_both_keys_whatever_the_guard_says(bench: Bench, hints: Hints, moved: float) -> None:
-    assert bench.finish("r", prediction(50.0, 50.0), hints=hints) == Keys(NOW + moved, NOW + moved + 50.0)
+def test_hints_are_ignored_and_counted_unless_the_operator_enables_them(bench: Bench) -> None:
+    bench.finish("r", hints=Hints(retain_s=200))
+    bench.finish("s", hints=Hints(done=True))
+    assert bench.asked == [NOTHING, NOTHING]
+    assert bench.scorer.hinted == {"retain": 0, "done": 0, "off": 2}
 
 
-def test_what_is_done_goes_before_all_others_under_either_rule(bench: Bench) -> None:
-    done = bench.finish("r", prediction(MAX_CREDIT_S, MAX_CREDIT_S), hints=Hints(done=True, retain_s=600))
-    worst = bench.finish("s", prediction(-MAX_CREDIT_S, -MAX_CREDIT_S), hints=Hints(retain_s=-1e9))
-    assert done.t_last < worst.t_last and done.key < worst.key
-    assert bench.scorer.scored["done"] == 1
+@pytest.mark.parametrize(("wanted", "allowed"), [(200.0, 200.0), (1e9, 3600.0)])
+def test_a_hint_asks_for_no_longer_than_the_operator_allows(wanted: float, allowed: float) -> None:
+    bench = Bench(hints=True)
+    assert bench.finish("r", prediction(50.0, 50.0), hints=Hints(retain_s=wanted)) == Keys(NOW, NOW + 50.0)
+    assert bench.asked == [Asked(allowed)]
+
+
+def test_a_request_that_is_done_keeps_the_keys_of_what_it_shares(bench: Bench) -> None:
+    bench = Bench(hints=True)
+    assert bench.finish("r", prediction(50.0, 50.0), hints=Hints(done=True, retain_s=600)) == Keys(NOW, NOW + 50.0)
+    assert bench.asked == [Asked(own=frozenset(blocks("r")))]
+    assert bench.scorer.scored["done"] == 1 and not bench.scorer.awaits("r")
+
+
+def test_the_store_does_not_learn_what_hints_ask_for_but_that_own_blocks_are_done() -> None:
+    store = MemoryStore()
+    bench = Bench(hints=True, store=store)
+    bench.finish("r", hints=Hints(retain_s=600))
+    assert store.scores(blocks("r")) == [NOW] * 4
+    bench.finish("r", hints=Hints(done=True))
+    assert store.scores(blocks("r")) == [NOW] * 4, "another request has used them"
+    bench.finish("s", hints=Hints(done=True))
+    assert store.scores(blocks("s")) == [Keys.done(NOW).key] * 4
 
 
 def test_a_late_answer_gives_the_keys_that_it_would_have_given_in_time(bench: Bench) -> None:
-    assert bench.finish("r", hints=Hints(retain_s=100)) == Keys(NOW + 100, NOW + 100)
+    assert bench.finish("r") == Keys(NOW, NOW)
     assert bench.scorer.awaits("r")
     bench.now += 5
     bench.answers.late = [("r", prediction(50.0, 50.0)), ("unknown", prediction(1.0, 1.0))]
-    assert bench.scorer.late() == [("r", Keys(NOW + 100, NOW + 150))]
+    assert bench.scorer.late() == [("r", Keys(NOW, NOW + 50))]
     assert not bench.scorer.awaits("r") and bench.scorer.late() == []
     assert bench.scorer.scored["unanswered"] == bench.scorer.scored["late"] == 1
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from eviction_client.credit import CreditGrid, CreditTable
 from eviction_client.finished import Finished
+from eviction_client.hints import NOTHING, Asked
 from eviction_client.score import Keys
 from eviction_client.shadow import Shadows
 from eviction_client.stores import BlockHash
@@ -29,7 +30,17 @@ class Room:
 
     def __init__(self, chunks: int = 100, *, trusting: bool = True, pools: bool = True) -> None:
         self.now = NOW
-        self.tier = Tier("t", chunks, blocks=chunks, prompts_only=True, guarded=False, pools=pools, clock=lambda: self.now)
+        self.tier = Tier(
+            "t",
+            chunks,
+            blocks=chunks,
+            prompts_only=True,
+            guarded=False,
+            pools=pools,
+            hints_share=0.2,
+            named=str.encode,
+            clock=lambda: self.now,
+        )
         self.tier.wanted = trusting
         self.tier.step()
         self.held: set[str] = set()
@@ -46,12 +57,12 @@ class Room:
         table: CreditTable | None = None,
         *,
         session: str | None = None,
-        moved: float = 0.0,
+        asked: Asked = NOTHING,
         awaited: bool = False,
     ) -> None:
         self.store(*(content for content in contents if content not in self.held))
-        keys = Keys(self.now + moved, self.now + moved)
-        self.tier.ended(request, Finished(session, (), 0, self.now, keys, table, awaited))
+        keys = Keys(self.now, self.now)
+        self.tier.ended(request, Finished(session, (), 0, self.now, keys, table, awaited, asked))
         self.tier.used(request, contents[::-1])
 
     def order(self) -> list[object]:
@@ -100,11 +111,42 @@ def test_when_what_had_credit_is_gone_it_has_no_say_any_more() -> None:
 
 def test_what_an_application_asked_for_holds_under_either_rule() -> None:
     room = Room(trusting=False)
-    room.end("kept", ["kept"], moved=600.0)
+    room.end("kept", ["kept"], asked=Asked(600.0))
     room.now += 10
     room.end("b", ["b"], flat(100.0))
     assert room.tier.decides
     assert room.order() == ["b", "kept"]
+
+
+def test_hints_retain_no_more_chunks_than_their_share() -> None:
+    room = Room(10)
+    for number in range(8):
+        room.now += 1
+        room.end(f"r{number}", [f"r{number}"], asked=Asked(600.0))
+    room.now += 60
+    room.end("later", ["later"])
+    assert room.order()[-2:] == ["r0", "r1"], "only two of ten chunks outlast what was used later"
+    assert (room.tier.retained.held, room.tier.retained.refused) == (2, 6)
+    room.tier.remove("r0")
+    room.end("next", ["next"], asked=Asked(600.0))
+    assert room.order()[-2:] == ["r1", "next"]
+
+
+def test_a_retained_chunk_that_others_use_still_counts() -> None:
+    room = Room(10)
+    room.end("a", ["trunk", "a"], asked=Asked(600.0))
+    room.end("b", ["trunk"], session="b")
+    room.end("c", ["trunk"], asked=Asked(600.0, frozenset(), 1), session="c")
+    assert room.tier.retained.held == 2
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_a_finished_branch_does_not_take_the_trunk_of_others_along(*, pools: bool) -> None:
+    room = Room(pools=pools)
+    room.end("other", ["trunk", "other"], session="other")
+    room.now += 5
+    room.end("branch", ["trunk", "branch"], asked=Asked(own=frozenset({b"branch"}), own_from=1), session="branch")
+    assert room.order() == ["branch", "other", "trunk"]
 
 
 def test_chunks_of_a_request_that_runs_go_last_whatever_the_others_have() -> None:

@@ -1,7 +1,7 @@
 """Names for pieces of a request's tokens, which SGLang's tree has none of: the guard's shadow caches go by them."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, overload
 
@@ -39,15 +39,22 @@ class TokenChain(Sequence[BlockHash]):
     def __getitem__(self, place: int | slice) -> BlockHash | list[BlockHash]:
         return self._made()[place]
 
+    def sizes(self, rest: "array[int]") -> Mapping[Hashable, int]:
+        """Return the tokens of each block of the chain, and of the ``rest`` behind the last one. Makes the digests."""
+        sizes: dict[Hashable, int] = dict.fromkeys(self, BLOCK_TOKENS)
+        if rest:
+            sizes[self[-1] if self._length else self._space, rest.tobytes()] = len(rest)
+        return sizes
+
     def _made(self) -> list[BlockHash]:
+        tokens = self._tokens  # before the look at the digests: another thread may make them now
         if self._hashes is None:
             made, before = [], self._space
-            tokens = memoryview(self._tokens).cast("B")
-            size = BLOCK_TOKENS * self._tokens.itemsize
-            for start in range(0, self._length * size, size):
-                before = blake2b(before + tokens[start : start + size], digest_size=DIGEST_BYTES).digest()
-                made.append(BlockHash(before))
-            tokens.release()
-            self._tokens = array("q")
+            size = BLOCK_TOKENS * tokens.itemsize
+            with memoryview(tokens).cast("B") as view:
+                for start in range(0, self._length * size, size):
+                    before = blake2b(before + view[start : start + size], digest_size=DIGEST_BYTES).digest()
+                    made.append(BlockHash(before))
             self._hashes = made
+            self._tokens = array("q")
         return self._hashes

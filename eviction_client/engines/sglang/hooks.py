@@ -28,7 +28,7 @@ from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.ledger import Ledger
 from eviction_client.engines.sglang.priorities import LOWEST, Priorities
 from eviction_client.engines.sglang.requests import arguments_of, asks_nothing, completed, session_of, space_of
-from eviction_client.hints import Hints
+from eviction_client.hints import NO_HINTS, Hints, Retained
 from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
 
@@ -53,6 +53,8 @@ class Hooks:
         self._priorities = Priorities()
         scorer.lifetime.capacity = max(int(cache.token_to_kv_pool_allocator.size), 1)  # in tokens, as evictions are
         self._ledger = Ledger(scorer.lifetime)
+        scorer.retained = Retained(scorer.settings.hints_share * scorer.lifetime.capacity, rises=True)  # in tokens, too
+        scorer.owners = None  # a priority only rises: `done` cannot lower what another request has used
         self._base = cache.tree_components[0]
         # Only where a tree holds nothing but KV does SGLang itself insert once more what is in the tree already.
         self._raises = adopt and len(cache.tree_components) == 1
@@ -100,12 +102,11 @@ class Hooks:
         try:
             self._step()
             hints = Hints.of(arguments_of(req))
-            moved = -math.inf if hints.done else hints.seconds(self.scorer.settings.max_retain_s)
             if req.finished():
-                keys = self._keys_of(req, up_to, hints)
+                keys, moved = self._keys_of(req, up_to, hints)
                 self._priority = self._priorities.ended(keys, self.scorer.now(), moved)
                 self._lowered.discard(req)
-            elif self._raises and req.session is None and (self._priorities.trusting or moved < 0.0):
+            elif self._raises and req.session is None and (self._priorities.trusting or self._allowed(hints).done):
                 # What it gets at its end could not be lower than what it gets now; until then it is not evicted.
                 self._priority = LOWEST
                 self._lowered.add(req)
@@ -180,6 +181,7 @@ class Hooks:
         """``UnifiedRadixCache.reset``, with which the nodes are gone."""
         self._ledger.clear()
         self._late.clear()
+        self.scorer.retained.clear()
         self._stock_reset()
 
     def _step(self) -> None:
@@ -191,15 +193,19 @@ class Hooks:
             if key is not None and keys is not None and priorities.trusting and self._raises:
                 self._raise_key(key, priorities.ended(keys, scorer.now(), 0.0))
 
-    def _keys_of(self, req: Any, up_to: int, hints: Hints) -> Keys:
-        """Return the keys of a request that ends."""
+    def _allowed(self, hints: Hints) -> Hints:
+        return hints if self.scorer.settings.hints else NO_HINTS
+
+    def _keys_of(self, req: Any, up_to: int, hints: Hints) -> tuple[Keys, float]:
+        """Return the keys of a request that ends, and by how many seconds a hint moves its last use; -inf: it is done."""
         scorer = self.scorer
         tokens = array("q", req.full_untruncated_fill_ids[:up_to])
         self._ended += 1
-        keys = scorer.finished(
+        chain = TokenChain(tokens, space_of(req))
+        finished = scorer.finished(
             req.rid,
             completed=completed(req),
-            blocks=TokenChain(tokens, space_of(req)),
+            blocks=chain,
             prompt_blocks=len(req.origin_input_ids) // BLOCK_TOKENS,
             # In the tree a key only rises, as a block's does that is shared. A name of its own for each request makes the
             # shadow caches do as the tree does.
@@ -208,7 +214,16 @@ class Hooks:
         )
         if not self.adopted:
             scorer.lifetime.seconds = scorer.shadow_lifetime
-        return keys
+        keys, asked = finished.keys, finished.asked
+        if asked.own is not None:
+            return Keys.done(finished.ended), -math.inf
+        seconds = asked.retain_s
+        if seconds:
+            sizes = chain.sizes(tokens[len(chain) * BLOCK_TOKENS :])
+            if not scorer.retained.hold(sizes, keys.t_last + seconds, finished.ended):
+                return keys, 0.0
+            return keys.retained_for(seconds), seconds
+        return keys, 0.0
 
     def _remember(self, req: Any, keys: Keys) -> None:
         """Note the keys of the nodes of a request that has ended, and its tokens where its answer may still come."""

@@ -26,6 +26,8 @@ from typing import Any, Final, cast
 from eviction_client.credit import Lifetime
 from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.finished import Finished
+from eviction_client.hints import Retained
 from eviction_client.score import Keys
 
 BLOCKS: Final = 48
@@ -126,6 +128,7 @@ class _Scorer:
     def __init__(self) -> None:
         self.time = 1e9
         self.lifetime = Lifetime(BLOCKS)
+        self.retained: Retained[Any] = Retained(0)
         self.seconds = 0.0
         self.trusting = False
         self.credits: dict[str, float] = {}
@@ -134,8 +137,9 @@ class _Scorer:
     def now(self) -> float:
         return self.time
 
-    def finished(self, request_id: str, **_: object) -> Keys:
-        return Keys(self.time, self.time + self.credits.get(request_id, 0.0))
+    def finished(self, request_id: str, **_: object) -> Finished:
+        keys = Keys(self.time, self.time + self.credits.get(request_id, 0.0))
+        return Finished(None, (), 0, self.time, keys, None)
 
     def awaits(self, request_id: str) -> bool:
         return request_id not in self.credits

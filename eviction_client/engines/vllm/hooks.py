@@ -34,7 +34,7 @@ from eviction_client.credit_queue import Chain
 from eviction_client.engines.vllm.queue import KeyedBlocks, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import arguments_of, completed, session_of
 from eviction_client.engines.vllm_cpu.placing import Tiers
-from eviction_client.hints import Hints
+from eviction_client.hints import NOTHING, Asked, Hints
 from eviction_client.retention import Retention
 from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
@@ -93,7 +93,7 @@ class Hooks:
         if adopt:
             # From here on nothing fails: the stock queue has given its blocks away.
             free = pool.free_block_queue.get_all_free_blocks()
-            self.queue = LearnedFreeQueue(free, lifetime=scorer.lifetime, clock=self._now)
+            self.queue = LearnedFreeQueue(free, lifetime=scorer.lifetime, retained=scorer.retained, clock=self._now)
             self.queue.trusting = scorer.trusting
             pool.free_block_queue = self.queue
             pool.free_blocks = self.free_blocks
@@ -145,7 +145,7 @@ class Hooks:
                 put_off = self._put_off.pop(str(request_id), None)
                 if queue is not None and keys is not None:
                     for chain in chains:
-                        queue.lay(chain, keys.key)
+                        queue.lay(chain, keys.key - keys.t_last)
                     if put_off is not None:
                         put_off.keys = keys
             if queue is not None:
@@ -161,22 +161,22 @@ class Hooks:
 
     def free(self, request: Request) -> None:
         """``KVCacheManager.free``, whose blocks get the request's keys."""
-        keys = self._keys_of(request)
+        keys, asked = self._keys_of(request)
         if self.queue is None:
             self._stock_free(request)
             return
         freed = self.queue.freed
-        self.queue.keying(keys, self._stock_free, request)
+        self.queue.keying(keys, self._stock_free, request, asked=asked)
         self._remember(request.request_id, freed)
         self.look_ahead()
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
         """``KVCacheManager.pop_blocks_for_free``, whose blocks keep the request's keys until they are freed."""
-        keys = self._keys_of(request)
+        keys, asked = self._keys_of(request)
         blocks = self._stock_pop(request)
         if self.queue is None or not blocks:
             return blocks
-        batch = KeyedBlocks(blocks, keys, request.request_id, made=self._now(), go_last=not request.is_finished())
+        batch = KeyedBlocks(blocks, keys, request.request_id, made=self._now(), asked=asked, go_last=not request.is_finished())
         if self.scorer.awaits(request.request_id):
             self._put_off[request.request_id] = batch
         return batch
@@ -186,7 +186,7 @@ class Hooks:
         if isinstance(ordered_blocks, KeyedBlocks) and self.queue is not None:
             keys = self._highest() if ordered_blocks.go_last else ordered_blocks.keys_at(self._now())
             freed = self.queue.freed
-            self.queue.keying(keys, self._stock_free_blocks, ordered_blocks)
+            self.queue.keying(keys, self._stock_free_blocks, ordered_blocks, asked=ordered_blocks.asked)
             self._remember(ordered_blocks.request_id, freed)
         else:
             self._stock_free_blocks(ordered_blocks)
@@ -218,26 +218,27 @@ class Hooks:
 
     # Keys. None of these raises.
 
-    def _keys_of(self, request: Request) -> Keys | None:
+    def _keys_of(self, request: Request) -> tuple[Keys | None, Asked]:
         started = time.perf_counter()
         keys: Keys | None = None
+        asked = NOTHING
         try:
             if request.is_finished():
                 size = self._hash_block_size
                 computed = request.block_hashes[: request.num_computed_tokens // size]
-                hints = Hints.of(arguments_of(request))
-                keys = self.scorer.finished(
+                finished = self.scorer.finished(
                     request.request_id,
                     completed=completed(request),
                     blocks=computed,
                     prompt_blocks=min(len(computed), request.num_prompt_tokens // size),
                     session=session_of(request),
-                    hints=hints,
+                    hints=Hints.of(arguments_of(request)),
                 )
-                if self.retention is not None and hints.retain_s > 0:
+                keys, asked = finished.keys, finished.asked
+                if self.retention is not None and asked.retain_s:
                     salt = getattr(request, "cache_salt", None) or ""
                     tokens = request.all_token_ids[: request.num_computed_tokens]
-                    self.retention.ask(tokens, min(hints.retain_s, self.scorer.settings.max_retain_s), salt)
+                    self.retention.ask(tokens, asked.retain_s, salt)
                 if keys.key != keys.key or keys.t_last != keys.t_last:
                     keys = None  # NaN has no place in an order
             elif self.queue is not None:
@@ -245,7 +246,7 @@ class Hooks:
         except Exception as error:
             self.scorer.failed(error)
         self.scorer.seconds += time.perf_counter() - started
-        return keys
+        return keys, asked
 
     def _remember(self, request_id: str, freed: int) -> None:
         if self.queue is not None and self.scorer.awaits(request_id) and (chains := self.queue.freed_since(freed)):

@@ -8,6 +8,7 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from eviction_client.credit import Lifetime
 from eviction_client.credit_queue import CreditQueue
+from eviction_client.hints import NOTHING, Asked, Retained
 from eviction_client.score import Keys
 
 
@@ -16,22 +17,31 @@ class KeyedBlocks(list[KVCacheBlock]):
 
     Attributes:
         keys: of all these blocks, as decided when the batch was made; None: the untagged ones at the time of the free.
+        asked: what the hints of the request ask for.
         request_id: of the request that held them.
         made: when the batch was made, seconds since the epoch.
         go_last: the request goes on: whatever is free when they are freed goes before them.
     """
 
     def __init__(
-        self, blocks: Iterable[KVCacheBlock], keys: Keys | None, request_id: str, *, made: float, go_last: bool = False
+        self,
+        blocks: Iterable[KVCacheBlock],
+        keys: Keys | None,
+        request_id: str,
+        *,
+        made: float,
+        asked: Asked = NOTHING,
+        go_last: bool = False,
     ) -> None:
         super().__init__(blocks)
         self.keys = keys
+        self.asked = asked
         self.request_id = request_id
         self.made = made
         self.go_last = go_last
 
     def __reversed__(self) -> "KeyedBlocks":  # type: ignore[override]  # all that its caller does is iterate
-        return KeyedBlocks(self[::-1], self.keys, self.request_id, made=self.made, go_last=self.go_last)
+        return KeyedBlocks(self[::-1], self.keys, self.request_id, made=self.made, asked=self.asked, go_last=self.go_last)
 
     def keys_at(self, now: float) -> Keys | None:
         """Return the keys where they are freed at ``now``: for stock vLLM they are last used then. Their credit stays."""
@@ -49,6 +59,7 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         blocks: Sequence[KVCacheBlock] = (),
         *,
         lifetime: Lifetime | None = None,
+        retained: Retained[KVCacheBlock] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(
@@ -56,19 +67,27 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         )
         self.fake_free_list_head = self.head
         self.fake_free_list_tail = self.tail
+        self.retained: Retained[KVCacheBlock] = Retained(0) if retained is None else retained
         self._keys_in_force: Keys | None = None
-        self.prepend_n(blocks)
+        self._asked = NOTHING
+        super().prepend_n(blocks)
 
-    def keying(self, keys: Keys | None, free: Callable[..., None], *arguments: Any) -> None:
-        """Call ``free(*arguments)``, vLLM's own; the blocks with content that it appends get these keys (None: those of now).
+    def keying(self, keys: Keys | None, free: Callable[..., None], *arguments: Any, asked: Asked = NOTHING) -> None:
+        """Call ``free(*arguments)``, vLLM's own; the blocks with content that it appends get these keys (None: those of now),
+        as far as hints do not change them.
 
         vLLM's frees end in ``append_n(blocks)``, which has no place for keys. They are kept for the length of this call.
         """
-        self._keys_in_force = keys
+        self._keys_in_force, self._asked = keys, asked
         try:
             free(*arguments)
         finally:
-            self._keys_in_force = None
+            self._keys_in_force, self._asked = None, NOTHING
+
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
+        self.retained.release(block.block_id for block in blocks)
+        super().prepend_n(blocks)
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put blocks with content into the order, ``blocks[0]`` to be evicted first."""
@@ -76,7 +95,12 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         if keys is None:
             now = self.clock()
             keys = Keys(now, now)
-        self.insert_keyed(blocks, keys)
+        if self._asked:
+            for part, placed in self.retained.placed(blocks, keys, self._asked, self.clock(), _number, _name):
+                self.insert_keyed(part, placed)
+        else:
+            self.retained.release(block.block_id for block in blocks)
+            self.insert_keyed(blocks, keys)
 
     def append(self, block: KVCacheBlock) -> None:
         """As :meth:`append_n`."""
@@ -91,3 +115,13 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:  # noqa: ARG002
         """Iterate free blocks in eviction order, from the front: blocks freed since may lie before any cursor."""
         return iter(self)
+
+
+def _number(block: KVCacheBlock) -> int:
+    number: int = block.block_id
+    return number
+
+
+def _name(block: KVCacheBlock) -> bytes:
+    name: bytes = (block.block_hash or b"")[:-4]  # the last four bytes are the number of the KV-cache group
+    return name

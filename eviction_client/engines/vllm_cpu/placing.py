@@ -55,7 +55,11 @@ class Tiers:
                 chunks = policy.cache_capacity
                 blocks_per_chunk, prompts_only = shapes[number] if len(shapes) == len(self.policies) else (1.0, True)
                 tier = scorer.add_tier(
-                    f"cpu{number or ''}", chunks, blocks=int(chunks * blocks_per_chunk), prompts_only=prompts_only
+                    f"cpu{number or ''}",
+                    chunks,
+                    blocks=int(chunks * blocks_per_chunk),
+                    prompts_only=prompts_only,
+                    named=lambda key: key[:-4],  # an OffloadKey ends with the number of its KV-cache group
                 )
 
                 def failed(error: Exception, tier: Any = tier) -> None:

@@ -22,7 +22,9 @@ from typing import Final, NamedTuple
 
 from eviction_client.credit import Lifetime
 from eviction_client.credit_queue import BUCKETS, SAMPLED, SAMPLED_FROM
+from eviction_client.hints import NOTHING, Retained
 from eviction_client.score import Keys
+from eviction_client.stores.base import BlockHash
 
 STALE: Final = 4
 """Entries of a heap per free block, at most, before it is made anew; a few more in a small one."""
@@ -31,7 +33,7 @@ GRAIN: Final = 1024.0
 
 
 class Worth(NamedTuple):
-    """What a request's end says of its blocks, seconds: ``shift`` moves their last use (hints), ``credit`` is beside it."""
+    """What a request's end says of its blocks, seconds: ``shift`` moves their last use, ``credit`` comes on top of it."""
 
     shift: float = 0.0
     credit: float = 0.0
@@ -78,14 +80,25 @@ class LearnedEvictor:
         trusting: the key with credit orders; else least recent use. May change at any time.
         evictions: blocks evicted by :data:`eviction_client.credit_queue.BUCKETS`.
         worth: what the blocks get that are added now.
+        asked: what the hints of their request ask for.
+        retained: blocks that hints retain.
     """
 
-    def __init__(self, *, lifetime: Lifetime, clock: Callable[[], float] = time.time, ties_by_id: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        lifetime: Lifetime,
+        retained: Retained[int] | None = None,
+        clock: Callable[[], float] = time.time,
+        ties_by_id: bool = True,
+    ) -> None:
         self.lifetime = lifetime
         self.clock = clock
         self.trusting = False
         self.evictions = [0] * (len(BUCKETS) + 1)
         self.worth = AVERAGE
+        self.asked = NOTHING
+        self.retained: Retained[int] = Retained(0) if retained is None else retained
         self._ties_by_id = ties_by_id
         self._sampled = self._unsampled = SAMPLED if lifetime.capacity >= SAMPLED_FROM else 1
         """Evictions from one that is looked at to the next."""
@@ -110,15 +123,22 @@ class LearnedEvictor:
         """Take a block in, which nobody uses any more. ``last_accessed``: seconds since the epoch; -1: never."""
         shift, credit = self.worth
         t_last = last_accessed + shift
-        self._enter(block_id, content_hash, num_hashed_tokens, t_last, t_last + credit, shift)
+        keys = Keys(t_last, t_last + credit)
+        if self.asked:
+            ((_, keys),) = self.retained.placed(
+                (block_id,), keys, self.asked, last_accessed, lambda number: number, lambda _: named(content_hash)
+            )
+        else:
+            self.retained.release((block_id,))
+        self._enter(block_id, content_hash, num_hashed_tokens, keys, keys.t_last - last_accessed)
 
     def update(self, block_id: int, last_accessed: float) -> None:
         """Move a free block's last use; its credit stays. Raises KeyError: it is not free."""
         block = self._free[block_id]
         t_last = last_accessed + block.shift
-        key = t_last + (block.key - block.t_last)
+        keys = Keys(t_last, t_last + (block.key - block.t_last), retained=block.shift > 0.0)
         self.remove(block_id)
-        self._enter(block_id, block.content_hash, block.num_hashed_tokens, t_last, key, block.shift)
+        self._enter(block_id, block.content_hash, block.num_hashed_tokens, keys, block.shift)
 
     def remove(self, block_id: int) -> None:
         """Take a block out, because a request uses it again. Raises ValueError, in V0's words, when it is not free."""
@@ -156,7 +176,7 @@ class LearnedEvictor:
 
     @property
     def highest(self) -> float:
-        """No block has had a higher key, under either rule."""
+        """No block has had a higher key, under either rule, but those that a hint retained."""
         return self._highest
 
     def added_since(self, stamp: int) -> list[FreeBlock]:
@@ -198,14 +218,13 @@ class LearnedEvictor:
             return None
         return block
 
-    def _enter(self, block_id: int, content_hash: int, num_hashed_tokens: int, t_last: float, key: float, shift: float) -> None:
+    def _enter(self, block_id: int, content_hash: int, num_hashed_tokens: int, keys: Keys, shift: float) -> None:
+        t_last, key, retained = keys
         self._stamp = stamp = self._stamp + 1
         block = FreeBlock(block_id, content_hash, num_hashed_tokens, t_last, key, shift, stamp)
         self._free[block_id] = self._stamped[stamp] = block
-        if key > self._highest:
-            self._highest = key
-        if t_last > self._highest:
-            self._highest = t_last
+        if not retained:
+            self._highest = max(self._highest, key, t_last)
         tie = block_id if self._ties_by_id else stamp
         heapq.heappush(self._by_use, (t_last, -num_hashed_tokens, tie, stamp))
         heapq.heappush(self._by_key, (key, -num_hashed_tokens, tie, stamp))
@@ -241,3 +260,8 @@ class LearnedEvictor:
         self.evictions[bisect_left(BUCKETS, key - now)] += self._sampled
         if keys.tells_the_price_of_room:
             self.lifetime.evicted(self._sampled, key, now)
+
+
+def named(content_hash: int) -> BlockHash:
+    """Return V0's content hash, Python's hash of a tuple, as stores name blocks."""
+    return BlockHash(content_hash.to_bytes(8, "big", signed=True))

@@ -18,11 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from eviction_client.engines.vllm_v0.evictor import AVERAGE, FreeBlock, LearnedEvictor, Worth
-from eviction_client.hints import Hints
+from eviction_client.engines.vllm_v0.evictor import AVERAGE, FreeBlock, LearnedEvictor, Worth, named
+from eviction_client.hints import NOTHING, Asked, Hints
 from eviction_client.scorer import Scorer
-from eviction_client.stores.base import BlockHash
-from lpc.model.returns import MAX_CREDIT_S
 
 LOOK_AHEAD: Final = 256
 """Blocks to be evicted next about which the store is asked."""
@@ -33,12 +31,13 @@ COMPLETED: Final = frozenset(("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
 
 @dataclass(slots=True)
 class Group:
-    """A request. ``worth``: what its blocks get once one of its sequences has ended."""
+    """A request. ``worth`` and ``asked``: what its blocks get, and its hints ask for, once one of its sequences has ended."""
 
     request_id: str
     session: str | None
     hints: Hints
     worth: Worth | None = None
+    asked: Asked = NOTHING
 
 
 class Hooks:
@@ -126,16 +125,16 @@ class Hooks:
 
     def free(self, seq: Any) -> None:
         """``BlockSpaceManager.free``, whose blocks get what their request is worth."""
-        worth, request_id = self._worth_of(seq)
+        worth, asked, request_id = self._worth_of(seq)
         queue = self.queue
         if queue is None:
             self._stock_free(seq)
             return
-        before, queue.worth = queue.stamp, worth
+        before, queue.worth, queue.asked = queue.stamp, worth, asked
         try:
             self._stock_free(seq)
         finally:
-            queue.worth = AVERAGE
+            queue.worth, queue.asked = AVERAGE, NOTHING
         if request_id is not None and self.scorer.awaits(request_id):
             self._unanswered.setdefault(request_id, []).extend(queue.added_since(before))
         self.look_ahead()
@@ -168,29 +167,29 @@ class Hooks:
 
     # None of these raises.
 
-    def _worth_of(self, seq: Any) -> tuple[Worth, str | None]:
-        """Return what a sequence's blocks are worth, and which request has ended with it; None where none has."""
+    def _worth_of(self, seq: Any) -> tuple[Worth, Asked, str | None]:
+        """Return what a sequence's blocks are worth, its hints, and which request has ended with it; None where none has."""
         started = time.perf_counter()
-        worth, request_id = AVERAGE, None
+        worth, asked, request_id = AVERAGE, NOTHING, None
         try:
             if not seq.is_finished():
                 if self.queue is not None:
                     worth = Worth.of(0.0, max(self.queue.highest - self._now(), 0.0))
             elif (group := self._group_of.pop(seq.seq_id, None)) is not None:
                 if group.worth is None:
-                    group.worth = self._ended(group, seq)
-                worth, request_id = group.worth, group.request_id
+                    group.worth, group.asked = self._ended(group, seq)
+                worth, asked, request_id = group.worth, group.asked, group.request_id
         except Exception as error:
             self.scorer.failed(error)
         self.scorer.seconds += time.perf_counter() - started
-        return worth, request_id
+        return worth, asked, request_id
 
-    def _ended(self, group: Group, seq: Any) -> Worth:
+    def _ended(self, group: Group, seq: Any) -> tuple[Worth, Asked]:
         table = self._manager.block_tables.get(seq.seq_id)
         computed = seq.data.get_num_computed_tokens() // self._block_size
         blocks = [] if table is None else table.blocks[:computed]
         hashes = [named(block.content_hash) for block in blocks if block.content_hash is not None]
-        keys = self.scorer.finished(
+        finished = self.scorer.finished(
             group.request_id,
             completed=seq.status.name in COMPLETED,
             blocks=hashes,
@@ -198,9 +197,8 @@ class Hooks:
             session=group.session,
             hints=group.hints,
         )
-        # V0 says itself when the blocks were last used; of ours only what is beside that counts.
-        shift = -MAX_CREDIT_S if group.hints.done else group.hints.seconds(self.scorer.settings.max_retain_s)
-        return Worth.of(shift, keys.key - keys.t_last)
+        # V0 itself gives the time of the last use.
+        return Worth.of(0.0, finished.keys.key - finished.keys.t_last), finished.asked
 
     def _know(self, seq_id: int, group: Group) -> None:
         self._group_of[seq_id] = group
@@ -208,7 +206,10 @@ class Hooks:
             self._group_of.popitem(last=False)
 
     def _adopted(self) -> LearnedEvictor:
-        ours = LearnedEvictor(lifetime=self.scorer.lifetime, clock=self._now, ties_by_id=self._ties_by_id)
+        ours = LearnedEvictor(
+            lifetime=self.scorer.lifetime, retained=self.scorer.retained, clock=self._now, ties_by_id=self._ties_by_id
+        )
+        self.scorer.retained.clear()
         ours.trusting = self.scorer.trusting
         self._allocator.evictor = ours
         return ours
@@ -221,11 +222,6 @@ class Hooks:
         except Exception as error:
             self.scorer.failed(error)
         return self.queue.highest if self.queue is not None else 0.0
-
-
-def named(content_hash: int) -> BlockHash:
-    """Return V0's content hash, Python's hash of a tuple, as stores name blocks."""
-    return BlockHash(content_hash.to_bytes(8, "big", signed=True))
 
 
 def gpu_allocator(manager: Any) -> Any:

@@ -87,7 +87,7 @@ class Plugin(Policy[PluginBlock]):
 
     def free(self, blocks: Sequence[PluginBlock], turn: Turn, now: float) -> None:
         """Put blocks into the queue, under both keys."""
-        t_last, key = self._keys
+        t_last, key, _ = self._keys
         for block in blocks:
             block.owner, block.key = pooled(block.owner, block.key, turn.conversation, key)
         for value, run in groupby(blocks, key=_key):

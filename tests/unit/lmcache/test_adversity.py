@@ -168,7 +168,7 @@ def test_keeping_a_prompt_touches_its_own_chunks_only() -> None:
         world.serve(Prompt(*start, *words(seed, 1)), first=0 if seed == 2 else 1)
     room = world.service.rooms[MEMORY]
     before = room._entered
-    world.service.retain(world.service.find_prompt("llama", "", [*start, *words(5, 1)], 4), 600.0)
+    assert world.service.retain(world.service.find_prompt("llama", "", [*start, *words(5, 1)], 4), 600.0)
     assert room._entered - before == 2
 
 

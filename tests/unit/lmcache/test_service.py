@@ -39,7 +39,7 @@ class World:
         self.now = 1000.0
         self.told = Told()
         self.service = Service(
-            LMCacheSettings(watermark=0.7, prefetch_share=0.5, **settings),
+            LMCacheSettings(**{"watermark": 0.7, "prefetch_share": 0.5, "hints_share": 0.3, **settings}),
             clock=lambda: self.now,
             keys=KEYS,
             foretelling=self.told,
@@ -321,6 +321,28 @@ def test_retained_chunks_rank_as_if_used_later_and_sink_after() -> None:
     world.pass_(20)
     assert set(world.gone(*all_)) == {1}
     assert world.service.retain(chunks, 1e9) == world.now + 3600.0
+
+
+def test_a_flood_of_hints_retains_no_more_than_its_share_of_memory() -> None:
+    world = World(prefetch=False)
+    all_ = prompts(3)
+    for prompt in all_:
+        world.serve(prompt)
+    taken = [world.service.retain(world.service.find_prompt("llama", "", prompt.tokens, 4), 600.0) for prompt in all_]
+    room = world.service.rooms[MEMORY]
+    assert taken == [world.now + 600.0, None, None]
+    assert (room.retained.held, room.retained.refused) == (2 * MIB, 4 * MIB)
+    assert sum(resident.key > world.now for resident in room) == 2
+
+
+def test_what_hints_may_not_retain_on_disk_is_not_pinned() -> None:
+    world = World(prefetch=False, disk_bytes=5 * MIB)
+    world.service.declare(DISK, 0)
+    (prompt,) = prompts(1)
+    world.serve(prompt, on_disk=False)
+    assert world.service.retain(world.service.find_prompt("llama", "", prompt.tokens, 4), 60.0) is not None
+    world.service.take(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
+    assert len(world.service.to_pin) == 1, "one of two chunks is within the share"
 
 
 def test_what_is_retained_and_comes_to_disk_later_is_to_be_pinned_as_long() -> None:
