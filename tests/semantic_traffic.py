@@ -12,10 +12,15 @@ import numpy as np
 from lpc.bench.responses_setup import BenchCaches, GivenVectors, answer_of
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked
+from lpc.responses.counters import Counters
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.same_answer import EqualText
+from predictor_service.metrics import Metrics
+from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.outcomes import Hit
+from predictor_service.responses.tally import Tally
+from predictor_service.responses.upkeep import Upkeep
 from tests.response_cache import asked
 
 Ending = Literal["text", "tool_calls", "length", "content_filter", "error", "empty", "aborted", "never"]
@@ -48,6 +53,10 @@ class Caches(BenchCaches):
         )
         assert self.similar is not None
         self.tier = self.similar
+        counters, scopes, metrics = Counters(self.redis), self.cache.scopes, CacheMetrics(Metrics(), ["faq"])
+        self.upkeep = Upkeep(
+            *(self.keys, self.store, counters, Tally(counters), scopes, self.semantic, metrics, lambda: 1_790_000_000.0)
+        )
 
 
 def question(i: int, *, reworded: bool = False, tenant: str = "") -> Asked:

@@ -138,6 +138,10 @@ class Namer:
         """Return the name of a client, under which its scopes are listed."""
         return self._name(b"client", client.encode())
 
+    def tenant(self, scope: Scope, tenant: str) -> bytes:
+        """Return the name of a tenant within a scope."""
+        return self._name(b"tenant", scope, tenant.encode())
+
     def model(self, scope: Scope, model: str, version: str = "") -> bytes:
         """Return the name of a model, or of one version of it, within a scope."""
         return self._name(b"model", scope, model.encode(), version.encode())

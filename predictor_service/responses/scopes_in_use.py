@@ -1,17 +1,22 @@
-"""The scopes whose similar questions are asked for: arrays of vectors and a gate for each, in memory.
+"""The scopes whose similar questions are asked for, in memory: arrays of vectors of each, and a gate of each of its tenants.
+
+Evidence is a tenant's own. If tenants shared it, one of them could open the tier for all with answers of its own making, or
+shut it for all with false feedback. Votes would not help, since anybody can be many tenants.
 
 Both are kept equal among sidecars through Redis, arrays within a fraction of a second, evidence within some seconds. A scope
 that was not asked lately is forgotten here and read again when it is.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from lpc.responses import layout
 from lpc.responses import vectors as records
 from lpc.responses.canonical import EntryId, Scope
 from lpc.responses.scopes import ScopeSettings
@@ -31,28 +36,22 @@ HEAR_S: Final = 0.25
 EVIDENCE_S: Final = 5.0
 IDLE_S: Final = 1800.0
 MOST_SCOPES: Final = 1000
+MOST_TENANTS: Final = 1000
+"""Of one scope whose gates are in memory. Above it those that asked least recently go, after their evidence is handed over."""
 
 
 @dataclass(eq=False, slots=True)
-class InUse:
-    """A scope in use.
+class Tenant:
+    """What decides for one tenant of a scope.
 
     Attributes:
-        named: client and scope, once one of its has asked.
-        heard_to: how far its stream was read; None before its vectors were.
-        served: questions answered from another one's, of which the other sidecars have not been told; for ``life_s`` seconds.
+        place: of its evidence in Redis, within the scope.
     """
 
-    scope: Scope
+    place: str
     rules: Rules
-    index: PartitionIndex = field(default_factory=PartitionIndex)
-    heard_to: str | None = None
-    generation: str | None = None
     counted_at: float = -np.inf
     used_at: float = 0.0
-    served: list[EntryId] = field(default_factory=list)
-    life_s: float = 0.0
-    named: tuple[str, str] | None = None
 
     @property
     def gate(self) -> Gate:
@@ -60,9 +59,32 @@ class InUse:
         return self.rules.gate
 
     def hurry(self) -> None:
-        """Have the others told soon where evidence has turned."""
+        """Have the other sidecars informed soon when evidence has turned."""
         if self.gate.forgotten:
             self.counted_at = -np.inf
+
+
+@dataclass(eq=False, slots=True)
+class InUse:
+    """A scope in use.
+
+    Attributes:
+        tenants: by their names.
+        named: client and scope, once one of its has asked.
+        heard_to: how far its stream was read; None before its vectors were.
+        served: questions answered from another one's, of which the other sidecars have not been told.
+    """
+
+    scope: Scope
+    settings: ScopeSettings
+    tenants: dict[bytes, Tenant] = field(default_factory=dict)
+    index: PartitionIndex = field(default_factory=PartitionIndex)
+    heard_to: str | None = None
+    generation: str | None = None
+    expired_at: float = -np.inf
+    used_at: float = 0.0
+    served: list[EntryId] = field(default_factory=list)
+    named: tuple[str, str] | None = None
 
 
 class ScopesInUse:
@@ -100,12 +122,18 @@ class ScopesInUse:
         """Return a scope, which is in use from now on."""
         scope = self._scopes.get(name)
         if scope is None:
-            if len(self._scopes) >= MOST_SCOPES:
-                oldest = min(self._scopes.values(), key=lambda one: one.used_at)
-                del self._scopes[oldest.scope]
-            scope = self._scopes[name] = InUse(name, self._rules(settings), life_s=settings.life_s)
+            scope = self._scopes[name] = InUse(name, settings)
         scope.used_at = asyncio.get_running_loop().time()
         return scope
+
+    def tenant(self, scope: InUse, name: bytes) -> Tenant:
+        """Return what decides for a tenant of a scope. ``name``: of the tenant within the scope, as in Redis."""
+        tenant = scope.tenants.get(name)
+        if tenant is None:
+            rules = self._rules(scope.settings)
+            tenant = scope.tenants[name] = Tenant(f"{rules.judged_by}:{layout.text(name)}", rules)
+        tenant.used_at = asyncio.get_running_loop().time()
+        return tenant
 
     def forget(self, scope: Scope, entry: EntryId) -> None:
         """Forget an entry here at once."""
@@ -142,19 +170,34 @@ class ScopesInUse:
             self._growing = asyncio.get_running_loop().create_task(self._grow())
 
     async def _keep(self, scope: InUse, now: float) -> None:
-        if now - scope.used_at > IDLE_S:
-            await self.share_evidence(scope, now)
+        if _idle(scope, self._scopes.values(), MOST_SCOPES, now):
+            with contextlib.suppress(RedisRefused):
+                await self._tell(scope)
+                await self._share_all(scope, now)
             self._scopes.pop(scope.scope, None)
         elif scope.heard_to is None:
-            await self.share_evidence(scope, now)
+            await self._share_all(scope, now)
             await self._read_all(scope)
         else:
             # Reading first: a full Redis refuses what the other two write.
             await self._hear(scope)
-            if now - scope.counted_at >= EVIDENCE_S:
+            if now - scope.expired_at >= EVIDENCE_S:
                 scope.index.expire(self._clock())
-                await self.share_evidence(scope, now)
+                scope.expired_at = now
+            await self._share_all(scope, now, EVIDENCE_S)
             await self._tell(scope)
+
+    async def _share_all(self, scope: InUse, now: float, age_s: float = 0.0) -> None:
+        """Share evidence that is as old as ``age_s``, and let go of idle tenants. Raises RedisFailed."""
+        due = [(name, one) for name, one in scope.tenants.items() if now - one.counted_at >= age_s]
+        for name, tenant in due:
+            try:
+                await self.share_evidence(scope, tenant, now)
+            finally:
+                if _idle(tenant, scope.tenants.values(), MOST_TENANTS, now):
+                    del scope.tenants[name]
+        if due and scope.named is not None:
+            self._report(*scope.named, in_force_of(scope))
 
     async def close(self) -> None:
         """Hand over what was learnt and not yet handed over."""
@@ -162,7 +205,7 @@ class ScopesInUse:
             self._growing.cancel()
         for scope in list(self._scopes.values()):
             try:
-                await self.share_evidence(scope, 0.0)
+                await self._share_all(scope, 0.0, -np.inf)
                 await self._tell(scope)
             except RedisAway:
                 return
@@ -172,7 +215,7 @@ class ScopesInUse:
     async def _tell(self, scope: InUse) -> None:
         """Tell the other sidecars which questions were answered from another one's: none is for the second time."""
         if served := scope.served[:]:
-            await self._evidence.mark_served(scope.scope, served, scope.life_s)
+            await self._evidence.mark_served(scope.scope, served, scope.settings.life_s)
             del scope.served[: len(served)]
 
     async def _read_all(self, scope: InUse) -> None:
@@ -207,27 +250,33 @@ class ScopesInUse:
             if str(one.generation) == generation and one.expires_at > now:
                 index.add(one.partition, one.entry, np.frombuffer(one.values, "<f2"), one.expires_at)
 
-    async def share_evidence(self, scope: InUse, now: float) -> None:
+    async def share_evidence(self, scope: InUse, tenant: Tenant, now: float) -> None:
         """Hand over what was learnt here, once and no more, and take in what the others did. Raises RedisFailed."""
-        gate, by = scope.gate, scope.rules.judged_by
+        gate = tenant.gate
         handed = gate.hand_over()
         try:
-            fields = await self._evidence.exchange(scope.scope, by, handed)
+            fields = await self._evidence.exchange(scope.scope, tenant.place, handed)
         except RedisFailed:
             gate.not_taken(handed)
             raise
         gate.take(fields, handed)
         if aged := gate.evidence.aged(fields):
-            await self._evidence.forget(scope.scope, by, aged)
-        scope.counted_at = now
-        if scope.named is not None:
-            self._report(*scope.named, in_force_of(gate))
+            await self._evidence.forget(scope.scope, tenant.place, aged)
+        tenant.counted_at = now
 
 
-def in_force_of(gate: Gate) -> InForce:
-    """Return what a gate's evidence allows."""
-    counts = gate.evidence.counts()
-    labels, different = int(counts[:, 1:3].sum()), int(counts[:, 2].sum())
-    if gate.threshold is None:
+def _idle(one: InUse | Tenant, among: Collection[InUse | Tenant], most: int, now: float) -> bool:
+    """Say whether one has not asked for long, or is among those beyond ``most`` that asked least recently."""
+    if now - one.used_at > IDLE_S:
+        return True
+    return len(among) > most and one.used_at < sorted((other.used_at for other in among), reverse=True)[most - 1]
+
+
+def in_force_of(scope: InUse) -> InForce:
+    """Return what evidence allows: the lowest threshold and the highest bound of any tenant in use, and the labels of all."""
+    counts = [tenant.gate.evidence.counts() for tenant in scope.tenants.values()]
+    labels, different = sum(int(one[:, 1:3].sum()) for one in counts), sum(int(one[:, 2].sum()) for one in counts)
+    found = [tenant.gate.threshold for tenant in scope.tenants.values() if tenant.gate.threshold is not None]
+    if not found:
         return InForce(labels=labels, different=different)
-    return InForce(gate.threshold.similarity, gate.threshold.bound, labels, different)
+    return InForce(min(one.similarity for one in found), max(one.bound for one in found), labels, different)

@@ -34,8 +34,8 @@ class Semantic(Protocol):
     ) -> None:
         """Compare the engine's answer (None: it never came) with the candidate's, unless ``same`` is known, and learn."""
 
-    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings) -> bool:
-        """Learn that an answer which was served was wrong; return False where that is known already."""
+    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, of: str) -> bool:
+        """Learn that an answer which was served to the tenant ``of`` was wrong; return False where that is known already."""
 
     async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
         """Return what evidence allows in a scope now."""
@@ -69,7 +69,7 @@ class Nothing(Semantic):
     ) -> None:
         """Learn nothing."""
 
-    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings) -> bool:
+    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, of: str) -> bool:
         """Learn nothing."""
         return True
 

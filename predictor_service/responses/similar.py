@@ -26,7 +26,7 @@ from predictor_service.responses.judging import Judging, Rules
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.opening import Opener
 from predictor_service.responses.outcomes import Hit, InForce, Miss, Reason
-from predictor_service.responses.scopes_in_use import ScopesInUse, in_force_of
+from predictor_service.responses.scopes_in_use import ScopesInUse, Tenant, in_force_of
 from predictor_service.responses.semantic import Semantic
 
 NEAREST: Final = 3
@@ -87,6 +87,7 @@ class SimilarQuestions(Semantic):
             return Miss("cold")
         scope = self._in_use.of(names.scope, settings)
         scope.named = (client, asked.scope)
+        gate = self._tenant(names.scope, settings, asked.tenant).gate
         vector = await self._embedder.vector(question)
         if vector is None or scope.heard_to is None:
             return Miss("cold")
@@ -98,7 +99,7 @@ class SimilarQuestions(Semantic):
         vetoed = False
         found_records, served_before = await self._store.candidates(names.scope, [name for name, _ in near], names.exact)
         if served_before:
-            scope.gate.served(names.exact)
+            gate.served(names.exact)
         for (name, similarity), record in zip(near, found_records, strict=True):
             entry = await opener.open(names.scope, name, record)
             if record is None:
@@ -108,8 +109,8 @@ class SimilarQuestions(Semantic):
             if veto(question, entry.question) is not None:
                 vetoed = True
                 continue
-            decision = scope.gate.decide(similarity, names.exact)
-            threshold = scope.gate.threshold
+            decision = gate.decide(similarity, names.exact)
+            threshold = gate.threshold
             if decision is Decision.SERVE and threshold is not None:
                 scope.served.append(names.exact)
                 age, remaining = entry.life(self._clock())
@@ -157,24 +158,24 @@ class SimilarQuestions(Semantic):
         candidate = self._tickets.read(client, asked.tenant, Candidate, ticket) if ticket else None
         if candidate is None or candidate.scope != names.scope or settings.semantic == "off":
             return
-        scope = self._in_use.of(names.scope, settings)
+        tenant = self._tenant(names.scope, settings, asked.tenant)
         decision = Decision(candidate.decision)
 
         async def learn(said: bool | None) -> None:
             if said is None:
-                scope.gate.unjudged(candidate.similarity, decision, excused=True)
+                tenant.gate.unjudged(candidate.similarity, decision, excused=True)
                 return
             joins = names.exact if said else None
-            nth = await self._evidence.nth(names.scope, scope.rules.judged_by, candidate.entry, joins=joins)
-            scope.gate.learn(candidate.similarity, candidate.entry, same=said, decision=decision, nth=nth)
-            scope.hurry()
+            nth = await self._evidence.nth(names.scope, tenant.place, candidate.entry, joins=joins)
+            tenant.gate.learn(candidate.similarity, candidate.entry, same=said, decision=decision, nth=nth)
+            tenant.hurry()
 
         async def judged(said: bool | None) -> None:
             self._judged(asked.scope, said)
             await learn(said)
 
         if answer is None:
-            scope.gate.unjudged(candidate.similarity, decision)
+            tenant.gate.unjudged(candidate.similarity, decision)
             return
         if same is not None:
             await learn(same)
@@ -185,34 +186,38 @@ class SimilarQuestions(Semantic):
         except Unsealable:
             entry = None
         if entry is None or not entry.belongs_to(client, asked.scope, asked.tenant):
-            scope.gate.unjudged(candidate.similarity, decision)
+            tenant.gate.unjudged(candidate.similarity, decision)
             return
         texts = (asked.last_turn or "", answer.text(), entry.question, entry.answer.text())
-        if scope.rules.judged_by:
-            await self._judging.later(scope.rules.judge, texts, judged)
+        if tenant.rules.judged_by:
+            await self._judging.later(tenant.rules.judge, texts, judged)
         else:
-            await judged(await scope.rules.judge(*texts))
+            await judged(await tenant.rules.judge(*texts))
 
-    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings) -> bool:
-        """Learn that an answer which was served was wrong; return False where that is known already."""
-        # Else one user, again and again, would shut the scope for all.
+    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, of: str) -> bool:
+        """Learn that an answer which was served to the tenant ``of`` was wrong; return False where that is known already."""
+        # Else one user could shut the tier for all users of the tenant by saying the same again and again.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
             return False
         if settings.semantic != "off":
-            scope = self._in_use.of(served.scope, settings)
-            nth = await self._evidence.nth(served.scope, scope.rules.judged_by, served.entry)
-            scope.gate.complain(served.similarity, served.entry, nth)
-            scope.hurry()
+            tenant = self._tenant(served.scope, settings, of)
+            nth = await self._evidence.nth(served.scope, tenant.place, served.entry)
+            tenant.gate.complain(served.similarity, served.entry, nth)
+            tenant.hurry()
         return True
 
     async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
         """Return what evidence allows in a scope now."""
         if settings.semantic == "off":
             return InForce()
+        in_use, own = self._in_use.of(scope, settings), self._tenant(scope, settings, "")
+        if own.counted_at == -np.inf:
+            await self._in_use.share_evidence(in_use, own, 0.0)
+        return in_force_of(in_use)
+
+    def _tenant(self, scope: Scope, settings: ScopeSettings, name: str) -> Tenant:
         in_use = self._in_use.of(scope, settings)
-        if in_use.counted_at == -np.inf:
-            await self._in_use.share_evidence(in_use, 0.0)
-        return in_force_of(in_use.gate)
+        return self._in_use.tenant(in_use, self._store.namer.tenant(scope, name))
 
     def gone(self, scope: Scope, entry: EntryId) -> None:
         """Forget an entry here at once."""

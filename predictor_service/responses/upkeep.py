@@ -75,7 +75,7 @@ class Upkeep:
         counts, dropped = True, False
         try:
             if wrong and served.source == "semantic" and name is not None:
-                counts = await self._semantic.complain(served, ticket, self._scopes.of(name))
+                counts = await self._semantic.complain(served, ticket, self._scopes.of(name), tenant)
             if drop:
                 self._semantic.gone(served.scope, served.entry)
                 dropped = await self._store.drop(served.scope, served.entry)

@@ -65,5 +65,6 @@ async def test_only_the_request_that_asks_the_engine_counts_as_a_lookup(redis_se
     assert {(other.reason, other.candidate) for other in others if isinstance(other, Miss)} == {("in_flight", b"")}
     await caches.cache.store("gateway", question(0, reworded=True), answer_of("answer 0"), candidate=leader.candidate)
     (scope,) = caches.tier._in_use._scopes.values()
-    assert scope.gate.evidence.counts().sum(axis=0).tolist() == [1, 1, 0, 1, 0]
+    (tenant,) = scope.tenants.values()
+    assert tenant.gate.evidence.counts().sum(axis=0).tolist() == [1, 1, 0, 1, 0]
     await caches.close()

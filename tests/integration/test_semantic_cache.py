@@ -25,7 +25,8 @@ from lpc.v1 import predictor_pb2_grpc as predictor_rpc
 from predictor_service.responses import scopes_in_use
 from predictor_service.server import Parts, running
 from predictor_service.settings import ServiceSettings
-from tests.integration.test_response_cache_service import request, response, served
+from tests.integration import test_response_cache_service as service
+from tests.integration.test_response_cache_service import response, served
 from tests.response_cache import KEY_LINES
 
 BIRDS = [f"{a}{b}" for a in ("red", "blue", "old", "new", "tall", "wide") for b in ("bird", "house", "river", "stone", "boat")]
@@ -35,6 +36,13 @@ QUESTIONS = [
     for done in ("seen", "kept", "bought")
     for place in ("north", "town", "east")
 ]
+
+
+def request(text: str, about: str = "", **fields: object) -> pb.Request:
+    """Return a request; ``about``: its system message, which makes a partition of its own."""
+    if about:
+        fields["messages"] = [pb.Message(role="system", content=about), pb.Message(role="user", content=text)]
+    return service.request(text, **fields)
 
 
 async def fill(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> None:
@@ -74,17 +82,17 @@ async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
     async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         # Each in a partition of its own, so that the tiny model need not tell them apart.
         for question in QUESTIONS:
-            await fill(stub, question, tenant=question)
-        first = await until_heard(stub, reworded(QUESTIONS[-1]), tenant=QUESTIONS[-1])
+            await fill(stub, question, about=question)
+        first = await until_heard(stub, reworded(QUESTIONS[-1]), about=QUESTIONS[-1])
         assert first.reason == pb.REASON_BELOW_THRESHOLD
         assert first.candidate_response.chunks
         hits: list[pb.Hit] = []
         for question in QUESTIONS:
-            found = await look(stub, reworded(question), tenant=question)
+            found = await look(stub, reworded(question), about=question)
             if found.HasField("hit"):
                 hits.append(found.hit)
             elif found.miss.candidate:
-                asked, miss = request(reworded(question), tenant=question), found.miss
+                asked, miss = request(reworded(question), about=question), found.miss
                 await stub.Store(
                     pb.StoreRequest(
                         request=asked, response=response(), candidate=miss.candidate, flight=miss.flight, same_as_candidate=True
@@ -110,7 +118,7 @@ async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
 async def asked_again(stub: rpc.ResponseCacheStub, question: str) -> pb.LookupResponse:
     """Ask a rewording until what was stored has been heard of, and there is time for its vector."""
     for _ in range(200):
-        found = await glance(stub, reworded(question), tenant=question)
+        found = await glance(stub, reworded(question), about=question)
         if found.HasField("hit") or found.miss.candidate:
             return found
         await asyncio.sleep(0.05)
@@ -147,7 +155,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts
         served(tiny_models, tmp_path, redis_server.url, **changes) as other,
     ):
         for question in QUESTIONS[:7]:
-            await fill(one, question, tenant=question)
+            await fill(one, question, about=question)
         audits(0)
         for stub, question in ((one, QUESTIONS[0]), (other, QUESTIONS[1]), (other, QUESTIONS[2])):
             hit = (await asked_again(stub, question)).hit
@@ -163,7 +171,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts
         for question in QUESTIONS[3:5]:
             miss = (await asked_again(one, question)).miss
             assert miss.reason == pb.REASON_AUDITED
-            asked = request(reworded(question), tenant=question)
+            asked = request(reworded(question), about=question)
             fields = {"response": response("no"), "candidate": miss.candidate, "flight": miss.flight}
             await one.Store(pb.StoreRequest(request=asked, **fields))
         audits(0)

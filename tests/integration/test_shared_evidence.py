@@ -34,8 +34,9 @@ async def exchange(shared: SharedEvidence, *gates: Gate, judged_by: str = "") ->
 def misses(gate: Gate, count: int, name: str, *, same: bool = True, similarity: float = NEAR) -> None:
     for i in range(count):
         question = f"{name} {i}".encode()
-        if gate.decide(similarity, question) is Decision.BELOW:
-            gate.learn(similarity, question, same=same, decision=Decision.BELOW, entry=question)
+        decision = gate.decide(similarity, question)
+        if decision is not Decision.SERVE:
+            gate.learn(similarity, question, same=same, decision=decision, entry=question)
 
 
 def labels_from_before(count: int = 400) -> Evidence:
