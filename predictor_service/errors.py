@@ -24,6 +24,7 @@ from typing import ClassVar, Final
 from lpc.errors import InvalidRequest, LpcError
 
 CLOSING: Final = "the service is shutting down: connect to another sidecar"
+BROKEN: Final = "the service has failed and waits for a restart: connect to another sidecar"
 
 
 class StartError(LpcError):

@@ -98,6 +98,13 @@ class Metrics:
             "1 while sidecars tell each other of their turns, 0 while Redis is away or none is given.",
             registry=registry,
         )
+        self.task_failures = Counter(
+            "lpc_task_failures",
+            "Failed rounds of tasks in the background, and tasks that ended, each with its frames in the log. `unawaited`: "
+            "errors that nobody takes.",
+            ["task"],
+            registry=registry,
+        )
         self.refused_by_redis = Counter(
             "lpc_redis_refusals",
             "Commands that a Redis refused while it answered others, by what it is used for (caches, sightings) and by cause: "

@@ -5,10 +5,11 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lpc.model.arrivals import GapMemory
 from lpc.model.inference import Model
@@ -16,11 +17,11 @@ from lpc.model.returns.model import ReturnModel
 from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
+from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError, CertificateFiles
 from lpc.wire.redis_connection import Connection
 from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
-from lpc.wire.watched import refresh_forever
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.inference import Inference
@@ -28,7 +29,7 @@ from predictor_service.batching.memory import memory_given
 from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
 from predictor_service.batching.queue import BatchQueue
 from predictor_service.errors import StartError
-from predictor_service.labels.memory import Labels, TurnObserver, expire_forever
+from predictor_service.labels.memory import EXPIRE_INTERVAL_S, Labels, TurnObserver
 from predictor_service.metrics import LabelMetrics, Metrics
 from predictor_service.own_folder import ForeignFolder
 from predictor_service.repository import LoadModel, ModelRepository
@@ -55,6 +56,8 @@ log = logging.getLogger(__name__)
 
 EMBEDDED_QUESTIONS: Final = 4096
 """Of which the model's output is remembered, where response caches embed them: 1 KB each."""
+HEALTH_S: Final = 1.0
+"""Between two looks whether predictions can be had."""
 TOKENIZERS_PATIENCE_S: Final = 30.0
 """Seconds that configured tokenizers get to be loaded before calls are taken."""
 
@@ -110,6 +113,7 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
     tls, callers = _credentials(settings, metrics)
     tracing = _tracing(settings)
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(lost_errors(metrics.task_failures))
         stack.push_async_callback(tracing.close)
         # Addresses before the model, whose loading takes long.
         interceptors = [*tracing.interceptors, ServiceInterceptor(metrics, callers)]
@@ -126,15 +130,13 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         await asyncio.to_thread(served_models.wait, TOKENIZERS_PATIENCE_S)
         await listener.start(service, None if caches is None else caches.service)
         stack.push_async_callback(listener.drain, service)
-        refreshes = [part.refresh for part in (tls, callers, caches) if part is not None]
-        with _background(
-            serving.watch(settings.reload_interval_s),
-            refresh_forever(settings.reload_interval_s, refreshes),
-            expire_forever(labels, parts.clock),
-            *([] if returns is None else [returns.learn_forever()]),
-            *([] if caches is None else caches.background),
-        ):
-            yield Addresses(settings.host, listener.port, settings.unix_socket, settings.metrics_host, metrics_port)
+        background = Background(metrics.task_failures)
+        stack.push_async_callback(background.close)
+        _start_rounds(background, settings, parts, listener, batcher, serving, labels, returns, caches)
+        for name, part in (("certificates", tls), ("tokens", callers), ("keys", caches)):
+            if part is not None:
+                background.every(settings.reload_interval_s, name, partial(asyncio.to_thread, part.refresh))
+        yield Addresses(settings.host, listener.port, settings.unix_socket, settings.metrics_host, metrics_port)
 
 
 async def serve(settings: ServiceSettings, parts: Parts = Parts()) -> None:
@@ -159,15 +161,27 @@ async def serve(settings: ServiceSettings, parts: Parts = Parts()) -> None:
     log.info("stopped")
 
 
-@contextlib.contextmanager
-def _background(*work: Coroutine[Any, Any, None]) -> Iterator[None]:
-    """Run coroutines beside the block, and cancel them at its end."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
+def _start_rounds(
+    background: Background,
+    settings: ServiceSettings,
+    parts: Parts,
+    listener: Listener,
+    batcher: Batcher,
+    serving: Serving,
+    labels: Labels,
+    returns: ReturnLearning | None,
+    caches: "Caches | None",
+) -> None:
+    async def show_health() -> None:
+        await listener.show(serving=await batcher.check())
+
+    background.every(HEALTH_S, "health", show_health)
+    background.every(settings.reload_interval_s, "reload", serving.look)
+    background.every(EXPIRE_INTERVAL_S, "labels", lambda: asyncio.to_thread(labels.expire, parts.clock()))
+    if returns is not None:
+        background.every(settings.returns_refit_s, "returns", returns.learn)
+    for interval_s, name, run in () if caches is None else caches.rounds:
+        background.every(interval_s, name, run)
 
 
 def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls | None, Callers]:

@@ -22,24 +22,21 @@ class Serving:
         self._metrics = metrics
         self._take(model)
 
-    async def watch(self, interval_s: float) -> None:
-        """Look for another version every ``interval_s`` seconds, load it in a thread and serve it. Runs until cancelled.
-
-        Whatever goes wrong, the version in service stays.
-        """
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                model = await asyncio.to_thread(self._load_newer)
-            except (ArtifactError, ProviderError):  # the repository has said why
-                self._metrics.reloads.labels("failed").inc()
-            except OSError as error:
-                log.error("model repository %s cannot be read: %s", self._repository.folder, error.strerror)
-                self._metrics.reloads.labels("failed").inc()
-            else:
-                if model is not None:
-                    self._take(model)
-                    self._metrics.reloads.labels("loaded").inc()
+    async def look(self) -> None:
+        """Look for another version; load it in a thread and serve it. Whatever goes wrong, the version in service stays."""
+        try:
+            model = await asyncio.to_thread(self._load_newer)
+            if model is not None:
+                self._take(model)
+                self._metrics.reloads.labels("loaded").inc()
+        except (ArtifactError, ProviderError):  # the repository has logged why
+            self._metrics.reloads.labels("failed").inc()
+        except OSError as error:
+            log.error("model repository %s cannot be read: %s", self._repository.folder, error.strerror)
+            self._metrics.reloads.labels("failed").inc()
+        except Exception:
+            self._metrics.reloads.labels("failed").inc()
+            raise
 
     def _load_newer(self) -> Model | None:
         model = self._repository.load_newer(self.model.manifest)

@@ -76,12 +76,10 @@ class Engines:
         limit = max(math.ceil(LOAD * share), AT_LEAST)
         return sorted(order, key=lambda engine: (not engine.up, engine.in_flight >= limit))
 
-    async def probe_forever(self, http: httpx.AsyncClient, interval_s: float) -> None:
-        """Look at the engines that are down, until cancelled, so that no request has to."""
-        while True:
-            await asyncio.sleep(interval_s)
-            down = [engine for engine in self.all if not engine.up]
-            await asyncio.gather(*(self._probe(engine, http) for engine in down))
+    async def probe(self, http: httpx.AsyncClient) -> None:
+        """Look at the engines that are down, so that no request has to."""
+        down = [engine for engine in self.all if not engine.up]
+        await asyncio.gather(*(self._probe(engine, http) for engine in down))
 
     @staticmethod
     async def _probe(engine: Engine, http: httpx.AsyncClient) -> None:

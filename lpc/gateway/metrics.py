@@ -17,6 +17,13 @@ class Metrics:
             ["endpoint", "status"],
             registry=registry,
         )
+        self.task_failures = Counter(
+            "lpc_gateway_task_failures",
+            "Failed rounds of tasks in the background, and tasks that ended, each with its frames in the log. `unawaited`: "
+            "errors that nobody takes.",
+            ["task"],
+            registry=registry,
+        )
         self.first_byte_seconds = Histogram(
             "lpc_gateway_first_byte_seconds",
             "Time from a request's arrival to the first byte of its answer, by what the cache said.",

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,12 +30,12 @@ from lpc.gateway.settings import GatewaySettings
 from lpc.gateway.telling import Telling
 from lpc.gateway.upstream import Upstream, http_client
 from lpc.wire.access import access_of, is_loopback
+from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError, CertificateFiles
 from lpc.wire.certificates import read as read_certificates
 from lpc.wire.listening import listen
 from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
-from lpc.wire.watched import refresh_forever
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ async def running(
             settings.gateway_host,
         )
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(lost_errors(metrics.task_failures))
         listener = _listen(settings)
         stack.callback(listener.close)
         metrics_port = _serve_metrics(settings, metrics, stack)
@@ -113,18 +115,16 @@ async def running(
         )
         server = _server(settings, gateway)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        background = [
-            asyncio.create_task(engines.probe_forever(http, settings.gateway_probe_interval_s)),
-            asyncio.create_task(refresh_forever(REFRESH_S, [clients.refresh])),
-        ]
+        background = Background(metrics.task_failures)
+        background.watch("server", serving)
+        background.every(settings.gateway_probe_interval_s, "probe", partial(engines.probe, http))
+        background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))
         try:
             yield Addresses(settings.gateway_host, listener.getsockname()[1], metrics_port)
         finally:
+            await background.close()
             server.should_exit = True
             await serving
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
 
 
 async def serve(settings: GatewaySettings, sidecar: ClientSettings) -> None:

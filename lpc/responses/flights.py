@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from lpc.responses import layout
 from lpc.responses.canonical import EntryId, Scope
-from lpc.wire.redis_reach import RedisFailed, RedisReach
+from lpc.wire.redis_reach import RedisReach
 
 TOKEN_BYTES: Final = 12
 NOT_KEPT: Final = b"-"
@@ -120,7 +120,7 @@ class Flights:
                 if flight is None or flight == NOT_KEPT:
                     self._tell(*place, "not_kept" if flight else "stored" if record else "free")
                     return
-        except RedisFailed as error:
+        except Exception as error:  # whoever waits must hear of it
             if not outcome.done():
                 outcome.set_exception(error)
 

@@ -1,11 +1,7 @@
 """Files that are read again when they change: certificates and tokens."""
 
-import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-log = logging.getLogger(__name__)
 
 
 class WatchedFiles:
@@ -35,14 +31,3 @@ class WatchedFiles:
             else:
                 states.append((found.st_ino, found.st_mtime_ns, found.st_size))
         return states
-
-
-async def refresh_forever(interval_s: float, refreshes: Sequence[Callable[[], object]]) -> None:
-    """Call each of ``refreshes`` every ``interval_s`` seconds in a thread, until cancelled."""
-    while True:
-        await asyncio.sleep(interval_s)
-        for refresh in refreshes:
-            try:
-                await asyncio.to_thread(refresh)
-            except Exception:
-                log.exception("looking for new certificates or tokens failed; the old ones stay")

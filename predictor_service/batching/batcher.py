@@ -5,10 +5,11 @@ import logging
 
 from lpc.model.features import Features
 from lpc.model.inference import Model
+from lpc.wire.bugs import log_bug
 from predictor_service.batching.inference import Inference
 from predictor_service.batching.prepare import Prepared
 from predictor_service.batching.queue import Batch, BatchQueue, Entry, Outcome
-from predictor_service.errors import CLOSING, Expired, Overloaded, Unavailable
+from predictor_service.errors import BROKEN, CLOSING, Expired, Overloaded, Unavailable
 from predictor_service.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,9 @@ class Batcher:
         self._work = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
-        self._closed = False
+        self._closed: Unavailable | None = None
+        self._failed: Model | None = None
+        """The model of the last batch, if it failed."""
 
     async def predict(self, prepared: Prepared, deadline: float) -> Outcome:
         """Return what the model says of a conversation whose permit the caller holds (`BatchQueue.admit`).
@@ -48,8 +51,8 @@ class Batcher:
         return inferred.embedding
 
     async def _wait_for(self, entry: Entry) -> Outcome:
-        if self._closed:
-            raise Unavailable(CLOSING)
+        if self._closed is not None:
+            raise self._closed
         self.queue.put(entry, self._loop.time())
         self._work.set()
         # A caller that goes cancels this wait and with it the entry's outcome: the queue then drops the entry.
@@ -57,21 +60,50 @@ class Batcher:
 
     async def close(self) -> None:
         """Refuse new work and stop; requests that still wait are answered Unavailable."""
-        self._closed = True
         self._task.cancel()
-        for entry in self.queue.take_all():
-            entry.outcome.set_exception(Unavailable(CLOSING))
+        self._refuse(Unavailable(CLOSING), [])
         self._inference.close()
 
+    async def check(self) -> bool:
+        """Say whether predictions can be had: the loop runs, and if the last batch failed, the model takes another input.
+
+        So a conversation that no model takes shuts nobody out, and a model that has recovered is found to have.
+        """
+        if self._task.done():
+            return False
+        model = self._failed
+        if model is None:
+            return True
+        try:
+            await self._inference.check(model)
+        except Exception as error:
+            log_bug(log, "inference", error)
+            return False
+        self._failed = None
+        return True
+
     async def _run(self) -> None:
-        while True:
-            await self._work.wait()
-            batch = self.queue.next_batch(self._loop.time())
-            self._drop(batch)
-            if batch.entries:
-                await self._infer(batch)
-            elif not len(self.queue):
-                self._work.clear()
+        batch = Batch([])
+        try:
+            while True:
+                await self._work.wait()
+                batch = self.queue.next_batch(self._loop.time())
+                self._drop(batch)
+                if batch.entries:
+                    await self._infer(batch)
+                elif not len(self.queue):
+                    self._work.clear()
+        except Exception as error:
+            log_bug(log, "the batcher: no prediction can be had any more", error)
+            self._metrics.task_failures.labels("batcher").inc()
+            self._refuse(Unavailable(BROKEN), batch.entries)
+
+    def _refuse(self, why: Unavailable, taken: list[Entry]) -> None:
+        """Refuse new work, and answer what waits or was taken out."""
+        self._closed = why
+        for entry in [*taken, *self.queue.take_all()]:
+            if not entry.outcome.done():
+                entry.outcome.set_exception(why)
 
     def _drop(self, batch: Batch) -> None:
         for reason, entries in batch.dropped.items():
@@ -91,6 +123,8 @@ class Batcher:
             self._too_large(batch, error)
             return
         except Exception as error:
+            log_bug(log, "inference", error)
+            self._failed = batch.entries[0].model
             for entry in batch.entries:
                 if not entry.outcome.done():
                     entry.outcome.set_exception(error)

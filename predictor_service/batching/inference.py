@@ -74,6 +74,12 @@ class Inference:
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, model, features, arrivals, asked)
 
+    async def check(self, model: Model) -> None:
+        """Run a model on an input that every model takes. Raises what the model raises."""
+        features = model.manifest.features
+        known = Features([0], (1.0,) * len(features.scalars))
+        await asyncio.get_running_loop().run_in_executor(self._thread, model.run, [known])
+
     def close(self) -> None:
         """Wait for the batch that runs, and run no other."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from lpc.model.artifact import Manifest
 from lpc.model.label_rows import COLUMNS, EMBEDDING, FILES, metadata_of
+from lpc.wire.bugs import log_bug
 from predictor_service.labels.memory import Label, TurnObserver
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,8 @@ class LabelWriter(TurnObserver):
             log.info("the label log %s is written again", self.folder)
 
     def _failed(self, error: Exception) -> None:
+        if not isinstance(error, OSError | pa.ArrowException):
+            log_bug(log, "the label log", error)
         if not self._failing:
             self._failing = True
             reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__

@@ -22,12 +22,11 @@ earlier ones (Mistral's with a system prompt). An id avoids the last two.
 Not labelled at all is what could never be recognised: plain prompts, and histories known to be cut that short, without an id.
 """
 
-import asyncio
 import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -251,8 +250,12 @@ class Labels:
         self._unlabelled("repeated", 1)
 
     def expire(self, now: float) -> None:
-        """Label the turns whose horizon has passed at ``now``, seconds since the Unix epoch."""
+        """Label the turns whose horizon has passed at ``now``, seconds since the Unix epoch.
+
+        An observer that raises misses that label only. The first such error is raised when all turns are labelled.
+        """
         due: list[Turn] = []
+        failure: Exception | None = None
         while True:
             with self._lock:
                 while self._turns and self._turns[0].asked_at + self.horizon_s <= now and len(due) < CHUNK:
@@ -261,15 +264,20 @@ class Labels:
                         self._stop_waiting(turn)
                     due.append(turn)
             if not due:
-                return
+                break
             for turn in due:
                 if turn.foretold is not None:
                     gap = math.nan if turn.next_at is None else max(turn.next_at - turn.asked_at, 0.0)
                     continues = gap <= self.horizon_s
                     label = Label(turn, turn.foretold, continues, gap if continues else math.nan)
                     for observer in self._observers:
-                        observer.labelled(label)
+                        try:
+                            observer.labelled(label)
+                        except Exception as error:
+                            failure = failure or error
             due.clear()
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Forget all turns: what becomes of them nobody here will see."""
@@ -304,10 +312,3 @@ class Labels:
             waiting.remove(turn)
         if not waiting:
             self._waiting.pop(turn.name, None)
-
-
-async def expire_forever(labels: Labels, clock: Callable[[], float]) -> None:
-    """Label what is due every second, in a thread, until cancelled. ``clock``: seconds since the Unix epoch."""
-    while True:
-        await asyncio.sleep(EXPIRE_INTERVAL_S)
-        await asyncio.to_thread(labels.expire, clock())

@@ -2,9 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lpc.responses.canonical import Namer
 from lpc.responses.counters import Counters
@@ -23,10 +22,11 @@ from predictor_service.responses.embedding import Embedder
 from predictor_service.responses.judging import Judge, RulesOf
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
+from predictor_service.responses.scopes_in_use import HEAR_S
 from predictor_service.responses.semantic import Nothing, Semantic
 from predictor_service.responses.servicer import ResponseCacheService
 from predictor_service.responses.similar import SimilarQuestions
-from predictor_service.responses.tally import Tally
+from predictor_service.responses.tally import INTERVAL_S, Tally
 from predictor_service.responses.upkeep import Upkeep
 from predictor_service.settings import ServiceSettings
 
@@ -35,10 +35,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Caches:
-    """The response caches of a sidecar: their service, what runs beside it, and what is looked at when files change."""
+    """The response caches of a sidecar.
+
+    Attributes:
+        service: answers calls.
+        rounds: interval in seconds, name and work of what runs beside it.
+        refresh: looks whether the key file changed.
+    """
 
     service: ResponseCacheService
-    background: tuple[Coroutine[Any, Any, None], ...]
+    rounds: tuple[tuple[float, str, Callable[[], Awaitable[None]]], ...]
     refresh: Callable[[], object]
 
 
@@ -76,7 +82,7 @@ def made(
     tally = Tally(counters)
     stack.push_async_callback(tally.flush)
     judges = _judges(settings.cache_scopes, embedder.encoder(), stack)
-    background = [tally.flush_forever()]
+    rounds: list[tuple[float, str, Callable[[], Awaitable[None]]]] = [(INTERVAL_S, "tally", tally.flush)]
     semantic: Semantic = Nothing()
     if any(scope.semantic != "off" for scope in settings.cache_scopes.values()):
         vectors = Vectors(redis, embedder.encoder)
@@ -86,7 +92,7 @@ def made(
             judged=lambda scope, said: cache_metrics.judged(scopes.label(scope), said),
             report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
         )
-        background.append(similar.keep_forever())
+        rounds.append((HEAR_S, "arrays", similar.keep_now))
         stack.push_async_callback(similar.close)
     cache = ResponseCache(
         *(keys, store, Flights(redis, settings.cache_flight_s), tally, scopes, semantic, cache_metrics),
@@ -94,7 +100,7 @@ def made(
         clock=clock,
     )
     upkeep = Upkeep(keys, store, counters, tally, scopes, semantic, cache_metrics, clock)
-    return Caches(ResponseCacheService(cache, upkeep, settings.cache_gateways), tuple(background), keys.refresh)
+    return Caches(ResponseCacheService(cache, upkeep, settings.cache_gateways), tuple(rounds), keys.refresh)
 
 
 def _judges(scopes: Mapping[str, ScopeSettings], encoder: str, stack: contextlib.AsyncExitStack) -> dict[ScopeSettings, Judge]:

@@ -140,16 +140,6 @@ class ScopesInUse:
         if scope in self._scopes:
             self._scopes[scope].index.remove(entry)
 
-    async def keep_forever(self) -> None:
-        """Keep arrays and evidence equal to the other sidecars', until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(HEAR_S)
-            try:
-                await self.keep(loop.time())
-            except RedisAway:
-                continue
-
     async def keep(self, now: float) -> None:
         """Hear what others did in all scopes in use. ``now``: monotonic seconds. Raises RedisFailed."""
         if self._encoder != self._encoder_now():

@@ -3,6 +3,8 @@
 What is near stands in the arrays of the scopes in use (`scopes_in_use.py`); their gates decide.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -21,6 +23,7 @@ from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.store import Found, Store
 from lpc.responses.tickets import Candidate, Served, Tickets
 from lpc.responses.vectors import Vector, Vectors
+from lpc.wire.redis_reach import RedisAway
 from predictor_service.responses.embedding import PATIENCE_S
 from predictor_service.responses.judging import Judging, Rules
 from predictor_service.responses.keys import Keys
@@ -223,9 +226,10 @@ class SimilarQuestions(Semantic):
         """Forget an entry here at once."""
         self._in_use.forget(scope, entry)
 
-    async def keep_forever(self) -> None:
-        """Keep arrays and evidence equal to the other sidecars', until cancelled."""
-        await self._in_use.keep_forever()
+    async def keep_now(self) -> None:
+        """Keep arrays and evidence equal to the other sidecars', as far as Redis answers."""
+        with contextlib.suppress(RedisAway):
+            await self.keep(asyncio.get_running_loop().time())
 
     async def keep(self, now: float) -> None:
         """Hear what others did in all scopes in use. ``now``: monotonic seconds. Raises RedisFailed."""

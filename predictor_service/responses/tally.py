@@ -1,6 +1,5 @@
 """What each scope did on each day, counted here and added up in Redis once a second: a lookup does not wait for it."""
 
-import asyncio
 from collections import defaultdict
 from typing import Final, get_args
 
@@ -58,12 +57,6 @@ class Tally:
         for named, name in refused:
             place = places[named]
             self._waiting.setdefault(place, defaultdict(int))[name] += waiting[place][name]
-
-    async def flush_forever(self) -> None:
-        """Hand over once a second, until cancelled."""
-        while True:
-            await asyncio.sleep(INTERVAL_S)
-            await self.flush()
 
     def _add(self, scope: Scope, now: float, name: str) -> None:
         waiting = self._of(scope, now)

@@ -10,6 +10,7 @@ from typing import Final
 from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel
+from lpc.wire.bugs import log_bug
 from predictor_service.metrics import Metrics
 from predictor_service.returns import state
 
@@ -37,7 +38,8 @@ class ReturnLearning:
         self._refit_s = refit_s
         self._kept = kept
         self._clock = clock
-        self._failing: set[str] = set()
+        self._unwritten = False
+        self._keep_at = time.monotonic() + KEEP_INTERVAL_S
         metrics.watch_returns(lambda: model.quality)
 
     @property
@@ -50,7 +52,7 @@ class ReturnLearning:
         try:
             tables: list[list[float]] = self._model.answer(turns).tolist()
         except Exception as error:  # a fault of ours must not cost the prediction
-            self._failed("the return model could not answer", error)
+            self._failed("the return model", error)
             return [[0.0] * len(LIFETIMES) for _ in turns]
         return tables
 
@@ -59,7 +61,7 @@ class ReturnLearning:
         try:
             self._model.arrive_elsewhere(conversation, at)
         except Exception as error:
-            self._failed("a return to another sidecar could not be learnt", error)
+            self._failed("learning of a return to another sidecar", error)
 
     def restore(self) -> None:
         """Take what was kept, if it can be."""
@@ -80,15 +82,12 @@ class ReturnLearning:
         if found is not None:
             log.info("%d returns learnt before are known again", self.returns)
 
-    async def learn_forever(self) -> None:
-        """Refit and keep, in a thread, until cancelled."""
-        due = time.monotonic() + KEEP_INTERVAL_S
-        while True:
-            await asyncio.sleep(self._refit_s)
-            await asyncio.to_thread(self._refit)
-            if time.monotonic() >= due:
-                await asyncio.to_thread(self.keep)
-                due = time.monotonic() + KEEP_INTERVAL_S
+    async def learn(self) -> None:
+        """Refit, in a thread, and keep what was learnt now and then."""
+        if time.monotonic() >= self._keep_at:
+            self._keep_at = time.monotonic() + KEEP_INTERVAL_S
+            await asyncio.to_thread(self.keep)
+        await asyncio.to_thread(self._refit)
 
     def keep(self) -> None:
         """Write what was learnt into its file, if there is one."""
@@ -96,22 +95,21 @@ class ReturnLearning:
             return
         try:
             state.write(self._kept, self._model.state(self._clock()))
-        except Exception as error:  # a disk that is full, and what nobody thought of
-            self._failed("what was learnt of returns could not be written", error)
+        except OSError as error:
+            self._metrics.task_failures.labels("returns").inc()
+            if not self._unwritten:
+                log.error("what was learnt of returns could not be written (%s)", type(error).__name__)
+            self._unwritten = True
+        except Exception as error:
+            self._failed("keeping what was learnt of returns", error)
         else:
-            self._failing.discard("what was learnt of returns could not be written")
+            self._unwritten = False
 
     def _refit(self) -> None:
         start = time.perf_counter()
-        try:
-            self._model.refit(self._clock())
-        except Exception as error:  # the next one may do better; until then the curves stay
-            self._failed("the return model could not be refitted", error)
-        else:
-            self._metrics.return_refit_seconds.observe(time.perf_counter() - start)
+        self._model.refit(self._clock())  # where that fails, the curves stay
+        self._metrics.return_refit_seconds.observe(time.perf_counter() - start)
 
-    def _failed(self, what: str, error: Exception) -> None:
-        """Say it once."""
-        if what not in self._failing:
-            self._failing.add(what)
-            log.error("%s (%s)", what, type(error).__name__)
+    def _failed(self, where: str, error: Exception) -> None:
+        self._metrics.task_failures.labels("returns").inc()
+        log_bug(log, where, error)

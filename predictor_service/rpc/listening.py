@@ -93,6 +93,12 @@ class Listener:
         for name in ("", *names):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
+    async def show(self, *, serving: bool) -> None:
+        """Say on gRPC's health service whether predictions can be had. The response caches serve without the model."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
     async def drain(self, service: PredictorService) -> None:
         """Take no new calls, and give those in flight the time that the settings say."""
         # Not serving first, so that load balancers stop sending while requests in flight get their answers.

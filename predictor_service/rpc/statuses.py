@@ -6,6 +6,7 @@ from typing import Final
 import grpc
 
 from lpc.errors import ArtifactError, InvalidRequest
+from lpc.wire.bugs import log_bug
 from predictor_service.errors import (
     Expired,
     Forbidden,
@@ -41,14 +42,10 @@ def status_of(error: BaseException) -> grpc.StatusCode | None:
 def refusal(error: BaseException, where: str) -> tuple[grpc.StatusCode, str]:
     """Return the status and the message with which an error is answered. ``where``: the method.
 
-    Of errors that are not ours, type and place are logged, never their message: a library's message may quote the input.
+    Any error that no caller or operator can cause is logged as a bug, without its message: that may quote the input.
     """
     status = status_of(error)
     if status is not None:
         return status, str(error)
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else "unknown"
-    log.error("internal error in %s: %s at %s", where, type(error).__name__, place)
+    log_bug(log, where, error)
     return grpc.StatusCode.INTERNAL, "internal error; the sidecar's log names the place"

@@ -254,7 +254,7 @@ async def test_an_error_of_ours_that_quotes_its_input_is_not_passed_on(
             await stream.done_writing()
             answers = [answer async for answer in stream]
     assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert "internal error in Predict: ValueError" in caplog.text
+    assert "bug in Predict: please report these lines\nbuiltins.ValueError" in caplog.text
     assert CANARY not in caplog.text
     assert CANARY not in f"{caught.value} {results} {answers}"
     statuses = [attributes(span)["rpc.response.status_code"] for span in collector.spans]

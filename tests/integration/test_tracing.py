@@ -295,5 +295,5 @@ async def test_log_lines_of_a_call_name_its_trace(tiny_models: Path, capsys: pyt
     finally:
         logger.removeHandler(handler)
     line = json.loads(capsys.readouterr().out)
-    assert line["message"].startswith("internal error in Predict: ValueError")
+    assert line["message"].startswith("bug in Predict: please report these lines\nbuiltins.ValueError")
     assert (line["trace_id"], line["span_id"]) == (TRACE, call.span_id.hex())

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -349,3 +350,20 @@ def test_a_full_memory_hears_of_returns_and_takes_no_turn() -> None:
     assert turn is not None and not turn.remembered
     labels.answered(turn, Foretold(0.5, None, 3, MANIFEST))
     assert diary.heard == [("arrived", 1, 1.0), ("returned", 1, 3.0)]
+
+
+def test_an_observer_that_raises_misses_one_label_and_the_others_are_labelled() -> None:
+    class Failing(Sidecar):
+        def labelled(self, label: Label) -> None:
+            if not self.known:
+                self.known[-1] = label
+                raise KeyError("the first one")
+            super().labelled(label)
+
+    sidecar = Failing()
+    for n in range(5):
+        sidecar.ask(chat(*TEN[: n + 1]), at=float(n))
+    with pytest.raises(KeyError):
+        sidecar.labels.expire(math.inf)
+    assert sidecar.rows == 4
+    assert len(sidecar.labels) == 0

@@ -1,0 +1,109 @@
+"""Background tasks: a failed round is logged and counted and does not end the task; errors that nobody takes are logged too."""
+
+import asyncio
+import gc
+import logging
+import threading
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from lpc.wire.background import Background, lost_errors
+
+SECRET = "my secret prompt"
+
+
+@pytest.fixture
+def failures() -> Counter:
+    return Counter("failures", "Of tasks.", ["task"], registry=CollectorRegistry())
+
+
+def count(failures: Counter, task: str) -> float:
+    return float(failures.labels(task)._value.get())
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+async def test_a_round_that_fails_is_logged_and_counted_and_the_next_one_comes(
+    failures: Counter, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = 0
+
+    async def fails_twice() -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds <= 2:
+            raise KeyError(SECRET)
+
+    background = Background(failures)
+    background.every(0.01, "labels", fails_twice)
+    await until(lambda: rounds > 3)
+    await background.close()
+    assert count(failures, "labels") == 2
+    assert caplog.text.count("bug in the task 'labels'") == 1
+    assert "in fails_twice" in caplog.text
+    assert SECRET not in caplog.text
+
+
+async def test_a_watched_task_that_ends_before_its_time_is_logged_and_counted(
+    failures: Counter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def returns() -> None: ...
+
+    async def fails() -> None:
+        raise KeyError(SECRET)
+
+    background = Background(failures)
+    background.watch("returns", asyncio.create_task(returns()))
+    background.watch("fails", asyncio.create_task(fails()))
+    await until(lambda: count(failures, "returns") and count(failures, "fails"))
+    assert "the task 'returns' has ended before its time" in caplog.text
+    assert "bug in the task 'fails'" in caplog.text
+    assert SECRET not in caplog.text
+    await background.close()
+
+
+async def test_a_watched_task_may_end_after_the_close(failures: Counter, caplog: pytest.LogCaptureFixture) -> None:
+    end = asyncio.Event()
+
+    async def serve() -> None:
+        await end.wait()
+
+    background = Background(failures)
+    task = asyncio.create_task(serve())
+    background.watch("server", task)
+    await background.close()
+    end.set()
+    await task
+    await asyncio.sleep(0)
+    assert count(failures, "server") == 0
+    assert not caplog.records
+
+
+async def test_an_error_that_nobody_takes_is_logged_without_its_message_and_counted(
+    failures: Counter, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fails() -> None:
+        raise KeyError(SECRET)
+
+    def fails_in_thread() -> None:
+        raise KeyError(SECRET)
+
+    before = threading.excepthook
+    with caplog.at_level(logging.DEBUG), lost_errors(failures):
+        task = asyncio.create_task(fails())
+        await asyncio.wait((task,))
+        del task
+        gc.collect()
+        assert count(failures, "unawaited") == 1
+        thread = threading.Thread(target=fails_in_thread, name="worker")
+        thread.start()
+        thread.join()
+        assert count(failures, "unawaited") == 2
+    assert threading.excepthook is before
+    assert "bug in a task that nobody awaits" in caplog.text and "bug in the thread worker" in caplog.text
+    assert SECRET not in caplog.text + capsys.readouterr().err
