@@ -23,9 +23,9 @@ from lpc.wire.redis_connection import Connection
 from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
 from predictor_service.batching.batcher import Batcher
-from predictor_service.batching.budget import TokenBudget
+from predictor_service.batching.budget import RESERVE_SHARE, TokenBudget
 from predictor_service.batching.inference import Inference
-from predictor_service.batching.memory import memory_given
+from predictor_service.batching.memory import memory_given, resident
 from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
 from predictor_service.batching.queue import BatchQueue
 from predictor_service.errors import StartError
@@ -33,7 +33,7 @@ from predictor_service.labels.memory import EXPIRE_INTERVAL_S, Labels, TurnObser
 from predictor_service.metrics import LabelMetrics, Metrics
 from predictor_service.own_folder import ForeignFolder
 from predictor_service.repository import LoadModel, ModelRepository
-from predictor_service.requests.loading import LoadLimits, TokenizerLoader
+from predictor_service.requests.loading import MEMORY_BYTES, LoadLimits, TokenizerLoader
 from predictor_service.requests.offered import OfferedTokenizers
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import STATES, ServedModels
@@ -284,10 +284,16 @@ def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, st
             offered = OfferedTokenizers(settings.offered_tokenizers, settings.offered_tokenizers_mib * 2**20)
         except ForeignFolder as error:
             raise StartError(f"offered tokenizers cannot be trusted: {error} with LPC_OFFERED_TOKENIZERS") from error
-    served_models = ServedModels(settings.served_models, offered, TokenizerLoader(parts.tokenizer_limits))
+    loader = TokenizerLoader(parts.tokenizer_limits, lambda: _left_for_a_tokenizer(settings))
+    served_models = ServedModels(settings.served_models, offered, loader)
     metrics.watch_tokenizers(STATES, served_models.count)
     stack.callback(served_models.close)
     return served_models
+
+
+def _left_for_a_tokenizer(settings: ServiceSettings) -> int:
+    given = memory_given(settings.memory_mib)
+    return MEMORY_BYTES if given is None else given.bytes - resident() - int(given.bytes * RESERVE_SHARE)
 
 
 def _caches(

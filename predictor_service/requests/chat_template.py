@@ -15,6 +15,8 @@ USERS: Final = ("Zqalpha", "Zqbravo", "Zqcharlie")
 ASSISTANTS: Final = ("Zqdelta", "Zqecho")
 SYSTEM: Final = "Zqfoxtrot"
 TOOL: Final = "Zqgolf"
+MAX_MARKUP: Final = 4096
+"""Characters of an opening, a closing or a disguise: it is looked for in every prompt."""
 
 
 class Piece(NamedTuple):
@@ -47,7 +49,7 @@ Render = Callable[[list[dict[str, Any]]], str | None]
 
 
 def learn_markup(tokenizer: MarkingTokenizer, render: Render) -> UserMarkup | None:
-    """Learn how user messages are marked. None: there is no chat template, or it shows no user text."""
+    """Learn how user messages are marked. None: there is no chat template, it shows no user text, or the marks are too long."""
     renders = [tokenizer.mark(text) for text in map(render, _conversations()) if text is not None]
     before, after = [], []
     for text in renders:
@@ -65,6 +67,9 @@ def learn_markup(tokenizer: MarkingTokenizer, render: Render) -> UserMarkup | No
     if not opening.strip():
         return None
     opening = _shortest_unique(opening, renders)
+    tool_text = _tool_text(tokenizer, render, opening)
+    if max(map(len, (opening, closing, tool_text))) > MAX_MARKUP:
+        return None
     pieces = _pieces(tokenizer, opening)
     end = tokenizer.token_of(closing[0]) if closing and is_mark(closing[0]) else None
     return UserMarkup(
@@ -72,7 +77,7 @@ def learn_markup(tokenizer: MarkingTokenizer, render: Render) -> UserMarkup | No
         closing=closing if end is None else closing[0],
         pieces=pieces if end is not None else (),
         end=end,
-        tool_text=_tool_text(tokenizer, render, opening),
+        tool_text=tool_text,
     )
 
 

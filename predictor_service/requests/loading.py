@@ -1,10 +1,12 @@
 """Tokenizers are read in a process of their own, which may take long, hang, or take too much memory, and is then ended.
 
-What comes back is as much of the tokenizer's backend as decoding takes, and how its chat template marks user messages: the
-template itself is rendered in that process only, in the sandbox that transformers has for it. A tokenizer is data: no code
-that comes with one is ever run (``trust_remote_code``), and one that an engine has offered is read without a network.
+What comes back is as much of the tokenizer's backend as decoding takes, with short tokens and a decoder of known cost, and how
+its chat template marks user messages: the template is rendered in that process only, in the sandbox that transformers has for
+it. A tokenizer is data: no code that comes with one is ever run (``trust_remote_code``). The process that reads an offered one
+gets nothing of the sidecar's environment, does not ask a hub, and has bounds on memory, time, files and processes.
 
-    python -m predictor_service.requests.loading SOURCE TARGET offered|configured
+    python -m predictor_service.requests.loading SOURCE TARGET configured
+    python -m predictor_service.requests.loading SOURCE TARGET offered BYTES
 """
 
 import json
@@ -13,26 +15,33 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.errors import LpcError
+from lpc.wire.tokenizer_files import MAX_BYTES
 from predictor_service.requests.chat_template import Piece, Render, UserMarkup, learn_markup
-from predictor_service.requests.marked_text import MarkingTokenizer
+from predictor_service.requests.decoders import check_decoder
+from predictor_service.requests.marked_text import MarkingTokenizer, token_lengths
 
-MEMORY_BYTES: Final = 6 * 2**30
-"""Address space of the process that reads what an engine has offered: a template can build texts of any length."""
-MAX_VOCABULARY: Final = 2**22
-"""An id far beyond the others would take as much memory here."""
+MEMORY_BYTES: Final = 2 * 2**30
+"""Address space of the process that reads what an engine has offered, where the sidecar's memory has no limit: a template can
+build texts of any length. A vocabulary of 262,144 tokens took 560 MiB."""
+MAX_TOKEN: Final = 1024
+"""Characters of one token; the longest of the tokenizers in use have 256 (runs of blanks)."""
 CPU_S: Final = 300
+OPEN_FILES: Final = 256
 NICENESS: Final = 10
 """Serving comes first."""
 
-BACKEND, MARKUP, REASON = "backend.json", "markup.json", "reason.txt"
+BACKEND, LENGTHS, MARKUP, REASON = "backend.json", "lengths.npy", "markup.json", "reason.txt"
 
 
 class TokenizerError(LpcError):
@@ -45,10 +54,12 @@ class Loaded(NamedTuple):
     Attributes:
         backend: decodes as the tokenizer does; it does not encode.
         markup: None where there is no chat template, or none of use.
+        lengths: characters of each token, by id.
     """
 
     backend: Tokenizer
     markup: UserMarkup | None
+    lengths: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -60,10 +71,16 @@ class LoadLimits:
 
 
 class TokenizerLoader:
-    """Reads tokenizers, each in a process of its own. Thread-safe; a call takes seconds, or as long as its limit."""
+    """Reads tokenizers, each in a process of its own. Thread-safe; a call takes seconds, or as long as its limit.
 
-    def __init__(self, limits: LoadLimits = LoadLimits()) -> None:
+    Args:
+        limits: of time.
+        room: returns the bytes of memory that reading an offered tokenizer may take now.
+    """
+
+    def __init__(self, limits: LoadLimits = LoadLimits(), room: Callable[[], int] = lambda: MEMORY_BYTES) -> None:
         self._limits = limits
+        self._room = room
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._closed = False
@@ -80,7 +97,8 @@ class TokenizerLoader:
             self._read(source, Path(target), offered=offered)
             try:
                 backend = Tokenizer.from_file(str(Path(target, BACKEND)))
-                return Loaded(backend, _markup_of(json.loads(Path(target, MARKUP).read_text())))
+                lengths = np.load(Path(target, LENGTHS), allow_pickle=False)
+                return Loaded(backend, _markup_of(json.loads(Path(target, MARKUP).read_text())), lengths)
             except Exception as error:  # the tokenizers library raises bare Exception
                 raise TokenizerError(_first_line(error)) from error
 
@@ -94,10 +112,21 @@ class TokenizerLoader:
     def _read(self, source: str, target: Path, *, offered: bool) -> None:
         # Whatever lies in the working directory is not imported (-P).
         command = [sys.executable, "-P", "-m", __name__, source, str(target), "offered" if offered else "configured"]
-        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        quiet = {
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        memory = min(MEMORY_BYTES, max(self._room(), 0))
         if offered:
-            environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+            command.append(str(memory))
+            environment = quiet | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "LC_ALL": "C.UTF-8"}
+            environment |= dict.fromkeys(("HOME", "TMPDIR"), str(target))
+            # Where the interpreter finds its own libraries.
+            environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        else:
+            # A hub's token, its proxy and its cache are named there.
+            environment = os.environ | quiet
         null = subprocess.DEVNULL
         with self._lock:
             if self._closed:
@@ -117,7 +146,8 @@ class TokenizerLoader:
         if status:
             with suppress(OSError):
                 raise TokenizerError(Path(target, REASON).read_text())
-            raise TokenizerError("the process that read it ended: it may have taken too much memory")
+            most = f" than the {memory // 2**20} MiB that are left for it (LPC_MEMORY_MIB)" if offered else ""
+            raise TokenizerError(f"the process that read it ended: it may have taken more memory{most}")
 
 
 def _first_line(error: BaseException) -> str:
@@ -149,18 +179,19 @@ def renderer(tokenizer: Any) -> Render:
 
 
 def decoder_of(backend: Tokenizer) -> str:
-    """Return a tokenizer, as JSON, that decodes as another does, and takes half the time and memory.
+    """Return a tokenizer, as JSON, that decodes as another does, and takes half the time and memory. Raises ValueError.
 
     Of a model of 150,000 tokens it is 45 MB instead of 109, and it is parsed in 0.2 s instead of 0.4, in which the sidecar does
     nothing else: the tokenizers library holds the interpreter's lock.
     """
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    if len(vocabulary) != backend.get_vocab_size(with_added_tokens=True):  # a token with two ids
-        return str(backend.to_str())
     content = json.loads(backend.to_str())
+    check_decoder(content["decoder"])
     content |= dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor"))
-    # How text becomes tokens is not decoding's business; which token an id is, any kind of model knows.
-    content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": ""}
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    # How text becomes tokens is not decoding's business; which token an id is, any kind of model knows. A token with two ids,
+    # which only a Unigram model can have, needs that model.
+    if len(vocabulary) == backend.get_vocab_size(with_added_tokens=True):
+        content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": ""}
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -182,26 +213,41 @@ def _tokenizer(source: str, *, offered: bool) -> Any:
     return found
 
 
-def main(source: str, target: Path, *, offered: bool) -> int:
-    """Read a tokenizer and write what is served of it; return the exit status."""
+def _limit(memory: int) -> None:
+    """Bound what this process may take. ``memory``: bytes of address space."""
+    import resource
+
+    for what, most in (
+        (resource.RLIMIT_AS, memory),
+        # Should the sidecar be killed, and not end this process.
+        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_FSIZE, 2 * MAX_BYTES),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (most, most))
+
+
+def main(source: str, target: Path, memory: int | None = None) -> int:
+    """Read a tokenizer and write what is served of it; return the exit status. ``memory``: of an offered one, in bytes."""
     os.nice(NICENESS)
     with suppress(OSError):
         # If memory gives out, this process goes and not the sidecar.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    if offered:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        # Should the sidecar be killed, and not end this process.
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     try:
-        tokenizer = _tokenizer(source, offered=offered)
+        if memory is not None:
+            _limit(memory)
+        tokenizer = _tokenizer(source, offered=memory is not None)
         backend = tokenizer.backend_tokenizer
         marking = MarkingTokenizer(backend)
-        if marking.vocabulary > MAX_VOCABULARY:
-            raise ValueError(f"its ids go up to {marking.vocabulary}, more than {MAX_VOCABULARY}")
+        lengths = token_lengths(backend, marking.vocabulary)
+        if lengths.max(initial=0) > MAX_TOKEN:
+            raise ValueError(f"it has a token of {lengths.max()} characters, more than {MAX_TOKEN}")
+        decoder = decoder_of(backend)
         markup = learn_markup(marking, renderer(tokenizer))
-        (target / BACKEND).write_text(decoder_of(backend))
+        (target / BACKEND).write_text(decoder)
+        np.save(target / LENGTHS, lengths)
         (target / MARKUP).write_text(json.dumps(None if markup is None else asdict(markup)))
     except BaseException as error:  # a panic of the tokenizers library is no Exception
         (target / REASON).write_text(_first_line(error))
@@ -210,4 +256,4 @@ def main(source: str, target: Path, *, offered: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), offered=sys.argv[3] == "offered"))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[4]) if sys.argv[3] == "offered" else None))

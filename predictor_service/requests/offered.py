@@ -2,9 +2,11 @@
 
 Invariants. What lies under a digest was received whole, and its files have that digest. Names are those of
 `tokenizer_files.NAMES`. All together, with what is being received, take at most ``max_bytes``; for a new one those go that
-were used longest ago.
+were used longest ago. While a tokenizer is loaded there is a file ``.loading-DIGEST``. One that is left over means that the
+sidecar died meanwhile: that tokenizer is not loaded again until an operator deletes the file.
 """
 
+import fcntl
 import logging
 import os
 import re
@@ -12,8 +14,8 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -26,8 +28,17 @@ log = logging.getLogger(__name__)
 
 STALLED_S: Final = 30.0
 """Silence after which another engine with the same tokenizer is asked for it."""
+SLOWEST: Final = 256 * 2**10
+"""Bytes per second, at which a tokenizer must come all in all, besides STALLED_S."""
+MAX_UPLOADS: Final = 4
+"""Tokenizers that one caller may send at a time."""
+MAX_HOURLY: Final = 32
+"""Tokenizers that one caller may begin to send within an hour."""
+MAX_KEPT: Final = 100
+"""Tokenizers on disk, however small."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PARTIAL: Final = ".partial-"
+_LOADING: Final = ".loading-"
 
 
 class OfferRefused(LpcError):
@@ -50,6 +61,8 @@ class OfferedTokenizers:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._receipts: dict[str, Receipt] = {}
+        self._begun: dict[str, list[float]] = {}
+        """By caller: when it began to send, within the last hour."""
         with suppress(OSError):  # said when an engine offers one
             make_own(folder)
         for left in folder.glob(f"{_PARTIAL}*"):
@@ -76,7 +89,30 @@ class OfferedTokenizers:
 
     def receives(self, digest: str) -> bool:
         """Say whether a tokenizer is being received."""
-        return digest in self._receipts
+        receipt = self._receipts.get(digest)
+        return receipt is not None and not receipt.stalled
+
+    @contextmanager
+    def attempt(self, digest: str) -> Iterator[None]:
+        """Mark a tokenizer as being loaded within the block. Raises OfferRefused if the sidecar died in such a block before."""
+        path = self.folder / f"{_LOADING}{digest}"
+        try:
+            file = _locked(path)
+        except OSError as error:
+            raise OfferRefused(_unwritable(self.folder, error)) from error
+        with file:
+            if os.fstat(file.fileno()).st_size:
+                raise OfferRefused(
+                    f"the sidecar died while it loaded this tokenizer: delete {path} to have it tried again, or name its "
+                    "folder in LPC_SERVED_MODELS"
+                )
+            file.write(b"loading")
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
 
     def intact(self, digest: str) -> bool:
         """Say whether the files of a tokenizer are still what they were; if not, remove them."""
@@ -88,10 +124,11 @@ class OfferedTokenizers:
         shutil.rmtree(folder, ignore_errors=True)
         return False
 
-    def receive(self, digest: str, sizes: Mapping[str, int]) -> "Receipt | None":
+    def receive(self, digest: str, sizes: Mapping[str, int], caller: str) -> "Receipt | None":
         """Begin to receive a tokenizer; None: it is being received already.
 
         Args:
+            caller: who sends it.
             sizes: file name to bytes, in the order of the names.
 
         Raises:
@@ -108,11 +145,12 @@ class OfferedTokenizers:
                 f"most {MAX_BYTES} bytes are possible), or name its folder in LPC_SERVED_MODELS"
             )
         with self._lock:
-            other = self._receipts.get(digest)
-            if other is not None and not other.stalled:
+            for receipt in list(self._receipts.values()):
+                if receipt.stalled:
+                    receipt.abandon()
+            if digest in self._receipts:
                 return None
-            if other is not None:
-                other.abandon()
+            self._count(caller, total)
             try:
                 make_own(self.folder)
                 self._make_room(total)
@@ -122,15 +160,30 @@ class OfferedTokenizers:
                 raise OfferRefused(f"{error} with LPC_OFFERED_TOKENIZERS") from error
             except OSError as error:
                 raise OfferRefused(_unwritable(self.folder, error)) from error
-            receipt = self._receipts[digest] = Receipt(self, digest, sizes, partial)
+            receipt = self._receipts[digest] = Receipt(self, digest, sizes, partial, caller)
         return receipt
+
+    def _count(self, caller: str, total: int) -> None:
+        """Count what a caller begins to send, with the lock held. Raises OfferRefused when it is too much."""
+        coming = [receipt.total for receipt in self._receipts.values() if receipt.caller == caller]
+        # Half is left to others.
+        if len(coming) >= MAX_UPLOADS or (coming and sum(coming) + total > self.max_bytes // 2):
+            raise OfferRefused(f"client {caller} is sending {len(coming)} tokenizers already: offer this one again later")
+        now = time.monotonic()
+        self._begun = {
+            name: recent for name, times in self._begun.items() if (recent := [at for at in times if now - at < 3600])
+        }
+        begun = self._begun.setdefault(caller, [])
+        if len(begun) >= MAX_HOURLY:
+            raise OfferRefused(f"client {caller} has sent {MAX_HOURLY} tokenizers within an hour: offer this one again later")
+        begun.append(now)
 
     def _make_room(self, wanted: int) -> None:
         """With the lock held."""
         coming = sum(receipt.total for receipt in self._receipts.values())
         kept = sorted((p for p in self.folder.iterdir() if _DIGEST.fullmatch(p.name)), key=lambda path: path.stat().st_mtime)
         sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in kept}
-        while coming + sum(sizes.values()) + wanted > self.max_bytes:
+        while coming + sum(sizes.values()) + wanted > self.max_bytes or len(sizes) >= MAX_KEPT:
             if not sizes:
                 raise OfferRefused("other tokenizers are being received: offer this one again later")
             oldest = next(iter(sizes))
@@ -146,10 +199,11 @@ class OfferedTokenizers:
 
 
 class Receipt:
-    """One tokenizer on its way in. Used by one thread at a time, but for :meth:`abandon`."""
+    """One tokenizer on its way in. Thread-safe."""
 
-    def __init__(self, owner: OfferedTokenizers, digest: str, sizes: Mapping[str, int], partial: Path) -> None:
+    def __init__(self, owner: OfferedTokenizers, digest: str, sizes: Mapping[str, int], partial: Path, caller: str) -> None:
         self.digest = digest
+        self.caller = caller
         self.total = sum(sizes.values())
         self._owner = owner
         self._partial = partial
@@ -158,37 +212,42 @@ class Receipt:
         self._file: BinaryIO | None = None
         self._hash: Any = None
         self._over = False
+        self._lock = threading.RLock()
         self._heard_at = time.monotonic()
+        self._due_at = self._heard_at + STALLED_S + self.total / SLOWEST
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing has come for long."""
-        return time.monotonic() - self._heard_at > STALLED_S
+        """Whether nothing has come for long, or the whole takes too long."""
+        now = time.monotonic()
+        return now - self._heard_at > STALLED_S or now > self._due_at
 
     def write(self, data: bytes) -> bool:
         """Take the next bytes; return whether that was all, and the tokenizer is kept. Raises OfferRefused, and it is over."""
-        self._heard_at = time.monotonic()
-        try:
-            if self._over:
-                raise OfferRefused("nothing came for too long, and another engine was asked: offer it again")
-            self._write(data)
-            if not self._left:
-                self._keep()
-        except OSError as error:
-            self.abandon()
-            raise OfferRefused(_unwritable(self._owner.folder, error)) from error
-        except OfferRefused:
-            self.abandon()
-            raise
-        return not self._left
+        with self._lock:
+            self._heard_at = time.monotonic()
+            try:
+                if self._over or self.stalled:
+                    raise OfferRefused("it came too slowly, and another engine is asked: offer it again")
+                self._write(data)
+                if not self._left:
+                    self._keep()
+            except OSError as error:
+                self.abandon()
+                raise OfferRefused(_unwritable(self._owner.folder, error)) from error
+            except OfferRefused:
+                self.abandon()
+                raise
+            return not self._left
 
     def abandon(self) -> None:
         """Forget what has come so far."""
-        self._over = True
-        if self._file is not None:
-            self._file.close()
-        shutil.rmtree(self._partial, ignore_errors=True)
-        self._owner._ended(self)
+        with self._lock:
+            self._over = True
+            if self._file is not None:
+                self._file.close()
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._owner._ended(self)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -223,6 +282,16 @@ class Receipt:
             shutil.rmtree(self._partial, ignore_errors=True)
         self._over = True
         self._owner._ended(self)
+
+
+def _locked(path: Path) -> BinaryIO:
+    """Open a file for appending, locked until it is closed; another process that has it is waited for. Raises OSError."""
+    while True:
+        file = path.open("ab")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # its last owner has deleted it
 
 
 def _unwritable(folder: Path, error: OSError) -> str:

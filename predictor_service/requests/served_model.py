@@ -24,6 +24,10 @@ from predictor_service.requests.marked_text import MarkingTokenizer, unmarked
 
 MARKUP_TOKENS: Final = 24
 """Tokens looked at behind an added token for the name of a role."""
+MAX_CHARACTERS: Final = 16 * 2**20
+"""Characters that the token ids of one prompt may stand for: as many as text fits into the largest message."""
+MAX_OPENINGS: Final = 8192
+"""User messages looked for in one prompt."""
 
 
 class ServedModel:
@@ -31,25 +35,29 @@ class ServedModel:
 
     Attributes:
         markup: how its chat template marks user messages; None where there is no template of use.
+
+    Args:
+        lengths: characters of each token, by id (`token_lengths`).
     """
 
-    def __init__(self, name: str, backend: Tokenizer, markup: UserMarkup | None) -> None:
+    def __init__(self, name: str, backend: Tokenizer, markup: UserMarkup | None, lengths: NDArray[np.int32]) -> None:
         self.name = name
         self.markup = markup
         self._tokenizer = MarkingTokenizer(backend)
+        self._lengths = lengths
 
     @property
     def vocabulary(self) -> int:
         """Ids are below it."""
         return self._tokenizer.vocabulary
 
-    def user_turns(self, ids: Sequence[int], window: int) -> UserTurns:
+    def user_turns(self, ids: Sequence[int] | NDArray[np.uint32], window: int) -> UserTurns:
         """Return the last ``window`` user prompts in a prompt of this model, and how many it has.
 
         A prompt without chat markup (of a completions API) counts as one user turn.
 
         Raises:
-            ForeignTokenIds: an id is outside the vocabulary. InvalidRequest: the prompt has no text.
+            ForeignTokenIds: an id is outside the vocabulary. InvalidRequest: the prompt has no text, or too much.
         """
         array = np.asarray(ids, np.int64)
         outside = np.flatnonzero((array < 0) | (array >= self._tokenizer.vocabulary))
@@ -59,6 +67,9 @@ class ServedModel:
                 f"token id {int(array[position])} at position {position} is outside the vocabulary of {self.name} "
                 f"({self._tokenizer.vocabulary} tokens): is served_model the model that the prompt was tokenised for?"
             )
+        # A decoder puts at most one blank between two tokens.
+        if (characters := int(self._lengths[array].sum(dtype=np.int64)) + len(array)) > MAX_CHARACTERS:
+            raise InvalidRequest(f"the token ids stand for up to {characters} characters, at most {MAX_CHARACTERS} are read")
         markup = self.markup
         turns = None
         if markup is not None:
@@ -75,7 +86,10 @@ class ServedModel:
         marker_ids = ids[marks]
         first, *rest = markup.pieces
         spans: list[tuple[int, int]] = []
-        for k in np.flatnonzero(marker_ids == first.marker):
+        openings = np.flatnonzero(marker_ids == first.marker)
+        _check_openings(len(openings))
+        closings = np.flatnonzero(marker_ids == markup.end)
+        for k in openings:
             last = k + len(rest)
             if last >= len(marks) or any(marker_ids[k + 1 + i] != piece.marker for i, piece in enumerate(rest)):
                 continue
@@ -83,8 +97,8 @@ class ServedModel:
             if any(marks[i + 1] - marks[i] > MARKUP_TOKENS or self._after(ids, marks, i) != p.text for p, i in between):
                 continue
             start = int(marks[last]) + 1
-            ends = np.flatnonzero(marker_ids[last + 1 :] == markup.end)
-            end = int(marks[last + 1 + ends[0]]) if ends.size else len(ids)
+            closing = np.searchsorted(closings, last + 1)
+            end = int(marks[closings[closing]]) if closing < len(closings) else len(ids)
             opening = self._tokenizer.decode(ids[start : min(end, start + MARKUP_TOKENS)]).lstrip()
             if not opening.startswith(markup.pieces[-1].text):
                 continue
@@ -95,12 +109,14 @@ class ServedModel:
             return None
         texts = [""] * len(spans)
         role = len(markup.pieces[-1].text)
-        kept = i = 0
+        kept = i = decoded = 0
         for i in range(len(spans) - 1, -1, -1):
             start, end = spans[i]
             texts[i] = self._tokenizer.decode(ids[start:end]).lstrip()[role:].strip()
             kept += bool(texts[i])
-            if kept == window:
+            decoded += end - start
+            # Messages that are forged within another one overlap.
+            if kept == window or decoded > len(ids):
                 # Older ones are only counted; a blank one among them would count too, which costs a decoding to know.
                 break
         # What is not decoded is taken to have as many characters per token as what is: decoding it all would cost more
@@ -113,6 +129,7 @@ class ServedModel:
     def _by_text(self, ids: NDArray[np.int64], markup: UserMarkup, window: int) -> UserTurns | None:
         """Find user messages in decoded text: for templates whose markers are plain text. None: there is none."""
         text = self._tokenizer.marked(ids)
+        _check_openings(text.count(markup.opening))
         prompts: list[str] = []
         found = False
         history = last_reply = begin = close = 0
@@ -136,3 +153,8 @@ class ServedModel:
     def _after(self, ids: NDArray[np.int64], marks: NDArray[np.int64], k: int) -> str:
         """Return the stripped text between added token ``k`` and the next."""
         return self._tokenizer.decode(ids[marks[k] + 1 : marks[k + 1]]).strip()
+
+
+def _check_openings(count: int) -> None:
+    if count > MAX_OPENINGS:
+        raise InvalidRequest(f"the prompt has {count} openings of a message, at most {MAX_OPENINGS} are read")

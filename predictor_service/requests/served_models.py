@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel, UnreadPrompt
 from predictor_service.requests.loading import TokenizerError, TokenizerLoader
-from predictor_service.requests.offered import OfferedTokenizers
+from predictor_service.requests.offered import OfferedTokenizers, OfferRefused
 from predictor_service.requests.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -24,9 +24,14 @@ log = logging.getLogger(__name__)
 LOADERS: Final = 2
 """Tokenizers that are loaded at a time: one that hangs does not hold up the next."""
 RETRY_S: Final = 300.0
-"""Seconds for which a tokenizer that could not be loaded is not tried again."""
+"""Seconds for which a tokenizer that could not be loaded is not tried again. An offered one never changes: after each further
+failure this time is four times as long, up to a day."""
 MAX_LOADED: Final = 8
-"""Offered tokenizers held in memory, up to some hundred MB each; over it the one unused longest is dropped."""
+"""Offered tokenizers held in memory; over it the one unused longest is dropped."""
+MAX_LOADED_TOKENS: Final = 2**20
+"""Of all of them: 262,144 take 80 MB."""
+MAX_LOADING: Final = 16
+"""Offered tokenizers that are loaded or wait for it."""
 MAX_KNOWN: Final = 100
 """Offered tokenizers of which it is known whether they can be loaded."""
 
@@ -59,6 +64,7 @@ class _Entry:
     used_at: float
     model: ServedModel | None = None
     failure: str = ""
+    failures: int = 0
     retry_at: float = 0.0
 
     @property
@@ -87,6 +93,8 @@ class ServedModels:
         self._loader = loader or TokenizerLoader()
         self._clock = clock
         self._lock = threading.Lock()
+        self._one_offered = threading.Lock()
+        """Held while an offered tokenizer is loaded: each may take what memory the sidecar leaves."""
         self._threads = ThreadPoolExecutor(LOADERS, "load-tokenizer")
         self._watchers: set[Callable[[], None]] = set()
         self._configured = {name: _Entry(name, "", path, clock()) for name, path in paths.items()}
@@ -175,11 +183,22 @@ class ServedModels:
     def _find(self, name: str, digest: str) -> _Entry | None:
         entry = self._offered.get(digest)
         if entry is None and self.offered is not None and (folder := self.offered.find(digest)) is not None:
+            if sum(other.state == "loading" for other in self._offered.values()) >= MAX_LOADING:
+                raise TokenizerLoading("other tokenizers are being loaded: try again in a minute")
             entry = self._offered[digest] = _Entry(name, digest, str(folder), self._clock())
             for old in list(self._unused_first())[: max(len(self._offered) - MAX_KNOWN, 0)]:
                 del self._offered[old.digest]
             self._begin(entry)
         return entry
+
+    def _drop_unused(self) -> None:
+        """Drop the offered tokenizers unused longest, as far as they are more than may be held."""
+        held = [(e, e.model.vocabulary) for e in self._unused_first() if e.model is not None]
+        tokens = sum(vocabulary for _, vocabulary in held)
+        for n, (old, vocabulary) in enumerate(held[:-1]):
+            if len(held) - n > MAX_LOADED or tokens > MAX_LOADED_TOKENS:
+                del self._offered[old.digest]
+                tokens -= vocabulary
 
     def _unused_first(self) -> Iterator[_Entry]:
         yield from sorted((e for e in self._offered.values() if e.state != "loading"), key=lambda entry: entry.used_at)
@@ -209,19 +228,24 @@ class ServedModels:
             self.changed()
             return
         try:
-            loaded = self._loader.load(entry.source, offered=bool(entry.digest))
-            model = ServedModel(name, loaded.backend, loaded.markup)
-        except TokenizerError as error:
+            if entry.digest and self.offered is not None:
+                with self._one_offered, self.offered.attempt(entry.digest):
+                    loaded = self._loader.load(entry.source, offered=True)
+            else:
+                loaded = self._loader.load(entry.source, offered=False)
+            model = ServedModel(name, loaded.backend, loaded.markup, loaded.lengths)
+        except (TokenizerError, OfferRefused) as error:
             failure = f"the tokenizer of served model {name} cannot be loaded from {entry.source}: {error}"
         except Exception as error:  # whatever it is, it must not be tried at every request
             failure = f"the tokenizer of served model {name} cannot be loaded from {entry.source}: {type(error).__name__}"
         with self._lock:
-            entry.model, entry.failure, entry.retry_at = model, failure, self._clock() + RETRY_S
-            loaded_ones = [e for e in self._unused_first() if e.model is not None]
-            for old in loaded_ones[: max(len(loaded_ones) - MAX_LOADED, 0)]:
-                del self._offered[old.digest]
+            entry.model, entry.failure = model, failure
+            entry.failures += model is None
+            wait_s = RETRY_S * 4 ** min(entry.failures - 1, 4) if entry.digest else RETRY_S
+            entry.retry_at = self._clock() + wait_s
+            self._drop_unused()
         if model is None:
-            log.error("%s. Its prompts are not read. Tried again after %g s; or set LPC_SERVED_MODELS", failure, RETRY_S)
+            log.error("%s. Its prompts are not read. Tried again after %g s; or set LPC_SERVED_MODELS", failure, wait_s)
         elif model.markup is None:
             log.warning("served model %s has no usable chat template: its prompts count as one user turn", name)
         if model is not None:

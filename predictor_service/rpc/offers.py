@@ -35,8 +35,9 @@ class StreamOffer:
         made: whether there was an offer; whoever makes one understands answers to prompts that were not read.
     """
 
-    def __init__(self, models: ServedModels, say: Say, metrics: Metrics) -> None:
+    def __init__(self, models: ServedModels, caller: str, say: Say, metrics: Metrics) -> None:
         self.made = False
+        self._caller = caller
         self._models = models
         self._say = say
         self._metrics = metrics
@@ -132,7 +133,7 @@ class StreamOffer:
             if store is None or not offer.files:
                 raise OfferRefused(str(error))
             sizes = {file.name: file.bytes for file in offer.files[:MAX_OFFERS]}
-            self._receipt = await asyncio.to_thread(store.receive, offer.digest, sizes)
+            self._receipt = await asyncio.to_thread(store.receive, offer.digest, sizes, self._caller)
         except OfferRefused as refusal:
             self._refusal = str(refusal)
             self._metrics.tokenizer_offers.labels("refused").inc()

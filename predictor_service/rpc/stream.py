@@ -62,7 +62,7 @@ class PredictionStream:
         """None: the last one was taken."""
         self._taken = asyncio.Event()
         self._in_flight: dict[str, asyncio.Task[None]] = {}
-        self._offer = StreamOffer(models, self._say, metrics)
+        self._offer = StreamOffer(models, caller.name, self._say, metrics)
 
     async def answers(
         self, requests: AsyncIterator[pb.PredictStreamRequest], draining: asyncio.Event

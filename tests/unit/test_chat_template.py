@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from lpc.errors import InvalidRequest
 from predictor_service.requests.chat_template import learn_markup
 from predictor_service.requests.loading import renderer
-from predictor_service.requests.marked_text import MarkingTokenizer
+from predictor_service.requests.marked_text import MarkingTokenizer, token_lengths
 from predictor_service.requests.served_model import ServedModel
 from tests.chat_templates import STYLES, tokenizer_of
 
@@ -32,7 +32,8 @@ def model(style: str) -> ServedModel:
 
 def served(name: str, tokenizer: PreTrainedTokenizerFast) -> ServedModel:
     backend = tokenizer.backend_tokenizer
-    return ServedModel(name, backend, learn_markup(MarkingTokenizer(backend), renderer(tokenizer)))
+    marking = MarkingTokenizer(backend)
+    return ServedModel(name, backend, learn_markup(marking, renderer(tokenizer)), token_lengths(backend, marking.vocabulary))
 
 
 def chat(*texts: str, system: str | None = None) -> list[dict[str, str]]:

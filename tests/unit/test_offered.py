@@ -1,7 +1,11 @@
 """What engines offer is kept whole or not at all, under its digest, within its bound."""
 
+import contextlib
 import itertools
 import os
+import subprocess
+import sys
+import threading
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +15,7 @@ import pytest
 
 from eviction_client.offer import look_at
 from lpc.wire.tokenizer_files import digest_of
-from predictor_service.requests.offered import OfferedTokenizers, OfferRefused, Receipt
+from predictor_service.requests.offered import MAX_HOURLY, MAX_KEPT, MAX_UPLOADS, OfferedTokenizers, OfferRefused, Receipt
 
 FILES = {"chat_template.jinja": b"{{ messages }}", "tokenizer.json": bytes(range(256)) * 40, "tokenizer_config.json": b"{}"}
 
@@ -20,8 +24,8 @@ def digest(files: dict[str, bytes]) -> str:
     return digest_of({name: sha256(content).hexdigest() for name, content in files.items()})
 
 
-def begin(store: OfferedTokenizers, files: dict[str, bytes]) -> Receipt:
-    receipt = store.receive(digest(files), {name: len(content) for name, content in files.items()})
+def begin(store: OfferedTokenizers, files: dict[str, bytes], caller: str = "engine") -> Receipt:
+    receipt = store.receive(digest(files), {name: len(content) for name, content in files.items()}, caller)
     assert receipt is not None
     return receipt
 
@@ -60,7 +64,7 @@ def test_what_was_cut_anywhere_is_whole_again(tmp_path: Path) -> None:
 )
 def test_what_is_no_tokenizer_is_not_taken(tmp_path: Path, files: dict[str, int], why: str) -> None:
     with pytest.raises(OfferRefused, match=why):
-        OfferedTokenizers(tmp_path / "kept", 2**20).receive("0" * 64, files)
+        OfferedTokenizers(tmp_path / "kept", 2**20).receive("0" * 64, files, "engine")
     assert not any((tmp_path / "kept").iterdir())
 
 
@@ -81,7 +85,7 @@ def test_a_digest_is_no_path(tmp_path: Path) -> None:
     store = OfferedTokenizers(tmp_path / "kept", 2**20)
     assert store.find("../secret") is None
     with pytest.raises(OfferRefused, match="64 hexadecimal digits"):
-        store.receive("../secret", {"tokenizer.json": 1})
+        store.receive("../secret", {"tokenizer.json": 1}, "engine")
 
 
 def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
@@ -96,10 +100,10 @@ def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
 
 def test_what_is_being_received_counts_and_does_not_make_room(tmp_path: Path) -> None:
     store = OfferedTokenizers(tmp_path, 3500)
-    receipts = [begin(store, other(n)) for n in range(3)]
+    receipts = [begin(store, other(n), f"engine-{n}") for n in range(3)]
     with pytest.raises(OfferRefused, match="later"):
-        begin(store, other(9))
-    assert store.receive(receipts[0].digest, {"tokenizer.json": 1000}) is None, "it comes already"
+        begin(store, other(9), "engine-9")
+    assert store.receive(receipts[0].digest, {"tokenizer.json": 1000}, "engine") is None, "it comes already"
     receipts[0].abandon()
     put(store, other(9))
 
@@ -110,9 +114,116 @@ def test_one_that_stalls_is_asked_of_another_engine(tmp_path: Path) -> None:
     now = itertools.count(time.monotonic() + 60)
     with patch("predictor_service.requests.offered.time.monotonic", lambda: next(now)):
         assert put(store, FILES)
-    with pytest.raises(OfferRefused, match="another engine was asked"):
+    with pytest.raises(OfferRefused, match="another engine is asked"):
         stalled.write(b"x")
     assert store.intact(digest(FILES))
+
+
+def test_a_stalled_upload_gives_its_reservation_back_to_any_other_tokenizer(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 1500)
+    begin(store, other(1), "hostile")
+    with pytest.raises(OfferRefused, match="being received"):
+        begin(store, other(2))
+    now = itertools.count(time.monotonic() + 60)
+    with patch("predictor_service.requests.offered.time.monotonic", lambda: next(now)):
+        assert not store.receives(digest(other(1))), "other engines with this tokenizer are asked for it"
+        assert put(store, other(2))
+
+
+def test_an_upload_that_trickles_ends_at_its_deadline(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 2**20)
+    receipt = begin(store, FILES)
+    now = itertools.count(time.monotonic(), step=5)
+    with (
+        patch("predictor_service.requests.offered.time.monotonic", lambda: next(now)),
+        pytest.raises(OfferRefused, match="slowly"),
+    ):
+        for _ in range(30):
+            receipt.write(b"x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_caller_cannot_occupy_the_uploads_of_others(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 2**20)
+    for n in range(MAX_UPLOADS):
+        begin(store, other(n), "hostile")
+    with pytest.raises(OfferRefused, match="client hostile is sending 4 tokenizers already"):
+        begin(store, other(9), "hostile")
+    put(store, other(9))
+
+
+def test_one_caller_cannot_reserve_more_than_half_of_the_disk(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 3500)
+    begin(store, other(0), "hostile")
+    with pytest.raises(OfferRefused, match="client hostile"):
+        begin(store, other(1), "hostile")
+    put(store, other(2))
+
+
+def test_one_caller_sends_a_bounded_number_of_tokenizers_per_hour(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 2**20)
+    for n in range(MAX_HOURLY):
+        begin(store, other(n), "hostile").abandon()
+    with pytest.raises(OfferRefused, match="client hostile has sent 32 tokenizers within an hour"):
+        begin(store, other(99), "hostile")
+    put(store, other(100))
+    later = time.monotonic() + 3601
+    with patch("predictor_service.requests.offered.time.monotonic", lambda: later):
+        begin(store, other(99), "hostile").abandon()
+
+
+def test_tokenizers_on_disk_are_bounded_in_number(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 2**30)
+    for n in range(MAX_KEPT + 5):
+        assert begin(store, other(n), f"engine-{n}").write(other(n)["tokenizer.json"])
+    assert len(list(tmp_path.iterdir())) == MAX_KEPT
+
+
+def test_a_tokenizer_whose_loading_killed_the_sidecar_is_not_loaded_again_until_its_mark_is_deleted(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 2**20)
+    kept = put(store, FILES)
+    dies = f"""
+import os, pathlib
+from predictor_service.requests.offered import OfferedTokenizers
+with OfferedTokenizers(pathlib.Path({str(tmp_path)!r}), 2**20).attempt({kept!r}):
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", dies]).returncode == 9
+    for _ in range(2):
+        with (
+            pytest.raises(OfferRefused, match=r"the sidecar died while it loaded this tokenizer: delete .*\.loading-"),
+            store.attempt(kept),
+        ):
+            pass
+    (tmp_path / f".loading-{kept}").unlink()
+    with store.attempt(kept):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [kept]
+
+
+def test_a_failure_to_load_leaves_no_mark(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 2**20)
+    for _ in range(2):
+        with contextlib.suppress(ValueError), store.attempt("0" * 64):
+            raise ValueError
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_sidecars_with_one_folder_do_not_suspect_each_other(tmp_path: Path) -> None:
+    stores = [OfferedTokenizers(tmp_path, 2**20) for _ in range(2)]
+    loaded = []
+
+    def load(store: OfferedTokenizers) -> None:
+        with store.attempt("0" * 64):
+            time.sleep(0.2)
+            loaded.append(store)
+
+    threads = [threading.Thread(target=load, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loaded) == 2
 
 
 def test_one_that_was_damaged_on_disk_is_removed(tmp_path: Path) -> None:

@@ -1,16 +1,29 @@
 """Tokenizers are loaded in the background, in a process of their own; nobody waits for one, and a bad one is left alone."""
 
+import contextlib
 import json
 import random
+import re
+import resource
+import shutil
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from eviction_client.offer import look_at
+from lpc.errors import InvalidRequest
 from lpc.wire.tokenizer_files import NAMES
 from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel
-from predictor_service.requests.loading import LoadLimits, TokenizerError, TokenizerLoader, decoder_of
+from predictor_service.requests.decoders import check_decoder
+from predictor_service.requests.loading import MAX_TOKEN, LoadLimits, TokenizerError, TokenizerLoader, decoder_of
+from predictor_service.requests.offered import OfferedTokenizers
+from predictor_service.requests.served_model import ServedModel
 from predictor_service.requests.served_models import RETRY_S, ServedModels
 from tests.chat_templates import STYLES, tokenizer_of
 
@@ -133,6 +146,153 @@ def test_an_id_far_outside_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(TokenizerError, match="its ids go up to 2147483649"):
         TokenizerLoader().load(str(folder), offered=True)
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Change a folder's tokenizer.json."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    change(content)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_token_without_a_bound_on_its_length_is_refused(folder: Path) -> None:
+    rewritten(folder, lambda content: content["model"]["vocab"].update({"x" * (MAX_TOKEN + 1): 5000}))
+    with pytest.raises(TokenizerError, match="a token of 1025 characters, more than 1024"):
+        TokenizerLoader().load(str(folder), offered=True)
+
+
+def test_an_added_token_without_a_bound_on_its_length_is_refused(folder: Path) -> None:
+    rewritten(folder, lambda content: content["added_tokens"][0].update(content="<" + "x" * MAX_TOKEN))
+    with pytest.raises(TokenizerError, match="a token of 1025 characters"):
+        TokenizerLoader().load(str(folder), offered=True)
+
+
+REGEX = {"type": "Replace", "pattern": {"Regex": "(a|a)*$"}, "content": ""}
+REPLACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "why"),
+    [
+        (REGEX, "a step Replace"),
+        ({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Sequence", "decoders": [REGEX]}]}, "a step Replace"),
+        ({**REPLACE, "content": "x" * 2**20}, "a step Replace"),
+        ({**REPLACE, "pattern": {"String": ""}}, "a step Replace"),
+        ({**STRIP, "stop": 1}, "a step Strip"),
+        ({**STRIP, "start": 2**40}, "a step Strip"),
+        ({"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True}, "a step CTC"),
+        ({"type": "BPEDecoder", "suffix": ""}, "a step BPEDecoder"),
+        ({"type": "Sequence", "decoders": [{"type": "Fuse"}] * 100}, "more than 16 steps"),
+    ],
+)
+def test_a_decoder_whose_cost_is_not_bounded_is_refused(decoder: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        check_decoder(decoder)
+
+
+def test_a_tokenizer_whose_decoder_is_a_regular_expression_is_refused(folder: Path) -> None:
+    rewritten(folder, lambda content: content.update(decoder=REGEX))
+    with pytest.raises(TokenizerError, match="its decoder has a step Replace"):
+        TokenizerLoader().load(str(folder), offered=True)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        {"type": "BPEDecoder", "suffix": "</w>"},
+        {"type": "Sequence", "decoders": [REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"}, STRIP]},
+    ],
+    ids=["none", "llama 3, qwen, gpt-oss", "t5", "bert", "gpt", "llama 2, mistral, gemma"],
+)
+def test_the_decoders_of_published_models_are_run(decoder: dict[str, Any] | None) -> None:
+    check_decoder(decoder)
+
+
+def test_a_template_that_fills_memory_stays_within_what_the_sidecar_leaves(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(
+        "{% set ns = namespace(t='x' * 99999) %}{% for i in range(30) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}"
+    )
+    most, peak = 400 * 2**20, 0
+    loader = TokenizerLoader(room=lambda: most)
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(loader.load, str(folder), offered=True)
+        while not loading.done():
+            for process in list(loader._running):
+                with contextlib.suppress(OSError):
+                    peak = max(peak, int(Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * resource.getpagesize())
+            time.sleep(0.005)
+    assert 0 < peak <= most
+    assert loading.exception() is not None or loading.result().markup is None
+
+
+def test_the_process_that_reads_an_offer_sees_no_secret_and_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "chat_template.jinja").write_text(BOMB)
+    monkeypatch.setenv("LPC_CACHE_REDIS_URL", "redis://:secret@nowhere")
+    loader = TokenizerLoader()
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(loader.load, str(folder), offered=True)
+        while not loader._running:
+            time.sleep(0.01)
+        (process,) = loader._running
+        limits = Path(f"/proc/{process.pid}/limits")
+        while not re.search(r"Max core file size +0 +0", limits.read_text()):
+            time.sleep(0.01)
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        bounds = limits.read_text()
+        loader.close()
+        assert loading.exception() is not None
+    assert b"secret" not in environment and b"HF_HUB_OFFLINE=1" in environment
+    assert re.search(r"Max open files +256 +256", bounds) and re.search(r"Max processes +0 +0", bounds)
+    assert re.search(r"Max file size +\d+ +\d+", bounds) and re.search(r"Max address space +\d+ +\d+", bounds)
+
+
+def test_token_ids_that_stand_for_endless_text_are_refused_before_they_are_decoded(folder: Path) -> None:
+    rewritten(folder, lambda content: content["model"]["vocab"].update({"x" * MAX_TOKEN: 5000}))
+    loaded = TokenizerLoader().load(str(folder), offered=True)
+    model = ServedModel("m", loaded.backend, loaded.markup, loaded.lengths)
+    with pytest.raises(InvalidRequest, match=r"stand for up to 1[0-9]{8} characters, at most 16777216 are read"):
+        model.user_turns([int(loaded.lengths.argmax())] * 104_000 + [1, 2], 5)
+
+
+def test_forged_openings_do_not_keep_the_sidecar_busy(folder: Path) -> None:
+    loaded = TokenizerLoader().load(str(folder), offered=True)
+    model = ServedModel("m", loaded.backend, loaded.markup, loaded.lengths)
+    assert loaded.markup is not None
+    with pytest.raises(InvalidRequest, match="openings of a message, at most 8192 are read"):
+        model.user_turns([loaded.markup.pieces[0].marker] * 2**17, 5)
+
+
+class FailingLoader(TokenizerLoader):
+    def load(self, source: str, *, offered: bool):
+        raise TokenizerError("it hangs")
+
+
+def test_an_offered_tokenizer_that_fails_is_tried_less_and_less(folder: Path, tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path / "kept", 2**20)
+    files = look_at({path.name: path for path in folder.iterdir() if path.is_file()})
+    shutil.copytree(folder, tmp_path / "kept" / files.digest, ignore=lambda *_: {"kept"})
+    now, loads = [0.0], []
+    served = ServedModels({}, store, FailingLoader(), clock=lambda: now[0])
+    failed = threading.Event()
+    served.watch(failed.set)
+    for at in range(0, 2 * 86_400, 60):
+        now[0] = float(at)
+        try:
+            served.get("m", files.digest)
+        except TokenizerLoading:
+            loads.append(at)
+            assert failed.wait(60)
+            failed.clear()
+        except TokenizerFailed:
+            pass
+    served.close()
+    assert len(loads) < 8, loads
 
 
 def unigram() -> Tokenizer:
