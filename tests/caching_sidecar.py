@@ -39,5 +39,5 @@ def response_caches(
             "cache_gateways": "anonymous,unix",
             "cache_scopes": dict(scopes or {"default": {}}),
         }
-        with Sidecar(folder, models, "tiny", **ours, **settings) as sidecar:
+        with Sidecar(folder, models, "tiny", **{**ours, **settings}) as sidecar:
             yield ResponseCaches(redis, sidecar)

@@ -119,6 +119,7 @@ async def _gateway(url: str, sidecar: str, *, cache: bool, lookup_s: float = 10.
         gateway_metrics_port=None,
         gateway_engines=(url,),
         gateway_cache=cache,
+        gateway_cache_anonymous=True,
         gateway_lookup_timeout_s=lookup_s,
     )
     limits = httpx.Limits(max_connections=None)

@@ -44,6 +44,9 @@ _OPTIONS: Final = (
 )
 _UNAVAILABLE: Final = pb.LookupResponse(miss=pb.Miss(reason=pb.REASON_UNAVAILABLE))
 _REFUSED: Final = pb.LookupResponse(miss=pb.Miss(reason=pb.REASON_REFUSED))
+DENIED: Final = "permission_denied"
+"""The refusal of a miss if the sidecar does not let this caller name tenants (LPC_CACHE_GATEWAYS)."""
+_DENIED: Final = pb.LookupResponse(miss=pb.Miss(reason=pb.REASON_REFUSED, refusal=DENIED))
 _NOT_STORED: Final = pb.StoreResponse(refusal="unavailable")
 
 
@@ -294,9 +297,9 @@ def _known(answer: pb.LookupResponse) -> pb.LookupResponse:
 
 
 def _miss(error: Exception) -> pb.LookupResponse:
-    """Return the miss of a look-up that failed. A sidecar that calls it no request is there all the same."""
-    refused = isinstance(error, grpc.RpcError) and code_of(error) is grpc.StatusCode.INVALID_ARGUMENT
-    return _REFUSED if refused else _UNAVAILABLE
+    """Return the miss of a look-up that failed. A sidecar that refuses a request is there anyway."""
+    code: Any = code_of(error) if isinstance(error, grpc.RpcError) else None
+    return {grpc.StatusCode.INVALID_ARGUMENT: _REFUSED, grpc.StatusCode.PERMISSION_DENIED: _DENIED}.get(code, _UNAVAILABLE)
 
 
 def _may_mend(error: grpc.RpcError) -> bool:

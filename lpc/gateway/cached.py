@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lpc.cache.client import AsyncResponseCacheClient
+from lpc.cache.client import DENIED, AsyncResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.directives import Directives
 from lpc.gateway.metrics import Metrics
-from lpc.gateway.request import Asked
+
+log = logging.getLogger(__name__)
 
 _ASKED_OFF: Final = frozenset((pb.REASON_OFF, pb.REASON_REFUSED, pb.REASON_UNAVAILABLE))
 """Misses after which there is nothing to hand in, unless others wait for it."""
@@ -63,19 +65,18 @@ class Cached:
         self._metrics = metrics
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._denied = False
 
-    async def find(self, asked: Asked, tenant: str, scope: str, directives: Directives) -> Found:
-        """Look an answer up, if the request and its Cache-Control allow it. Raises nothing.
+    def concerns(self, directives: Directives) -> bool:
+        """Whether there is a cache, and a request's Cache-Control leaves it something to do."""
+        return self._client is not None and (directives.lookup or directives.store)
 
-        A caller that is cancelled meanwhile leaves no other one waiting for its answer.
+    async def find(self, question: pb.Request | None, directives: Directives) -> Found:
+        """Look an answer up, if the request's Cache-Control allows it. Raises nothing.
+
+        A caller that is cancelled before it returns leaves no other one waiting for its answer.
         """
-        if self._client is None or not asked.cacheable or not (directives.lookup or directives.store):
-            return Found(None)
-        try:
-            question = asked.question(tenant, scope)
-        except (ValueError, TypeError, KeyError):
-            return Found(None)  # the engine may know what is meant
-        if not directives.lookup:
+        if self._client is None or question is None or not directives.lookup:
             return Found(question)
         wait_s = 0.0 if directives.only_if_cached else self._wait_s
         began = self._clock()
@@ -86,10 +87,17 @@ class Cached:
         if answer.miss.reason == pb.REASON_IN_FLIGHT and wait_s:
             answer = await self._client.follow(question, wait_s, max_age_s=directives.max_age_s)
         reason = answer.miss.reason
-        self._metrics.cache_up.set(reason != pb.REASON_UNAVAILABLE)
+        denied = answer.miss.refusal == DENIED
+        if denied and not self._denied:
+            log.error(
+                "the sidecar does not let this gateway name tenants, so nothing is cached: add the name of the gateway's token "
+                "to LPC_CACHE_GATEWAYS of the sidecar"
+            )
+        self._denied = denied
+        self._metrics.cache_up.set(reason != pb.REASON_UNAVAILABLE and not denied)
         if answer.HasField("hit"):
             return Found(question, hit=answer.hit)
-        self._metrics.misses.labels(pb.Reason.Name(reason).removeprefix("REASON_").lower()).inc()
+        self._metrics.misses.labels(DENIED if denied else pb.Reason.Name(reason).removeprefix("REASON_").lower()).inc()
         return Found(question, miss=answer.miss)
 
     def hand_in(self, found: Found, response: pb.Response | None, *, store: bool = True, ended: bool = False) -> None:

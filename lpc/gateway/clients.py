@@ -1,5 +1,6 @@
-"""Who asks: a client by its token, or whoever shows the same Authorization to the engine."""
+"""Who asks: a client by its token, or callers with the same identity headers."""
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Final
 from lpc.cache.questions import DEFAULT_SCOPE
 from lpc.gateway.headers import Headers, first
 from lpc.gateway.settings import GatewaySettings
+from lpc.gateway.tenants import ANONYMOUS
 from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
 from lpc.wire.watched import WatchedFiles
 
@@ -17,6 +19,10 @@ log = logging.getLogger(__name__)
 
 UNNAMED: Final = "-"
 """Label and name, in the settings, of a client without a token of the gateway's."""
+_CREDENTIALS: Final = frozenset((b"authorization", b"api-key", b"x-api-key"))
+"""Headers for the engine. All callers may share one, so they do not identify a caller."""
+_EMPTY: Final = ("", "bearer", "bearer empty", "empty")
+"""Values of credentials that clients send because their library wants one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +33,13 @@ class Client:
         name: for metrics and settings; of few values.
         tenant: whose answers it may get: of no other tenant's may one come.
         scopes: that it may name.
+        cached: its answers may be kept and given again.
     """
 
     name: str
     tenant: str
     scopes: Sequence[str]
+    cached: bool
 
 
 class Clients:
@@ -43,6 +51,7 @@ class Clients:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
+        self._identity = frozenset(name.encode() for name in settings.gateway_identity_headers)
         self._path: Path | None = settings.gateway_tokens
         self._names: dict[bytes, str] = {}
         if self._path is not None:
@@ -58,16 +67,30 @@ class Clients:
 
     def who(self, headers: Headers) -> Client | None:
         """Return whose request it is; None where a token is asked for and none is valid."""
-        shown = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+        identity = self._shown(headers)
         if self._path is None:
-            # The digest, since the key itself must go to nobody but the engine. Two keys of one user are two tenants.
-            keys = "\0".join([*shown, *(_api_key(headers) or ())])
-            tenant = "key:" + sha256(keys.encode("latin-1")).hexdigest() if keys else "anonymous"
-            return Client(UNNAMED, tenant, self._settings.scopes_of(UNNAMED))
+            tenant = "key:" + _digest(identity) if identity else ANONYMOUS
+            identified = any(name not in _CREDENTIALS for name, _ in identity)
+            cached = identified or self._settings.gateway_cache_anonymous
+            return Client(UNNAMED, tenant, self._settings.scopes_of(UNNAMED), cached)
+        shown = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
         found = owner_of(shown[0], self._names) if len(shown) == 1 else None
         if found is None:
             return None
-        return Client(found[1], f"client:{found[1]}", self._settings.scopes_of(found[1]))
+        # The token is the client's name already.
+        users = [(name, value) for name, value in identity if name != b"authorization"]
+        tenant = f"client:{found[1]}" + (f":{_digest(users)}" if users else "")
+        return Client(found[1], tenant, self._settings.scopes_of(found[1]), True)
+
+    def _shown(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Return the identity headers of a request that say something."""
+        return sorted(
+            (name, value)
+            for name, value in headers
+            if name in self._identity
+            and value.strip()
+            and not (name in _CREDENTIALS and value.decode("latin-1").strip().lower() in _EMPTY)
+        )
 
     def refresh(self) -> None:
         """Look at the token file. A wrong one is reported, and the old one stays."""
@@ -81,14 +104,11 @@ class Clients:
         log.info("%d tokens of %d clients are valid", len(self._names), len(set(self._names.values())))
 
 
-def _api_key(headers: Headers) -> tuple[str, ...] | None:
-    """Return what other fields say who asks: Azure's api-key, and cookies, by which a proxy before an engine may know users."""
-    found = tuple(
-        f"{name.decode('latin-1')}={value.decode('latin-1')}"
-        for name, value in headers
-        if name in (b"api-key", b"x-api-key", b"cookie")
-    )
-    return found or None
+def _digest(identity: Headers) -> str:
+    """Return a digest of header fields: a key must go to nobody but the engine. Two keys of one user are two tenants."""
+    return sha256(
+        json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in identity]).encode()
+    ).hexdigest()
 
 
 def scope_of(headers: Headers, client: Client) -> str | None:

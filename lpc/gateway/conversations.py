@@ -1,9 +1,9 @@
-"""How a conversation is named to the engine where its client does not name it.
+"""How a conversation is named to the engine if its client does not name it.
 
-A request's messages before its last user turn are the conversation as it stood after the answer before: under their digest the
-name is remembered when that answer ends. So two users who begin alike are two conversations, from the first answer that differs
-on. Where another gateway served the turn before, or this one was restarted, the name is a digest of the beginning up to the
-first answer, which every gateway finds alike.
+A request's messages before its last user turn are the conversation as it stood after the answer before. When that answer ends,
+the gateway remembers the conversation's name under a digest of them, its state. So two users who begin alike are two
+conversations, from the first answer that differs on. If another gateway served the turn before, or this one was restarted, the
+name is a digest of the beginning up to the first answer, which is the same for every gateway.
 """
 
 import secrets
@@ -28,8 +28,8 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._names)
 
-    def name(self, asked: Asked, tenant: str) -> str | None:
-        """Return the name of a request's conversation; None where it cannot have one."""
+    def name(self, asked: Asked, states: Sequence[bytes]) -> str | None:
+        """Return the name of a request's conversation; None if it cannot have one. ``states``: of `states_of`."""
         if asked.session is not None:
             return asked.session
         if not self._capacity or not asked.messages:
@@ -37,17 +37,17 @@ class Conversations:
         last = _last_reply(asked.messages)
         if last is None:
             return f"lpc-{secrets.token_hex(16)}"
-        known = self._names.get(_state(asked, tenant, asked.messages[: last + 1]))
+        known = self._names.get(states[last])
         if known is not None:
             return known
         first = next(i for i, message in enumerate(asked.messages) if message["role"] == "assistant")
-        return f"lpc-{_state(asked, tenant, asked.messages[: first + 1]).hex()}"
+        return f"lpc-{states[first].hex()}"
 
-    def answered(self, asked: Asked, tenant: str, name: str | None, reply: str | None) -> None:
+    def answered(self, asked: Asked, states: Sequence[bytes], name: str | None, reply: str | None) -> None:
         """Note how a conversation stands now. ``reply``: the answer's text; None where it is not known."""
         if name is None or reply is None or asked.session is not None or not asked.messages:
             return
-        state = _state(asked, tenant, [*asked.messages, {"role": "assistant", "content": reply}])
+        state = _next(states[-1], {"role": "assistant", "content": reply})
         self._names[state] = name
         self._names.move_to_end(state)
         while len(self._names) > self._capacity:
@@ -58,10 +58,19 @@ def _last_reply(messages: Sequence[Mapping[str, Any]]) -> int | None:
     return next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "assistant"), None)
 
 
-def _state(asked: Asked, tenant: str, messages: Sequence[Mapping[str, Any]]) -> bytes:
+def states_of(asked: Asked, tenant: str) -> Sequence[bytes]:
+    """Return the state of a conversation after each of its messages: digests, each of the one before and a message."""
+    state = digest("conversation", tenant, asked.body.get("model"))
+    states: list[bytes] = []
+    for message in asked.messages:
+        state = _next(state, message)
+        states.append(state)
+    return states
+
+
+def _next(state: bytes, message: Mapping[str, Any]) -> bytes:
     # White space at the ends is what clients trim before they send an answer back.
-    said = [(message["role"], _spoken(message.get("content"))) for message in messages]
-    return digest("conversation", tenant, asked.body.get("model"), said)
+    return digest(state.hex(), message["role"], _spoken(message.get("content")))
 
 
 def _spoken(content: object) -> object:

@@ -6,8 +6,10 @@
     ├── ScopeRefused        403: a scope that the client may not name
     ├── NotProxied          404: a path that the gateway does not proxy
     ├── MethodRefused       405: a method that it does not proxy for this path
+    ├── TooSlow             408: the body did not come in time
     ├── TooLarge            413: the body
     ├── NoEngine            502: none takes connections
+    ├── Busy                503: as much as the gateway may hold is in flight
     └── NotCached           504: only-if-cached, and there is no answer (RFC 9111)
 
 GatewayStartError: the gateway cannot start.
@@ -70,6 +72,13 @@ class ScopeRefused(GatewayError):
     status, kind = 403, "permission_error"
 
 
+class TooSlow(GatewayError):
+    """The body did not come in time."""
+
+    status, kind = 408, "invalid_request_error"
+    headers = ((b"connection", b"close"),)
+
+
 class TooLarge(GatewayError):
     """The body is over the limit."""
 
@@ -80,6 +89,13 @@ class NoEngine(GatewayError):
     """No engine takes connections."""
 
     status, kind = 502, "api_error"
+
+
+class Busy(GatewayError):
+    """As much as the gateway may hold is in flight."""
+
+    status, kind = 503, "api_error"
+    headers = ((b"retry-after", b"1"), (b"connection", b"close"))
 
 
 class NotCached(GatewayError):

@@ -4,15 +4,46 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from lpc.gateway.errors import TooLarge
+from lpc.gateway.errors import Busy, TooLarge, TooSlow
 from lpc.gateway.headers import Headers
+from lpc.gateway.metrics import Metrics
+from lpc.gateway.settings import GatewaySettings
 
 JSON: Final = (b"content-type", b"application/json")
+
+
+class Load:
+    """What all requests hold together. Lives on one event loop."""
+
+    def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
+        self._max_requests, self._max_bytes = settings.gateway_max_requests, settings.gateway_max_held_bytes
+        self.body_timeout_s = settings.gateway_body_timeout_s
+        self._requests = self._bytes = 0
+        metrics.in_flight.set_function(lambda: self._requests)
+        metrics.held_bytes.set_function(lambda: self._bytes)
+
+    @contextlib.contextmanager
+    def admitted(self, exchange: "Exchange") -> Iterator[None]:
+        """Count a request, and what it holds, until the block is left. Raises Busy."""
+        if self._requests >= self._max_requests:
+            raise Busy("the gateway answers as many requests as it may (LPC_GATEWAY_MAX_REQUESTS): try again later")
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            self._bytes -= exchange.held_bytes
+
+    def hold(self, count: int) -> None:
+        """Take bytes of a body. Raises Busy."""
+        if self._bytes + count > self._max_bytes:
+            raise Busy("the gateway holds as many bytes of bodies as it may (LPC_GATEWAY_MAX_HELD_BYTES): try again later")
+        self._bytes += count
 
 
 class Exchange:
@@ -24,10 +55,13 @@ class Exchange:
         headers: names in lower case.
         status: that was answered; None before.
         complete: the answer has been sent to its end.
+        held_bytes: of the body.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_bytes: int) -> None:
-        self._receive, self._send, self._max_bytes = receive, send, max_bytes
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_bytes: int, load: Load) -> None:
+        self._receive, self._send, self._max_bytes, self._load = receive, send, max_bytes, load
+        self._patience_s = load.body_timeout_s
+        self.held_bytes = 0
         self.method: str = scope["method"]
         self.raw_path: bytes = scope["raw_path"]
         self.query: bytes = scope["query_string"]
@@ -41,19 +75,21 @@ class Exchange:
         self._read = asyncio.Event()
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises TooLarge."""
-        return b"".join([data async for data in self.chunks()])
+        """Return the whole body, which is held from then on. Raises as `chunks`, and Busy."""
+        parts: list[bytes] = []
+        async for data in self.chunks():
+            self._load.hold(len(data))
+            self.held_bytes += len(data)
+            parts.append(data)
+        return b"".join(parts)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. Raises TooLarge, and ClientGone when the client hangs up first."""
+        """Yield the body as it comes. Raises TooLarge, TooSlow, and ClientGone when the client hangs up first."""
         if self._max_bytes < self.body_bytes < math.inf:
             raise self._too_large()
         received = 0
         while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self.gone = True
-                raise ClientGone
+            message = await self._next()
             data: bytes = message.get("body", b"")
             received += len(data)
             more = message.get("more_body", False)
@@ -70,12 +106,26 @@ class Exchange:
         """Read on, within the limit once more, without keeping it: else the client sees a reset instead of the refusal."""
         left = self._max_bytes
         while left > 0 and not self._read.is_set():
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
+            message = await self._next()
             left -= len(message.get("body", b"")) or 1
             if not message.get("more_body", False):
                 self._read.set()
+
+    async def _next(self) -> Message:
+        """Return the next part of the body. What all parts take is bounded: a slow client could send a byte now and then."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise TooSlow(
+                f"the body did not come within {self._load.body_timeout_s:g} s (LPC_GATEWAY_BODY_TIMEOUT_S): send it faster"
+            ) from None
+        self._patience_s -= time.monotonic() - began
+        if message["type"] == "http.disconnect":
+            self.gone = True
+            raise ClientGone
+        return message
 
     @property
     def target(self) -> bytes:

@@ -9,26 +9,29 @@ from lpc.cache.client import AsyncResponseCacheClient, CacheError
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.clients import Clients
 from lpc.gateway.errors import GatewayError
-from lpc.gateway.exchange import ClientGone, Exchange
+from lpc.gateway.exchange import ClientGone, Exchange, Load
 
 MAX_BYTES = 4096
 FORM = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "reason": "outdated", "drop": true}'
 
 
 class Feedback:
-    """An ASGI application. ``cache``: None where there is none."""
+    """An ASGI application. ``cache``: None if there is none."""
 
-    def __init__(self, clients: Clients, cache: AsyncResponseCacheClient | None) -> None:
+    def __init__(self, clients: Clients, cache: AsyncResponseCacheClient | None, load: Load) -> None:
         self._clients = clients
+        self._load = load
         self._cache = cache
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        exchange = Exchange(scope, receive, send, MAX_BYTES)
+        exchange = Exchange(scope, receive, send, MAX_BYTES, self._load)
         try:
-            response = await self._answer(exchange)
+            with self._load.admitted(exchange):
+                response = await self._answer(exchange)
         except GatewayError as error:
-            response = Response(error.body(), error.status, media_type="application/json")
+            headers = {name.decode(): value.decode() for name, value in error.headers}
+            response = Response(error.body(), error.status, headers, media_type="application/json")
         except ClientGone:
             return
         await response(scope, receive, send)

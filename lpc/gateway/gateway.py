@@ -19,20 +19,24 @@ from lpc.gateway.cached import Cached, Found
 from lpc.gateway.clients import Client, Clients, scope_of
 from lpc.gateway.conversations import Conversations
 from lpc.gateway.directives import Directives, directives_of
-from lpc.gateway.errors import GatewayError, NotCached, NotKnown, ScopeRefused, TooLarge
-from lpc.gateway.exchange import JSON, ClientGone, Exchange
+from lpc.gateway.errors import GatewayError, NotCached, NotKnown, ScopeRefused, TooLarge, TooSlow
+from lpc.gateway.exchange import JSON, ClientGone, Exchange, Load
 from lpc.gateway.headers import Headers, end_to_end, for_engine
 from lpc.gateway.metrics import Metrics
+from lpc.gateway.reading import Reader, Reading
 from lpc.gateway.recording import Recording
 from lpc.gateway.replay import replay
-from lpc.gateway.request import SESSION_HEADER, Asked, digest, read
+from lpc.gateway.request import SESSION_HEADER, Asked, digest
 from lpc.gateway.settings import GatewaySettings
-from lpc.gateway.targets import CHAT, COMPLETIONS, OWN, Paths, path_of
+from lpc.gateway.targets import CHAT, COMPLETIONS, OWN, RESPONSES, Paths, path_of
 from lpc.gateway.telling import Telling
 from lpc.gateway.upstream import Upstream
+from lpc.wire.session import name_under_salt
 
 BUFFERED_BYTES: Final = 2**20
 """A body up to this length is read before an engine is asked, so that another can be if the first takes no connection."""
+LOOKUP_BYTES: Final = 256 * 2**10
+"""The caches are not asked about a longer body: the sidecar would parse it while engines wait for predictions."""
 STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 MISS: Final = (b"x-lpc-cache", b"miss")
 
@@ -54,11 +58,15 @@ class Gateway:
         upstream: Upstream,
         telling: Telling,
         metrics: Metrics,
+        reader: Reader,
+        load: Load,
         own: ASGIApp,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._paths = Paths(settings.gateway_paths)
+        self._reader = reader
+        self._load = load
         self._own = own
         self._clients = clients
         self._cached = cached
@@ -70,27 +78,27 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        exchange = Exchange(scope, receive, send, self._settings.gateway_max_request_bytes)
+        exchange = Exchange(scope, receive, send, self._settings.gateway_max_request_bytes, self._load)
         endpoint, status = "other", ""
-        with self._metrics.in_flight.track_inprogress():
-            try:
-                path = path_of(exchange.raw_path, exchange.query)
-                if path.startswith(OWN):
-                    await self._own(scope, receive, send)
-                    return
-                if path in (CHAT, COMPLETIONS):
-                    endpoint = path
+        try:
+            path = path_of(exchange.raw_path, exchange.query)
+            if path.startswith(OWN):
+                await self._own(scope, receive, send)
+                return
+            if path in (CHAT, COMPLETIONS):
+                endpoint = path
+            with self._load.admitted(exchange):
                 await self._answer(exchange, path)
-            except GatewayError as error:
-                with contextlib.suppress(ClientGone):
-                    await self._refuse(exchange, error)
-            except ClientGone:
-                status = "gone"
-            except httpx.HTTPError as error:
-                # The engine broke off. Before it began to answer that is a 502; later the answer ends where its own did.
-                if exchange.status is None:
-                    await exchange.answer(502, _broken(error), [JSON])
-                status = "cut"
+        except GatewayError as error:
+            with contextlib.suppress(ClientGone):
+                await self._refuse(exchange, error)
+        except ClientGone:
+            status = "gone"
+        except httpx.HTTPError as error:
+            # The engine broke off. Before it began to answer that is a 502; later the answer ends where its own did.
+            if exchange.status is None:
+                await exchange.answer(502, _broken(error), [JSON])
+            status = "cut"
         self._metrics.requests.labels(endpoint, status or str(exchange.status)).inc()
 
     async def _answer(self, exchange: Exchange, path: str) -> None:
@@ -98,33 +106,38 @@ class Gateway:
         if client is None:
             raise NotKnown("no valid token: send `Authorization: Bearer TOKEN` with a token of the gateway's token file")
         self._paths.check(exchange.method, path)
-        if exchange.method == "POST" and path in (CHAT, COMPLETIONS):
+        if exchange.method == "POST" and path in (CHAT, COMPLETIONS, RESPONSES):
             body = await exchange.body()
-            asked = read(path, exchange.headers, body, exchange.query.decode("ascii"))
+            scope = scope_of(exchange.headers, client)
+            if scope is None:
+                raise ScopeRefused(
+                    "this client may not name the scope of x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
+                )
+            directives = directives_of(exchange.headers)
+            cached = client.cached and len(body) <= LOOKUP_BYTES and self._cached.concerns(directives)
             async with exchange.watched():
-                if asked is None:
-                    await self._pass(exchange, body, digest("other", client.tenant))
+                reading = await self._reader.read(
+                    path, exchange.headers, body, exchange.query.decode("ascii"), client.tenant, scope if cached else None
+                )
+                if reading.asked is None:
+                    await self._pass(exchange, client, reading.body, reading.affinity)
                 else:
-                    await self._complete(exchange, client, asked, body)
+                    await self._complete(exchange, client, scope, directives, reading, reading.asked)
             return
         content = await exchange.body() if exchange.body_bytes <= BUFFERED_BYTES else exchange.chunks()
         async with exchange.watched():
-            await self._pass(exchange, content, digest("other", client.tenant))
+            await self._pass(exchange, client, content, digest("other", client.tenant))
 
-    async def _complete(self, exchange: Exchange, client: Client, asked: Asked, body: bytes) -> None:
+    async def _complete(
+        self, exchange: Exchange, client: Client, scope: str, directives: Directives, reading: Reading, asked: Asked
+    ) -> None:
         """Answer a completion, from the cache or by an engine."""
-        scope = scope_of(exchange.headers, client)
-        if scope is None:
-            raise ScopeRefused(
-                "this client may not name the scope of x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
-            )
-        directives = directives_of(exchange.headers)
-        name = self._conversations.name(asked, client.tenant)
-        found = await self._cached.find(asked, client.tenant, scope, directives)
+        name = self._conversations.name(asked, reading.states)
+        found = await self._cached.find(reading.question, directives)
         if found.hit is not None:
             told = replay(found.hit.response, asked.form, self._clock())
             if told is not None:
-                await self._tell_again(exchange, client, scope, asked, found, found.hit, told, name)
+                await self._tell_again(exchange, client, scope, reading, asked, found, found.hit, told, name)
                 return
             # It lacks what this form tells; the engine's answer will have it.
             found = Found(found.question)
@@ -133,13 +146,14 @@ class Gateway:
             raise NotCached("no answer is kept for this request (Cache-Control: only-if-cached)")
         if found.asked:
             self._metrics.answers.labels(client.name, scope, found.label).inc()
-        await self._by_engine(exchange, client, asked, body, found, directives, name)
+        await self._by_engine(exchange, client, reading, asked, found, directives, name)
 
     async def _tell_again(
         self,
         exchange: Exchange,
         client: Client,
         scope: str,
+        reading: Reading,
         asked: Asked,
         found: Found,
         hit: pb.Hit,
@@ -158,9 +172,12 @@ class Gateway:
         self._metrics.answers.labels(client.name, scope, found.label).inc()
         self._metrics.first_byte_seconds.labels(found.label).observe(time.perf_counter() - exchange.began)
         await exchange.answer(200, told, headers)
-        self._conversations.answered(asked, client.tenant, name, reply_of(hit.response))
+        self._conversations.answered(asked, reading.states, name, reply_of(hit.response))
+        if name is not None:
+            name = self._engines_name(client, asked, name)
+            name = name if reading.salt is None else name_under_salt(name, reading.salt)  # as the engine's plug-in does
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            conversation = asked.conversation(None if name is None else asked.named(name))
+            conversation = asked.conversation(name)
             if conversation is not None:
                 self._telling.tell(conversation)
 
@@ -168,13 +185,13 @@ class Gateway:
         self,
         exchange: Exchange,
         client: Client,
+        reading: Reading,
         asked: Asked,
-        body: bytes,
         found: Found,
         directives: Directives,
         name: str | None,
     ) -> None:
-        headers = self._for_engine(exchange)
+        headers = self._for_engine(exchange, client)
         # What is recorded must be text as it is; and a name of the client's own stays where it put it.
         headers = [(key, value) for key, value in headers if key != b"accept-encoding"]
         if asked.session is None and name is not None:
@@ -182,8 +199,9 @@ class Gateway:
         recording: Recording | None = None
         began = time.perf_counter()
         try:
-            key = asked.affinity(client.tenant)
-            async with self._upstream.answer(exchange.method, exchange.target, headers, body, key) as answer:
+            async with self._upstream.answer(
+                exchange.method, exchange.target, headers, reading.body, reading.affinity
+            ) as answer:
                 if answer.status_code == 200:
                     recording = Recording(asked.form.streamed, self._settings.gateway_max_answer_bytes)
                 extra = [MISS] if found.asked else []
@@ -194,14 +212,14 @@ class Gateway:
             response = None if recording is None else recording.response()
             if response is not None:
                 response.engine_s = time.perf_counter() - began
-                self._conversations.answered(asked, client.tenant, name, reply_of(response))
+                self._conversations.answered(asked, reading.states, name, reply_of(response))
             self._cached.hand_in(found, response, store=directives.store, ended=exchange.complete)
 
-    async def _pass(self, exchange: Exchange, content: bytes | object, key: bytes) -> None:
+    async def _pass(self, exchange: Exchange, client: Client, content: bytes | object, key: bytes) -> None:
         """Pass a request on that is not read."""
         body = content if isinstance(content, bytes) else exchange.chunks()
         async with self._upstream.answer(
-            exchange.method, exchange.target, self._for_engine(exchange), body or None, key
+            exchange.method, exchange.target, self._for_engine(exchange, client), body or None, key
         ) as answer:
             await self._relay(exchange, answer, [], None, "none")
 
@@ -219,21 +237,32 @@ class Gateway:
             recording.end()
         await exchange.end()
 
-    def _for_engine(self, exchange: Exchange) -> Headers:
+    def _engines_name(self, client: Client, asked: Asked, name: str) -> str:
+        """Return a conversation's name as engines get it. One that the gateway made is of one tenant already."""
+        return name if asked.session is None else self._reader.tenants.session(client.tenant, name)
+
+    def _for_engine(self, exchange: Exchange, client: Client) -> Headers:
         key = self._settings.gateway_engine_key
-        return for_engine(
+        fields = for_engine(
             exchange.headers,
             exchange.client,
             key.get_secret_value().strip() if key is not None else None,
             keep_authorization=not self._clients.known,
         )
+        return [
+            (name, self._reader.tenants.session(client.tenant, value.decode("latin-1")).encode("latin-1"))
+            if name == SESSION_HEADER
+            else (name, value)
+            for name, value in fields
+        ]
 
     @staticmethod
     async def _refuse(exchange: Exchange, error: GatewayError) -> None:
         if exchange.status is None:
             headers = [JSON, *error.headers]
             if error.status == TooLarge.status:
-                await exchange.discard()
+                with contextlib.suppress(TooSlow):
+                    await exchange.discard()
                 headers.append((b"connection", b"close"))
             await exchange.answer(error.status, error.body(), headers)
 

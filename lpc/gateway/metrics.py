@@ -61,6 +61,7 @@ class Metrics:
             "lpc_gateway_engine_in_flight", "Requests that an engine is answering.", ["engine"], registry=registry
         )
         self.in_flight = Gauge("lpc_gateway_in_flight", "Requests that are being answered.", registry=registry)
+        self.held_bytes = Gauge("lpc_gateway_held_bytes", "Bytes of bodies that are held.", registry=registry)
         self.cache_up = Gauge(
             "lpc_gateway_cache_up", "1 while the sidecar answers look-ups; 0: the gateway is a plain proxy.", registry=registry
         )

@@ -1,4 +1,4 @@
-"""What a request to a model asks: read from its body, which itself goes on to the engine byte by byte."""
+"""What a request to a model asks: read from the JSON of its body."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,9 +10,8 @@ from lpc.cache.questions import question
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.headers import Headers, first
 from lpc.gateway.replay import Form
-from lpc.gateway.targets import CHAT
+from lpc.gateway.targets import CHAT, COMPLETIONS
 from lpc.v1 import predictor_pb2
-from lpc.wire.session import name_under_salt
 
 SESSION_HEADER: Final = b"x-session-id"
 """By which vLLM is told the conversation."""
@@ -47,16 +46,6 @@ class Asked:
         """Whether it is of a shape that the sidecar can be asked about."""
         return bool(self.messages) or self.prompt is not None
 
-    @property
-    def session_under_salt(self) -> str | None:
-        """The name as the engine's plug-in tells it the predictor."""
-        return self.named(self.session) if self.session else None
-
-    def named(self, session: str) -> str:
-        """Return what the engine's plug-in makes of a conversation's name."""
-        salt = self.body.get("cache_salt")
-        return name_under_salt(session, salt) if isinstance(salt, str) and salt else session
-
     def beginning(self) -> Sequence[Mapping[str, Any]]:
         """Return the first messages, up to the first one of the user: the same in all turns of a conversation."""
         for i, message in enumerate(self.messages):
@@ -89,12 +78,11 @@ class Asked:
         return predictor_pb2.Conversation(chat=predictor_pb2.ChatMessages(messages=chat), conversation_id=session or "")
 
 
-def read(path: str, headers: Headers, body: bytes, query: str = "") -> Asked | None:
-    """Return what a request asks; None where it is not understood, which the engine is to say."""
+def read(path: str, headers: Headers, asked: Mapping[str, Any], query: str = "") -> Asked | None:
+    """Return what a completion's body asks; None if it is not understood, or the path is another."""
+    if path not in (CHAT, COMPLETIONS):
+        return None
     try:
-        asked = json.loads(body)
-        if not isinstance(asked, dict) or (body.count(b"{") + body.count(b"[") > DEEPEST and _is_deep(asked)):
-            return None
         messages: Sequence[Mapping[str, Any]] = ()
         prompt = None
         if path == CHAT:
@@ -106,11 +94,14 @@ def read(path: str, headers: Headers, body: bytes, query: str = "") -> Asked | N
         options = asked.get("stream_options") or {}
         form = Form(asked.get("stream") is True, options.get("include_usage") is True)
         return Asked(asked, messages, prompt, form, _session(asked, headers), query)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _is_deep(value: object) -> bool:
+def is_deep(value: object, body: bytes) -> bool:
+    """Whether the value of a body is nested more deeply than `DEEPEST`."""
+    if body.count(b"{") + body.count(b"[") <= DEEPEST:
+        return False
     level = [value]
     for _ in range(DEEPEST):
         level = [inner for one in level for inner in _within(one)]

@@ -23,11 +23,14 @@ from lpc.gateway.clients import Clients
 from lpc.gateway.conversations import Conversations
 from lpc.gateway.engines import Engines
 from lpc.gateway.errors import GatewayStartError
+from lpc.gateway.exchange import Load
 from lpc.gateway.feedback import Feedback
 from lpc.gateway.gateway import Gateway
 from lpc.gateway.metrics import Metrics
+from lpc.gateway.reading import Reader
 from lpc.gateway.settings import GatewaySettings
 from lpc.gateway.telling import Telling
+from lpc.gateway.tenants import SaltKeyError, Tenants, read_key
 from lpc.gateway.upstream import Upstream, http_client
 from lpc.wire.access import access_of, is_loopback
 from lpc.wire.background import Background, lost_errors
@@ -64,19 +67,25 @@ async def running(
         clock: seconds since the Unix epoch; what waits and rests goes by a monotonic one.
 
     Raises:
-        GatewayStartError: an address is taken, or a certificate or the token file cannot be used.
+        GatewayStartError: an address is taken, or a certificate, the token file or the salts' key cannot be used.
     """
     metrics = Metrics()
     try:
         clients = Clients(settings)
+        tenants = Tenants(read_key(settings.gateway_salt_key_file))
         certificates = CertificateFiles(settings.gateway_tls_certificate, settings.gateway_tls_key)
         read_certificates(certificates, "server")
-    except (TokenFileError, CertificateError) as error:
+    except (TokenFileError, SaltKeyError, CertificateError) as error:
         raise GatewayStartError(str(error)) from error
     if clients.known and settings.gateway_tls_certificate is None and not is_loopback(settings.gateway_host):
         log.warning(
             "tokens are asked for on %s without TLS: they travel in clear unless a proxy or a mesh before the gateway has TLS",
             settings.gateway_host,
+        )
+    if settings.gateway_salt_key_file is None:
+        log.info(
+            "cache salts are of a key of this process: for identified clients the engines' caches begin cold after a restart, "
+            "and behind another gateway (LPC_GATEWAY_SALT_KEY_FILE)"
         )
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(lost_errors(metrics.task_failures))
@@ -96,6 +105,8 @@ async def running(
         telling = Telling(client.channel, metrics)
         stack.push_async_callback(telling.close)
         http = await stack.enter_async_context(http_client(settings))
+        load = Load(settings, metrics)
+        feedback = Feedback(clients, client if settings.gateway_cache else None, load)
         engines = Engines(settings.gateway_engines, metrics)
         gateway = Gateway(
             settings,
@@ -105,10 +116,12 @@ async def running(
             Upstream(http, engines, metrics),
             telling,
             metrics,
+            Reader(tenants, settings.gateway_max_values),
+            load,
             Starlette(
                 routes=[
                     Route("/lpc/health", _health, methods=["GET"]),
-                    Route("/lpc/v1/feedback", Feedback(clients, client if settings.gateway_cache else None), methods=["POST"]),
+                    Route("/lpc/v1/feedback", feedback, methods=["POST"]),
                 ]
             ),
             clock,

@@ -15,6 +15,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 EVERYONE = "*"
 """In `gateway_scopes`: clients that are not named."""
+_FIELD = re.compile(r"[A-Za-z0-9_-]+")
 _SCOPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -51,7 +52,26 @@ class GatewaySettings(BaseSettings):
     gateway_tokens: Path | None = Field(
         None,
         description="File of `name: sha256 of the token` lines, as the sidecar's: only clients with a token are served, each "
-        "with answers of its own. Without it a client is whoever sends the same Authorization, which goes to the engine.",
+        "with answers of its own. Without it callers with the same identity headers are one client.",
+    )
+    gateway_identity_headers: Annotated[tuple[str, ...], NoDecode] = Field(
+        (
+            *("authorization", "api-key", "x-api-key"),
+            *("openai-organization", "openai-project", "x-forwarded-user", "cookie"),
+        ),
+        description="Header fields that say who asks, separated by commas: callers who differ in one share nothing. A proxy "
+        "before the gateway must set or remove those that are not credentials, since the gateway believes them.",
+    )
+    gateway_cache_anonymous: bool = Field(
+        False,
+        description="Also cache answers for callers whom only a credential (authorization, api-key, x-api-key) or nothing "
+        "identifies: those who share it then share answers. Without gateway_tokens the gateway cannot tell whether they do.",
+    )
+    gateway_salt_key_file: Path | None = Field(
+        None,
+        description="File with a secret of at least 32 characters, the same for all gateways before an engine: from it and the "
+        "tenant come cache salts and names of conversations. Without it each start of a gateway makes a new one, and the "
+        "engines' caches begin cold.",
     )
     gateway_scopes: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
@@ -73,6 +93,19 @@ class GatewaySettings(BaseSettings):
         description="Longest time that a request waits for an equal one that the engine is answering; 0: none waits.",
     )
     gateway_max_request_bytes: int = Field(16 * 2**20, ge=1024, description="Bytes of one request's body; over it 413.")
+    gateway_max_values: int = Field(
+        100_000,
+        ge=100,
+        description="Commas, colons and opening brackets outside of strings in the JSON of one completion's body; over it 413. "
+        "About 1 microsecond each in which the gateway does nothing else.",
+    )
+    gateway_max_held_bytes: int = Field(
+        256 * 2**20, ge=1024, description="Bytes of all bodies that are held at once, until they are answered; over it 503."
+    )
+    gateway_max_requests: int = Field(2048, ge=1, description="Requests that are answered at once; over it 503.")
+    gateway_body_timeout_s: Seconds = Field(
+        60.0, description="Longest time that the gateway waits for the bytes of one body, in all; over it 408."
+    )
     gateway_max_answer_bytes: int = Field(
         2**20, ge=1024, description="Bytes of an answer that is recorded; longer ones are not."
     )
@@ -93,11 +126,12 @@ class GatewaySettings(BaseSettings):
             "gateway_engine_key",
             "gateway_engine_ca",
             "gateway_tokens",
+            "gateway_salt_key_file",
         ),
         mode="before",
     )(none_if_empty)
 
-    @field_validator("gateway_engines", "gateway_paths", mode="before")
+    @field_validator("gateway_engines", "gateway_paths", "gateway_identity_headers", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -116,6 +150,13 @@ class GatewaySettings(BaseSettings):
         if len(set(urls)) < len(urls):
             raise ValueError("an engine is named twice")
         return tuple(url.rstrip("/") for url in urls)
+
+    @field_validator("gateway_identity_headers")
+    @classmethod
+    def _are_fields(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_FIELD.fullmatch(name) for name in names):
+            raise ValueError("each identity header must be a field's name, as x-forwarded-user")
+        return tuple(name.lower() for name in names)
 
     @field_validator("gateway_paths")
     @classmethod
@@ -140,6 +181,10 @@ class GatewaySettings(BaseSettings):
             raise ValueError("gateway_tls_certificate and gateway_tls_key go together: set both or none")
         if self.gateway_engine_key is not None and self.gateway_tokens is None:
             raise ValueError("gateway_engine_key would open the engines to everybody: set gateway_tokens too")
+        if self.gateway_max_held_bytes < self.gateway_max_request_bytes:
+            raise ValueError(
+                "gateway_max_held_bytes is less than gateway_max_request_bytes: no body of that length could be held"
+            )
         return self
 
     def scopes_of(self, client: str) -> tuple[str, ...]:

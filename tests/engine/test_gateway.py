@@ -40,6 +40,7 @@ class Stack:
             "LPC_GATEWAY_PORT": str(self.port),
             "LPC_GATEWAY_METRICS_PORT": str(self.metrics_port),
             "LPC_GATEWAY_ENGINES": f"http://127.0.0.1:{self.engine.port}",
+            "LPC_GATEWAY_CACHE_ANONYMOUS": "true",
             # The machine may be busy.
             "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10",
             "LPC_PREDICTOR_ADDRESS": address,

@@ -50,6 +50,7 @@ async def a_gateway(
             "gateway_metrics_port": 0,
             "gateway_engines": urls,
             "gateway_probe_interval_s": 0.05,
+            "gateway_cache_anonymous": True,
             **settings,
         }
     )

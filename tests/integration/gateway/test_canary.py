@@ -81,6 +81,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
                     gateway_metrics_port=ports["gateway_metrics"],
                     gateway_engines=engine.url,
                     gateway_lookup_timeout_s=10,
+                    gateway_cache_anonymous="true",
                     predictor_address=sidecar.address,
                 )
                 with gateway:

@@ -12,7 +12,7 @@ from predictor_service.responses.servicer import asked_of
 
 
 def asked(path: str = CHAT, headers: list[tuple[bytes, bytes]] | None = None, **body: Any) -> Asked:
-    found = read(path, headers or [], json.dumps({"model": "m", **body}).encode())
+    found = read(path, headers or [], {"model": "m", **body})
     assert found is not None
     return found
 
@@ -57,7 +57,7 @@ def test_what_the_caches_cannot_be_asked_is_said_at_once(body: dict[str, Any]) -
 
 def test_a_query_is_part_of_the_question() -> None:
     def question(query: str) -> bytes:
-        found = read(CHAT, [], json.dumps({"model": "m", "messages": USER}).encode(), query)
+        found = read(CHAT, [], {"model": "m", "messages": USER}, query)
         assert found is not None
         return found.question("t", "").parameters_json
 
@@ -76,10 +76,9 @@ def test_none_and_nothing_are_told_apart_in_messages() -> None:
 
 
 def test_what_is_no_request_for_a_completion_is_not_read() -> None:
-    for body in (b"", b"[]", b"{}", b'{"messages": [1]}', b'{"messages": [{"role": 1}]}', b"[" * 100_000):
+    for body in ({}, {"messages": [1]}, {"messages": [{"role": 1}]}):
         assert read(CHAT, [], body) is None
-    deep = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "x": ' + b"[" * 200 + b"]" * 200 + b"}"
-    assert read(CHAT, [], deep) is None
+    assert read("/v1/responses", [], {"model": "m", "messages": USER}) is None
     many = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}] * 200
     assert asked(messages=many).cacheable
     assert not asked(COMPLETIONS, prompt=["a", "b"]).cacheable
@@ -92,8 +91,6 @@ def test_a_conversation_is_called_as_vllm_calls_it() -> None:
     assert asked(headers=header, messages=USER, vllm_xargs={"session_id": "extra"}).session == "header"
     assert asked(messages=USER, vllm_xargs={"session_id": "extra"}).session == "extra"
     assert asked(messages=USER).session is None
-    salted = asked(messages=USER, cache_salt="s")
-    assert asked(messages=USER).named("a") == "a" != salted.named("a") != asked(messages=USER, cache_salt="t").named("a")
 
 
 def test_all_turns_of_a_conversation_are_for_one_engine() -> None:

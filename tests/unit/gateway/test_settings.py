@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lpc.gateway.clients import Clients, scope_of
+from lpc.gateway.clients import Client, Clients, scope_of
 from lpc.gateway.errors import NotProxied
+from lpc.gateway.headers import Headers
 from lpc.gateway.settings import GatewaySettings
 from lpc.gateway.targets import Paths
 from lpc.wire.tokens import TokenFileError
@@ -39,6 +40,8 @@ def test_paths_are_added_to_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"gateway_engines": "http://a,http://a"}, "named twice"),
         ({"gateway_engine_key": "secret"}, "set gateway_tokens too"),
         ({"gateway_tls_key": "k.pem"}, "set both or none"),
+        ({"gateway_identity_headers": "a b"}, "a field's name"),
+        ({"gateway_max_held_bytes": 2**20}, "less than gateway_max_request_bytes"),
         ({"gateway_scopes": {"a": ["no scope"]}}, "a scope's name"),
         *(
             ({"gateway_paths": path}, "METHOD /path")
@@ -52,12 +55,48 @@ def test_settings_that_cannot_be_are_refused_without_their_values(settings: dict
     assert "secret" not in str(caught.value)
 
 
-def test_a_client_without_a_token_of_ours_is_who_shows_the_same_key() -> None:
-    clients = Clients(GatewaySettings())
-    shown = [[(name, value)] for name in (b"authorization", b"api-key", b"cookie") for value in (b"Bearer a", b"Bearer b")]
-    tenants = [clients.who(headers) for headers in [[], *shown]]
-    assert len({tenant.tenant for tenant in tenants if tenant is not None}) == 7
-    assert all(tenant is not None and "Bearer" not in tenant.tenant for tenant in tenants)
+def who(headers: Headers, **settings: Any) -> Client:
+    client = Clients(GatewaySettings(**settings)).who(headers)
+    assert client is not None
+    return client
+
+
+def test_callers_with_the_same_identity_headers_are_one_client() -> None:
+    names = (b"authorization", b"api-key", b"cookie", b"x-forwarded-user", b"openai-organization", b"openai-project")
+    shown = [[(name, value)] for name in names for value in (b"Bearer a", b"Bearer b")]
+    tenants = [who(headers).tenant for headers in [[], *shown]]
+    assert len(set(tenants)) == 13
+    assert not any("Bearer" in tenant for tenant in tenants)
+    one, two = [(b"x-forwarded-user", b"a"), (b"cookie", b"c")], [(b"cookie", b"c"), (b"x-forwarded-user", b"a")]
+    assert who(one).tenant == who(two).tenant != who(one[:1]).tenant
+    assert (
+        who([(b"x-user", b"a")], gateway_identity_headers="X-User").tenant != who([], gateway_identity_headers="X-User").tenant
+    )
+    assert who([(b"cookie", b"a")], gateway_identity_headers="x-user").tenant == "anonymous"
+
+
+@pytest.mark.parametrize("value", [b"", b" ", b"Bearer", b"Bearer ", b"Bearer EMPTY", b"bearer empty", b"EMPTY"])
+def test_an_empty_credential_is_none(value: bytes) -> None:
+    assert who([(b"authorization", value)]).tenant == "anonymous"
+
+
+def test_only_callers_that_a_header_identifies_are_cached_unless_the_operator_allows_it() -> None:
+    shared = [(b"authorization", b"Bearer of-the-engine"), (b"api-key", b"k"), (b"x-api-key", b"k")]
+    for headers in ([], shared):
+        assert not who(headers).cached
+        assert who(headers, gateway_cache_anonymous=True).cached
+    for name in (b"x-forwarded-user", b"openai-organization", b"openai-project", b"cookie"):
+        assert who([*shared, (name, b"a")]).cached
+        assert not who([*shared, (name, b"")]).cached
+
+
+def test_a_client_with_a_token_is_divided_by_the_users_that_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"a: {sha256(b'1').hexdigest()}\n")
+    token = (b"authorization", b"Bearer 1")
+    clients = [who([token, *more], gateway_tokens=path) for more in ([], [(b"x-forwarded-user", b"u")], [(b"cookie", b"u")])]
+    assert clients[0].tenant == "client:a" and all(client.cached for client in clients)
+    assert len({client.tenant for client in clients}) == 3
 
 
 def test_two_tokens_of_a_name_are_one_client_and_a_new_file_counts_at_once(tmp_path: Path) -> None:

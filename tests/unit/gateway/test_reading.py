@@ -1,0 +1,60 @@
+"""What is computed from a body before anybody is asked, and what is refused before its objects are built."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpc.gateway.errors import TooLarge
+from lpc.gateway.reading import INLINE_BYTES, Reader, Reading, values_exceed
+from lpc.gateway.targets import CHAT
+from lpc.gateway.tenants import ANONYMOUS, Tenants
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('ab,:[]{}"\\\n☕'),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text('ab,:"\\'), inner, max_size=5),
+    max_leaves=30,
+)
+
+
+def marks(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + len(value) + max(0, len(value) - 1) + sum(map(marks, value.values()))
+    if isinstance(value, list):
+        return 1 + max(0, len(value) - 1) + sum(map(marks, value))
+    return 0
+
+
+@given(JSON, st.booleans())
+def test_marks_within_strings_are_not_values(value: Any, ascii_only: bool) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    assert not values_exceed(body, marks(value))
+    assert marks(value) == 0 or values_exceed(body, marks(value) - 1)
+
+
+async def read(body: bytes, most: int = 1000) -> Reading:
+    return await Reader(Tenants(b"k"), most).read(CHAT, [], body, "", ANONYMOUS, "default")
+
+
+@pytest.mark.parametrize("dense", ["[],", "1,", "{},", '"",', '{"a":1},'])
+async def test_a_body_of_many_values_is_refused(dense: str) -> None:
+    body = '{"model":"m","messages":[{"role":"user","content":"' + "text, text: " * 1000 + '"}],"x":[' + dense * 1000 + "1]}"
+    with pytest.raises(TooLarge, match="LPC_GATEWAY_MAX_VALUES"):
+        await read(body.encode())
+    assert (await read(body.replace(dense * 1000, dense).encode())).asked is not None
+
+
+async def test_a_long_body_is_read_as_a_short_one_is() -> None:
+    bodies = [json.dumps({"model": "m", "messages": [{"role": "user", "content": "a" * n}]}) for n in (1, INLINE_BYTES)]
+    for reading in [await read(body.encode()) for body in bodies]:
+        assert reading.asked is not None and reading.question is not None and len(reading.states) == 1
+        assert reading.question.messages[0].content == reading.asked.messages[0]["content"]
+
+
+async def test_a_body_that_is_not_an_object_or_deeply_nested_is_left_to_the_engine() -> None:
+    deep = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "x": ' + b"[" * 200 + b"]" * 200 + b"}"
+    for body in (b"", b"[]", b"nothing", b"[" * 900, deep):
+        reading = await read(body)
+        assert (reading.body, reading.asked, reading.question) == (body, None, None)
