@@ -51,7 +51,7 @@ class Feedback:
                 drop=_truth(said.get("drop", False)),
                 tenant=client.tenant,
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return _refusal(400, f"send JSON: {FORM}")
         try:
             done = await self._cache.feedback(message)

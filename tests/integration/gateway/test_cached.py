@@ -227,6 +227,7 @@ async def test_a_wrong_answer_is_dropped_by_feedback(caches: ResponseCaches) -> 
         assert said.json() == {"counted": True, "dropped": True}
         assert told(await gateway.ask(chat("wrong?"))) == "miss"
         assert (await gateway.client.post("/lpc/v1/feedback", json={"entry": "no"})).status_code == 400
+        assert (await gateway.client.post("/lpc/v1/feedback", content=b"[" * 4000)).status_code == 400
         assert (await gateway.client.post("/lpc/v1/feedback", json={"entry": entry, "wrong": "false"})).status_code == 400
         assert (await gateway.client.post("/lpc/v1/feedback", json={"entry": "00" * 40})).status_code in (404, 503)
 
