@@ -16,6 +16,7 @@ class JudgeDouble:
     Attributes:
         reply: a model's word, or the whole body.
         status: of HTTP.
+        refuses: a field of the body with which it answers 400.
         bodies: that came, with path and Authorization.
         go: it answers while this is set.
         url: ends with /v1.
@@ -23,6 +24,7 @@ class JudgeDouble:
 
     reply: str | bytes
     status: int = 200
+    refuses: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     go: threading.Event = field(default_factory=threading.Event)
     url: str = ""
@@ -42,7 +44,7 @@ def judging(judge: JudgeDouble) -> Iterator[JudgeDouble]:
             judge.go.wait()
             reply = judge.reply
             content = reply if isinstance(reply, bytes) else json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
-            self.send_response(judge.status)
+            self.send_response(400 if judge.refuses in body else judge.status)
             self.send_header("content-length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
