@@ -1,6 +1,8 @@
 """The errors that a user, a caller or an operator can cause: shown as one line, never as a traceback.
 
     LpcError
+    ├── UsageError              an option, an argument or a setting cannot be used as given; exit code 2, of all others 1
+    │   └── SimulationError     lpc.simulator.amounts: a simulation cannot be run as asked
     ├── InvalidRequest          a conversation that can never be answered as it is
     ├── ArtifactError           a model artefact is missing, corrupted or unfit
     ├── ProviderError           lpc.model.session: CUDA is asked for and cannot be used
@@ -31,10 +33,10 @@
     ├── ExportError             lpc.training.export: an artefact cannot be made
     ├── ClusterError            lpc.training.spread: work cannot be spread over processes or a cluster
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
-    ├── SimulationError         lpc.simulator.amounts: a simulation cannot be run as asked
     ├── BenchmarkError          lpc.bench: a benchmark cannot be run here
     ├── PairsError              lpc.bench.semantic.pairs: a file of labelled pairs cannot be read
     └── PredictError            lpc.commands.conversations: the input or the sidecar of `lpc predict` is at fault
+        └── Refused             lpc.commands.conversations: one conversation cannot be answered, others can
 
 Each message says what was wrong and what to do, and holds no text of a conversation.
 """
@@ -42,6 +44,10 @@ Each message says what was wrong and what to do, and holds no text of a conversa
 
 class LpcError(Exception):
     """Base of every error that a user can cause and mend."""
+
+
+class UsageError(LpcError):
+    """An option, an argument or a setting cannot be used as given."""
 
 
 class InvalidRequest(LpcError):

@@ -29,6 +29,7 @@ from rich.table import Table
 from lpc.bench import BenchmarkError
 from lpc.bench.processes import Sidecar
 from lpc.bench.requests import conversations, request
+from lpc.errors import UsageError
 from lpc.model.versions import served
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -241,7 +242,7 @@ def run(
     """
     seconds = minutes * 60
     if seconds < 2 * WINDOW_S or clients < 1 or factor <= 0:
-        raise BenchmarkError("--minutes must be at least 0.34, --clients at least 1 and --factor above 0")
+        raise UsageError("--minutes must be at least 0.34, --clients at least 1 and --factor above 0")
     served(models / model)
     screen = console()
     (turns,) = conversations(CONVERSATIONS, 1)

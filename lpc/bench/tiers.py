@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lpc.bench import BenchmarkError
 from lpc.bench.engine import check_engine, last_line
 from lpc.bench.engine_trace import Opened, run_side
+from lpc.errors import UsageError
 from lpc.wire.terminal import console
 
 POOL: Final = 0.01
@@ -64,7 +64,7 @@ def run(
     check_engine()
     pool, sizes = (QUICK_POOL, QUICK_TIERS) if quick else (pool, TIERS)
     if limit is not None and limit < 1:
-        raise BenchmarkError(f"a limit of {limit} requests leaves nothing to replay: give at least one")
+        raise UsageError(f"a limit of {limit} requests leaves nothing to replay: give at least one")
     opened = Opened.read(path, trace_format, pool, limit)
     blocks = int(pool * opened.working_set)
     jobs = [job for job in product(sizes, SIDES) if job[1] != "even" or job[0] == sizes[0]]

@@ -3,15 +3,16 @@
 import json
 import os
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
 from lpc.commands.options import Address, Authority, Certificate, JsonOutput, Key
-from lpc.commands.outcome import fail, or_fail
+from lpc.commands.outcome import fail
 from lpc.commands.settings import client_settings
+from lpc.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +60,7 @@ def warm_up(
         {"--tenant": tenant, "--tag": tag, "--ttl": ttl, "--engine": engine, "--engine-key": engine_key},
         {"--token": token},
     )
-    body = or_fail(lambda: _template(template, model))
+    body = _template(template, model)
 
     def work(client: "ResponseCacheClient") -> warming.Warmed:
         if gateway:
@@ -96,9 +97,9 @@ def _fits_together(gateway: str, sidecars: dict[str, object], gateways: dict[str
         if value and not os.environ.get(OF_WARM.get(name, ""))
     ]
     if given and gateway:
-        fail(f"with --gateway the gateway asks its engine and names its client: leave out {', '.join(given)}")
+        raise UsageError(f"with --gateway the gateway asks its engine and names its client: leave out {', '.join(given)}")
     if given:
-        fail(f"{', '.join(given)} is for --gateway: name one, or leave it out")
+        raise UsageError(f"{', '.join(given)} is for --gateway: name one, or leave it out")
 
 
 @app.command("feedback")
@@ -147,13 +148,13 @@ def make_unfindable(
     given = {"entry_id": entry, "scope": scope, "tag": tag, "model": model}
     chosen = {name: value for name, value in given.items() if value is not None}
     if len(chosen) != 1:
-        fail("name one of --entry, --scope, --tag and --model; `lpc cache purge` is for everything")
+        raise UsageError("name one of --entry, --scope, --tag and --model; `lpc cache purge` is for everything")
     if not chosen.get("scope", "default") or not all(value for name, value in chosen.items() if name != "scope"):
-        fail("an empty name names nothing; the scope of requests that name none is called default")
+        raise UsageError("an empty name names nothing; the scope of requests that name none is called default")
     if model_version and model is None:
-        fail("--model-version narrows --model: name that, too")
+        raise UsageError("--model-version narrows --model: name that, too")
     if tenant and entry is None:
-        fail("--tenant goes with --entry: scopes, tags and models are those of all tenants")
+        raise UsageError("--tenant goes with --entry: scopes, tags and models are those of all tenants")
     message = pb.InvalidateRequest(erase=erase, model_version=model_version, tenant=tenant)
     for name, value in chosen.items():
         setattr(message, name, _entry(value) if name == "entry_id" else value)
@@ -195,12 +196,12 @@ def report_day(
     try:
         last = date.fromisoformat(day) if day else today
     except ValueError:
-        fail(f"{day} is no day: say it as {today.isoformat()}")
+        raise UsageError(f'invalid date "{day}": use YYYY-MM-DD') from None
     if last > today:
-        fail(f"{last} is still to come")
-    first = date.fromordinal(last.toordinal() - days + 1)
-    if (today - first).days >= KEPT_DAYS:
-        fail(f"figures are told of the last {KEPT_DAYS} days, and {first} is before them")
+        raise UsageError(f"{last} is still to come")
+    if (today - last).days + days > KEPT_DAYS:
+        raise UsageError(f"sidecars keep figures for {KEPT_DAYS} days: give a later --day, or fewer --days")
+    first = last - timedelta(days=days - 1)
     message = pb.StatsRequest(scope=scope, days=(today - last).days + days - 1)
     stats = _with_client(lambda client: client.stats(message), address, ca, certificate, key)
     rows = [_figures(one, first.isoformat(), last.isoformat()) for one in stats.scopes]
@@ -293,7 +294,7 @@ def _with_client(
     # A person waits, no request: what is slow is no miss here.
     client = ResponseCacheClient(settings.predictor_address, access=access_of(settings), timeout_s=10.0)
     try:
-        return or_fail(lambda: action(client))
+        return action(client)
     finally:
         client.close()
 
@@ -302,7 +303,7 @@ def _entry(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        fail("an entry is hexadecimal digits, as the header x-lpc-entry says them")
+        raise UsageError("an entry is hexadecimal digits, as in the header x-lpc-entry") from None
 
 
 def _template(path: Path | None, model: str) -> dict[str, Any]:

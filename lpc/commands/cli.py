@@ -6,9 +6,11 @@ A command imports what it needs when it runs: the base install (the client) has 
 import importlib.metadata
 import os
 import re
-from typing import Annotated, Final
+import traceback
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from lpc.commands import bench, cache, lmcache, models
 from lpc.commands.ablate import ablate
@@ -19,7 +21,7 @@ from lpc.commands.embed import embed
 from lpc.commands.evaluate import evaluate
 from lpc.commands.export import export
 from lpc.commands.gateway import gateway
-from lpc.commands.outcome import fail, file_trouble
+from lpc.commands.outcome import end_with, fail
 from lpc.commands.predict import predict
 from lpc.commands.secrets import secrets
 from lpc.commands.serve import serve
@@ -41,7 +43,26 @@ DISTRIBUTIONS: Final = {
 """What is imported under another name than it is installed by."""
 _OF_EXTRA: Final = re.compile(r"""([A-Za-z0-9_.-]+).*extra == ["']([a-z-]+)["'].*""")
 
-app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(TyperGroup):
+    """All commands. An error ends them with one line, and with --debug after its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # Typer's own: usage errors and ends with an exit code, a question that was not answered.
+            if hasattr(error, "exit_code") or isinstance(error, (typer.Abort, EOFError)):
+                raise
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            if isinstance(error, ModuleNotFoundError):
+                fail(f"this command needs the package {error.name}: pip install {_source(error.name or 'that it names')}")
+            end_with(error)
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 def _show_version(wanted: bool) -> None:
@@ -54,6 +75,9 @@ def _show_version(wanted: bool) -> None:
 def lpc(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an error, which can hold text of conversations.")
     ] = False,
 ) -> None:
     """Learned prefix caching: keep the conversations that go on."""
@@ -87,18 +111,11 @@ def _normal(name: str) -> str:
 
 
 def main() -> None:
-    """Run the command; every error that a user can cause is one line and exit code 2; Ctrl-C ends with 130."""
+    """Run the command. Ctrl-C ends with 130."""
     # Else importing it for a tokenizer advises to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         app()
-    except ModuleNotFoundError as error:
-        fail(f"this command needs the package {error.name}: pip install {_source(error.name or 'that it names')}")
-    except OSError as error:
-        trouble = file_trouble(error)
-        if trouble is None:
-            raise
-        fail(trouble)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             typer.echo("lpc: interrupted", err=True)

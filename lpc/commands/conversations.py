@@ -1,10 +1,12 @@
-"""Conversations from a file or standard input, and what a running sidecar says about them: `lpc predict`, `lpc demo`."""
+"""Conversations from a file or standard input, and what a running sidecar answers for them: `lpc predict`, `lpc demo`."""
 
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import grpc
 
@@ -14,36 +16,51 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 
+LARGEST_TURN_COUNT: Final = 2**31 - 1
+
 
 class PredictError(LpcError):
     """The input or the sidecar is at fault. The message says which and what to do."""
 
 
-def ask(conversations: Sequence[pb.Conversation], settings: ClientSettings, timeout_s: float) -> list[pb.Prediction]:
-    """Return the sidecar's prediction for each conversation, asked one after the other.
+class Refused(PredictError):
+    """One conversation cannot be answered; others can."""
+
+
+class Line(NamedTuple):
+    """A conversation of the input: its line, the name of its place in messages, and what reads it or raises Refused."""
+
+    number: int
+    where: str
+    read: Callable[[], pb.Conversation]
+
+
+@contextlib.contextmanager
+def asking(settings: ClientSettings, timeout_s: float) -> Iterator[Callable[[pb.Conversation], pb.Prediction]]:
+    """Yield what asks the sidecar. It raises Refused, or PredictError when the sidecar answers nobody.
 
     Args:
         settings: of an engine: where the sidecar is, certificates, token.
         timeout_s: seconds for each answer.
 
     Raises:
-        PredictError: the sidecar refused or is not there.
         CertificateError: a certificate file cannot be used.
     """
     access = access_of(settings)()
-    answers = []
     with access.channel(settings.predictor_address, [("grpc.max_send_message_length", -1)]) as channel:
         stub = rpc.ContinuationPredictorStub(channel)
-        for number, conversation in enumerate(conversations, 1):
+
+        def ask(conversation: pb.Conversation) -> pb.Prediction:
             request = pb.PredictRequest(conversation=conversation)
             try:
-                answers.append(stub.Predict(request, timeout=timeout_s, metadata=access.metadata).prediction)
+                return stub.Predict(request, timeout=timeout_s, metadata=access.metadata).prediction
             except grpc.RpcError as error:
-                raise PredictError(_refusal(error, number, settings)) from error
-    return answers
+                raise _refusal(error, settings) from error
+
+        yield ask
 
 
-def read(file: str) -> list[pb.Conversation]:
+def read(file: str) -> list[Line]:
     """Return the conversations of a file (-: standard input): JSON, JSON Lines, or text as one prompt. Raises PredictError."""
     if file == "-" and sys.stdin.isatty():
         print("type a prompt, or chat JSON, and end it with Ctrl-D on a line of its own", file=sys.stderr)
@@ -56,54 +73,74 @@ def read(file: str) -> list[pb.Conversation]:
         raise PredictError(f"{file} is not UTF-8 (byte {error.start}): convert it first") from error
     if not text.strip():
         raise PredictError(f"{'standard input' if file == '-' else file} is empty: give chat JSON or the text of a prompt")
-    if text.lstrip()[0] not in "[{":
-        return [pb.Conversation(prompt=text)]
-    try:
-        return [conversation(json.loads(text), "the input")]
-    except json.JSONDecodeError as whole:
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        try:
-            return [conversation(json.loads(line), f"line {number}") for number, line in lines]
-        except json.JSONDecodeError as error:
-            raise PredictError(f"{file} is neither JSON ({whole}) nor JSON Lines ({error})") from error
+    if isinstance(_parsed(text), dict | list):
+        return [Line(1, "the input", partial(conversation, text))]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    found = [_parsed(line) for _, line in lines]
+    begins_as_json = lines[0][1].lstrip().startswith("{") or not isinstance(found[0], ValueError)
+    if begins_as_json and any(isinstance(value, dict | list) for value in found):
+        return [Line(number, f"line {number}", partial(conversation, line)) for number, line in lines]
+    if text.lstrip().startswith("{"):
+        print("lpc: the input is not JSON: it is taken as one prompt", file=sys.stderr)
+    return [Line(1, "the input", partial(pb.Conversation, prompt=text))]
 
 
-def conversation(value: Any, where: str) -> pb.Conversation:
-    """Return the request for one parsed conversation. Raises PredictError naming ``where``."""
+def conversation(text: str) -> pb.Conversation:
+    """Return the request for one conversation in JSON. Raises Refused."""
+    value = _parsed(text)
+    if isinstance(value, ValueError):
+        raise Refused(f"not JSON: {value}")
     record = {"messages": value} if isinstance(value, list) else value
-    messages = record.get("messages")
+    messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list):
-        raise PredictError(f"{where} has no list of messages")
+        raise Refused("expected a list of messages, or an object that has one")
     result = pb.Conversation()
     for position, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(role, str):
-            raise PredictError(f"{where}: message {position} has no role")
-        content = message.get("content") or ""
-        if isinstance(content, list):  # OpenAI's content parts: the text ones count
-            content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
-        if not isinstance(content, str):
-            raise PredictError(f"{where}: the content of message {position} is not text")
-        result.chat.messages.add(role=role, content=content)
+            raise Refused(f"message {position} has no role")
+        try:
+            result.chat.messages.add(role=role, content=_content(message.get("content") or ""))
+        except TypeError:
+            raise Refused(f"the content of message {position} is not text") from None
+        except ValueError:  # half of a surrogate pair
+            raise Refused(f"message {position} is not valid Unicode") from None
     if not messages:
         result.chat.SetInParent()
     turn_count: Any = record.get("turn_count")
     if turn_count is not None:
         whole = isinstance(turn_count, int) or (isinstance(turn_count, float) and turn_count.is_integer())
-        if isinstance(turn_count, bool) or not whole or not 1 <= turn_count < 2**31:
-            raise PredictError(f"{where}: turn_count must be a whole number from 1 on, got {turn_count}")
+        if isinstance(turn_count, bool) or not whole or not 1 <= turn_count <= LARGEST_TURN_COUNT:
+            raise Refused(f"turn_count must be a whole number from 1 to {LARGEST_TURN_COUNT}")
         result.turn_count = int(turn_count)
     return result
 
 
-def _refusal(error: grpc.RpcError, number: int, settings: ClientSettings) -> str:
+def _content(content: Any) -> Any:
+    """Return the text of OpenAI's content parts. Raises TypeError if a part's text is not text."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content
+
+
+def _parsed(text: str) -> Any:
+    """Return the JSON value, or the ValueError that names what is wrong with it."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        return error
+    except RecursionError:
+        return ValueError("nested too deeply")
+
+
+def _refusal(error: grpc.RpcError, settings: ClientSettings) -> PredictError:
     status: grpc.StatusCode = error.code()
     if status is grpc.StatusCode.UNAVAILABLE:
         spoken = "in clear" if settings.predictor_ca is None else "over TLS"
-        return (
+        return PredictError(
             f"no sidecar answers {spoken} at {settings.predictor_address}: start one with `lpc serve`, or name another with "
-            "--address; `lpc doctor` tells what is wrong with certificates"
+            "--address; `lpc doctor` finds what is wrong with certificates"
         )
     if status is grpc.StatusCode.UNAUTHENTICATED:
-        return "the sidecar refuses this token, or wants one: set LPC_PREDICTOR_TOKEN to a token of its token file"
-    return f"conversation {number}: {status.name}: {error.details()}"
+        return PredictError("the sidecar refuses this token, or needs one: set LPC_PREDICTOR_TOKEN to one of its tokens")
+    return Refused(f"{status.name}: {error.details()}")

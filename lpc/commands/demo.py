@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lpc.commands.invocation import program
-from lpc.commands.outcome import or_fail
 from lpc.commands.settings import client_settings, service_settings
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def demo(
 ) -> None:
     """Make the model, simulate a small cache with and without us, start the sidecar, score three conversations, serve."""
     settings = service_settings(None, log_format="text")
-    or_fail(lambda: _run(settings, picture))
+    _run(settings, picture)
 
 
 def _run(settings: "ServiceSettings", picture: Path) -> None:
@@ -87,7 +86,7 @@ def _address(addresses: "Addresses") -> str:
 def _score(settings: "ClientSettings", screen: "Console") -> None:
     from rich.table import Table
 
-    from lpc.commands.conversations import ask
+    from lpc.commands.conversations import asking
     from lpc.v1 import predictor_pb2 as pb
 
     table = Table("conversation", "user turns", "probability that it continues", "tokenise + infer")
@@ -95,7 +94,8 @@ def _score(settings: "ClientSettings", screen: "Console") -> None:
         pb.ChatMessages(messages=[pb.ChatMessage(role=role, content=content) for role, content in messages])
         for messages in SAMPLES.values()
     ]
-    answers = ask([pb.Conversation(chat=chat) for chat in chats], settings, TIMEOUT_S)
+    with asking(settings, TIMEOUT_S) as ask:
+        answers = [ask(pb.Conversation(chat=chat)) for chat in chats]
     for name, answer in zip(SAMPLES, answers, strict=True):
         spent = (answer.timing.tokenize_us + answer.timing.infer_us) / 1000
         table.add_row(name, str(answer.turn_count), f"{answer.probability:.3f}", f"{spent:.1f} ms")

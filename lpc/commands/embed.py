@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from lpc.commands.options import Cluster, Encoder, Jobs, Models, Precision
-from lpc.commands.outcome import or_fail
 from lpc.logs.datasets.conversation import Split
 
 
@@ -34,7 +33,7 @@ def embed(
     """Embed every user turn of a dataset into Parquet, never text. Interrupted runs go on where they stopped."""
     place = out or Path("data") / (f"{dataset}-records" if records else dataset)
     work = (jobs, cluster, threads)
-    or_fail(lambda: _embed(place, dataset, data, records, encoder, variant, models, precision, split, limit, *work))
+    _embed(place, dataset, data, records, encoder, variant, models, precision, split, limit, *work)
 
 
 def _embed(

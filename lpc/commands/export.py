@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from lpc.commands.options import Encoder, Models, Precision
-from lpc.commands.outcome import or_fail
 
 
 def export(
@@ -19,7 +18,7 @@ def export(
     think_time: Annotated[Path | None, typer.Option(help="File made by `lpc train-time`; default: no think times.")] = None,
 ) -> None:
     """Make a model artefact, verified against a reference in fp32. An artefact that is there already is kept."""
-    or_fail(lambda: _export(models, name, encoder, head, precision, version, think_time))
+    _export(models, name, encoder, head, precision, version, think_time)
 
 
 def _export(

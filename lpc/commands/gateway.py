@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from lpc.commands.options import Address, Authority, Certificate, Key
-from lpc.commands.outcome import or_fail
 from lpc.commands.settings import client_settings, gateway_settings
 
 
@@ -35,4 +34,4 @@ def gateway(
     sidecar = client_settings(predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key)
     from lpc.gateway import server  # after the log is set up
 
-    or_fail(lambda: asyncio.run(server.serve(settings, sidecar)))
+    asyncio.run(server.serve(settings, sidecar))

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from lpc.commands.outcome import fail, or_fail
+from lpc.commands.outcome import fail
 from lpc.commands.settings import lmcache_settings
+from lpc.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="LMCache in MP mode: learned eviction and prefetch, and a token before its HTTP.")
 
@@ -17,7 +18,7 @@ def coordinator(context: typer.Context) -> None:
 
     lmcache_settings()
     try:
-        or_fail(lambda: serve(context.args))
+        serve(context.args)
     except ModuleNotFoundError as error:
         fail(f"LMCache's coordinator needs the package {error.name}, which LMCache brings where it is installed whole")
 
@@ -33,7 +34,7 @@ def front(
     from lpc.lmcache.tokens import token_of
 
     settings = lmcache_settings()
-    token = or_fail(lambda: token_of(settings))
+    token = token_of(settings)
     if token is None:
-        fail("a front without a token keeps nobody out: set LPC_LMCACHE_TOKEN or LPC_LMCACHE_TOKEN_FILE")
-    or_fail(lambda: serve_front(to, token, host, port))
+        raise UsageError("a front without a token keeps nobody out: set LPC_LMCACHE_TOKEN or LPC_LMCACHE_TOKEN_FILE")
+    serve_front(to, token, host, port)

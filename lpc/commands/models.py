@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lpc.commands.options import JsonOutput, ModelName, Models
-from lpc.commands.outcome import or_fail
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +20,7 @@ app = typer.Typer(help="Versions of a model: fetch and list them, choose which o
 @app.command("list")
 def list_versions(models: Models = Path("models"), model: ModelName = "e5-small", as_json: JsonOutput = False) -> None:
     """Print every version, newest first: what it was made of, its figures, which one is served, what is broken."""
-    or_fail(lambda: _show(models, model, as_json=as_json))
+    _show(models, model, as_json=as_json)
 
 
 @app.command("promote")
@@ -33,7 +32,7 @@ def promote_version(
     """Have sidecars serve this version, whatever is newer."""
     from lpc.model.versions import promote
 
-    or_fail(lambda: promote(models / model, version))
+    promote(models / model, version)
     _say(f"{version} is promoted: sidecars serve it within LPC_RELOAD_INTERVAL_S seconds, until another one is promoted")
 
 
@@ -42,7 +41,7 @@ def roll_back(models: Models = Path("models"), model: ModelName = "e5-small") ->
     """Promote the version that was served before the one that is served now."""
     from lpc.model.versions import rollback
 
-    left, version = or_fail(lambda: rollback(models / model))
+    left, version = rollback(models / model)
     _say(f"{version} is promoted in place of {left}: sidecars serve it within LPC_RELOAD_INTERVAL_S seconds")
 
 
@@ -51,8 +50,8 @@ def unpin_version(models: Models = Path("models"), model: ModelName = "e5-small"
     """Have sidecars serve the newest version again."""
     from lpc.model.versions import served, unpin
 
-    there = or_fail(lambda: unpin(models / model))
-    now = or_fail(lambda: served(models / model)).name
+    there = unpin(models / model)
+    now = served(models / model).name
     _say(f"{'nothing is promoted any more' if there else 'nothing was promoted'}: the newest version is served, {now}")
 
 
@@ -65,7 +64,7 @@ def prune_versions(
     """Remove old versions, and what killed exports left behind."""
     from lpc.model.versions import prune
 
-    gone = or_fail(lambda: prune(models / model, keep))
+    gone = prune(models / model, keep)
     _say(f"removed {len(gone)}: {', '.join(gone)}" if gone else "nothing to remove")
 
 
@@ -84,9 +83,9 @@ def pull_version(
     from lpc.model.versions import served
 
     with tqdm(desc="fetching", unit="B", unit_scale=True) as progress:
-        folder = or_fail(lambda: pull(source, models, sha256=sha256, progress=progress.update))
+        folder = pull(source, models, sha256=sha256, progress=progress.update)
     _say(f"{folder}")
-    if (now := or_fail(lambda: served(folder.parent))) != folder:
+    if (now := served(folder.parent)) != folder:
         _say(f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that")
 
 
@@ -101,8 +100,8 @@ def pack_version(
     from lpc.model.archive import pack
     from lpc.model.artifact import file_sha256, read_manifest
 
-    created = or_fail(lambda: read_manifest(models / model / version)).created
-    file = or_fail(lambda: pack(models / model / version, to, time=int(datetime.fromisoformat(created).timestamp())))
+    created = read_manifest(models / model / version).created
+    file = pack(models / model / version, to, time=int(datetime.fromisoformat(created).timestamp()))
     _say(f"{file}\nsha256 {file_sha256(file)}")
 
 

@@ -1,28 +1,24 @@
-"""How a command ends: its figures in a file, or one line on standard error and exit code 2."""
+"""How a command ends: its figures in a file, or one line on standard error.
+
+Exit codes: 0, it did what was asked; 1, it failed; 2, an option, an argument or a setting cannot be used as given.
+"""
 
 import errno
 import json
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 import typer
 
-from lpc.errors import LpcError
+from lpc.errors import LpcError, UsageError
 
-Result = TypeVar("Result")
-
+FAILURE: Final = 1
+USAGE: Final = 2
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of writing that name no file."""
-
-
-def or_fail(action: Callable[[], Result]) -> Result:
-    """Return what an action returns; what a user can mend is said in one line."""
-    try:
-        return action()
-    except LpcError as error:
-        fail(str(error))
 
 
 def report(measure: Callable[[], dict[str, Any]], json_file: Path | None, *writes: Path | None) -> dict[str, Any]:
@@ -36,7 +32,7 @@ def report(measure: Callable[[], dict[str, Any]], json_file: Path | None, *write
     for file in (json_file, *writes):
         if file is not None:
             _writable(file)
-    figures = or_fail(measure)
+    figures = measure()
     if json_file is not None:
         json_file.write_text(json.dumps(figures, indent=2) + "\n")
     return figures
@@ -53,15 +49,21 @@ def _writable(file: Path) -> None:
         fail(f"cannot write {file}: {error.strerror or type(error).__name__}")
 
 
-def file_trouble(error: OSError) -> str | None:
-    """Return what is wrong with a file or its disk, for a user; None where the error is not of that kind."""
-    if error.filename is None and error.errno not in FULL:
-        return None
-    said = error.strerror or type(error).__name__
-    return f"{error.filename}: {said}" if error.filename is not None else said
+def end_with(error: Exception) -> NoReturn:
+    """End with an error's line and exit code. Raises the error again if its writer must handle it: a closed pipe."""
+    if isinstance(error, LpcError):
+        fail(str(error), USAGE if isinstance(error, UsageError) else FAILURE)
+    if isinstance(error, OSError):
+        if error.errno == errno.EPIPE:
+            raise error
+        if error.filename is not None or error.errno in FULL:
+            reason = error.strerror or type(error).__name__
+            fail(f"{error.filename}: {reason}" if error.filename is not None else reason)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    fail(f"internal error: {type(error).__name__} at {last.filename}:{last.lineno}; `lpc --debug ...` shows the traceback")
 
 
-def fail(message: str) -> NoReturn:
-    """Say why on standard error and end with exit code 2."""
+def fail(message: str, code: int = FAILURE) -> NoReturn:
+    """Print why on standard error and end."""
     typer.echo(f"lpc: {message}", err=True)
-    raise SystemExit(2)
+    raise SystemExit(code)

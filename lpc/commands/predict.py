@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from lpc.commands.options import Address, Authority, Certificate, Key
-from lpc.commands.outcome import or_fail
 from lpc.commands.settings import client_settings
 
 
@@ -20,15 +19,24 @@ def predict(
     """Print the probability that each conversation continues.
 
     A conversation is `{"messages": [{"role": "user", "content": "..."}], "turn_count": 3}` or a list of messages; text that
-    is not JSON is taken as one prompt. Takes an engine's settings (LPC_...), among them the token, LPC_PREDICTOR_TOKEN.
+    is not JSON is taken as one prompt. Answers come in the order of the lines. If a line fails, the others are still answered
+    and the exit code is 1. Takes an engine's settings (LPC_...), among them the token, LPC_PREDICTOR_TOKEN.
     """
-    from rich.table import Table
-
-    from lpc.commands.conversations import ask, read
-    from lpc.wire.terminal import console
+    from lpc.commands.conversations import Refused, asking, read
 
     settings = client_settings(predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key)
-    table = Table("conversation", "turns", "probability", "model")
-    for number, answer in enumerate(or_fail(lambda: ask(read(file), settings, timeout)), 1):
-        table.add_row(str(number), str(answer.turn_count), f"{answer.probability:.3f}", answer.model_version)
-    console().print(table)
+    lines = read(file)
+    failed = 0
+    print(f"{'line':>6}  {'turns':>5}  probability  model")
+    with asking(settings, timeout) as ask:
+        for line in lines:
+            try:
+                answer = ask(line.read())
+            except Refused as error:
+                typer.echo(f"lpc: {line.where}: {error}", err=True)
+                failed += 1
+            else:
+                print(
+                    f"{line.number:>6}  {answer.turn_count:>5}  {answer.probability:>11.3f}  {answer.model_version}", flush=True
+                )
+    raise typer.Exit(int(failed > 0))

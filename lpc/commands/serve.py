@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lpc.commands.outcome import fail, or_fail
+from lpc.commands.outcome import fail
 from lpc.commands.settings import service_settings
 
 
@@ -37,7 +37,7 @@ def serve(
         _make_default(settings.models)
     from predictor_service import server  # after the log is set up: libraries write to it when they are imported
 
-    or_fail(lambda: asyncio.run(server.serve(settings)))
+    asyncio.run(server.serve(settings))
 
 
 def _make_default(models: Path) -> None:

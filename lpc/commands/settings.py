@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lpc.commands.outcome import fail
+from lpc.errors import UsageError
 from lpc.wire.variables import nearest, unknown_variables
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ OBJECTS: Final = {"served_models": SERVED_MODELS, "cache_scopes": CACHE_SCOPES}
 
 
 def client_settings(**flags: object) -> "ClientSettings":
-    """Return an engine's settings; a flag that is None is not given. Ends the command when one is refused."""
+    """Return an engine's settings; a flag that is None is not given. Raises UsageError when one is refused."""
     from pydantic import ValidationError
 
     from eviction_client.settings import ClientSettings
@@ -38,7 +38,7 @@ def client_settings(**flags: object) -> "ClientSettings":
     try:
         return ClientSettings(**_given(flags))  # type: ignore[arg-type]
     except ValidationError as error:
-        fail(f"settings: {_problems(error)}")
+        raise UsageError(f"settings: {_problems(error)}") from None
 
 
 def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
@@ -53,10 +53,10 @@ def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
     try:
         settings = ServiceSettings(**_given(flags))  # type: ignore[arg-type]
     except ValidationError as error:
-        fail(f"settings: {_problems(error)}")
+        raise UsageError(f"settings: {_problems(error)}") from None
     except ValueError as error:  # a settings file or JSON in the environment that cannot be read
         wanted = next((form for name, form in OBJECTS.items() if name in str(error)), None)
-        fail(f"settings: {error if wanted is None else f'give {wanted}'}")
+        raise UsageError(f"settings: {error if wanted is None else f'give {wanted}'}") from None
     logs.configure(settings.log_level, settings.log_format)
     for unknown in unknown_variables(os.environ):
         log.warning("%s", unknown)
@@ -73,9 +73,11 @@ def gateway_settings(**flags: object) -> "GatewaySettings":
     try:
         settings = GatewaySettings(**_given(flags))  # type: ignore[arg-type]
     except ValidationError as error:
-        fail(f"settings: {_problems(error)}")
+        raise UsageError(f"settings: {_problems(error)}") from None
     except ValueError:  # JSON in the environment that cannot be read
-        fail("""settings: give LPC_GATEWAY_SCOPES='{"client": ["faq"]}', a JSON object of clients and their scopes""")
+        raise UsageError(
+            """settings: give LPC_GATEWAY_SCOPES='{"client": ["faq"]}', a JSON object of clients and their scopes"""
+        ) from None
     log_lines.configure(settings.log_level, settings.log_format)
     # Their lines name addresses and times of each request, and say in other words what the gateway's own say.
     for library in ("httpx", "uvicorn"):
@@ -94,7 +96,7 @@ def lmcache_settings() -> "LMCacheSettings":
     try:
         return LMCacheSettings()
     except ValidationError as error:
-        fail(f"settings: {_problems(error, 'LPC_LMCACHE_')}")
+        raise UsageError(f"settings: {_problems(error, 'LPC_LMCACHE_')}") from None
 
 
 def _given(flags: dict[str, object]) -> dict[str, object]:

@@ -7,6 +7,7 @@ import typer
 
 from lpc.commands.options import Cluster, Jobs, JsonFile
 from lpc.commands.outcome import fail, report
+from lpc.errors import UsageError
 
 
 def simulate(
@@ -115,7 +116,7 @@ def simulate(
         report(lambda: simulation.describe(spec, picture), json_file, picture)
         return
     if prefill_rate <= 0 or output_token_ms < 0:
-        fail("--prefill-rate must be above 0 and --output-token-ms not below")
+        raise UsageError("--prefill-rate must be above 0 and --output-token-ms not below")
     report(
         lambda: simulation.simulate(
             spec,

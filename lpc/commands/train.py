@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from lpc.commands.options import JsonFile
-from lpc.commands.outcome import fail, report
+from lpc.commands.outcome import report
+from lpc.errors import UsageError
 
 
 def train(
@@ -30,7 +31,9 @@ def train(
     """
     if log is not None:
         if embeddings is not None:
-            fail("--from and --embeddings exclude each other: a head learns from a label log or from the output of `lpc embed`")
+            raise UsageError(
+                "--from and --embeddings exclude each other: a head learns from a label log or from the output of `lpc embed`"
+            )
         from lpc.commands.retraining import retrain_from
 
         report(lambda: retrain_from(log, models, model, encoder=encoder, recipe=recipe, seed=seed, out=out), json_file)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from lpc.errors import UsageError
 from lpc.lmcache.errors import LMCacheUnfit
 from lpc.lmcache.settings import LMCacheSettings
 from lpc.lmcache.tokens import token_of
@@ -21,7 +22,9 @@ MISSING: Final = (
 def serve(arguments: Sequence[str]) -> None:
     """Serve until it is told to stop. ``arguments``: those of ``lmcache coordinator``.
 
-    Raises LMCacheUnfit: LMCache is not there, or is not one that takes controllers.
+    Raises:
+        UsageError: options do not fit together.
+        LMCacheUnfit: LMCache is not there, or is not one that takes controllers.
     """
     command = _command()
     parser = argparse.ArgumentParser(prog="lpc lmcache coordinator", description="LMCache's own options:")
@@ -29,7 +32,7 @@ def serve(arguments: Sequence[str]) -> None:
     options = parser.parse_args([*arguments])
     options.extra_config = json.dumps(with_controller(options.extra_config))
     if token_of(LMCacheSettings()) is not None and not is_loopback(options.host or "0.0.0.0"):
-        raise LMCacheUnfit(
+        raise UsageError(
             "a token is set, and LMCache's coordinator would listen without asking for it: give --host 127.0.0.1, "
             "and run `lpc lmcache front --host ADDRESS --port 9300 --to 127.0.0.1:9300` before it"
         )
@@ -37,13 +40,13 @@ def serve(arguments: Sequence[str]) -> None:
 
 
 def with_controller(raw: str | None) -> dict[str, Any]:
-    """Return LMCache's ``--extra-config`` with our controller among the packages. Raises LMCacheUnfit: it is no JSON object."""
+    """Return LMCache's ``--extra-config`` with our controller among the packages. Raises UsageError: not a JSON object."""
     try:
         config = {} if raw is None else json.loads(raw)
     except ValueError:
         config = None
     if not isinstance(config, dict) or not isinstance(config.get(PACKAGES, []), list):
-        raise LMCacheUnfit(f"--extra-config must be a JSON object, {PACKAGES} in it a list of names")
+        raise UsageError(f"--extra-config must be a JSON object, {PACKAGES} in it a list of names")
     packages = config.get(PACKAGES, [])
     return {**config, PACKAGES: packages if CONTROLLER in packages else [*packages, CONTROLLER]}
 

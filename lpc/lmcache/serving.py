@@ -8,6 +8,7 @@ import sys
 import httpx
 import uvicorn
 
+from lpc.errors import UsageError
 from lpc.lmcache.errors import LMCacheUnfit
 from lpc.lmcache.gate import front
 from lpc.wire.listening import listen
@@ -16,7 +17,7 @@ from lpc.wire.listening import listen
 def serve_front(target: str, token: str, host: str, port: int) -> None:
     """Pass requests with the token on to ``target`` (host:port) until SIGINT or SIGTERM.
 
-    Raises LMCacheUnfit: the target is no host:port, or the address cannot be listened on.
+    Raises UsageError: the target is not host:port. Raises LMCacheUnfit: the address cannot be listened on.
     """
     name, _, number = target.rpartition(":")
     try:
@@ -24,7 +25,7 @@ def serve_front(target: str, token: str, host: str, port: int) -> None:
             raise ValueError
         app = front(target, token)
     except (ValueError, httpx.InvalidURL):
-        raise LMCacheUnfit(f"--to {target} is not host:port, such as 127.0.0.1:8080") from None
+        raise UsageError(f"--to {target} is not host:port, such as 127.0.0.1:8080") from None
     try:
         listener = listen(host, port)
     except OSError as error:

@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from lpc.errors import UsageError
 from lpc.logs.datasets.arena import load_arena
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.datasets.lmsys import load_lmsys
@@ -52,17 +53,18 @@ def load(
         records: take each record as a conversation (ShareGPT, whose conversations are cut into records).
 
     Raises:
-        DatasetError: at once for an unknown name, a path that is missing, and all that keeps the first conversation from
+        UsageError: the name is unknown, or does not fit what else was given.
+        DatasetError: at once for a path that is missing, and all that keeps the first conversation from
             being read (another dataset's file, an empty one); while reading for the rest, see `reading.read`.
     """
     if name not in LOADERS:
-        raise DatasetError(f"unknown dataset {name}: known are {', '.join(LOADERS)}")
+        raise UsageError(f"unknown dataset {name}: known are {', '.join(LOADERS)}")
     if records and name != "sharegpt":
-        raise DatasetError(f"only the conversations of sharegpt are cut into records, not those of {name}: leave out --records")
+        raise UsageError(f"only the conversations of sharegpt are cut into records, not those of {name}: leave out --records")
     if path is None:
         if name != "sharegpt":
             fetch = f"fetch it from {HOMES[name]} and " if name in HOMES else ""
-            raise DatasetError(f"the dataset {name} does not come with this package: {fetch}give its file or folder")
+            raise UsageError(f"the dataset {name} does not come with this package: {fetch}give its file or folder")
         path = sharegpt_path()
     loader = sharegpt_records if records else LOADERS[name]
     conversations = loader(path, skipped if skipped is not None else Skipped())

@@ -1,9 +1,9 @@
 """Amounts as they are written on the command line."""
 
-from lpc.errors import LpcError
+from lpc.errors import UsageError
 
 
-class SimulationError(LpcError):
+class SimulationError(UsageError):
     """A simulation cannot be run as asked. The message says why and what to do."""
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from lpc.errors import LpcError
+from lpc.errors import LpcError, UsageError
 from lpc.logs.datasets.conversation import Conversation, Example, Split, examples_of
 from lpc.logs.datasets.language import language_of
 from lpc.model.artifact import read_manifest
@@ -105,7 +105,7 @@ def embed(
     """
     manifest = read_manifest(artifact)
     if variant not in VARIANTS:
-        raise EmbeddingError(f"unknown variant {variant!r}: choose one of {', '.join(VARIANTS)}")
+        raise UsageError(f"unknown variant {variant!r}: choose one of {', '.join(VARIANTS)}")
     chosen = VARIANTS[variant]
     settings = chosen.settings(manifest.features)
     description = {

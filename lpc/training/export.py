@@ -16,7 +16,7 @@ import tokenizers
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from lpc.errors import ArtifactError, LpcError
+from lpc.errors import ArtifactError, LpcError, UsageError
 from lpc.model.artifact import FILES, MANIFEST, THINK_TIME, Manifest, file_sha256, verify
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
@@ -76,13 +76,14 @@ def export(
         created: what the manifest says; default: now.
 
     Raises:
+        UsageError: a name or version is not one folder's name.
         ExportError: the export differs from the reference by more than its bound, or the version is there with other think
             times.
         EncoderError, HeadError, ThinkTimeError: an input cannot be read.
     """
     for given in (name, version or ""):
         if Path(given).name != given or given.startswith("."):
-            raise ExportError(
+            raise UsageError(
                 f"{given!r} names no folder in the model repository: give a name without slashes and without a dot first"
             )
     trained = HeadFile.load(head)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from joblib import Parallel, delayed, effective_n_jobs
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from lpc.errors import LpcError
+from lpc.errors import LpcError, UsageError
 
 ANSWER_S: Final = 20
 """For a cluster to answer, and to have its first worker."""
@@ -51,16 +51,16 @@ HERE: Final = Workers()
 
 
 def workers_of(jobs: int, cluster: str | None) -> Workers:
-    """Read --jobs and --cluster (`dask=ADDRESS`, `ray=ADDRESS`). Raises ClusterError."""
+    """Read --jobs and --cluster (`dask=ADDRESS`, `ray=ADDRESS`). Raises UsageError."""
     if jobs == 0:
-        raise ClusterError("--jobs must not be 0: give a number of processes, or -1 for one per core")
+        raise UsageError("--jobs must not be 0: give a number of processes, or -1 for one per core")
     if cluster is None:
         return Workers(jobs)
     engine, _, address = cluster.partition("=")
     if engine not in ("dask", "ray") or not address:
-        raise ClusterError(f"{cluster!r:.60} names no cluster: give dask=tcp://HOST:8786 or ray=ray://HOST:10001")
+        raise UsageError(f"{cluster!r:.60} names no cluster: give dask=tcp://HOST:8786 or ray=ray://HOST:10001")
     if jobs != 1:
-        raise ClusterError("give either --jobs, for this machine, or --cluster, which has workers of its own")
+        raise UsageError("give either --jobs, for this machine, or --cluster, which has workers of its own")
     return Workers(engine=engine, address=address)
 
 

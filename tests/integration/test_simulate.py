@@ -244,7 +244,7 @@ def test_the_sample_is_replayed_without_torch() -> None:
 def test_another_head_needs_embeddings_to_look_at(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["simulate", "--head", str(tmp_path / "head.safetensors"), "--policies", "lru"])
 
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     assert "give --embeddings with --head" in " ".join(done.stderr.split())
 
 
@@ -342,13 +342,13 @@ def test_wrong_lines_are_counted_and_too_many_refused(qwen: Path, tmp_path: Path
     )
     spoilt.write_text("\n".join("{broken" if i % 3 else line for i, line in enumerate(lines)) + "\n")
     done = RUN.invoke(app, ["simulate", "--trace", str(spoilt), "--format", "qwen", "--policies", "lru", "--capacity", "5%"])
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     assert "spoilt.jsonl:2" in done.stderr
 
 
 def test_without_embeddings_sharegpt_says_how_to_make_them(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["simulate", "--embeddings", str(tmp_path), "--policies", "lru", "--capacity", "100K"])
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     assert "lpc embed" in done.stderr
 
 

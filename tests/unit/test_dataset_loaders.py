@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.errors import LpcError
+from lpc.errors import LpcError, UsageError
 from lpc.logs.datasets.conversation import Conversation, examples_of
 from lpc.logs.records import NAMED, DatasetError, Skipped
 from lpc.logs.registry import LOADERS, load
@@ -484,13 +484,11 @@ def test_a_file_of_another_dataset_is_refused_with_that_ones_name(written: str, 
 
 
 def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_read() -> None:
-    with pytest.raises(DatasetError, match="unknown dataset shargpt: known are sharegpt, lmsys, arena, wildchat, openai"):
+    with pytest.raises(UsageError, match="unknown dataset shargpt: known are sharegpt, lmsys, arena, wildchat, openai"):
         load("shargpt")
-    with pytest.raises(
-        DatasetError, match=r"lmsys does not come with this package: fetch it from https://\S+ and give its file"
-    ):
+    with pytest.raises(UsageError, match=r"lmsys does not come with this package: fetch it from https://\S+ and give its file"):
         load("lmsys")
-    with pytest.raises(DatasetError, match="openai does not come with this package: give its file or folder"):
+    with pytest.raises(UsageError, match="openai does not come with this package: give its file or folder"):
         load("openai")
 
 

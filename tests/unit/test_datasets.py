@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lpc.errors import UsageError
 from lpc.logs import registry
 from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of, split_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
-from lpc.logs.records import DatasetError, Skipped
+from lpc.logs.records import Skipped
 from lpc.model.conversation import Message
 
 
@@ -57,7 +58,7 @@ def test_as_records_every_segment_is_a_conversation_that_ends(tmp_path: Path) ->
     assert [(one.id, len(one.messages), one.ended) for one in found] == [("a_0", 4, True), ("b_2", 2, True), ("a_4", 6, True)]
     # Counts begin anew with each record.
     assert [[turn.turns.turn_count for turn in examples_of(one, 5)] for one in found] == [[1, 2], [1], [1, 2, 3]]
-    with pytest.raises(DatasetError, match="only the conversations of sharegpt are cut into records, not those of lmsys"):
+    with pytest.raises(UsageError, match="only the conversations of sharegpt are cut into records, not those of lmsys"):
         registry.load("lmsys", path, records=True)
 
 

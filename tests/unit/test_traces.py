@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lpc.errors import UsageError
 from lpc.logs.traces import Trace, TracedRequest, TraceError, open_trace
 from lpc.logs.traces.chat import BLOCK_TOKENS, CHARS_PER_TOKEN, SETTLED_S, chat_conversations
 from lpc.logs.traces.mooncake import SHARED_AFTER, turn_bucket
@@ -336,7 +337,7 @@ def test_no_message_repeats_a_line(read: Read) -> None:
     [({"format": "csv"}, "use one of mooncake, qwen, chat"), ({"format": "qwen", "skip_limit": 1.5}, "from 0 to 1")],
 )
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(TraceError, match=message):
+    with pytest.raises(UsageError, match=message):
         open_trace(write(tmp_path, GOOD["qwen"]), **options)
 
 

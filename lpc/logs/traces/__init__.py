@@ -6,6 +6,7 @@
 from pathlib import Path
 from typing import Final
 
+from lpc.errors import UsageError
 from lpc.logs.traces.agents import ACTIVE_SESSIONS, read_agent_sessions
 from lpc.logs.traces.chat import read_chat
 from lpc.logs.traces.mooncake import read_mooncake
@@ -34,7 +35,8 @@ def open_trace(
         active, seed: of agent sessions, which have no common clock: how many are laid side by side, and by which draw.
 
     Raises:
-        TraceError: an unknown format, a file that cannot be read, no request in it, or too many wrong lines.
+        UsageError: an unknown format.
+        TraceError: a file that cannot be read, no request in it, or too many wrong lines.
     """
     match format:
         case "mooncake":
@@ -45,4 +47,4 @@ def open_trace(
             return read_chat(path, skip_limit)
         case "agents":
             return read_agent_sessions(path, active=active, seed=seed)
-    raise TraceError(f"unknown trace format {format!r:.40}: use one of {', '.join(FORMATS)}")
+    raise UsageError(f"unknown trace format {format!r:.40}: use one of {', '.join(FORMATS)}")

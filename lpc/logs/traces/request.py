@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lpc.errors import LpcError
+from lpc.errors import LpcError, UsageError
 from lpc.logs.records import Skipped, WrongRecord
 
 SKIP_LIMIT: Final = 0.01
@@ -105,10 +105,11 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: flo
         skipped: counts the wrong lines, and names the first of each reason as ``file:line``.
 
     Raises:
+        UsageError: the share is not from 0 to 1.
         TraceError: the file cannot be read, has no usable line, or has too many wrong ones.
     """
     if not 0 <= skip_limit <= 1:
-        raise TraceError(f"skip_limit is a share of the lines from 0 to 1, got {skip_limit}")
+        raise UsageError(f"skip_limit is a share of the lines from 0 to 1, got {skip_limit}")
     parsed: list[T] = []
     lines = wrong = 0
     try:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from lpc.errors import UsageError
 from lpc.lmcache.coordinator import with_controller
 from lpc.lmcache.errors import LMCacheUnfit
 from lpc.lmcache.settings import LMCacheSettings
@@ -30,7 +31,7 @@ def test_our_controller_is_added_to_those_that_an_operator_names() -> None:
 
 @pytest.mark.parametrize("raw", ["[1]", "{", '{"controller_packages": "mine"}'])
 def test_an_extra_config_of_another_form_is_refused(raw: str) -> None:
-    with pytest.raises(LMCacheUnfit, match="extra-config"):
+    with pytest.raises(UsageError, match="extra-config"):
         with_controller(raw)
 
 

@@ -1,0 +1,132 @@
+"""Exit codes of `lpc` (0: done, 1: it failed, 2: it was called wrongly), and tracebacks only with --debug."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lpc.bench.processes import free_port
+from lpc.commands.cli import app
+from tests.integration.test_cli import lpc, served
+
+__all__ = ["served"]  # a fixture
+CHAT = json.dumps([{"role": "user", "content": "hello"}])
+
+
+def rows(stdout: bytes) -> list[str]:
+    """Return the line numbers of the answers that were printed."""
+    return [line.split()[0] for line in stdout.decode().splitlines()[1:]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "42",
+        "null",
+        '"text"',
+        "[1]",
+        '{"messages": 3}',
+        "{",
+        "[" * 100_000,
+        "1" * 5_000,
+        '[{"role": "user", "content": "\\ud800"}]',
+        '[{"role": "user", "content": [{"text": 3}]}]',
+        '[{"role": "system", "content": "x"}]',
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_line_that_fails_is_named_and_the_others_are_answered(served: tuple[object, str], wrong: str) -> None:
+    result = lpc("predict", "--address", served[1], stdin=f"{CHAT}\n{wrong}\n\n{CHAT}".encode())
+    assert rows(result.stdout) == ["1", "4"]
+    (said,) = result.stderr.decode().splitlines()
+    assert said.startswith("lpc: line 2: ")
+    assert result.returncode == 1
+
+
+def test_a_first_line_that_fails_does_not_turn_the_others_into_a_prompt(served: tuple[object, str]) -> None:
+    for wrong in ("42", '{"messages": ['):
+        result = lpc("predict", "--address", served[1], stdin=f"{wrong}\n{CHAT}".encode())
+        assert (rows(result.stdout), result.returncode) == (["2"], 1)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["[INST] hello [/INST]", "[INST] hello\n[]", "42", "42\nis the answer", "{{ greeting }}", "["]
+)
+def test_text_that_is_not_json_is_a_prompt(served: tuple[object, str], prompt: str) -> None:
+    result = lpc("predict", "--address", served[1], stdin=prompt.encode())
+    assert (rows(result.stdout), result.returncode) == (["1"], 0), result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["predict", "--address", "127.0.0.1:1"],
+        ["predict", "/nowhere/chat.json"],
+        ["models", "rollback", "--models", "/nowhere"],
+        ["models", "pull", "/nowhere/model.tar"],
+        ["export", "--head", "/nowhere/head"],
+        ["train", "--embeddings", "/nowhere"],
+        ["train-time", "--trace", "/nowhere", "--format", "chat", "--out", "/tmp/none"],
+        ["evaluate", "--embeddings", "/nowhere"],
+        ["simulate", "--trace", "/nowhere", "--format", "qwen"],
+        ["cache", "invalidate", "--scope", "faq", "--address", "127.0.0.1:1"],
+        ["cache", "warm", "--file", "/nowhere"],
+        ["cache", "calibrate", "--pairs", "/nowhere"],
+        ["doctor", "--address", "127.0.0.1:1"],
+    ],
+    ids=lambda command: "-".join(command[:2]),
+)
+def test_a_command_that_fails_ends_with_1_and_without_a_traceback(command: list[str]) -> None:
+    done = CliRunner().invoke(app, command, input="hello")
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit), done.output
+    assert "Traceback" not in done.output and "internal error" not in done.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["predict", "--nonsense"],
+        ["predict", "--timeout", "0"],
+        ["predict", "--certificate", "x"],
+        ["gateway", "--port", "-1"],
+        ["export", "--name", "a/b"],
+        ["simulate", "--policies", "nonsense"],
+        ["train-time", "--trace", "/nowhere", "--format", "nonsense", "--out", "/tmp/none"],
+        ["simulate", "--output-token-ms", "-1"],
+        ["cache", "invalidate"],
+        ["cache", "report", "--day", "2026-13-01"],
+        ["cache", "report", "--day", "0001-01-05", "--days", "31"],
+        ["cache", "feedback", "xyz"],
+        ["train", "--from", "/nowhere", "--embeddings", "/nowhere"],
+        ["embed", "--dataset", "nonsense"],
+        ["lmcache", "front", "--host", "127.0.0.1"],
+        ["lmcache", "front", "--host", "127.0.0.1", "--to", "nonsense"],
+        ["nonsense"],
+    ],
+    ids=lambda command: "-".join(command[:2]),
+)
+def test_a_wrong_call_ends_with_2_and_without_a_traceback(command: list[str]) -> None:
+    done = CliRunner().invoke(app, command, env={"LPC_LMCACHE_TOKEN": "t"} if "--to" in command else {})
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
+    assert "Traceback" not in done.output and "internal error" not in done.output
+
+
+def test_debug_shows_the_traceback_of_an_error() -> None:
+    command = ["predict", "--address", f"127.0.0.1:{free_port()}"]
+    short, full = lpc(*command, stdin=b"hello"), lpc("--debug", *command, stdin=b"hello")
+    assert len(short.stderr.splitlines()) == 1
+    assert b"Traceback" in full.stderr and full.stderr.splitlines()[-1:] == short.stderr.splitlines()
+    assert short.returncode == full.returncode == 1
+
+
+def test_an_unexpected_error_is_one_line_that_names_its_place(tmp_path: Path) -> None:
+    """A bug is made by a module of ours that lacks what the command needs."""
+    bug = tmp_path / "sitecustomize.py"
+    bug.write_text("import lpc.wire.access\nlpc.wire.access.access_of = None\n")
+    short = lpc("predict", stdin=b"hello", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}")
+    assert short.returncode == 1
+    (line,) = short.stderr.decode().splitlines()
+    assert line.startswith("lpc: internal error: TypeError at ") and "conversations.py:" in line
+    full = lpc("--debug", "predict", stdin=b"hello", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}")
+    assert b"Traceback" in full.stderr
