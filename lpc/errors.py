@@ -12,6 +12,7 @@
     ├── DatasetError            lpc.logs.records: a dataset cannot be read
     ├── ServiceError            predictor_service.errors, where its own tree is drawn: what a call to the sidecar meets
     ├── StartError              predictor_service.errors: the sidecar cannot start
+    ├── ForeignFolder           predictor_service.own_folder: a folder that must be the sidecar's own is another user's
     ├── TracingError            predictor_service.rpc.tracing: traces are asked for and cannot be made
     ├── TokenizerError          predictor_service.requests.loading: a tokenizer cannot be read
     ├── OfferRefused            predictor_service.requests.offered: the tokenizer that an engine offers is not taken

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from lpc.commands.outcome import fail
+from lpc.errors import UsageError
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -46,7 +46,7 @@ def secrets(
     """
     clients = client or []
     if wrong := [one for one in clients if not _CLIENT.fullmatch(one)]:
-        fail(f"invalid client {wrong[0]!r}: use letters, digits, dots, dashes and underscores, 63 at most")
+        raise UsageError(f"invalid client {wrong[0]!r}: use letters, digits, dots, dashes and underscores, 63 at most")
     sidecar, gateway, engine = (folder / part for part in ("sidecar", "gateway", "engine"))
     _certificates(sidecar, (*NAMES, *(name or [])))
     for reader in (gateway, engine):
@@ -91,7 +91,7 @@ def _certificates(folder: Path, names: Sequence[str]) -> None:
     try:
         wanted = [_general_name(name) for name in dict.fromkeys(names)]
     except ValueError:
-        fail(f"invalid name in {', '.join(names)}: use host names and IP addresses")
+        raise UsageError(f"invalid name in {', '.join(names)}: use host names and IP addresses") from None
     if all(file.exists() for file in files):
         old = x509.load_pem_x509_certificate(files[2].read_bytes())
         if set(wanted) <= set(old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value):
