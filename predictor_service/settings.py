@@ -183,6 +183,11 @@ class ServiceSettings(RedisSettings):
         "max_entries, max_mib, evidence, exact, normalised, judge, judge_url, judge_model, judge_key_file, judge_timeout_s; "
         "`default` is of all that are not named.",
     )
+    cache_verdicts: Path = Field(
+        Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "cache-verdicts.json",
+        description="File in which the sidecar keeps that a scope's evidence has turned, so that an emptied Redis does "
+        "not undo it; put it on a volume that outlives restarts. Counts only.",
+    )
     cache_max_entry_kib: int = Field(256, ge=1, le=16_384, description="Answers larger than this are not kept, KiB.")
     cache_flight_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(
         60.0,

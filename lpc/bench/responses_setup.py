@@ -106,7 +106,7 @@ class BenchCaches:
         encoder = str if embedder is None else embedder.encoder
         self.store = Store(self.redis, Namer(keys.ring.names), encoder)
         self.vectors = Vectors(self.redis, encoder)
-        counters, evidence = Counters(self.redis), SharedEvidence(self.redis, encoder)
+        counters, evidence = Counters(self.redis), SharedEvidence(self.redis, self.store.namer, encoder)
         named = Scopes(scopes)
         self.semantic: Semantic = Nothing()
         self.similar: SimilarQuestions | None = None

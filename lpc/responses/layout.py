@@ -4,13 +4,13 @@
 |---|---|---|
 | `lpc:rc:{S}:e:<id>` | string, PX | a sealed entry |
 | `lpc:rc:{S}:n:<name>` | string, PX | the id of the entry that a normalised name stands for |
-| `lpc:rc:{S}:g`, `...:g:<name>` | string | generation of the scope (random at first), of a model or tag: INCR invalidates |
+| `lpc:rc:{S}:g`, `...:g:<name>` | string | generation of the scope, of a model or tag, with a MAC: a larger one invalidates |
 | `lpc:rc:{S}:i` | string, PX | something was invalidated; its life left says when |
 | `lpc:rc:{S}:z` | zset | `id:bytes` by the second at which it ends: bounds the scope |
 | `lpc:rc:{S}:b` | string | bytes of the scope's entries |
 | `lpc:rc:{S}:v:<encoder>` | hash | id to sealed vector |
 | `lpc:rc:{S}:x` | stream | what was added (`a`) and removed (`d`): keeps the sidecars' arrays equal |
-| `lpc:rc:{S}:t:<encoder>:<judge>:<tenant>` | hash | evidence: whole numbers; <judge> is empty where it cannot err |
+| `lpc:rc:{S}:t:<encoder>:<judge>:<tenant>` | string | evidence: MAC and whole numbers; <judge> is empty where it cannot err |
 | `lpc:rc:{S}:k:<encoder>:<judge>:<tenant>`, `...:old` | hash | clusters of entries that mean the same, and their labels |
 | `lpc:rc:{S}:f:<id>` | string, PX | a flight: who asks the engine now |
 | `lpc:rc:{S}:q:<id>` | string, PX | this question was answered from another one's |

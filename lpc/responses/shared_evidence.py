@@ -1,52 +1,60 @@
 """What decides in a scope's semantic tier, in Redis, the same for all sidecars and over restarts: labels, clusters, whether
 evidence has turned.
 
-All of it is whole numbers of one hash, and of one for the clusters. What a sidecar learnt is added once. Where evidence turned
-in one, what others learnt before and have not yet handed over is of no use any more, and is left out.
+All of it is whole numbers: one record of the evidence, and a hash of the clusters. What a sidecar learnt is added once. Where
+evidence turned in one, what others learnt before and have not yet handed over is of no use any more, and is left out.
+
+A program that writes to this Redis is not trusted with the evidence. A record carries a MAC under the operator's key and a
+version. A record with a wrong MAC, or of an earlier version than this process has seen, counts as forged and is taken for
+absent: the scope is shut until there are fresh labels. How often evidence has turned, and which labels of a file the traffic
+has contradicted, also stand in a file of the sidecar (`evidence_file.Verdicts`), so that an emptied Redis does not undo them.
+
+Such a program can still delete:
+
+- the evidence, which shuts a scope without labels of a file;
+- the clusters, after which labels of one cluster count as independent;
+- the marks of questions and complaints that count once.
+
+After all sidecars were restarted it can put back an earlier record, as far back as the last turn that their files know.
 """
 
-from collections.abc import Callable, Sequence
+import hmac
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lpc.responses import layout
-from lpc.responses.canonical import EntryId, Scope
-from lpc.responses.semantic.gate import VOID, Handover
+from lpc.responses.canonical import NAME_BYTES, REMEMBERED, EntryId, Namer, Scope
+from lpc.responses.semantic.evidence import Evidence
+from lpc.responses.semantic.evidence_file import Verdicts
+from lpc.responses.semantic.gate import TURNED, VOID, Handover
 from lpc.responses.store import ERASING_S
-from lpc.wire.redis_reach import RedisReach
+from lpc.wire.redis_reach import RedisReach, RedisRefused
 
 CLUSTERED: Final = 100_000
 """Fields of a scope's clusters, after which those not met again are forgotten with the next as many: 50 bytes each."""
 
-_EXCHANGE: Final = """
-local key, clusters, old = KEYS[1], KEYS[2], KEYS[3]
-local life, mine, forget, void = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
-local turned = redis.call('HGET', key, 'turned') or '0'
-if forget and (mine == '' or mine == turned) then
-  local void_ones = {}
-  for _, field in ipairs(redis.call('HKEYS', key)) do
-    if string.sub(field, 1, string.len(void)) == void then void_ones[#void_ones + 1] = field end
-  end
-  redis.call('DEL', key, clusters, old)
-  redis.call('HSET', key, 'turned', turned + 1)
-  for _, field in ipairs(void_ones) do redis.call('HSET', key, field, 1) end
-end
-if forget or mine == '' or mine == turned then
-  local at = 8
-  local function each(count, what)
-    for i = at, at + 2 * count - 1, 2 do what(ARGV[i], ARGV[i + 1]) end
-    at = at + 2 * count
-  end
-  each(ARGV[5], function(field, amount) redis.call('HINCRBY', key, field, amount) end)
-  each(ARGV[6], function(field, step)
-    local sum = (redis.call('HGET', key, field) or 0) + step
-    redis.call('HSET', key, field, string.format('%d', math.max(0, sum)))
-  end)
-  each(ARGV[7], function(field, value) redis.call('HSET', key, field, value) end)
-end
-redis.call('EXPIRE', key, life)
-return redis.call('HGETALL', key)
+TRIES: Final = 10
+"""Of an exchange, where others write at the same time."""
+MAC_BYTES: Final = NAME_BYTES
+_VERSION: Final = "version"
+
+_READ: Final = """
+local found = redis.pcall('GET', KEYS[1])
+if type(found) == 'table' then return 'x' end
+return found
 """
-"""Hands over what was learnt since the evidence last turned, as far as this sidecar knows, and returns all there is."""
+"""A key of another type is read as a record that nobody can have written."""
+
+_WRITE: Final = """
+local found = redis.pcall('GET', KEYS[1])
+if type(found) == 'table' then found = 'x' end
+if string.sub(found or '', 1, 16) ~= ARGV[1] then return 0 end
+if ARGV[4] == '1' then redis.call('DEL', KEYS[2], KEYS[3]) end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+return 1
+"""
+"""Replaces the record whose MAC the sidecar has read."""
 
 _NTH: Final = """
 local now, old, candidate, entry, most, life = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -67,33 +75,74 @@ class SharedEvidence:
 
     Args:
         redis: of the response caches.
+        namer: under the operator's key.
         encoder: names the one whose similarities are counted.
+        verdicts: what outlives an empty Redis.
+        forged: told of each record that no sidecar wrote, or that is older than what this one has seen.
     """
 
-    def __init__(self, redis: RedisReach, encoder: Callable[[], str] = str) -> None:
+    def __init__(
+        self,
+        redis: RedisReach,
+        namer: Namer,
+        encoder: Callable[[], str] = str,
+        verdicts: Verdicts | None = None,
+        forged: Callable[[], object] = lambda: None,
+    ) -> None:
         self._redis = redis
+        self._namer = namer
         self._encoder = encoder
+        self._verdicts = verdicts or Verdicts()
+        self._forged = forged
+        self._seen: dict[str, int] = {}
 
     async def exchange(self, scope: Scope, judged_by: str, handed: Handover) -> dict[str, int]:
         """Hand over what a gate has learnt; return everything that is known. Raises RedisFailed: what was added is not known.
 
         ``judged_by``: who makes the labels, where that one errs: evidence of one judge says nothing of another's.
         """
-        counts = list(_summed(handed.changes).items())
-        turned = "" if handed.turned is None else str(handed.turned)
-        parts: Sequence[Sequence[tuple[str, int]]] = (counts, handed.steps, list(handed.sets.items()))
-        arguments: list[str | int] = [layout.EVIDENCE_S, turned, int(handed.forget), VOID, *map(len, parts)]
-        for part in parts:
-            for field, amount in part:
-                arguments += (field, amount)
         keys = self._keys(scope, judged_by)
-        flat: list[bytes] = await self._redis.ask(lambda client: client.eval(_EXCHANGE, len(keys), *keys, *arguments))
-        found = zip(flat[::2], flat[1::2], strict=True)
-        return {field.decode(): int(value) for field, value in found if value.lstrip(b"-").isdigit()}
+        self._verdicts.note(keys[0], _lasting(handed.sets))
+        for _ in range(TRIES):
+            found: bytes | None = await self._redis.ask(lambda client: client.eval(_READ, 1, keys[0]))
+            kept = self._opened(keys[0], found)
+            fields = self._verdicts.of(keys[0])
+            if kept.get(TURNED, 0) >= fields.get(TURNED, 0):  # else it is of before the last turn, or was lost
+                fields |= kept
+            forget = handed.forget and handed.turned in (None, fields.get(TURNED, 0))
+            fields = _merged(fields, handed, forget=forget)
+            self._verdicts.note(keys[0], _lasting(fields))
+            if not forget and {**fields, _VERSION: kept.get(_VERSION)} == kept:
+                await self._redis.ask(lambda client: client.expire(keys[0], layout.EVIDENCE_S))
+                return fields
+            version = max(kept.get(_VERSION, 0), self._seen.get(keys[0], 0)) + 1
+            arguments = ((found or b"")[:MAC_BYTES], self._sealed(keys[0], {**fields, _VERSION: version}), layout.EVIDENCE_S)
+            if await self._redis.ask(lambda client: client.eval(_WRITE, 3, *keys, *arguments, int(forget))):  # noqa: B023
+                self._note(keys[0], version)
+                return fields
+        raise RedisRefused("the evidence changes all the time: it is exchanged again later")
 
-    async def forget(self, scope: Scope, judged_by: str, fields: Sequence[str]) -> None:
-        """Delete what the window has left behind. Raises RedisFailed."""
-        await self._redis.ask(lambda client: client.hdel(self._keys(scope, judged_by)[0], *fields))
+    def _sealed(self, key: str, fields: Mapping[str, int]) -> bytes:
+        body = json.dumps(fields, separators=(",", ":")).encode()
+        return self._namer.proof(b"evidence", key.encode(), body) + body
+
+    def _opened(self, key: str, record: bytes | None) -> dict[str, int]:
+        """Return the fields of a record with its version; none where it is absent, forged or of an earlier version."""
+        if record is None:
+            return {}
+        mac, body = record[:MAC_BYTES], record[MAC_BYTES:]
+        if hmac.compare_digest(mac, self._namer.proof(b"evidence", key.encode(), body)):
+            fields: dict[str, int] = json.loads(body)
+            if fields[_VERSION] >= self._seen.get(key, 0):
+                self._note(key, fields[_VERSION])
+                return fields
+        self._forged()
+        return {}
+
+    def _note(self, key: str, version: int) -> None:
+        if key not in self._seen and len(self._seen) >= REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = version
 
     async def nth(self, scope: Scope, judged_by: str, candidate: EntryId, *, joins: EntryId | None = None) -> int:
         """Count a label; return the how-many-th of its cluster it is, in all sidecars. Raises RedisFailed.
@@ -129,8 +178,23 @@ class SharedEvidence:
         return layout.key(scope, "t", *rest), layout.key(scope, "k", *rest), layout.key(scope, "k", *rest, "old")
 
 
-def _summed(changes: Sequence[tuple[str, int]]) -> dict[str, int]:
-    summed: dict[str, int] = {}
-    for field, amount in changes:
-        summed[field] = summed.get(field, 0) + amount
-    return summed
+def _merged(fields: Mapping[str, int], handed: Handover, *, forget: bool) -> dict[str, int]:
+    """Return the evidence with what a gate has learnt since it last turned, as far as that gate knows."""
+    turned = fields.get(TURNED, 0)
+    merged = {name: value for name, value in fields.items() if name != _VERSION}
+    if forget:
+        merged = {TURNED: turned + 1, **{name: 1 for name in fields if name.startswith(VOID)}}
+    if handed.forget or handed.turned in (None, turned):
+        for field, amount in handed.changes:
+            merged[field] = merged.get(field, 0) + amount
+        for field, step in handed.steps:
+            merged[field] = max(0, merged.get(field, 0) + step)
+        merged.update(handed.sets)
+    for field in Evidence.from_fields(merged).aged(merged):
+        del merged[field]
+    return merged
+
+
+def _lasting(fields: Mapping[str, int]) -> dict[str, int]:
+    """Return what an empty Redis must not undo."""
+    return {name: value for name, value in fields.items() if name == TURNED or name.startswith(VOID)}

@@ -1,14 +1,26 @@
-"""Entries in Redis: found, put, dropped, made unfindable. Every method asks once or twice and raises RedisFailed."""
+"""Entries in Redis: found, put, dropped, made unfindable. Every method asks once or twice and raises RedisFailed.
 
+A generation in Redis is `number:MAC`, the MAC under the operator's key and over its place in Redis. Numbers only grow: they are
+microseconds since the epoch, or one more than the last. A program that writes to this Redis cannot make one, nor use that of
+another place. A value with a wrong MAC, or a smaller number than this process has seen there, counts as forged and is taken for
+absent. A scope then begins a new generation, so that nothing of before is found.
+At a model or tag the number seen is put back.
+
+Such a program can still delete entries and generations of scopes, which makes answers unfindable. It can make an invalidated
+answer findable again only within the life of the answer, and only for processes that have not seen the newer number since they
+were started: by putting back a generation and a record of before, or by deleting the generation of a model or tag.
+"""
+
+import hmac
 import math
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from lpc.responses import layout
 from lpc.responses.canonical import REMEMBERED, EntryId, Namer, Names, Scope
 from lpc.responses.sealing import Keyring, Unsealable
-from lpc.wire.redis_reach import RedisReach
+from lpc.wire.redis_reach import RedisReach, RedisRefused
 
 Stamp = tuple[str, ...]
 """Generations of what an answer hangs on: scope, model, and the model's version where one is named."""
@@ -17,6 +29,10 @@ CHANGES: Final = 10_000
 """Of a scope's stream: a sidecar that missed more reads all vectors again."""
 ERASING_S: Final = 60.0
 """Time for one step of what nobody waits for."""
+DIGITS: Final = 19
+"""Of a generation's number, which fits into 8 bytes."""
+TRIES: Final = 10
+"""Of replacing a generation, where others do so at the same time."""
 ASKED_S: Final = 2.0
 """Time for what somebody asks for who is no request: to make answers unfindable, to hear of scopes."""
 
@@ -87,6 +103,19 @@ return there
 """
 
 
+_REPLACE: Final = """
+local found = redis.call('GET', KEYS[1])
+if (found or '') ~= ARGV[1] then return found end
+if KEYS[2] then redis.call('SET', KEYS[2], 1, 'EX', ARGV[4]) end
+if ARGV[2] == '' then
+  redis.call('DEL', KEYS[1])
+  return false
+end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+return ARGV[2]
+"""
+
+
 class Found(NamedTuple):
     """What one look for a request gave.
 
@@ -121,12 +150,21 @@ class Store:
         redis: for response caches alone.
         namer: under the operator's key.
         encoder: names what vectors hang on.
+        forged: told of each generation that no sidecar wrote, or that is smaller than one seen before.
     """
 
-    def __init__(self, redis: RedisReach, namer: Namer, encoder: Callable[[], str] = str) -> None:
+    def __init__(
+        self,
+        redis: RedisReach,
+        namer: Namer,
+        encoder: Callable[[], str] = str,
+        forged: Callable[[], object] = lambda: None,
+    ) -> None:
         self.redis = redis
         self.namer = namer
         self._encoder = encoder
+        self._forged = forged
+        self._seen: dict[str, tuple[bytes, int]] = {}
         self._keys_of: dict[tuple[Scope, str, str], list[str]] = {}
 
     async def find(self, names: Names, model: str, version: str, tags: Sequence[str] = ()) -> Found:
@@ -136,12 +174,12 @@ class Store:
         tagged = [self.tag_key(scope, tag) for tag in tags]
         keys = [*generations, *tagged, layout.key(scope, "e", layout.text(names.exact))]
         values: list[bytes | None] = await self.redis.read("MGET", *keys)
-        if values[0] is None:
-            values[0] = await self._begin(generations[0])
         count = len(generations)
-        stamp = tuple(map(_generation, values[:count]))
-        tags_now = tuple(map(_generation, values[count : count + len(tags)]))
-        return Found(stamp, tags_now, values[-1])
+        begun = self._number(generations[0], values[0])
+        stamp = str(begun) if begun else await self._begin(generations[0], values[0])
+        stamps = await self._stamps(keys[1:count], values[1:count])
+        tags_now = await self._stamps(keys[count:-1], values[count:-1])
+        return Found((stamp, *stamps), tags_now, values[-1])
 
     async def same(self, scope: Scope, normalised: bytes) -> EntryId | None:
         """Return the entry that a normalised name stands for."""
@@ -169,7 +207,7 @@ class Store:
 
     async def generations(self, keys: Sequence[str]) -> Stamp:
         """Return the generations that keys of this scope hold now."""
-        return tuple(map(_generation, await self.redis.read("MGET", *keys))) if keys else ()
+        return await self._stamps(keys, await self.redis.read("MGET", *keys)) if keys else ()
 
     def tag_key(self, scope: Scope, tag: str) -> str:
         """Return the key of a tag's generation."""
@@ -215,7 +253,7 @@ class Store:
         same = "" if names.normalised is None else layout.text(names.normalised)
         prefix = layout.key(scope, "")
         arguments = [name, record, max(1, int(life_s * 1000)), now, now + life_s, max_entries, vector, same, prefix, flight]
-        arguments += [max_bytes, *stamp]
+        arguments += [max_bytes, *(self._marked(key, int(number)) for key, number in zip(keys[6:], stamp, strict=True))]
         stored = await self.redis.ask(lambda client: client.eval(_PUT, len(keys), *keys, *arguments))
         return Put(bool(stored[0]), *stored[1:])
 
@@ -242,7 +280,7 @@ class Store:
         return (_DROP, len(keys), *keys, name, layout.COUNTERS_S * 1000)
 
     async def invalidate(self, scope: Scope, *, model: str = "", version: str = "", tag: str = "") -> None:
-        """Make unfindable what is stored now: of a tag, a model or one version of it, or of the whole scope. One INCR."""
+        """Make unfindable what is stored now: of a tag, a model or one version of it, or of the whole scope."""
         if tag:
             name = self.namer.tag(scope, tag)
         elif model:
@@ -250,7 +288,14 @@ class Store:
         else:
             name = b""
         key = layout.key(scope, "g", layout.text(name)) if name else layout.key(scope, "g")
-        await self.redis.ask(lambda client: _incremented(client, key, layout.key(scope, "i")), ASKED_S)
+        for _ in range(TRIES):
+            found: bytes | None = await self.redis.ask(lambda client: client.get(key), ASKED_S)
+            self._number(key, found)
+            number = self._next(key)
+            now = await self._replace(key, found, number, layout.key(scope, "i"))
+            if self._number(key, now) == number:
+                return
+        raise RedisRefused("the generation changes all the time: try again")
 
     async def invalidated_s(self, scope: Scope) -> float:
         """Return how many seconds ago something of a scope was invalidated; infinite where that is long ago."""
@@ -284,27 +329,65 @@ class Store:
                 continue  # of a key that is no longer in the file
         return scopes
 
-    async def _begin(self, key: str) -> bytes | None:
-        """Return a scope's first generation: random, so that one that was lost with its data never comes again."""
-        first = secrets.randbits(48)
+    async def _begin(self, key: str, found: bytes | None) -> str:
+        """Return a scope's first generation, which no sidecar has used before."""
+        number = self._next(key)
+        now = await self._replace(key, found, number)
+        return str(self._number(key, now) or number)
 
-        async def begin(client: Any) -> bytes | None:
-            await client.set(key, first, nx=True, ex=layout.KEEP_S)
-            return cast("bytes | None", await client.get(key))
+    async def _stamps(self, keys: Sequence[str], values: Sequence[bytes | None]) -> Stamp:
+        """Return the generations of models and tags; "0" of those without, since nothing was ever invalidated there."""
+        return tuple([str(await self._healed(key, value)) for key, value in zip(keys, values, strict=True)])
 
-        return await self.redis.ask(begin)
+    async def _healed(self, key: str, value: bytes | None) -> int:
+        number = self._number(key, value)
+        if number is not None:
+            return number
+        seen = self._seen.get(key)
+        if seen is None and value is None:
+            return 0
+        await self._replace(key, value, 0 if seen is None else seen[1])
+        return 0 if seen is None else seen[1]
 
+    def _number(self, key: str, value: bytes | None) -> int | None:
+        """Return the number of a generation; None where there is none, or none that can be trusted."""
+        seen = self._seen.get(key)
+        if seen is not None and seen[0] == value:
+            return seen[1]
+        if value is None:
+            return None
+        digits, _, _ = value.partition(b":")
+        number = int(digits) if digits.isdigit() and len(digits) <= DIGITS else 0
+        if not number or not hmac.compare_digest(value, self._marked(key, number)) or (seen is not None and number < seen[1]):
+            self._forged()
+            return None
+        if seen is None and len(self._seen) >= REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = value, number
+        return number
 
-def _incremented(client: Any, key: str, at: str) -> Awaitable[Any]:
-    script = (
-        "local g = redis.call('INCR', KEYS[1]) redis.call('EXPIRE', KEYS[1], ARGV[1]) "
-        "redis.call('SET', KEYS[2], 1, 'EX', ARGV[2]) return g"
-    )
-    return cast("Awaitable[Any]", client.eval(script, 2, key, at, layout.KEEP_S, layout.INVALIDATED_S))
+    def _next(self, key: str) -> int:
+        """Return a number larger than all that were seen at a key."""
+        _, seen = self._seen.get(key, (b"", 0))
+        return max(time.time_ns() // 1000, seen + 1)
 
+    def _marked(self, key: str, number: int) -> bytes:
+        """Return how a generation stands in Redis."""
+        if not number:
+            return b"0"
+        text = str(number).encode()
+        return text + b":" + layout.text(self.namer.proof(b"generation", key.encode(), text)).encode()
 
-def _generation(value: bytes | None) -> str:
-    return "0" if value is None else value.decode("ascii", "replace")
+    async def _replace(self, key: str, found: bytes | None, number: int, at: str = "") -> bytes | None:
+        """Set a generation where ``found`` still stands, 0: delete it; return what stands there then.
+
+        ``at``: the key that says when something was invalidated last; set with it.
+        """
+        value = self._marked(key, number) if number else b""
+        arguments = (found or b"", value, layout.KEEP_S, layout.INVALIDATED_S)
+        keys = [key, at] if at else [key]
+        now: bytes | None = await self.redis.ask(lambda client: client.eval(_REPLACE, len(keys), *keys, *arguments), ASKED_S)
+        return now
 
 
 def _id(value: bytes | None) -> EntryId | None:

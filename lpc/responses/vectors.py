@@ -75,7 +75,7 @@ class Vectors:
             pipe.xrevrange(layout.key(scope, "x"), count=1)
             pipe.get(layout.key(scope, "g"))
             last, generation = await pipe.execute()
-            return last[0][0].decode() if last else START, None if generation is None else generation.decode()
+            return last[0][0].decode() if last else START, _generation(generation)
 
         return await self._redis.ask(ask)
 
@@ -113,8 +113,7 @@ class Vectors:
         pairs = [(name, record) for name, record in zip(added, records, strict=True) if record is not None]
         gone = [entry for name in removed if name not in added for entry in layout.names(name)]
         last = events[-1][0].decode() if events else place
-        now = None if generation is None else generation.decode()
-        return Changes(last, now, self._opened(scope, pairs, keys), gone, whole)
+        return Changes(last, _generation(generation), self._opened(scope, pairs, keys), gone, whole)
 
     def _opened(self, scope: Scope, records: Any, keys: Keyring) -> list[Vector]:
         found = []
@@ -129,6 +128,11 @@ class Vectors:
 async def _scan(client: Any, key: str, cursor: int) -> tuple[int, dict[bytes, bytes]]:
     found: tuple[int, dict[bytes, bytes]] = await client.hscan(key, cursor, count=SCANNED_AT_ONCE)
     return found
+
+
+def _generation(value: bytes | None) -> str | None:
+    """Return the number of a scope's generation. It is not verified here: entries are, before they are served."""
+    return None if value is None else value.partition(b":")[0].decode("ascii", "replace")
 
 
 def _order(place: str) -> tuple[int, int]:

@@ -4,12 +4,13 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from lpc.responses.canonical import Namer
 from lpc.responses.counters import Counters
 from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
-from lpc.responses.semantic.evidence_file import EvidenceError, read_judge_error
+from lpc.responses.semantic.evidence_file import EvidenceError, Verdicts, read_judge_error
 from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.store import Store
 from lpc.responses.vectors import Vectors
@@ -17,6 +18,7 @@ from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from lpc.wire.redis_url import RedisLogin
 from predictor_service.metrics import Metrics
+from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.responses.cache import ResponseCache
 from predictor_service.responses.embedding import Embedder
 from predictor_service.responses.judging import Judge, RulesOf
@@ -77,18 +79,22 @@ def made(
     redis = RedisReach(connection, settings.cache_redis_timeout_s, "of the response caches", refused)
     stack.push_async_callback(redis.close)
     cache_metrics.watch_redis(lambda: not redis.away)
-    store = Store(redis, Namer(keys.ring.names), embedder.encoder)
+    store = Store(redis, Namer(keys.ring.names), embedder.encoder, cache_metrics.forged.labels("generation").inc)
     counters = Counters(redis)
     tally = Tally(counters)
     stack.push_async_callback(tally.flush)
     judges = _judges(settings.cache_scopes, embedder.encoder(), stack)
+    by_meaning = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
+    verdicts = _verdicts(settings.cache_verdicts) if by_meaning else None
     rounds: list[tuple[float, str, Callable[[], Awaitable[None]]]] = [(INTERVAL_S, "tally", tally.flush)]
     semantic: Semantic = Nothing()
-    if any(scope.semantic != "off" for scope in settings.cache_scopes.values()):
+    if by_meaning:
         vectors = Vectors(redis, embedder.encoder)
+        forged = cache_metrics.forged.labels("evidence").inc
+        evidence = SharedEvidence(redis, store.namer, embedder.encoder, verdicts, forged)
         rules = RulesOf(embedder, judges.__getitem__)
         semantic = similar = SimilarQuestions(
-            *(keys, store, vectors, SharedEvidence(redis, embedder.encoder), embedder, rules, clock),
+            *(keys, store, vectors, evidence, embedder, rules, clock),
             judged=lambda scope, said: cache_metrics.judged(scopes.label(scope), said),
             report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
         )
@@ -101,6 +107,17 @@ def made(
     )
     upkeep = Upkeep(keys, store, counters, tally, scopes, semantic, cache_metrics, clock)
     return Caches(ResponseCacheService(cache, upkeep, settings.cache_gateways), tuple(rounds), keys.refresh)
+
+
+def _verdicts(path: Path) -> Verdicts:
+    """Return what outlives an empty Redis. Raises EvidenceError."""
+    try:
+        make_own(path.parent)
+    except ForeignFolder as error:
+        raise EvidenceError(f"the file of verdicts cannot be trusted: {error} with LPC_CACHE_VERDICTS") from error
+    except OSError as error:
+        raise EvidenceError(f"cannot make the folder {path.parent} ({error.strerror}): set LPC_CACHE_VERDICTS") from error
+    return Verdicts(path)
 
 
 def _judges(scopes: Mapping[str, ScopeSettings], encoder: str, stack: contextlib.AsyncExitStack) -> dict[ScopeSettings, Judge]:

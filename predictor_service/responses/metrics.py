@@ -101,7 +101,7 @@ class CacheMetrics:
             )
             for scope in scopes
         }
-        for what in ("pointer",):
+        for what in ("pointer", "generation", "evidence"):
             self.forged.labels(what)
         for scope in scopes:
             for result in ("stored", *REFUSALS):

@@ -250,8 +250,6 @@ class ScopesInUse:
             gate.not_taken(handed)
             raise
         gate.take(fields, handed)
-        if aged := gate.evidence.aged(fields):
-            await self._evidence.forget(scope.scope, tenant.place, aged)
         tenant.counted_at = now
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lpc.bench.processes import RedisServer
 from lpc.responses import shared_evidence
-from lpc.responses.canonical import EntryId, Scope
+from lpc.responses.canonical import EntryId, Namer, Scope
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.gate import Decision, Gate
 from lpc.responses.shared_evidence import SharedEvidence
@@ -16,12 +16,13 @@ from lpc.wire.redis_reach import RedisAway, RedisReach
 
 SCOPE = Scope(b"s" * 16)
 NEAR = 0.999
+NAMER = Namer(b"k" * 32)
 
 
 @pytest.fixture
 async def shared(redis_server: RedisServer) -> AsyncIterator[SharedEvidence]:
     reach = RedisReach(Connection(redis_server.url, timeout_s=5.0), 5.0, "of the test")
-    yield SharedEvidence(reach, lambda: "encoder")
+    yield SharedEvidence(reach, NAMER, lambda: "encoder")
     await reach.close()
 
 
@@ -123,7 +124,7 @@ async def test_a_shut_that_redis_did_not_hear_of_is_told_again(shared: SharedEvi
     away = RedisReach(Connection("redis://127.0.0.1:1/0", timeout_s=0.2), 0.2, "of the test")
     handed = gate.hand_over()
     with pytest.raises(RedisAway):
-        await SharedEvidence(away).exchange(SCOPE, "", handed)
+        await SharedEvidence(away, NAMER).exchange(SCOPE, "", handed)
     gate.not_taken(handed)
     await away.close()
     await exchange(shared, gate)

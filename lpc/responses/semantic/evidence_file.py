@@ -4,6 +4,9 @@ Labels of pairs of questions, and how often the judge of answers errs, where tha
 """
 
 import json
+import logging
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +14,72 @@ from lpc.errors import LpcError
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.threshold import JudgeError
 
+log = logging.getLogger(__name__)
+
 VERSION: Final = 1
+
+
+class Verdicts:
+    """What an empty Redis must not undo, by the place of the evidence: numbers that only grow, in a file of the sidecar.
+
+    Several sidecars of one machine may share the file.
+
+    Args:
+        path: of the file; None: it is kept in memory only.
+
+    Raises:
+        EvidenceError: the file cannot be read or written, or holds something else.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._places: dict[str, dict[str, int]] = {}
+        if path is not None:
+            self._take_in(path)
+            try:
+                self._write(path)
+            except OSError as error:
+                raise EvidenceError(
+                    f"{path} cannot be written ({error.strerror}): set LPC_CACHE_VERDICTS to a file that outlives restarts"
+                ) from error
+
+    def of(self, place: str) -> dict[str, int]:
+        """Return what is known of a place."""
+        return dict(self._places.get(place, {}))
+
+    def note(self, place: str, numbers: Mapping[str, int]) -> None:
+        """Keep what is new or larger than before."""
+        if not self._grows(place, numbers):
+            return
+        if self._path is None:
+            return
+        try:
+            self._take_in(self._path)
+            self._write(self._path)
+        except (EvidenceError, OSError) as error:
+            log.error("a verdict on evidence is not kept: %s; see LPC_CACHE_VERDICTS", type(error).__name__)
+
+    def _grows(self, place: str, numbers: Mapping[str, int]) -> bool:
+        known = self._places.get(place, {})
+        more = {name: value for name, value in numbers.items() if value > known.get(name, 0)}
+        if more:
+            self._places[place] = {**known, **more}
+        return bool(more)
+
+    def _take_in(self, path: Path) -> None:
+        try:
+            found = json.loads(path.read_text()) if path.exists() else {}
+            for place, numbers in found.items():
+                self._grows(str(place), {str(name): int(value) for name, value in numbers.items()})
+        except OSError as error:
+            raise EvidenceError(f"{path} cannot be read ({error.strerror}): set LPC_CACHE_VERDICTS to another file") from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise EvidenceError(f"{path} holds no verdicts: remove it, or set LPC_CACHE_VERDICTS to another file") from error
+
+    def _write(self, path: Path) -> None:
+        new = path.with_name(f"{path.name}.{os.getpid()}")
+        new.write_text(json.dumps(self._places, indent=1) + "\n")
+        new.replace(path)
 
 
 class EvidenceError(LpcError):

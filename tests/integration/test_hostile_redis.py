@@ -1,0 +1,219 @@
+"""A program that writes to the Redis of the response caches: what it forges or puts back is not believed. A real Redis."""
+
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lpc.bench.processes import RedisServer
+from lpc.responses.canonical import Namer, Scope
+from lpc.responses.semantic.evidence_file import EvidenceError, Verdicts
+from lpc.responses.semantic.gate import Decision, Gate
+from lpc.responses.shared_evidence import SharedEvidence
+from lpc.wire.redis_connection import Connection
+from lpc.wire.redis_reach import RedisReach
+from predictor_service.errors import StartError
+from predictor_service.responses.outcomes import Hit, Miss
+from tests.integration.test_response_cache import Make, ask, fill, make
+from tests.integration.test_response_cache_service import served
+from tests.integration.test_shared_evidence import labels_from_before, misses
+from tests.response_cache import Caches, answer, asked
+
+__all__ = ["make"]
+
+SCOPE = Scope(b"s" * 16)
+NAMER = Namer(b"k" * 32)
+Share = Callable[..., SharedEvidence]
+
+
+def values(server: RedisServer, pattern: str) -> dict[bytes, bytes]:
+    with contextlib.closing(server.client()) as client:
+        return {key: client.get(key) for key in client.scan_iter(pattern)}
+
+
+def write(server: RedisServer, changes: dict[bytes, bytes]) -> None:
+    with contextlib.closing(server.client()) as client:
+        for key, value in changes.items():
+            client.set(key, value)
+
+
+def forged(caches: Caches) -> float:
+    return caches.metrics.forged.labels("generation")._value.get()
+
+
+def counting(caches: Caches) -> Caches:
+    """Count forged generations, as a sidecar does."""
+    caches.store._forged = caches.metrics.forged.labels("generation").inc
+    return caches
+
+
+@pytest.mark.parametrize("what", ["scope", "model", "tag"])
+async def test_a_generation_that_is_put_back_brings_back_no_answer(make: Make, redis_server: RedisServer, what: str) -> None:
+    caches = counting(make())
+    await caches.upkeep.invalidate("a", tag="t", model="")  # of no scope yet
+    await fill(caches, asked("Is it?", tags=("t",)))
+    await caches.upkeep.invalidate("a", scope="faq", **({} if what == "scope" else {what: {"model": "m", "tag": "t"}[what]}))
+    await fill(caches, asked("Is it?", tags=("t",)), answer("Old."))
+    before = values(redis_server, "lpc:rc:*:[eg]*")
+    await caches.upkeep.invalidate("a", scope="faq", **({} if what == "scope" else {what: {"model": "m", "tag": "t"}[what]}))
+    assert isinstance(await ask(caches, asked("Is it?", tags=("t",))), Miss)
+    write(redis_server, before)
+    assert isinstance(await ask(caches, asked("Is it?", tags=("t",))), Miss)
+    assert forged(caches) == 1
+    # It goes on as before.
+    await caches.cache.store("a", asked("Is it?", tags=("t",)), answer("New.", engine_s=-1.0))
+    hit = await ask(caches, asked("Is it?", tags=("t",)))
+    assert isinstance(hit, Hit) and hit.answer == answer("New.", engine_s=-1.0)
+
+
+@pytest.mark.parametrize("value", [b"5", b"5:AAAAAAAAAAAAAAAAAAAAAA", b"", b"9" * 400, b"\xff:x", b"-1:x"])
+async def test_a_generation_that_nobody_signed_is_taken_for_absent(make: Make, redis_server: RedisServer, value: bytes) -> None:
+    caches = counting(make())
+    await fill(caches, asked("Is it?"))
+    (key,) = values(redis_server, "lpc:rc:*:g")
+    for one in (caches, counting(make())):  # one that knew the generation, and one that was started since
+        write(redis_server, {key: value})
+        assert isinstance(await ask(one, asked("Is it?")), Miss)
+        await one.cache.store("a", asked("Is it?"), answer("New."))
+        assert isinstance(await ask(one, asked("Is it?")), Hit)
+        assert forged(one) == 1
+
+
+async def test_the_generation_of_another_place_is_taken_for_absent(make: Make, redis_server: RedisServer) -> None:
+    caches = counting(make())
+    await fill(caches, asked("Is it?", scope="one"))
+    await fill(caches, asked("Is it?", scope="two"))
+    (one, first), (two, second) = values(redis_server, "lpc:rc:*:g").items()
+    assert first != second
+    write(redis_server, {one: second, two: first})
+    assert {type(await ask(caches, asked("Is it?", scope=name))) for name in ("one", "two")} == {Miss}
+    assert forged(caches) == 2
+
+
+async def test_a_deleted_generation_of_a_tag_brings_back_no_answer(make: Make, redis_server: RedisServer) -> None:
+    caches = counting(make())
+    await fill(caches, asked("Is it?", tags=("t",)))
+    await caches.upkeep.invalidate("a", scope="faq", tag="t")
+    with contextlib.closing(redis_server.client()) as client:
+        client.delete(*client.scan_iter("lpc:rc:*:g:*"))
+    assert isinstance(await ask(caches, asked("Is it?", tags=("t",))), Miss)
+
+
+@pytest.fixture
+async def share(redis_server: RedisServer) -> AsyncIterator[Share]:
+    reach = RedisReach(Connection(redis_server.url, timeout_s=5.0), 5.0, "of the test")
+
+    def one(**fields: Any) -> SharedEvidence:
+        return SharedEvidence(reach, NAMER, lambda: "encoder", **fields)
+
+    yield one
+    await reach.close()
+
+
+async def exchange(shared: SharedEvidence, gate: Gate) -> None:
+    handed = gate.hand_over()
+    gate.take(await shared.exchange(SCOPE, "", handed), handed)
+
+
+async def test_forged_evidence_opens_no_scope(share: Share, redis_server: RedisServer) -> None:
+    count = 0
+
+    def note() -> None:
+        nonlocal count
+        count += 1
+
+    open_one = Gate(draw=random.Random(1))
+    misses(open_one, 500, "right")
+    await exchange(share(), open_one)
+    assert open_one.threshold is not None
+    ((key, good),) = values(redis_server, "lpc:rc:*:t:*").items()
+    fields = json.loads(good[16:])
+    with contextlib.closing(redis_server.client()) as client:
+        for forge in (
+            lambda: client.set(key, good[:16] + json.dumps({**fields, "served": 0}).encode()),
+            lambda: client.set(key, bytes(16) + good[16:]),
+            lambda: client.set(key, good[16:]),
+            lambda: client.set(key, b"x"),
+            lambda: client.hset(key, mapping={name: str(value) for name, value in fields.items()}),
+        ):
+            client.delete(key)
+            forge()
+            gate = Gate()
+            await exchange(share(forged=note), gate)
+            assert gate.threshold is None and gate.evidence.labels == 0
+        assert count == 5
+        client.set(key, good)
+        for other in (key.replace(b":t:encoder", b":t:encoder:judge"), key):
+            client.set(other, good)
+        gate = Gate()
+        handed = gate.hand_over()
+        gate.take(await share(forged=note).exchange(SCOPE, "judge", handed), handed)
+        assert gate.threshold is None and count == 6, "evidence of another place was believed"
+        await exchange(share(forged=note), gate := Gate())
+        assert gate.threshold is not None and count == 6
+
+
+async def test_evidence_of_before_it_turned_is_not_believed_again(
+    share: Share, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    shared = share(verdicts=Verdicts(tmp_path / "verdicts"))
+    gate = Gate(draw=random.Random(1))
+    misses(gate, 500, "right")
+    await exchange(shared, gate)
+    before = values(redis_server, "lpc:rc:*:t:*")
+    for n in range(2):
+        gate.learn(0.999, b"wrong %d" % n, same=False, decision=Decision.AUDIT)
+    await exchange(shared, gate)
+    assert gate.threshold is None
+    write(redis_server, before)
+    await exchange(shared, gate)
+    assert gate.threshold is None
+    write(redis_server, before)
+    after_restart = Gate()
+    await exchange(share(verdicts=Verdicts(tmp_path / "verdicts")), after_restart)
+    assert after_restart.threshold is None and after_restart.evidence.labels == 0
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_contradicted_calibration_stays_out_after_redis_was_emptied(
+    share: Share, redis_server: RedisServer, tmp_path: Path, restarted: bool
+) -> None:
+    shared = share(verdicts=Verdicts(tmp_path / "verdicts"))
+    gate = Gate(start=labels_from_before(), draw=random.Random(1))
+    await exchange(shared, gate)
+    assert gate.threshold is not None
+    for n in range(2):
+        gate.learn(0.999, b"wrong %d" % n, same=False, decision=Decision.AUDIT)
+    await exchange(shared, gate)
+    with contextlib.closing(redis_server.client()) as client:
+        client.flushall()
+    later = Gate(start=labels_from_before())
+    await exchange(share(verdicts=Verdicts(tmp_path / "verdicts")) if restarted else shared, later)
+    assert later.threshold is None
+    newer = labels_from_before()
+    newer.apply(newer.lookup(0.999))
+    measured_again = Gate(start=newer)
+    await exchange(shared, measured_again)
+    assert measured_again.threshold is not None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 5}', '{"a": {"b": "c"}}'])
+def test_a_file_of_verdicts_that_holds_something_else_is_not_used(tmp_path: Path, content: str) -> None:
+    (tmp_path / "verdicts").write_text(content)
+    with pytest.raises(EvidenceError, match="LPC_CACHE_VERDICTS"):
+        Verdicts(tmp_path / "verdicts")
+    assert (tmp_path / "verdicts").read_text() == content
+
+
+async def test_a_sidecar_that_cannot_keep_verdicts_does_not_start(
+    tiny_models: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    (tmp_path / "verdicts").mkdir()
+    scopes: Any = {"faq": {"mode": "serve"}}
+    with pytest.raises(StartError, match="LPC_CACHE_VERDICTS"):
+        async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, cache_verdicts=tmp_path / "verdicts"):
+            pass
