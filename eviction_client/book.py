@@ -41,7 +41,7 @@ class PredictorCounters:
     dropped: int = 0
     """Over the capacity: the oldest goes."""
     rejected: int = 0
-    """Nonsense that cannot be encoded."""
+    """It cannot be sent: too long for the sidecar, or not text, or see ``bugs``."""
     forgotten: int = 0
     """Forgotten by the caller before an answer came."""
     untaken: int = 0
@@ -53,6 +53,8 @@ class PredictorCounters:
     """Answers that came when their request had ended. Not a fate of its own: counted as answered."""
     unread: int = 0
     """Answers to prompts that the sidecar could not read. Not a fate of its own: counted as answered."""
+    bugs: int = 0
+    """Failures of the plug-in's own code; their frames are in the log. Not a fate of its own."""
     no_credit: int = 0
     """Answers under the older contract, or without a credit table. Counted as answered, as the next three."""
     bad_grid: int = 0
@@ -176,13 +178,18 @@ class Book:
         del self._requests[key]
         return request.answer
 
-    def leave(self, key: Hashable) -> bool:
-        """Note that a request is over; return whether its answer may still come. Then :meth:`take_late` hands it out, once.
+    def take_or_leave(self, key: Hashable) -> tuple[Prediction | None, bool]:
+        """Return the answer of a request that is over; without one, whether it may still come: :meth:`take_late` has it then.
 
-        False as well where as many as the capacity have not been handed out yet: more end than are asked after.
+        One step: an answer cannot come between the look and the note that the request is over. It is not waited for if as many
+        as the capacity have not been handed out yet: more end than are asked after.
         """
+        answer = self.take(key)
+        return answer, answer is None and self._leave(key)
+
+    def _leave(self, key: Hashable) -> bool:
         request = self._requests.get(key)
-        if request is None or request.answer is not None:
+        if request is None:
             return False
         if not request.over:
             if self._left >= self._capacity:

@@ -25,6 +25,7 @@ from eviction_client.peers import Peer
 from eviction_client.said import Said
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 from lpc.wire.access import Access
+from lpc.wire.bugs import log_bug
 from lpc.wire.certificates import CertificateError
 from lpc.wire.tokenizer_files import CHUNK_BYTES
 
@@ -198,13 +199,22 @@ class Connection:
             try:
                 digest = "" if offer is None else offer.digest_of(request.question.served_model)
                 message = encode(number, request.question, request.deadline - now, digest)
-                if 0 < self._most_bytes < message.ByteSize():
-                    raise ValueError("longer than the sidecar takes")  # it would end the stream for all
-            except Exception:
+                fits = not 0 < self._most_bytes < message.ByteSize()  # else it would end the stream for all
+            except UnicodeError:  # what a caller has sent as its session or class
+                fits = False
+            except Exception as error:
+                fits = False
+                self._bug("encoding a request for the predictor", error)
+            if fits:
+                yield message
+            else:
                 with lane.sendable:
                     book.reject(lane, request)
-                continue
-            yield message
+
+    def _bug(self, where: str, error: Exception) -> None:
+        with self._book.changed:
+            self._book.count(bugs=1)
+        log_bug(logger, where, error)
 
     def _next_of(
         self, lane: Lane, parts: Iterator[predictor_pb2.PredictStreamRequest]
@@ -230,7 +240,7 @@ class Connection:
         except Exception as error:
             self._error = error
             if not self.over:
-                logger.error("reading the predictor's answers failed", exc_info=error)
+                self._bug("reading the predictor's answers", error)
         with book.changed:
             self.ended = ended
             self.over = True

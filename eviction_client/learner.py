@@ -25,6 +25,9 @@ TRIM_EVERY_S: Final = 100.0
 MAX_UNANSWERED: Final = 10_000
 """Conversations whose latest turn may still get an answer; over it the oldest's is not told to the store."""
 
+MOST_FAILURES: Final = 3
+"""Failures of a round after which nothing is learnt any more: least recent use is in force until the engine restarts."""
+
 Late = tuple[CreditTable | None, float]
 """What became of an answer that was waited for: its credit and the key that this gave; None: there is none."""
 
@@ -38,16 +41,19 @@ class Learner:
 
     Attributes:
         trusting: credit is in force.
+        failures: of rounds.
         tiers: below the engine's cache; they learn from the same requests.
     """
 
     def __init__(self, settings: ClientSettings, *, capacity: int, store: MetadataStore | None) -> None:
         self.tiers: list[Tier] = []
         self.trusting = not settings.guard
+        self.failures = 0
         self._guards = settings.guard
         self._pools = settings.pools != "off"
         self._store = store
         self._trimmed_at = time.monotonic()
+        self._capacity = capacity
         self._shadows = Shadows(capacity)
         self._conversations = Conversations()
         self._waiting: deque[tuple[Finished, Late | None]] = deque(maxlen=MAX_WAITING)
@@ -80,11 +86,15 @@ class Learner:
         store = self._store
         while self._waiting:
             finished, late = self._waiting.popleft()
-            if late is None:
-                self._learn_from(finished)
-            else:
-                self._lay(finished, *late)
-            self._learnt += 1
+            try:
+                if self.failures >= MOST_FAILURES:
+                    pass
+                elif late is None:
+                    self._learn_from(finished)
+                else:
+                    self._lay(finished, *late)
+            finally:
+                self._learnt += 1
             # Offer the GIL to the scheduler's thread, which would else wait for the interpreter's switch interval, 5 ms.
             time.sleep(0)
         if store is not None:
@@ -98,6 +108,17 @@ class Learner:
                 if answers:
                     self._answers, self._rounds_left = answers, 0
         return self._rounds_left > 0
+
+    def distrust(self) -> None:
+        """After a failure: put least recent use into force, and begin to collect evidence again.
+
+        Without a guard nothing collects evidence, and least recent use stays in force; so it does after MOST_FAILURES.
+        """
+        self.trusting = False
+        self.failures += 1
+        for tier in self.tiers:
+            tier.distrust()
+        self._shadows = self._shadows.renewed(self._capacity)
 
     def _learn_from(self, finished: Finished) -> None:
         name = self._conversations.name(finished.session, finished.blocks) if self._pools and finished.blocks else None

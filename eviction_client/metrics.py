@@ -53,7 +53,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a key: another clock, for example.", ""),
     "lpc_queue_runs": (Gauge, "Runs of equal keys in the free queue.", ""),
     "lpc_scheduler_seconds": (Counter, "Time that the plug-in has taken in the scheduler's thread.", ""),
-    "lpc_failures": (Counter, "Exceptions of the plug-in that were kept from the engine.", ""),
+    "lpc_failures": (Counter, "Exceptions of the plug-in's own code, which the engine does not see.", ""),
     "lpc_stock_fallback": (Gauge, "1 where the plug-in does not work in this engine, which runs its own LRU instead.", ""),
     "lpc_late_answers": (Counter, "Predictions that came when their request had ended, laid on the blocks still free.", ""),
     "lpc_predictions_unread": (Counter, "Predictions for prompts that the sidecar could not read: by lengths and times.", ""),
@@ -63,6 +63,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_lifetime_seconds": (Gauge, "How long blocks of average conversations live in this cache.", ""),
     "lpc_trusting": (Gauge, "1 while credit orders the cache, 0 while it is LRU.", ""),
     "lpc_guard_switches": (Counter, "Changes of the rule that the guard finds better.", ""),
+    "lpc_guard_failures": (Counter, "Failures of the guard's own code: the order is LRU after each, for good after three.", ""),
     "lpc_tier_stock_fallback": (
         Gauge,
         "1 where an offload tier runs the engine's own LRU because ours does not work there.",

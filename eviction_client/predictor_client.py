@@ -3,7 +3,7 @@
 The scheduler calls :meth:`PredictorClient.ask` when it admits a request and :meth:`PredictorClient.take` when it frees the
 request's blocks. Both only touch dictionaries under a lock that is never held during I/O or encoding: microseconds.
 No answer, for whatever reason, is ``None``: the blocks get no credit. An answer that comes after the request has ended
-(:meth:`PredictorClient.leave`) is handed out by :meth:`PredictorClient.late_answers`.
+(:meth:`PredictorClient.take_or_leave`) is handed out by :meth:`PredictorClient.late_answers`.
 
 Which sidecars there are is :mod:`eviction_client.peers`'s; a thread for each keeps it connected (:mod:`eviction_client.link`);
 what happens on one connection, and in which threads, is :mod:`eviction_client.connection`'s. It is gRPC's synchronous API
@@ -11,6 +11,7 @@ because grpc.aio has one poller per process, shared by all event loops: an engin
 ours, and ours theirs. Make a client after the engine has forked: threads do not survive a fork.
 """
 
+import logging
 import os
 import random
 import threading
@@ -28,6 +29,9 @@ from eviction_client.peers import RESOLVE_S, Peer, chosen, may_change, peers_of
 from eviction_client.said import Said
 from eviction_client.settings import ClientSettings
 from lpc.wire.access import Access, access_of
+from lpc.wire.bugs import log_bug
+
+logger = logging.getLogger(__name__)
 
 MAX_TIMEOUT_S: Final = 600.0
 
@@ -123,10 +127,11 @@ class PredictorClient:
             with book.changed:
                 if not book.closed:
                     book.enter(request)
-        except Exception:
+        except Exception as error:
             # An id that cannot be hashed, a time-out that is not a number: whatever it is, serving goes on.
             with book.changed:
-                book.count(asked=1, rejected=1)
+                book.count(asked=1, rejected=1, bugs=1)
+            log_bug(logger, "asking the predictor", error)
 
     def take(self, request_id: Hashable) -> Prediction | None:
         """Return the answer and forget the request; None, and nothing changes, when there is none yet.
@@ -139,13 +144,13 @@ class PredictorClient:
         except TypeError:
             return None
 
-    def leave(self, request_id: Hashable) -> bool:
-        """Say that a request has ended whose answer is not there; return whether it may still come, until its deadline."""
+    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
+        """Return the answer of a request that has ended; without one, whether it may still come, until its deadline."""
         try:
             with self._book.changed:
-                return self._book.leave(request_id)
+                return self._book.take_or_leave(request_id)
         except TypeError:
-            return False
+            return None, False
 
     def late_answers(self) -> list[tuple[Hashable, Prediction | None]]:
         """Return what has become of requests that were left: their answers; None for each that gets none."""

@@ -27,6 +27,7 @@ from eviction_client.shadow import ShadowCounters
 from eviction_client.stores.base import BlockHash, MetadataStore
 from eviction_client.tier import Tier
 from lpc.model.returns import MAX_CREDIT_S
+from lpc.wire.bugs import log_bug
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,8 @@ class Predictor(Protocol):
     def forget(self, request_id: Hashable) -> None:
         """Forget a request."""
 
-    def leave(self, request_id: Hashable) -> bool:
-        """Say that a request has ended without its answer; return whether that may still come."""
+    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
+        """Return the answer of a request that has ended; without one, whether it may still come."""
 
     def late_answers(self) -> Sequence[tuple[Hashable, Prediction | None]]:
         """Return what has become of requests that were left: their answers; None for each that gets none."""
@@ -179,12 +180,13 @@ class Scorer:
         now = self._clock.now()
         asked = self._asked(hints, session, blocks)
         done = asked.own is not None
-        prediction = self.predictor.take(request_id)
         awaited = False
-        if prediction is None:
-            awaited = completed and not done and self.predictor.leave(request_id)
-            if not awaited:
-                self.predictor.forget(request_id)
+        if completed and not done:
+            prediction, awaited = self.predictor.take_or_leave(request_id)
+        else:
+            prediction = self.predictor.take(request_id)
+        if prediction is None and not awaited:
+            self.predictor.forget(request_id)
         table = None if prediction is None or not completed else prediction.credit
         keys = Keys(now, now)
         if table is not None:
@@ -271,20 +273,21 @@ class Scorer:
         return self._clock.now() + MAX_CREDIT_S
 
     def failed(self, error: Exception) -> None:
-        """Count an exception that was kept from the engine; log the first."""
+        """Count an exception that was kept from the engine; log its frames, without values, once for what caught it."""
         self.failures += 1
-        if self.failures == 1:
-            # The type and place only: a message might quote a request.
-            place = error.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            where = f"{place.tb_frame.f_code.co_qualname}:{place.tb_lineno}" if place is not None else "?"
-            logger.error("learned prefix cache: %s at %s; serving goes on without it", type(error).__name__, where)
+        caught = error.__traceback__
+        where = "?" if caught is None else caught.tb_frame.f_code.co_qualname
+        log_bug(logger, f"learned prefix cache, {where} (serving goes on)", error)
 
     @property
     def trusting(self) -> bool:
         """Whether credit is in force; else the order is least recent use."""
         return self._learner.trusting
+
+    @property
+    def guard_failures(self) -> int:
+        """Rounds of learning that have failed, after each of which the order is least recent use."""
+        return self._learner.failures
 
     @property
     def switches(self) -> int:
@@ -321,9 +324,17 @@ class Scorer:
         self._background.close()
 
     def _round(self) -> bool:
-        """One round in the background; returns whether the next is due soon."""
+        """One round in the background; returns whether the next is due soon.
+
+        If the guard cannot judge, the rule that it last chose must not stay in force: the order is least recent use.
+        """
+        due = False
         try:
             due = self._learner.learn()
+        except Exception as error:
+            self._learner.distrust()
+            self.failed(error)
+        try:
             now = time.monotonic()
             if now - self._ticked_at >= TICK_S:
                 self._ticked_at = now
@@ -332,5 +343,4 @@ class Scorer:
             self._learner.trim(self._clock)
         except Exception as error:
             self.failed(error)
-            return False
         return due

@@ -154,6 +154,13 @@ class Shadows:
         self._credit = GhostCache(max(capacity // every, 1), blocks=self._blocks)
         self._lru = GhostCache(max(capacity // every, 1), trusting=False, blocks=self._blocks)
 
+    def renewed(self, capacity: int) -> "Shadows":
+        """Return empty ones that know nothing of the traffic; what these have counted goes on."""
+        fresh = Shadows(capacity, prompts_only=self._prompts_only)
+        fresh.counters = self.counters
+        fresh.guard.switches = self.guard.switches + self.guard.trusting
+        return fresh
+
     @property
     def lifetime(self) -> float:
         """Seconds that blocks of average conversations live under credit."""

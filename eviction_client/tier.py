@@ -89,6 +89,7 @@ class Tier:
         self._named = named
         self._above = above
         self._clock = clock
+        self._blocks = blocks
         self._shadows = Shadows(blocks, prompts_only=prompts_only)
         self._numbers = 0
         self._ended: OrderedDict[Hashable, Finished] = OrderedDict()
@@ -295,6 +296,11 @@ class Tier:
     def learn_late(self, finished: Finished, table: CreditTable, pool: GhostCache) -> None:
         """Show the shadows credit that has come late."""
         self._shadows.lay(finished, table, above=pool)
+
+    def distrust(self) -> None:
+        """Put least recent use into force after a failure of what learns, and begin to collect evidence again."""
+        self.wanted = False
+        self._shadows = self._shadows.renewed(self._blocks)
 
     # Order.
 

@@ -47,7 +47,9 @@ class StoreCounters:
     dropped: int = 0
     """Lost because too many were waiting, the store was away for too long, or it refused them."""
     rejected: int = 0
-    """Calls that made no sense (no finite score, something that is not a hash)."""
+    """Calls that made no sense (no finite score, no name of a conversation)."""
+    bugs: int = 0
+    """Calls and answers that failed in the plug-in's own code; their frames are in the log."""
     looked_up: int = 0
     """Scores asked for by ``look_ahead`` and answered."""
     known: int = 0

@@ -6,6 +6,7 @@ at its blocks when its score comes up; those that have got a higher score since 
 """
 
 import heapq
+import logging
 import math
 import threading
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from collections.abc import Sequence
 from eviction_client.score import forgotten_below
 from eviction_client.stores.base import SHARED, BlockHash, ConversationId, StoreCounters, pooled
 from eviction_client.stores.tally import Tally
+from lpc.wire.bugs import log_bug
+
+logger = logging.getLogger(__name__)
 
 _UNHELD: tuple[str | None, float] = (None, 0.0)
 
@@ -49,8 +53,9 @@ class MemoryStore:
                 usable = math.isfinite(score) and isinstance(conversation, str) and conversation != SHARED
                 blocks = tuple(blocks)
                 usable = usable and all(isinstance(block, bytes) for block in blocks)
-            except TypeError:
-                usable = False
+            except TypeError as error:
+                self._failed(error)
+                return
             if not usable:
                 self._tally.add(rejected=1)
                 return
@@ -74,8 +79,8 @@ class MemoryStore:
             try:
                 self._answers = {block: self._blocks[block][1] for block in blocks if block in self._blocks}
                 asked = len(blocks)
-            except TypeError:
-                self._tally.add(rejected=1)
+            except TypeError as error:
+                self._failed(error)
                 return
             self._tally.add(looked_up=asked, known=len(self._answers))
 
@@ -122,6 +127,11 @@ class MemoryStore:
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    def _failed(self, error: TypeError) -> None:
+        """Count and log what only a bug of the plug-in can pass to a store."""
+        self._tally.add(bugs=1)
+        log_bug(logger, "the store in memory", error)
 
     def _forget_lowest_record(self) -> int:
         """Drop the record of the lowest score and those of its blocks that have no higher one; return how many."""

@@ -1,5 +1,6 @@
 """What was recorded and waits to be written: bounded, oldest dropped first, turned into batches that can be sent again."""
 
+import logging
 import math
 import threading
 import time
@@ -13,6 +14,9 @@ from eviction_client.stores.base import SHARED, BlockHash, ConversationId
 from eviction_client.stores.layout import MEMBER_BYTES, UNIT, Layout, floor, members
 from eviction_client.stores.tally import Tally
 from lpc.model.returns import MAX_CREDIT_S
+from lpc.wire.bugs import log_bug
+
+logger = logging.getLogger(__name__)
 
 BATCH_BLOCKS: Final = 8192
 """Most blocks of one pipeline: Redis serves nobody else while it runs a shard's part of it (about 1 ms per 1,000 blocks)."""
@@ -75,8 +79,9 @@ class Outbox:
         try:
             count = len(blocks)
             usable = math.isfinite(score) and isinstance(conversation, str) and conversation != SHARED
-        except TypeError:
-            usable = False
+        except TypeError as error:
+            self._bug(error)
+            return False
         if not usable:
             self._tally.add(rejected=1)
             return False
@@ -118,11 +123,16 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._records or self._making or self._batch)
 
+    def _bug(self, error: Exception) -> None:
+        """Count and log what only a bug of the plug-in can leave here."""
+        self._tally.add(bugs=1)
+        log_bug(logger, "the outbox to Redis", error)
+
     def _next(self) -> Batch | None:
         """Turn what was recorded first into commands, one per shard."""
         layout = self._layout
         arguments: list[list[Any]] = [[] for _ in range(layout.shards)]
-        blocks = rejected = 0
+        blocks = 0
         while blocks < BATCH_BLOCKS:
             with self._lock:
                 if not self._records:
@@ -134,15 +144,13 @@ class Outbox:
                 shards = layout.by_shard(record.blocks)
                 owner, score = layout.owner(record.conversation), floor(record.score)
                 blobs = [b"".join([names[i] for i in indices]) for indices in shards]
-            except (TypeError, AttributeError, ValueError):
-                rejected += 1
+            except (TypeError, AttributeError, ValueError) as error:
+                self._bug(error)
                 continue
             blocks += len(names)
             for shard, blob in enumerate(blobs):
                 if blob:
                     arguments[shard] += (owner, score, blob)
-        if rejected:
-            self._tally.add(rejected=rejected)
         if not blocks:
             return None
         self._batch_number += 1

@@ -27,6 +27,7 @@ from eviction_client.stores.layout import RECORD_SCRIPT, Layout
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.outbox import Batch, Outbox
 from eviction_client.stores.tally import Tally
+from lpc.wire.bugs import log_bug
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_connection import ERRORS, NO_FILES, PASSING, Connection, evaluate
 from lpc.wire.redis_url import NOBODY, RedisLogin, RedisUrl
@@ -231,8 +232,9 @@ class RedisStore:
         found: list[float | None] = []
         try:
             found = commands.look_up(client, self._layout, question)
-        except (TypeError, AttributeError, ValueError):
-            self._tally.add(rejected=1)
+        except (TypeError, AttributeError, ValueError) as error:
+            self._tally.add(bugs=1)
+            log_bug(logger, "the look-ahead in Redis", error)
         known = {block: score for block, score in zip(question, found, strict=False) if score is not None}
         self._tally.add(looked_up=len(found), known=len(known))
         with self._lock:
@@ -272,11 +274,11 @@ class RedisStore:
         # A Cluster client learns of moved slots by itself; of dead nodes it is told by the others here.
         if failures or isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)):
             self._connection.close()
-        if self._healthy is not False:
-            if isinstance(error, ERRORS):
-                logger.warning("%s Scores are not shared until then; serving goes on.", self._explain(error))
-            else:
-                logger.error("scores are not shared for now, serving goes on", exc_info=error)
+        if not isinstance(error, ERRORS):
+            self._tally.add(bugs=1)
+            log_bug(logger, "the store in Redis (scores are not shared for now)", error)
+        elif self._healthy is not False:
+            logger.warning("%s Scores are not shared until then; serving goes on.", self._explain(error))
         self._healthy = False
 
     def _explain(self, error: Exception) -> StoreError:

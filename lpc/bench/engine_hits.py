@@ -47,7 +47,6 @@ class Patient:
         self.told: dict[Hashable, float] = {}
         self.ask = client.ask
         self.forget = client.forget
-        self.leave = client.leave
         self.late_answers = client.late_answers
         self.close = client.close
 
@@ -61,6 +60,11 @@ class Patient:
         if answer is not None:
             self.told[request_id] = answer.probability
         return answer
+
+    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
+        """Wait for the answer, then leave the request."""
+        answer = self.take(request_id)
+        return (answer, False) if answer is not None else self._client.take_or_leave(request_id)
 
     @property
     def healthy(self) -> bool:

@@ -39,10 +39,12 @@ class Told:
     def forget(self, request_id: Hashable) -> None:
         """Nothing is remembered."""
 
-    def leave(self, request_id: Hashable) -> bool:
-        """Remembered, so that it can be answered late."""
-        self.left.append(str(request_id))
-        return True
+    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
+        """The function's answer; a request without one is remembered, so that it can be answered late."""
+        answer = self.take(request_id)
+        if answer is None:
+            self.left.append(str(request_id))
+        return answer, answer is None
 
     def answer(self, request_id: str, credit: float | None) -> None:
         """Answer a request that was left; None: it never will be."""

@@ -145,10 +145,9 @@ class Sidecar:
         """Forget a turn."""
         self._waiting.pop(request_id, None)
 
-    def leave(self, request_id: Hashable) -> bool:
-        """Forget a turn: no answer comes later."""
-        self.forget(request_id)
-        return False
+    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
+        """Return the answer; none comes later."""
+        return self.take(request_id), False
 
     def late_answers(self) -> Sequence[tuple[Hashable, Prediction | None]]:
         """No answer comes later."""

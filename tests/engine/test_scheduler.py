@@ -201,6 +201,19 @@ def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pyt
     assert len(body["token_ids"]) >= 32
 
 
+def test_what_fails_in_a_step_does_not_keep_credit_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(100, guard=True)
+    hooks = engine.scheduler.lpc
+    hooks.queue.trusting = True
+
+    def fail() -> None:
+        raise KeyError("what a user wrote")
+
+    monkeypatch.setattr(hooks.scorer, "late", fail)
+    hooks.step()
+    assert not hooks.queue.trusting and hooks.scorer.failures == 1
+
+
 def test_an_aborted_request_gets_no_credit() -> None:
     engine = Engine(100, tell=lambda _: 600.0)
     engine.add("a", list(range(6, 86)), 50)
@@ -327,13 +340,13 @@ def test_most_answers_late_still_hit_more_than_stock(asynchronous: bool) -> None
     right = oracle(made)
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
     engine = Engine(260, tell=lambda _: None, asynchronous=asynchronous)
-    leave = engine.told.leave
+    take_or_leave = engine.told.take_or_leave
 
-    def answered_later(request_id: Any) -> bool:
+    def answered_later(request_id: Any) -> Any:
         engine.told.answer(str(request_id), right(str(request_id)))
-        return leave(request_id)
+        return take_or_leave(request_id)
 
-    engine.told.leave = answered_later  # type: ignore[method-assign]
+    engine.told.take_or_leave = answered_later  # type: ignore[method-assign]
     ours = engine.run(made)
     assert ours.outputs == stock.outputs
     assert ours.cached > 1.05 * stock.cached

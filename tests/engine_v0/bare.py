@@ -57,8 +57,9 @@ class Told:
 
     def forget(self, request_id: Hashable) -> None: ...
 
-    def leave(self, request_id: Hashable) -> bool:
-        return True
+    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
+        answer = self.take(request_id)
+        return answer, answer is None
 
     def late_answers(self) -> list[tuple[Hashable, Prediction | None]]:
         answers, self.answers = self.answers, []

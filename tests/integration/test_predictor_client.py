@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import get_args
@@ -15,7 +15,10 @@ import grpc
 import pytest
 
 from eviction_client import Prediction, PredictorClient
+from eviction_client.background import AtOnce
 from eviction_client.book import Fate
+from eviction_client.scorer import Scorer
+from eviction_client.settings import ClientSettings
 from lpc.bench.processes import free_port
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
@@ -231,6 +234,20 @@ def test_nonsense_is_counted_and_the_next_request_is_answered(nonsense: dict) ->
         assert client.take("bad") is None
         assert client.counters.rejected == 1
         assert sidecar.streams == 1
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "bugs"), [({"token_ids": ["a user's text"]}, 1), ({"token_ids": [1], "conversation_id": "\ud800"}, 0)]
+)
+def test_only_a_request_that_cannot_be_encoded_by_a_bug_is_logged_with_its_frames_and_without_its_text(
+    nonsense: dict, bugs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(Sidecar()) as address, asking(address) as client:
+        client.ask("bad", **nonsense)
+        assert until(lambda: client.counters.rejected == 1)
+        assert until(lambda: ("encoding a request" in caplog.text) == bool(bugs))
+        assert client.counters.bugs == bugs
+        assert ("messages.py" in caplog.text) == bool(bugs) and "a user's text" not in caplog.text
 
 
 def test_a_request_id_of_any_kind_raises_nothing() -> None:
@@ -518,7 +535,7 @@ def test_an_answer_that_comes_after_the_end_of_its_request_is_handed_out_late() 
         for name in ("left", "aborted"):
             client.ask(name, token_ids=[700])
         assert until(lambda: sidecar.requests)
-        assert client.take("left") is None and client.leave("left")
+        assert client.take_or_leave("left") == (None, True)
         client.forget("aborted")
         assert client.late_answers() == []
         gate.set()
@@ -526,14 +543,47 @@ def test_an_answer_that_comes_after_the_end_of_its_request_is_handed_out_late() 
         assert until(lambda: late.extend(client.late_answers()) or late)
         ((name, answer),) = late
         assert name == "left" and answer is not None and answer.probability == 0.7
-        assert client.take("left") is None and not client.leave("left")
+        assert client.take_or_leave("left") == (None, False)
         assert (client.counters.after_the_end, client.counters.forgotten) == (1, 1)
+
+
+class LandsInBetween(PredictorClient):
+    """Its answer comes right after a look for it that has found nothing."""
+
+    gate: threading.Event
+
+    def take(self, request_id: Hashable) -> Prediction | None:
+        found = super().take(request_id)
+        self.gate.set()
+        assert until(lambda: self.counters.answered == 1)
+        return found
+
+
+def test_an_answer_that_lands_while_its_request_ends_is_not_lost() -> None:
+    gate = threading.Event()
+
+    def slow(request: pb.PredictStreamRequest) -> list[pb.PredictStreamResponse]:
+        assert gate.wait(10)
+        return [prediction(request)]
+
+    sidecar = Sidecar(slow)
+    with serving(sidecar) as address:
+        client = LandsInBetween(address)
+        client.gate = gate
+        scorer = Scorer(ClientSettings(guard=False), capacity=10, predictor=client, background=AtOnce)
+        with contextlib.closing(scorer):
+            scorer.admitted("r", [700], session=None)
+            assert until(lambda: sidecar.requests)
+            scorer.finished("r", completed=True, blocks=(), prompt_blocks=0)
+            gate.set()
+            assert until(lambda: scorer.late() or scorer.scored["prediction"])
+            assert scorer.scored["prediction"] + scorer.scored["late"] == 1
 
 
 def test_a_request_that_was_left_and_gets_no_answer_is_handed_out_without_one() -> None:
     with serving(Sidecar(lambda request: [])) as address, asking(address) as client:
         client.ask("r", token_ids=[700], timeout_s=0.3)
-        assert client.leave("r") and not client.leave("unknown")
+        assert client.take_or_leave("r") == (None, True) and client.take_or_leave("unknown") == (None, False)
         late: list = []
         assert until(lambda: late.extend(client.late_answers()) or late)
         assert late == [("r", None)]
@@ -548,7 +598,7 @@ def test_requests_that_were_left_stay_within_the_capacity() -> None:
         left = []
         for n in range(100):
             client.ask(n, token_ids=[7])
-            if client.leave(n):
+            if client.take_or_leave(n)[1]:
                 left.append(n)
         assert left == list(range(10))  # all of these are handed out, and no others are waited for
         assert client.late_answers() == [(n, None) for n in left]

@@ -6,6 +6,7 @@ On Redis also as the user of docs/security.md, who may do what the store does an
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -219,7 +220,23 @@ def test_nonsense_is_counted_and_changes_nothing(store: MetadataStore, conversat
     store.record(A, BLOCKS[:1], 1.0)
     assert store.flush(5)
     assert store.scores(BLOCKS[:2]) == [1.0, None]
-    assert store.counters.rejected >= 1
+    assert store.counters.rejected + store.counters.bugs >= 1
+
+
+@pytest.mark.parametrize("call", ["record", "look_ahead"])
+def test_what_only_a_bug_can_cause_is_counted_apart_and_its_frames_are_logged(
+    store: MetadataStore, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    nonsense: Any = ["secret", 7] if isinstance(store, RedisStore) else 7
+    if call == "record":
+        store.record(A, nonsense, 1.0)
+    else:
+        store.look_ahead(nonsense)
+    assert store.flush(5)
+    assert store.counters.bugs == 1 and store.counters.rejected == 0
+    assert "Error" in caplog.text and "in " in caplog.text and ".py:" in caplog.text and "secret" not in caplog.text
+    store.record(A, BLOCKS[:1], 1.0)
+    assert store.flush(5) and store.scores(BLOCKS[:1]) == [1.0], "the store goes on"
 
 
 def test_hashes_that_differ_only_in_their_last_bytes_are_different_blocks(store: MetadataStore) -> None:

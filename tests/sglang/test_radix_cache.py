@@ -277,7 +277,7 @@ def test_the_lifetime_is_that_of_what_is_evicted(backend: str, clock: Clock) -> 
     assert cache.serve("again", tokens(0)) == 0
 
 
-@shows("whatever fails in the plug-in, SGLang serves on, with one error in the log")
+@shows("whatever fails in the plug-in, SGLang serves on, with an error in the log for each place")
 @pytest.mark.parametrize("broken", ["ask", "take", "late_answers"])
 def test_a_part_that_raises_keeps_nothing_from_being_served(
     backend: str, broken: str, clock: Clock, caplog: pytest.LogCaptureFixture
@@ -295,7 +295,7 @@ def test_a_part_that_raises_keeps_nothing_from_being_served(
         side.run(150)
     assert side.hits[1] == side.hits[0]
     assert ours.scorer.failures > 10
-    assert len([record for record in caplog.records if "serving goes on" in record.message]) == 1
+    assert 1 <= len([record for record in caplog.records if "serving goes on" in record.message]) <= 2, "one for each place"
 
 
 def test_shadow_mode_keeps_the_order_and_counts(backend: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_no_more_ended_requests_are_awaited_than_it_hands_out() -> None:
         for n in range(10_000):
             now = n / 50.0
             ask(book, n, now)
-            if book.leave(n):
+            if book.take_or_leave(n)[1]:
                 awaited.add(n)
             else:
                 book.drop(n, "forgotten", now)

@@ -9,6 +9,7 @@ import pytest
 from eviction_client.background import AtOnce, Background
 from eviction_client.book import PredictorCounters
 from eviction_client.credit import CreditGrid
+from eviction_client.guard import Guard
 from eviction_client.hints import NOTHING, Asked, Hints
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
@@ -45,8 +46,9 @@ class Answers:
     def forget(self, request_id: Hashable) -> None:
         self.forgotten.append(request_id)
 
-    def leave(self, request_id: Hashable) -> bool:
-        return True
+    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
+        answer = self.take(request_id)
+        return answer, answer is None
 
     def late_answers(self) -> list[tuple[Hashable, Prediction | None]]:
         late, self.late = self.late, []
@@ -201,6 +203,73 @@ def test_what_cannot_be_a_key_is_counted_and_ignored(key: float) -> None:
     bench.scorer._learner._answers = {good: NOW + 5.0, bad: key}
     assert bench.scorer.look_ahead(list) == {good: NOW + 5.0}
     assert bench.scorer.implausible == 1
+
+
+SECRET = "what a user wrote"
+
+
+def trusting_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench whose guard has found that credit pays, and finds so at each request."""
+
+    def pays(guard: Guard, *_: int) -> bool:
+        guard.trusting = True
+        return True
+
+    monkeypatch.setattr(Guard, "observe", pays)
+    bench = Bench(guard=True)
+    bench.scorer.add_tier("cpu", 10, blocks=10, prompts_only=True)
+    bench.finish("r")
+    assert bench.scorer.trusting and bench.scorer.tiers[0].wanted
+    return bench
+
+
+def fail(*_: object) -> None:
+    raise KeyError(SECRET)
+
+
+@pytest.mark.parametrize("part", ["eviction_client.conversations.Conversations.name", "eviction_client.shadow.GhostCache.use"])
+def test_after_a_failure_of_the_guard_the_order_is_lru(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = trusting_bench(monkeypatch)
+    with monkeypatch.context() as broken:
+        broken.setattr(part, fail)
+        bench.finish("s")
+    assert not bench.scorer.trusting and not bench.scorer.tiers[0].wanted
+    assert (bench.scorer.failures, bench.scorer.guard_failures) == (1, 1)
+    assert "KeyError" in caplog.text and "test_scorer.py" in caplog.text and SECRET not in caplog.text
+    assert bench.scorer.settle(0), "the request that failed is not waited for"
+
+
+def test_credit_comes_back_only_with_new_evidence_and_never_after_three_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = trusting_bench(monkeypatch)
+    for failures in (1, 2, 3):
+        with monkeypatch.context() as broken:
+            broken.setattr("eviction_client.conversations.Conversations.name", fail)
+            bench.finish(f"failing {failures}")
+        with monkeypatch.context() as shows_nothing:
+            shows_nothing.setattr(Guard, "observe", lambda guard, *_: guard.trusting)
+            bench.finish(f"without evidence {failures}")
+            assert not bench.scorer.trusting, "the guard has begun again"
+        bench.finish(f"with evidence {failures}")
+        assert bench.scorer.trusting == (failures < 3)
+
+
+def test_without_a_guard_a_failure_puts_lru_into_force_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(guard=False)
+    with monkeypatch.context() as broken:
+        broken.setattr("eviction_client.conversations.Conversations.name", fail)
+        bench.finish("r")
+    bench.finish("s")
+    assert not bench.scorer.trusting
+
+
+def test_a_failure_of_what_shows_metrics_does_not_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = trusting_bench(monkeypatch)
+    bench.scorer.on_tick.append(fail)
+    bench.scorer._ticked_at = -math.inf
+    bench.finish("s")
+    assert bench.scorer.trusting and (bench.scorer.failures, bench.scorer.guard_failures) == (1, 0)
 
 
 def test_while_lru_is_in_force_nothing_is_pooled() -> None:

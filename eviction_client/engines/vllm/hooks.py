@@ -139,6 +139,8 @@ class Hooks:
     def step(self) -> None:
         """Do what is due before a step of the scheduler: follow the guard, lay credit that came late, in bounded time."""
         scorer, queue = self.scorer, self.queue
+        if queue is not None:
+            queue.trusting = scorer.trusting  # first: what fails below must not keep a rule in force
         try:
             for request_id, keys in scorer.late():
                 chains = self._unanswered.pop(str(request_id), ())
@@ -148,12 +150,10 @@ class Hooks:
                         queue.lay(chain, keys.key - keys.t_last)
                     if put_off is not None:
                         put_off.keys = keys
-            if queue is not None:
-                queue.trusting = scorer.trusting
-                if queue.unsettled:
-                    started = time.perf_counter()
-                    queue.resort(MOVED_PER_STEP)
-                    scorer.seconds += time.perf_counter() - started
+            if queue is not None and queue.unsettled:
+                started = time.perf_counter()
+                queue.resort(MOVED_PER_STEP)
+                scorer.seconds += time.perf_counter() - started
         except Exception as error:
             scorer.failed(error)
         for policy in self.tiers.policies:

@@ -113,13 +113,13 @@ class Hooks:
     def step(self) -> None:
         """Do what is due before a step of the scheduler: follow the guard, lay credit that came late."""
         scorer, queue = self.scorer, self.queue
+        if queue is not None:
+            queue.trusting = scorer.trusting  # first: what fails below must not keep a rule in force
         try:
             for request_id, keys in scorer.late():
                 blocks = self._unanswered.pop(str(request_id), ())
                 if queue is not None and keys is not None:
                     queue.lay(blocks, keys.key - keys.t_last)
-            if queue is not None:
-                queue.trusting = scorer.trusting
         except Exception as error:
             scorer.failed(error)
 
