@@ -7,10 +7,11 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from lpc.model.arrivals import GapMemory
 from lpc.model.returns.model import Quality
 from lpc.wire.redis_refusals import ADVICE
 from predictor_service.errors import UnreadPrompt
-from predictor_service.labels.memory import Label, Reason, TurnObserver
+from predictor_service.labels.memory import Label, Reason, Turn, TurnObserver
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -98,6 +99,13 @@ class Metrics:
             "1 while sidecars tell each other of their turns, 0 while Redis is away or none is given.",
             registry=registry,
         )
+        self.forgotten = Counter(
+            "lpc_memory_forgotten",
+            "Conversations forgotten to make room, the longest idle first, by memory: `turns` (their next turn begins a new "
+            "conversation) and `gaps` (think times).",
+            ["memory"],
+            registry=registry,
+        )
         self.task_failures = Counter(
             "lpc_task_failures",
             "Failed rounds of tasks in the background, and tasks that ended, each with its frames in the log. `unawaited`: "
@@ -141,6 +149,8 @@ class Metrics:
             self.unlabelled.labels(reason)
         for found in ("first", "own", "elsewhere", "repeated", "unasked", "heard"):
             self.sightings.labels(found)
+        for memory in ("turns", "gaps"):
+            self.forgotten.labels(memory)
         for use in ("caches", "sightings"):
             for cause in ADVICE:
                 self.refused_by_redis.labels(use, cause)
@@ -200,9 +210,10 @@ class Metrics:
         for state in states:
             self.tokenizers.labels(state).set_function(functools.partial(count, state))
 
-    def watch_gaps(self, conversations: Callable[[], float]) -> None:
-        """Report how many conversations' gaps are remembered, at every scrape."""
-        self.gap_memory.set_function(conversations)
+    def watch_gaps(self, gaps: GapMemory) -> None:
+        """Report how many conversations' gaps are remembered, at every scrape, and how many were forgotten."""
+        self.gap_memory.set_function(lambda: len(gaps))
+        gaps.forgotten = self.forgotten.labels("gaps").inc
 
     def watch_labels(self, turns: Callable[[], float]) -> None:
         """Report how many turns are remembered for their labels, at every scrape."""
@@ -259,6 +270,11 @@ class LabelMetrics(TurnObserver):
         bound = DECILES[bisect_left(DECILES, probability)]
         self._metrics.labelled.labels(bound, str(label.continues).lower()).inc()
         self._metrics.labelled_probability_sum.labels(bound).inc(probability)
+
+    def forgotten(self, turn: Turn) -> None:
+        """Count a turn whose next one will not be recognised."""
+        del turn
+        self._metrics.forgotten.labels("turns").inc()
 
     def unlabelled(self, reason: Reason, count: int) -> None:
         """Count predictions whose outcome is never known."""

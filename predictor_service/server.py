@@ -122,8 +122,8 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         served_models = _served_models(settings, parts, metrics, stack)
         budget = _budget(settings, metrics)
         serving = await _serving(settings, parts, budget, metrics)
-        labels = _labels(settings, metrics, stack)
         returns = await _returns(settings, parts, metrics, stack)
+        labels = _labels(settings, metrics, returns, stack)
         batcher = _batcher(settings, budget, returns, metrics, stack)
         service = _service(settings, parts, serving, batcher, served_models, labels, returns, metrics, tracing, stack)
         caches = _caches(settings, parts, serving, batcher, metrics, stack)
@@ -230,7 +230,7 @@ def _serve_metrics(settings: ServiceSettings, metrics: Metrics, stack: contextli
 
 def _budget(settings: ServiceSettings, metrics: Metrics) -> TokenBudget:
     """Make the budget of batches, with room for what the sidecar will remember."""
-    per_turn = 1300 if settings.label_log is not None else 500
+    per_turn = 1800 if settings.label_log is not None else 1000
     held = settings.label_memory_turns * per_turn + settings.gap_memory_conversations * 300
     held += settings.returns_turns * 1000 if settings.returns_refit_s else 0
     budget = TokenBudget(settings.max_batch_tokens, memory_given(settings.memory_mib), held)
@@ -246,8 +246,12 @@ async def _serving(settings: ServiceSettings, parts: Parts, budget: TokenBudget,
     return Serving(model, repository, budget, metrics)
 
 
-def _labels(settings: ServiceSettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> Labels:
+def _labels(
+    settings: ServiceSettings, metrics: Metrics, returns: ReturnLearning | None, stack: contextlib.AsyncExitStack
+) -> Labels:
     observers: list[TurnObserver] = [LabelMetrics(metrics)]
+    if returns is not None:
+        observers.append(returns)
     if settings.label_log is not None:
         # Arrow takes 30 MB, which sidecars without a log need not have.
         from predictor_service.labels.log import LabelWriter
@@ -375,7 +379,7 @@ def _service(
     limits = RequestLimits(settings.max_messages, settings.max_token_ids, settings.max_turn_count)
     parser = parts.parser(limits, served_models)
     gaps = parts.gaps(settings.gap_memory_conversations)
-    metrics.watch_gaps(lambda: len(gaps))
+    metrics.watch_gaps(gaps)
     provider = serving.model.provider
     sightings = _sightings(settings, parts, labels, returns, metrics, stack)
     threads = TOKENIZER_THREADS[provider]

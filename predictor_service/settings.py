@@ -110,7 +110,8 @@ class ServiceSettings(RedisSettings):
         100_000,
         ge=0,
         description="Turns kept in memory until their horizon has passed, to see whether their conversations continue; 0: none "
-        "and no figures of calibration. About 0.5 KB each, with the label log 1.3 KB.",
+        "and no figures of calibration. If full, as many more are recognised without a label. About 1 KB each, with the label "
+        "log 1.8 KB.",
     )
     label_horizon_s: float = Field(
         3600.0,

@@ -13,6 +13,7 @@ import math
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -95,10 +96,14 @@ class GapMemory:
 
     Invariant: conversations are in order of their latest arrival, and at most ``capacity``: the one idle longest is forgotten
     first. Their ids are kept as keyed hashes only, with a key of this process.
+
+    Attributes:
+        forgotten: called for each conversation that is forgotten to make room.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.forgotten: Callable[[], object] = lambda: None
         self._key = os.urandom(32)
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, GapHistory] = OrderedDict()
@@ -121,6 +126,9 @@ class GapMemory:
         with self._lock:
             history = self._known[name] = self._known.get(name, UNSEEN).arrive(at)
             self._known.move_to_end(name)
-            if len(self._known) > self.capacity:
+            full = len(self._known) > self.capacity
+            if full:
                 self._known.popitem(last=False)
+        if full:
+            self.forgotten()
         return history.gaps

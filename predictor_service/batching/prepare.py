@@ -110,7 +110,7 @@ class Preparation:
             # The sidecar that was asked first labels it and learns from it.
             self._labels.repeated_elsewhere(turn)
             return None, asked._replace(conversation=b"")
-        return turn, asked._replace(conversation=turn.conversation, past=past)
+        return turn, asked._replace(conversation=turn.conversation, past=past or asked.past)
 
     async def note_unread(self, conversation: pb.Conversation) -> Arrived:
         """Note that a conversation arrives whose token ids cannot be read; return what the return model is told of it."""

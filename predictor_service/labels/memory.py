@@ -13,7 +13,8 @@ told from another user's turn by its text: two prompts or CERTAIN_CHARS characte
 
 Every turn is labelled ``horizon_s`` after it arrived, even if the next one came at once. If those were labelled early, what is
 dropped at a restart would all be turns that did not continue, and in the first hour every turn would seem to have continued.
-For the same reason a full memory takes no new turn, rather than dropping the oldest, which are the least likely to continue.
+For the same reason a full memory labels no new turn, rather than dropping the oldest, which are the least likely to continue.
+The next turn of an unlabelled one is still recognised: such turns are remembered apart, the longest idle forgotten first.
 
 Known errors. A turn is taken for the last one when its successor went to another sidecar, unless these tell each other of their
 turns (`predictor_service.sightings`), or came after the horizon; when the caller edited the history, or shows fewer than WINDOW
@@ -25,7 +26,7 @@ Not labelled at all is what could never be recognised: plain prompts, and histor
 import math
 import os
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -82,8 +83,8 @@ class Turn:
         turn_count, prompt_chars, history_chars, last_reply_chars: as `UserTurns` has them.
         prediction: None until it is answered, and for ever if it is not.
         next_at: the next turn's arrival; None until there is one.
-        remembered: whether there was room for it; else it gets no label, and no later turn is recognised as its next one.
-        past: what is known of the conversation up to this turn, where sidecars share it; at first, up to the one before.
+        labelled: whether there was room for its label.
+        past: what is known of the conversation up to this turn; at first, up to the one before.
         waits_as, waited_as: what other sidecars know this turn by, and knew the one before, if that was here.
     """
 
@@ -97,7 +98,7 @@ class Turn:
     last_reply_chars: int
     foretold: Foretold | None = None
     next_at: float | None = None
-    remembered: bool = True
+    labelled: bool = True
     past: Past | None = None
     waits_as: Waiting | None = None
     waited_as: Waiting | None = None
@@ -127,6 +128,9 @@ class TurnObserver:
     def labelled(self, label: Label) -> None:
         """The horizon of a turn that was answered has passed."""
 
+    def forgotten(self, turn: Turn) -> None:
+        """A turn was forgotten to make room: its next one will not be recognised."""
+
     def unlabelled(self, reason: Reason, count: int) -> None:
         """So many predictions get no label."""
 
@@ -134,9 +138,9 @@ class TurnObserver:
 class Labels:
     """Remembers turns until their horizon has passed, and tells what became of them. Thread-safe.
 
-    Invariants: at most ``capacity`` turns, in order of arrival (give or take what overtook in the tokeniser's threads); under
-    each name those that no later turn has claimed, oldest first. Prompts and ids are kept as hashes only, with a key of this
-    process.
+    Invariants: at most ``capacity`` turns that get a label, in order of arrival (give or take what overtook in the tokeniser's
+    threads), and at most as many others that no later turn has claimed; under each name those that none has claimed, oldest
+    first. Prompts and ids are kept as hashes only, with a key of this process.
     """
 
     def __init__(self, capacity: int, horizon_s: float, observers: Sequence[TurnObserver]) -> None:
@@ -146,6 +150,7 @@ class Labels:
         self._key = os.urandom(32)
         self._lock = threading.Lock()
         self._turns: deque[Turn] = deque()
+        self._unlabelled_turns: OrderedDict[Turn, None] = OrderedDict()
         self._waiting: dict[bytes, list[Turn]] = {}
 
     def __len__(self) -> int:
@@ -186,19 +191,28 @@ class Labels:
                 prompt_chars=len(turns.prompts[-1]),
                 history_chars=turns.history_chars,
                 last_reply_chars=turns.last_reply_chars,
-                remembered=len(self._turns) < self.capacity,
+                labelled=len(self._turns) < self.capacity,
                 past=None if before is None else before.past,
                 waited_as=None if before is None else before.waits_as,
             )
-            if turn.remembered:
+            self._waiting.setdefault(names.own, []).append(turn)
+            forgotten: Turn | None = None
+            if turn.labelled:
                 self._turns.append(turn)
-                self._waiting.setdefault(names.own, []).append(turn)
+            else:
+                self._unlabelled_turns[turn] = None
+                if len(self._unlabelled_turns) > self.capacity:
+                    forgotten = next(iter(self._unlabelled_turns))
+                    self._stop_waiting(forgotten)
         # Outside the lock, as are all calls of observers: they may take a lock of their own.
         if before is not None:
             for observer in self._observers:
                 observer.returned(before)
-        if not turn.remembered:
+        if not turn.labelled:
             self._unlabelled("memory", 1)
+            if forgotten is not None:
+                for observer in self._observers:
+                    observer.forgotten(forgotten)
             return turn
         for observer in self._observers:
             observer.arrived(turn)
@@ -222,7 +236,7 @@ class Labels:
 
     def answered(self, turn: Turn, foretold: Foretold) -> None:
         """Note what a turn was answered; of several answers the last counts. A turn without one gets no label."""
-        if not turn.remembered:
+        if not turn.labelled:
             return
         if turn.foretold is not None:
             self._unlabelled("repeated", 1)
@@ -233,7 +247,7 @@ class Labels:
     def returned_elsewhere(self, turn: Turn, at: float) -> None:
         """Note that the next turn of a turn's conversation arrived at another sidecar, at ``at``."""
         with self._lock:
-            if turn.next_at is not None or not turn.remembered:
+            if turn.next_at is not None:
                 return
             turn.next_at = at
             self._stop_waiting(turn)
@@ -243,11 +257,10 @@ class Labels:
     def repeated_elsewhere(self, turn: Turn) -> None:
         """Note that another sidecar has been asked the same turn before, so that it is that one's to label."""
         with self._lock:
-            if not turn.remembered:
-                return
-            turn.remembered = False
+            labelled, turn.labelled = turn.labelled, False
             self._stop_waiting(turn)
-        self._unlabelled("repeated", 1)
+        if labelled:
+            self._unlabelled("repeated", 1)
 
     def expire(self, now: float) -> None:
         """Label the turns whose horizon has passed at ``now``, seconds since the Unix epoch.
@@ -263,6 +276,11 @@ class Labels:
                     if turn.next_at is None:
                         self._stop_waiting(turn)
                     due.append(turn)
+                while self._unlabelled_turns:
+                    oldest = next(iter(self._unlabelled_turns))
+                    if oldest.asked_at + self.horizon_s > now:
+                        break
+                    self._stop_waiting(oldest)
             if not due:
                 break
             for turn in due:
@@ -284,6 +302,7 @@ class Labels:
         with self._lock:
             known = sum(turn.foretold is not None for turn in self._turns)
             self._turns.clear()
+            self._unlabelled_turns.clear()
             self._waiting.clear()
         self._unlabelled("shutdown", known)
 
@@ -307,6 +326,7 @@ class Labels:
         return next((turn for turn in islice(waiting, LOOKED_AT) if turn.turn_count == turn_count - 1), waiting[0])
 
     def _stop_waiting(self, turn: Turn) -> None:
+        self._unlabelled_turns.pop(turn, None)
         waiting = self._waiting.get(turn.name, [])
         if turn in waiting:
             waiting.remove(turn)

@@ -11,6 +11,7 @@ from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel
 from lpc.wire.bugs import log_bug
+from predictor_service.labels.memory import Turn, TurnObserver
 from predictor_service.metrics import Metrics
 from predictor_service.returns import state
 
@@ -20,7 +21,7 @@ KEEP_INTERVAL_S: Final = 300.0
 """Seconds between two writings of the state: what a process that is killed forgets."""
 
 
-class ReturnLearning:
+class ReturnLearning(TurnObserver):
     """What is learnt of returns. Whatever goes wrong here, predictions are answered, with credits of 0."""
 
     def __init__(
@@ -62,6 +63,10 @@ class ReturnLearning:
             self._model.arrive_elsewhere(conversation, at)
         except Exception as error:
             self._failed("learning of a return to another sidecar", error)
+
+    def forgotten(self, turn: Turn) -> None:
+        """Learn that a turn's next one will not be recognised."""
+        self._model.leave(turn.conversation)
 
     def restore(self) -> None:
         """Take what was kept, if it can be."""

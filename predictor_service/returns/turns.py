@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from lpc.model.conversation import UserTurns
-from lpc.model.returns.memory import Arrived
+from lpc.model.returns.memory import NO_PAST, Arrived
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.labels.memory import Turn
 
@@ -24,6 +24,8 @@ _KEY: Final = os.urandom(32)
 def arrived(conversation: pb.Conversation, turns: UserTurns, turn: Turn | None, at: float) -> Arrived:
     """Return a turn as the return model is told of it; its log-odds are NaN until the model has run.
 
+    The turn's past, up to the one before until now, is then that up to itself.
+
     Args:
         conversation: as it came.
         turns: what was read of it.
@@ -34,6 +36,9 @@ def arrived(conversation: pb.Conversation, turns: UserTurns, turn: Turn | None, 
         input_tokens = float(len(conversation.tokens.ids))
     else:
         input_tokens = (turns.history_chars + len(turns.prompts[-1])) / CHARS_PER_TOKEN
+    past = None
+    if turn is not None and (turn.past is None or turn.past.history.latest < turn.asked_at):  # else it is asked again
+        past, turn.past = turn.past, (turn.past or NO_PAST).arrive(turn.asked_at, input_tokens)
     return Arrived(
         conversation=b"" if turn is None else turn.conversation,
         at=at if turn is None else turn.asked_at,
@@ -43,7 +48,7 @@ def arrived(conversation: pb.Conversation, turns: UserTurns, turn: Turn | None, 
         log_odds=math.nan,
         category=_category(conversation.category),
         opening=_opening(conversation),
-        last=turn is not None and not turn.remembered,
+        past=past,
     )
 
 

@@ -119,7 +119,7 @@ class Sightings:
             input_tokens: of its prompt with its history.
 
         Returns:
-            What was found, and what is known of the conversation up to the turn before.
+            What was found, and what the other sidecar knows of the conversation up to the turn before.
         """
         found: Found = "unasked"
         past: Past | None = None
@@ -135,8 +135,6 @@ class Sightings:
                 if asked.answer.done():
                     found, past = asked.answer.result()
                 asked.given_up = True
-        if found == "unasked":
-            turn.past = None
         self._metrics.sightings.labels(found).inc()
         return found, past
 
@@ -227,21 +225,21 @@ class Sightings:
             if before is not None:
                 told.append((before, turn.asked_at))
                 found = "elsewhere"
-                turn.past = before.past
+                turn.past = before.past.arrive(turn.asked_at, one.input_tokens)
                 if not one.given_up:
                     turn.conversation = before.conversation
             elif turn.waited_as is not None:
                 self._mine.pop(turn.waited_as.turn, None)
                 mine.append(turn.waited_as)
-            past = turn.past
-            turn.past = (past or NO_PAST).arrive(turn.asked_at, one.input_tokens)
-            if turn.remembered:
-                name = os.urandom(ID_BYTES)
-                turn.waits_as = Waiting(one.names.own, name)
-                self._mine[name] = turn
-                sighting = Sighting(self._sidecar, name, one.names.text, turn.conversation, turn.turn_count, turn.past)
-                left.append((one.names.own, sighting))
-            one.resolve(found, past)
+            name = os.urandom(ID_BYTES)
+            turn.waits_as = Waiting(one.names.own, name)
+            self._mine[name] = turn
+            if len(self._mine) > 2 * self._labels.capacity:
+                self._mine.popitem(last=False)
+            past = turn.past or NO_PAST.arrive(turn.asked_at, one.input_tokens)
+            sighting = Sighting(self._sidecar, name, one.names.text, turn.conversation, turn.turn_count, past)
+            left.append((one.names.own, sighting))
+            one.resolve(found, None if before is None else before.past)
         answers = board.take_own(client, self._sidecar, mine) if mine else []
         answers += board.put(client, left, self._labels.horizon_s) if left else []
         answers += board.tell(client, told) if told else []

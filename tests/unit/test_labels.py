@@ -165,7 +165,7 @@ def test_a_request_that_was_never_answered_has_no_row_but_its_conversation_goes_
     assert sidecar.without == {}
 
 
-def test_a_full_memory_takes_no_new_turn_and_labels_the_old_ones_rightly() -> None:
+def test_a_full_memory_labels_no_new_turn_and_the_old_ones_rightly() -> None:
     sidecar = Sidecar(capacity=2)
     sidecar.ask(chat("a"), at=0)
     sidecar.ask(chat("b"), at=1)
@@ -342,12 +342,12 @@ def test_observers_hear_of_a_turn_in_the_order_of_its_life() -> None:
     assert diaries[1].heard == diaries[0].heard
 
 
-def test_a_full_memory_hears_of_returns_and_takes_no_turn() -> None:
+def test_a_full_memory_hears_of_returns_and_labels_no_turn() -> None:
     diary = Diary()
     labels = Labels(1, HORIZON, [diary])
     assert labels.arrive(chat("x" * 64), "", 1.0) is not None
     turn = labels.arrive(chat("x" * 64, "b"), "", 3.0)
-    assert turn is not None and not turn.remembered
+    assert turn is not None and not turn.labelled
     labels.answered(turn, Foretold(0.5, None, 3, MANIFEST))
     assert diary.heard == [("arrived", 1, 1.0), ("returned", 1, 3.0)]
 

@@ -54,8 +54,7 @@ class Arrived(NamedTuple):
         at: its arrival, seconds since the epoch.
         turn_count, input_tokens, reply_tokens, log_odds, category: as `Facts` has them.
         opening: a digest of how its conversation begins; empty where not known.
-        last: no later turn could be recognised as following this one, which itself may follow another.
-        past: up to the turn before, where that arrived elsewhere; None where it did not, or it is not known.
+        past: what is known up to the turn before, here or elsewhere; None where there was none, or it is not known.
     """
 
     conversation: bytes
@@ -66,7 +65,6 @@ class Arrived(NamedTuple):
     log_odds: float
     category: str = ""
     opening: bytes = b""
-    last: bool = False
     past: Past | None = None
 
 
@@ -203,8 +201,6 @@ class TurnMemory:
             followed = self._follow(before, turn.at)
         elif left is not None:
             self._leave(left)
-        if turn.last:
-            return followed
         sampled = zlib.crc32(turn.conversation) % self._every == 0
         number = self._remember(turn, facts, row, told) if sampled else -1
         known = self._sampled if sampled else self._others
@@ -222,6 +218,12 @@ class TurnMemory:
         self._sampled.pop(conversation, None)
         self._others.pop(conversation, None)
         return self._follow(known, at)
+
+    def leave(self, conversation: bytes) -> None:
+        """Watch a conversation no longer: its next turn will not be recognised."""
+        known = self._sampled.pop(conversation, None) or self._others.pop(conversation, None)
+        if known is not None:
+            self._leave(known)
 
     def told(self, numbers: NDArray[np.int64]) -> Floats:
         """Return what was foretold of turns, [n, FORECASTERS, INTERVALS]; NaN where nothing was."""

@@ -133,6 +133,11 @@ class ReturnModel:
             if found is not None and not (found[0] <= self._judged and found[1] >= GIVEN_UP_S):
                 self._judge(np.array([found[0]]), np.array([found[1]]), np.ones(1, np.bool_))
 
+    def leave(self, conversation: bytes) -> None:
+        """Note that a conversation's next turn will not be recognised."""
+        with self._lock:
+            self._memory.leave(conversation)
+
     def foretell(self, turn: Arrived) -> tuple[Floats, float] | None:
         """Return hazards [2, INTERVALS], by counts and by head, and the head's share; the turn is not taken in.
 

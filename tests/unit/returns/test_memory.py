@@ -72,10 +72,12 @@ def test_a_conversation_without_a_name_is_not_remembered() -> None:
     assert memory.number == 0
 
 
-def test_a_turn_that_nobody_could_follow_follows_and_does_not_wait() -> None:
+def test_a_conversation_that_is_left_is_watched_no_longer_and_nobody_follows_its_turn() -> None:
     memory = TurnMemory(10)
-    assert take(memory, turn("a", 0), turn("a", 30, last=True), turn("a", 60)) == [None, (0, 30.0), None]
-    assert memory.number == 2
+    take(memory, turn("a", 0), turn("b", 0))
+    memory.leave(b"a")
+    assert take(memory, turn("a", 60), turn("b", 60)) == [None, (1, 60.0)]
+    assert memory.outcomes(START + 100.0).age[0] == 0.0
 
 
 def test_the_oldest_turns_are_forgotten_and_nobody_follows_them() -> None:
