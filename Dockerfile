@@ -92,7 +92,7 @@ LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CPU)" \
       org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
 RUN groupadd --gid 10001 lpc \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
-    && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache /secrets/sidecar /secrets/gateway /secrets/engine
+    && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache /secrets/sidecar /secrets/gateway /secrets/engine /secrets/clients
 COPY --from=venv-cpu /opt/lpc /opt/lpc
 COPY --from=models --chown=0:0 /models /models
 # hadolint ignore=DL3064

@@ -53,6 +53,7 @@ def secrets(
         _write(reader / "ca.crt", (sidecar / "ca.crt").read_text())
         _enter(sidecar / "tokens", reader.name, _token(reader / "token"))
     _token(sidecar / "redis-password")
+    _token(gateway / "salt-key")
     if not (sidecar / "keys").exists():
         _write(sidecar / "keys", "".join(f"{key}: {random.token_hex(32)}\n" for key in ("names", "k1")))
     for one in clients:

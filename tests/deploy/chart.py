@@ -20,6 +20,10 @@ VALUES = {path.name.removesuffix("-values.yaml"): path for path in (CHART / "ci"
 """Sets of values by name; those of an overlay's name say the same as the overlay."""
 OF_THE_CHART = {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/version", "helm.sh/chart"}
 """Labels that charts have and the kustomize base has not."""
+RANDOM = {"lpc-predictor-tls", "lpc-response-cache", "lpc-gateway-access", "lpc-engine-access"}
+"""Secrets that are made where they are rendered: kustomize takes them from `lpc secrets`, the chart makes its own."""
+OF_THE_CHART_ALONE = {"Secret lpc-gateway-clients"}
+"""The tokens of the gateway's clients, which `lpc secrets` leaves in a folder."""
 Object = dict[str, Any]
 
 
@@ -50,6 +54,8 @@ def alike(objects: list[Object]) -> dict[str, Object]:
             if kept["kind"] == "Secret":
                 data = {key: base64.b64decode(value).decode() for key, value in kept.pop("data", {}).items()}
                 kept["stringData"] = data | kept.get("stringData", {})
+                if kept["metadata"]["name"] in RANDOM:
+                    kept["stringData"] = dict.fromkeys(kept["stringData"], "")
             found[f"{kept['kind']} {kept['metadata']['name']}"] = kept
     return found
 

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lpc.bench.processes import Server, free_port
+from tests.deploy.chart import charted
 from tests.deploy.test_compose import configured
+from tests.deploy.test_first_prediction import environment_of
+from tests.deploy.test_kubernetes import Object, containers, kustomized, named, pods, render, secret_data
 from tests.dockerfile import ROOT, stages
 from tests.engine_double import EngineDouble, served
 
 IMAGE = stages()[1]["cpu"]
 CLIENT = "app"
-"""Of the gateway, where it knows clients by tokens."""
+"""Of the gateway."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a deployment comes to. ``client``: the token of a client of the gateway, any word where it asks for none."""
+    """What a deployment comes to. ``client``: the token of a client of the gateway."""
 
     redis: Part
     sidecar: Part
@@ -121,13 +124,67 @@ def from_compose(folder: Path, models: Path, address: str) -> Rendered:
     for _ in range(2):
         subprocess.run(command, env=_environment(secrets), check=True, capture_output=True)
     engine = part("engine-a-known", image=False)
+    client = (folder / "volumes/client-secrets" / CLIENT).read_text()
+    return Rendered(part("cache-redis", image=False), part("predictor-caching"), part("gateway"), engine, client)
+
+
+def from_objects(objects: list[Object], folder: Path, models: Path, client: str) -> Rendered:
+    """Return the parts of a cluster's objects; an engine's are those of docs/deploy.md."""
+
+    def written(name: str, into: Path, items: list[Object] | None = None) -> Path:
+        into.mkdir(parents=True)
+        data = secret_data(objects, name)
+        for key, path in {one["key"]: one["path"] for one in items}.items() if items else zip(data, data, strict=True):
+            (into / path).write_bytes(data[key])
+        return into
+
+    def part(name: str) -> Part:
+        (_, pod) = next(found for found in pods(objects) if found[0] == f"Deployment {name}")
+        (container,) = containers(pod)
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        mounts = {"/models": models}
+        for mount in container["volumeMounts"]:
+            place = folder / name / "volumes" / mount["name"]
+            found = volumes[mount["name"]].get("secret")
+            if found is None:
+                place.mkdir(parents=True)
+            else:
+                written(found["secretName"], place, found.get("items"))
+            mounts[mount["mountPath"]] = place
+        settings = {} if name == "lpc-response-cache" else IMAGE.env()
+        settings |= environment_of(container, objects)
+        settings.pop("PATH", None)
+        command = [*container.get("command", []), *container["args"]]
+        return placed(Part(command, settings), folder / name, mounts)
+
+    engine = Part([], {k: v for k, v in named(objects, "ConfigMap", "lpc-engine")["data"].items() if k.startswith("LPC_")})
+    access = written("lpc-engine-access", folder / "engine-access")
     return Rendered(
-        part("cache-redis", image=False), part("predictor-caching"), part("gateway"), engine, client="any-key-of-the-engine"
+        part("lpc-response-cache"),
+        part("lpc-predictor"),
+        part("lpc-gateway"),
+        placed(engine, folder / "engine", {"/etc/lpc/access": access}),
+        client,
     )
+
+
+def from_kustomize(folder: Path, models: Path, address: str) -> Rendered:
+    """As docs/deploy.md says: the files of `lpc secrets`, then the overlay."""
+    tree = kustomized(folder / "tree", "--name", address)
+    secrets = tree / "overlays/gateway/secrets"
+    return from_objects(render(tree / "overlays/gateway"), folder, models, (secrets / "clients" / CLIENT).read_text())
+
+
+def from_chart(folder: Path, models: Path, address: str) -> Rendered:
+    """With the values of the overlay of that name."""
+    objects = charted("gateway", "--set", f"gateway.names={{{address}}},gateway.clients={{{CLIENT}}}")
+    return from_objects(objects, folder, models, secret_data(objects, "lpc-gateway-clients")[CLIENT].decode())
 
 
 KINDS: dict[str, Callable[[Path, Path, str], Rendered]] = {
     "compose": from_compose,
+    "kustomize": from_kustomize,
+    "helm": from_chart,
 }
 
 

@@ -179,10 +179,17 @@ def test_each_process_mounts_its_own_secrets_and_no_others() -> None:
     def mounted(service: Service) -> set[str]:
         return {volume.partition(":")[0] for volume in service.get("volumes", [])}
 
-    secret = {"sidecar-secrets", "gateway-secrets", "engine-secrets", "redis-password", "cache-redis-password"}
+    secret = {
+        "sidecar-secrets",
+        "gateway-secrets",
+        "engine-secrets",
+        "client-secrets",
+        "redis-password",
+        "cache-redis-password",
+    }
     found = {name: mounted(service) & secret for name, service in profile("gateway").items()}
     assert {name: volumes for name, volumes in found.items() if volumes} == {
-        "secrets": {"sidecar-secrets", "gateway-secrets", "engine-secrets"},
+        "secrets": {"sidecar-secrets", "gateway-secrets", "engine-secrets", "client-secrets"},
         "predictor-caching": {"sidecar-secrets", "cache-redis-password"},
         "gateway": {"gateway-secrets"},
         "engine-a-known": {"engine-secrets", "redis-password"},

@@ -2,7 +2,6 @@
 command and environment, as the pod's user, and an engine with the manifests' settings and no other gets its token ids read.
 Where the manifests name a Redis it is away here, as it may be on the first day: predictions do not wait for it."""
 
-import base64
 import os
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from eviction_client.settings import ClientSettings
 from lpc.bench.processes import free_port
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.deploy.chart import charted
-from tests.deploy.test_kubernetes import Object, example, named, pods, rendered
+from tests.deploy.test_kubernetes import Object, example, named, pods, rendered, secret_data
 from tests.dockerfile import stages
 from tests.tiny_model import build_tiny_artifact
 
@@ -65,7 +64,7 @@ def environment_of(container: Object, objects: list[Object]) -> dict[str, str]:
             found[entry["name"]] = entry["value"]
         else:
             key = entry["valueFrom"]["secretKeyRef"]
-            found[entry["name"]] = base64.b64decode(named(objects, "Secret", key["name"])["data"][key["key"]]).decode()
+            found[entry["name"]] = secret_data(objects, key["name"])[key["key"]].decode()
     return found
 
 

@@ -1,11 +1,14 @@
 """Every overlay is rendered by kustomize, and every object is held against the schemas and against what the code offers."""
 
+import base64
 import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -41,14 +44,29 @@ Object = dict[str, Any]
 
 # The oldest and the newest release whose schemas the validator has, of those with autoscaling/v2 and gRPC probes.
 RELEASES = ("1.27", "1.37")
-BROUGHT = {"lpc-predictor-tls", "lpc-redis-tls", "lpc-response-cache", "lpc-lmcache"}
-"""What an operator brings: certificates, the keys and tokens of the response caches, LMCache's token."""
+BROUGHT = {"lpc-predictor-tls", "lpc-redis-tls", "lpc-lmcache"}
+"""What an operator brings: certificates, LMCache's token."""
 
 
 @cache
 def rendered(overlay: str) -> list[Object]:
+    if overlay != "gateway":
+        return render(DEPLOY / "overlays" / overlay)
+    with tempfile.TemporaryDirectory() as folder:
+        return render(kustomized(Path(folder) / "deploy") / "overlays/gateway")
+
+
+def kustomized(tree: Path, *options: str) -> Path:
+    """Copy `deploy` and write the secrets that the overlay `gateway` wants, as docs/deploy.md says; return the copy."""
+    shutil.copytree(DEPLOY, tree, symlinks=True)
+    command = [sys.executable, "-m", "lpc", "secrets", tree / "overlays/gateway/secrets", "--client", "app", *options]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return tree
+
+
+def render(folder: Path) -> list[Object]:
     kubectl = Path(sys.executable).parent / "kubectl"
-    done = subprocess.run([kubectl, "kustomize", DEPLOY / "overlays" / overlay], capture_output=True, text=True)
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return list(yaml.safe_load_all(done.stdout))
@@ -74,6 +92,12 @@ def containers(pod: Object) -> list[Object]:
 def named(objects: list[Object], kind: str, name: str) -> Object:
     (found,) = [o for o in objects if o["kind"] == kind and re.fullmatch(rf"{name}(-[a-z0-9]{{10}})?", o["metadata"]["name"])]
     return found
+
+
+def secret_data(objects: list[Object], name: str) -> dict[str, bytes]:
+    found = named(objects, "Secret", name)
+    data = {key: base64.b64decode(value) for key, value in found.get("data", {}).items()}
+    return data | {key: value.encode() for key, value in found.get("stringData", {}).items()}
 
 
 @pytest.fixture(params=[*OVERLAYS, *EXAMPLES])
@@ -134,7 +158,11 @@ def test_every_object_that_a_pod_needs_is_there(objects: list[Object]) -> None:
             continue
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
         needed = [("ConfigMap", v["configMap"]["name"]) for v in volumes.values() if "configMap" in v]
-        needed += [("Secret", v["secret"]["secretName"]) for v in volumes.values() if "secret" in v]
+        needed += [
+            ("Secret", v["secret"]["secretName"])
+            for v in volumes.values()
+            if not v.get("secret", {"optional": True}).get("optional")
+        ]
         needed += [
             ("PersistentVolumeClaim", v["persistentVolumeClaim"]["claimName"])
             for v in volumes.values()

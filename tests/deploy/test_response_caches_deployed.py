@@ -77,6 +77,8 @@ def refusal(running: Deployed, *, token: str | None, tenant: str = "", plain: bo
 def test_the_gateway_answers_a_client_from_the_cache(running: Deployed) -> None:
     wait_for(lambda: ask(running, running.client).headers.get("x-lpc-cache") == "exact")
     assert running.double.completions
+    stranger = ask(running, "another-token")
+    assert stranger.status_code == 401 and "x-lpc-cache" not in stranger.headers
 
 
 def test_an_engines_token_does_not_open_a_tenants_answers(running: Deployed) -> None:

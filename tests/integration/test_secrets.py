@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.commands.cli import app
+from lpc.gateway.tenants import read_key
 from lpc.responses.sealing import read_keys
 from lpc.wire.certificates import CertificateFiles, read
 from lpc.wire.tokens import read_tokens
@@ -28,10 +29,21 @@ def test_each_process_gets_its_own_secrets_and_no_others(tmp_path: Path) -> None
     found = contents(tmp_path)
     assert set(found) == {
         *(f"sidecar/{name}" for name in ("ca.crt", "tls.crt", "tls.key", "tokens", "keys", "redis-password")),
-        *("gateway/ca.crt", "gateway/token", "gateway/clients", "engine/ca.crt", "engine/token", "clients/app"),
+        *(
+            "gateway/ca.crt",
+            "gateway/token",
+            "gateway/clients",
+            "gateway/salt-key",
+            "engine/ca.crt",
+            "engine/token",
+            "clients/app",
+        ),
     }
-    tokens = {name: found[name] for name in ("gateway/token", "engine/token", "clients/app", "sidecar/redis-password")}
-    assert len(set(tokens.values())) == 4
+    tokens = {
+        name: found[name]
+        for name in ("gateway/token", "engine/token", "clients/app", "sidecar/redis-password", "gateway/salt-key")
+    }
+    assert len(set(tokens.values())) == 5
     assert not [(name, file) for name in tokens for file in found if file != name and tokens[name] in found[file]]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.rglob("*") if path.is_file())
     assert all(stat.S_IMODE((tmp_path / part).stat().st_mode) == 0o700 for part in ("sidecar", "gateway", "engine", "clients"))
@@ -41,6 +53,7 @@ def test_the_programs_accept_every_file(tmp_path: Path) -> None:
     make(tmp_path, "--client", "app")
     sidecar = tmp_path / "sidecar"
     read_keys(sidecar / "keys")
+    assert len(read_key(tmp_path / "gateway/salt-key")) == 64
     known = read_tokens(sidecar / "tokens")
     for name in ("gateway", "engine"):
         assert known[sha256((tmp_path / name / "token").read_bytes()).digest()] == name

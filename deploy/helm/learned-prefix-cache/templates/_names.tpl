@@ -28,8 +28,19 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.model.volume.existingClaim | default (printf "%s-models" (include "lpc.prefix" .)) }}
 {{- end -}}
 
+{{/* Not empty if the sidecars speak TLS: with certificates of the operator's, or because the gateway's token must not travel in clear. */}}
+{{- define "lpc.tls" -}}
+{{- if or .Values.tls.enabled .Values.gateway.enabled -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{- define "lpc.tlsSecret" -}}
-{{ .Values.tls.secret | default (printf "%s-predictor-tls" (include "lpc.prefix" .)) }}
+{{ ternary .Values.tls.secret "" .Values.tls.enabled | default (printf "%s-predictor-tls" (include "lpc.prefix" .)) }}
+{{- end -}}
+
+{{- define "lpc.accessSecret" -}}
+{{ .Values.gateway.existingAccessSecret | default (printf "%s-gateway-access" (include "lpc.prefix" .)) }}
 {{- end -}}
 
 {{- define "lpc.cacheSecret" -}}

@@ -80,7 +80,7 @@ spec:
           containerPort: 50051
         - name: metrics
           containerPort: 9090
-      {{- if .Values.tls.enabled }}
+      {{- if include "lpc.tls" . }}
       {{- /* The kubelet's own gRPC probe speaks no TLS; the Unix socket stays plain. */}}
       {{- $probe := dict "exec" (dict "command" (list "python" "/opt/lpc/healthcheck.py" "unix:///run/lpc/predictor.sock")) }}
       startupProbe: {{ merge (dict "periodSeconds" 5 "timeoutSeconds" 5 "failureThreshold" 30) $probe | toYaml | nindent 8 }}
@@ -123,7 +123,7 @@ spec:
           mountPath: /tokenizers
           readOnly: true
         {{- end }}
-        {{- if .Values.tls.enabled }}
+        {{- if include "lpc.tls" . }}
         - name: tls
           mountPath: /etc/lpc/tls
           readOnly: true
@@ -153,7 +153,7 @@ spec:
     {{- with .Values.tokenizers.volume }}
     - {{ merge (dict "name" "tokenizers") . | toYaml | nindent 6 | trim }}
     {{- end }}
-    {{- if .Values.tls.enabled }}
+    {{- if include "lpc.tls" . }}
     - name: tls
       secret:
         secretName: {{ include "lpc.tlsSecret" . }}

@@ -14,10 +14,10 @@
 {{- $_ := set $found "LPC_LABEL_LOG" "/labels" }}
 {{- $_ := set $found "LPC_LABEL_LOG_MIB" (toString .Values.learning.logMiB) }}
 {{- end }}
-{{- if .Values.tls.enabled }}
+{{- if include "lpc.tls" . }}
 {{- $_ := set $found "LPC_TLS_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
 {{- $_ := set $found "LPC_TLS_KEY" "/etc/lpc/tls/tls.key" }}
-{{- if .Values.tls.clientCertificates }}{{ $_ := set $found "LPC_TLS_CLIENT_CA" "/etc/lpc/tls/ca.crt" }}{{ end }}
+{{- if and .Values.tls.enabled .Values.tls.clientCertificates }}{{ $_ := set $found "LPC_TLS_CLIENT_CA" "/etc/lpc/tls/ca.crt" }}{{ end }}
 {{- end }}
 {{- if include "lpc.sightings" . }}
 {{- $tls := .Values.redis.tls.enabled }}
@@ -81,6 +81,11 @@ true
 {{- $prefix := include "lpc.prefix" . }}
 {{- $service := ternary "predictor" "predictor-headless" (eq .Values.kind "DaemonSet") }}
 {{- $found := dict "PYTHONHASHSEED" "0" "LPC_PREDICTOR_ADDRESS" (printf "dns:///%s-%s.%s.svc:50051" $prefix $service .Release.Namespace) }}
+{{- if .Values.gateway.enabled }}
+{{- range .Files.Lines "files/gateway/engine.env" }}
+{{- if contains "=" . }}{{ $_ := set $found (splitn "=" 2 .)._0 (splitn "=" 2 .)._1 }}{{ end }}
+{{- end }}
+{{- end }}
 {{- include "lpc.predictor-certificates" (list . $found) }}
 {{- if and (eq .Values.redis.mode "embedded") .Values.redis.tls.enabled }}
 {{- $_ := set $found "LPC_REDIS_CA" "/etc/lpc/tls/ca.crt" }}

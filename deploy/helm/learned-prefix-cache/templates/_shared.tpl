@@ -70,3 +70,16 @@ Takes a list: the root, the file, the image of the file's containers, and by kin
 {{- range list "runAsUser" "runAsGroup" "fsGroup" "fsGroupChangePolicy" }}{{ $_ := unset $spec.securityContext . }}{{ end }}
 {{- end }}
 {{- end -}}
+
+{{/* Makes a pod take another secret, in place. Takes a list: the pod's spec, the name of the secret, the name of the other one. */}}
+{{- define "lpc.secret" -}}
+{{- $spec := index . 0 }}{{ $old := index . 1 }}{{ $new := index . 2 }}
+{{- range $spec.volumes }}
+{{- if eq (dig "secret" "secretName" "" .) $old }}{{ $_ := set .secret "secretName" $new }}{{ end }}
+{{- end }}
+{{- range $container := $spec.containers }}
+{{- range $container.env }}
+{{- if eq (dig "valueFrom" "secretKeyRef" "name" "" .) $old }}{{ $_ := set .valueFrom.secretKeyRef "name" $new }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end -}}
