@@ -30,10 +30,12 @@ ENGINE: Final = """
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """
-    gateway_cache, gateway_connect_timeout_s, gateway_conversations, gateway_drain_timeout_s, gateway_engine_ca,
-    gateway_engine_key, gateway_engines, gateway_host, gateway_lookup_timeout_s, gateway_max_answer_bytes,
-    gateway_max_request_bytes, gateway_metrics_host, gateway_metrics_port, gateway_port, gateway_probe_interval_s,
-    gateway_scopes, gateway_tls_certificate, gateway_tls_key, gateway_tokens, gateway_wait_s, log_format, log_level
+    gateway_body_timeout_s, gateway_cache, gateway_cache_anonymous, gateway_connect_timeout_s, gateway_conversations,
+    gateway_drain_timeout_s, gateway_engine_ca, gateway_engine_key, gateway_engines, gateway_host, gateway_identity_headers,
+    gateway_lookup_timeout_s, gateway_max_answer_bytes, gateway_max_held_bytes, gateway_max_request_bytes,
+    gateway_max_requests, gateway_max_values, gateway_metrics_host, gateway_metrics_port, gateway_paths, gateway_port,
+    gateway_probe_interval_s, gateway_salt_key_file, gateway_scopes, gateway_tls_certificate, gateway_tls_key,
+    gateway_tokens, gateway_wait_s, log_format, log_level
 """
 """Fields of `lpc.gateway.settings.GatewaySettings`."""
 LMCACHE: Final = """
