@@ -3,7 +3,7 @@
 import math
 import time
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eviction_client.clock import SETTLED_S, SLOWER, MonotoneClock
@@ -81,6 +81,7 @@ def test_by_itself_it_is_the_wall_clock() -> None:
     assert abs(clock.now() - time.time()) < 1.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-1e5, 1e5), st.floats(0.0, 100.0)), max_size=40))
 def test_it_never_goes_back_and_never_stops(jumps: list[tuple[float, float]]) -> None:
     machine = Machine()
