@@ -4,19 +4,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lpc.bench.responses_setup import GivenVectors, OpenGate
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, Namer
 from lpc.responses.counters import Counters
 from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.store import Store
+from lpc.responses.vectors import Vectors
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.metrics import Metrics
 from predictor_service.responses.cache import ResponseCache
+from predictor_service.responses.judging import Rules
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.semantic import Nothing, Semantic
+from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import Tally
 from predictor_service.responses.upkeep import Upkeep
 
@@ -36,7 +41,7 @@ class Clock:
 
 
 class Caches:
-    """One sidecar's response caches, on a Redis at ``url``."""
+    """One sidecar's response caches, on a Redis at ``url``. A normalised tier is open from the start."""
 
     def __init__(
         self,
@@ -63,6 +68,17 @@ class Caches:
         self.tally = Tally(self.counters)
         self.metrics = CacheMetrics(Metrics(), self.scopes.labels)
         self.semantic = semantic or Nothing()
+        if any(scope.serves_normalised for scope in (scopes or {}).values()):
+            self.semantic = SimilarQuestions(
+                *(
+                    self.keys,
+                    self.store,
+                    Vectors(self.redis, str),
+                    SharedEvidence(self.redis, self.store.namer),
+                    GivenVectors({}),
+                ),
+                *(lambda *_: Rules(OpenGate()), self.clock),
+            )
         self.cache = ResponseCache(
             *(self.keys, self.store, Flights(self.redis, flight_s), self.tally, self.scopes, self.semantic, self.metrics),
             max_entry_bytes=64 * 1024,

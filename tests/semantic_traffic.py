@@ -48,7 +48,7 @@ class Caches(BenchCaches):
         super().__init__(
             *(url, folder, {"faq": ScopeSettings.model_validate({"mode": "serve", **settings})}),
             embedder=GivenVectors(vectors, REWORDED / np.linalg.norm(REWORDED)),
-            make_gate=lambda scope: Gate(scope.bound, serves=scope.semantic == "serve", draw=random.Random(seed)),
+            make_gate=lambda scope: Gate(scope.bound, draw=random.Random(seed)),
             judge=EqualText(),
         )
         assert self.similar is not None
@@ -59,9 +59,9 @@ class Caches(BenchCaches):
         )
 
 
-def question(i: int, *, reworded: bool = False, tenant: str = "") -> Asked:
+def question(i: int, *, reworded: bool = False, tenant: str = "", form: str = "please question {} thanks") -> Asked:
     """Return the i-th question, in a partition of its own."""
-    text = f"please question {i} thanks" if reworded else f"question {i}"
+    text = form.format(i) if reworded else f"question {i}"
     return asked(f"context {i}", "Yes.", text, tenant=tenant)
 
 
@@ -93,11 +93,12 @@ async def drive(
     lookups: range,
     client: str = "gateway",
     tenant: str = "",
+    form: str = "please question {} thanks",
 ) -> Outcome:
     """Ask rewordings. Where ``wrong``, the engine's own answer ends as ``ending`` says; else it equals the one kept."""
     outcome = Outcome()
     for i in lookups:
-        request = question(i, reworded=True, tenant=tenant)
+        request = question(i, reworded=True, tenant=tenant, form=form)
         found = await caches.cache.lookup(client, request)
         if isinstance(found, Hit):
             outcome.served += 1

@@ -68,7 +68,7 @@ def _around(client: str, asked: Asked) -> str:
 async def crossed(url: str, folder: Path, conversations: int, seed: int = 0) -> Crossed:
     """Return how often an answer crossed. ``url``: of an empty Redis."""
     rng = random.Random(seed)
-    scopes = {name: ScopeSettings(mode="serve", max_entries=10_000_000) for name in ("faq", "other")}
+    scopes = {name: ScopeSettings(mode="serve", normalised=True, max_entries=10_000_000) for name in ("faq", "other")}
     vector = np.full(8, 8**-0.5, np.float32)
     caches = BenchCaches(url, folder, scopes, embedder=GivenVectors({}, vector), make_gate=lambda _: OpenGate())
     found: Crossed = {"conversations": conversations, "lookups": 0, "hits": {}, "crossed": 0}

@@ -112,7 +112,7 @@ class BenchCaches:
         self.similar: SimilarQuestions | None = None
         if embedder is not None:
             self.semantic = self.similar = SimilarQuestions(
-                keys, self.store, self.vectors, evidence, embedder, lambda scope: Rules(make_gate(scope), judge), clock
+                keys, self.store, self.vectors, evidence, embedder, lambda scope, _: Rules(make_gate(scope), judge), clock
             )
         self.cache = ResponseCache(
             *(keys, self.store, Flights(self.redis, 60.0), Tally(counters), named, self.semantic),

@@ -4,16 +4,16 @@ A name is an HMAC-SHA-256 under the operator's key, cut to 16 bytes: who sees th
 try one out. It covers everything that was sent but a short list of fields that cannot change an answer (`IGNORED`), so that
 a parameter which nobody here has heard of makes another name and never a false hit.
 
-Canonical form: JSON with the fields of request and messages sorted, Unicode in NFC, numbers without a needless fraction, fields
-that are null or at their documented default left out. Within parameters and tools the order counts, since that of a schema's
-properties is the order in which they are answered. Of temperature, top_p, top_k, min_p, repetition_penalty and the length there
-is no default to fill in: vLLM takes them from the model's generation_config where a request is silent.
+Canonical form: JSON with the fields of request and messages sorted, numbers without a needless fraction, fields that are null
+or at their documented default left out. Text stays as it was sent, since composed and decomposed Unicode have other tokens.
+Within parameters and tools the order counts, since that of a schema's properties is the order in which they are answered. Of
+temperature, top_p, top_k, min_p, repetition_penalty and the length there is no default to fill in: vLLM takes them from the
+model's generation_config where a request is silent.
 """
 
 import hmac
 import json
 import math
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -207,7 +207,7 @@ def _canonical(asked: Asked, without_last_turn: bool) -> bytes:
         elif messages:
             messages[-1]["content"] = ""
     form = {
-        "form": 2,
+        "form": 3,
         "model": asked.model,
         "version": asked.model_version,
         "tenant": asked.tenant,
@@ -216,10 +216,7 @@ def _canonical(asked: Asked, without_last_turn: bool) -> bytes:
         "prompt": prompt,
         "parameters": _parameters(asked.parameters),
     }
-    text = _dump(form)
-    if not text.isascii() and not unicodedata.is_normalized("NFC", text):
-        text = _dump(_nfc(form))
-    return text.encode()
+    return _dump(form).encode()
 
 
 def read_json(data: bytes, what: str, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
@@ -273,16 +270,6 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in found.items()
         if not (name in DEFAULTS and DEFAULTS[name] == value and isinstance(DEFAULTS[name], bool) == isinstance(value, bool))
     }
-
-
-def _nfc(value: Any) -> Any:
-    if isinstance(value, str):
-        return unicodedata.normalize("NFC", value)
-    if isinstance(value, Mapping):
-        return {_nfc(name): _nfc(inner) for name, inner in value.items()}
-    if isinstance(value, Sequence):
-        return [_nfc(inner) for inner in value]
-    return value
 
 
 def _number(text: str) -> int | float:

@@ -1,5 +1,7 @@
 """The last user turn as it is compared by the normalised tier: what people type differently and mean alike.
 
+A heuristic: "us" is not "US". So the tier is off unless the scope's settings name it, and serves only where evidence allows it.
+
 Case, white space, the width of characters, and punctuation at the edges of words. Not whatever NFKC would make alike: it turns
 10² into 102. Punctuation within words (3.5, f(x), don't), signs (-5, C#, 50%) and an exclamation mark after a digit stay. Text
 with code has no such form, since there white space and case mean something.

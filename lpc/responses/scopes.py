@@ -16,21 +16,19 @@ HOUR: Final = 3600.0
 
 
 class Kind(NamedTuple):
-    """What a kind of scope brings. ``exact``, ``normalised``: whether the tier serves; ``ttl_s``: an answer's life, seconds."""
+    """What a kind of scope brings. ``exact``: whether the tier serves; ``ttl_s``: an answer's life, seconds."""
 
     exact: bool
-    normalised: bool
     ttl_s: float
 
 
 KINDS: Final[Mapping[KindName, Kind]] = {
-    "default": Kind(True, True, 4 * HOUR),
-    "faq": Kind(True, True, 8 * HOUR),
-    "technical_qa": Kind(True, True, 24 * HOUR),
-    # White space and case mean something.
-    "code": Kind(True, False, 48 * HOUR),
+    "default": Kind(True, 4 * HOUR),
+    "faq": Kind(True, 8 * HOUR),
+    "technical_qa": Kind(True, 24 * HOUR),
+    "code": Kind(True, 48 * HOUR),
     # The same again is not what is wanted.
-    "creative": Kind(False, False, HOUR),
+    "creative": Kind(False, HOUR),
 }
 
 
@@ -41,7 +39,7 @@ class ScopeSettings(BaseModel):
 
     kind: KindName = "default"
     exact: bool | None = None
-    normalised: bool | None = None
+    normalised: bool = False
     mode: Mode = "off"
     ttl_s: Annotated[float, Field(gt=0, le=366 * 24 * HOUR, allow_inf_nan=False)] | None = None
     any_temperature: bool = False
@@ -71,8 +69,13 @@ class ScopeSettings(BaseModel):
 
     @property
     def serves_normalised(self) -> bool:
-        """Whether the normalised tier serves."""
-        return self.serves_exact and (KINDS[self.kind].normalised if self.normalised is None else self.normalised)
+        """Whether the normalised tier serves where evidence allows it. In code white space and case mean something."""
+        return self.normalised and self.serves_exact and self.kind not in ("code", "creative")
+
+    @property
+    def learns(self) -> bool:
+        """Whether a tier serves by evidence, or gathers it."""
+        return self.serves_normalised or self.semantic != "off"
 
     @property
     def semantic(self) -> Mode:

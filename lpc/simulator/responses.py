@@ -2,7 +2,8 @@
 
 An answer is there when its request has ended, until a time to live after that which no hit prolongs. Of equal requests under
 way the first is computed, and the others wait for it (single flight). The semantic tier is not simulated: what it would serve
-depends on answers, which no log here judges. Every answer may be stored, as if all had ended with `stop` and temperature 0.
+depends on answers, which no log here judges. For the same reason the normalised tier is taken as open. Every answer may be
+stored, as if all had ended with `stop` and temperature 0.
 """
 
 from dataclasses import dataclass

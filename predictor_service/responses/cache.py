@@ -11,18 +11,18 @@ from typing import Final
 from lpc.errors import InvalidRequest
 from lpc.responses import entry as entries
 from lpc.responses.answers import Answer, Refusal, not_kept, refused
-from lpc.responses.canonical import REMEMBERED, Asked, EntryId, Names
+from lpc.responses.canonical import REMEMBERED, Asked, Names
 from lpc.responses.entry import Entry
 from lpc.responses.flights import Flights
 from lpc.responses.normalised import normalised
 from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.store import Found, Store
-from lpc.responses.tickets import Flight, Served, Tickets
+from lpc.responses.tickets import Flight, Tickets
 from lpc.wire.redis_reach import RedisFailed, RedisRefused
 from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.opening import Opener, aside
-from predictor_service.responses.outcomes import Hit, Miss, Source, Stored
+from predictor_service.responses.outcomes import Hit, Miss, Stored
 from predictor_service.responses.semantic import Semantic
 from predictor_service.responses.tally import Tally
 
@@ -175,11 +175,11 @@ class ResponseCache:
             entry = await opener.open(names.scope, names.exact, found.record)
             if entry is not None:
                 self._metrics.lookup_seconds.observe(loop.time() - began)
-                return self._hit(client, asked, names, names.exact, entry, "exact")
+                return self._hit(names, entry)
             # A request that waits for this very answer does not look for another one again and again. And where the leader's
             # answer becomes a label, the others do not count as lookups.
             waits = deadline > loop.time()
-            if (waits or settings.semantic != "off") and await self._flights.flying(names.scope, names.exact):
+            if (waits or settings.learns) and await self._flights.flying(names.scope, names.exact):
                 if not waits:
                     return Miss("in_flight")
                 state = await self._flights.wait(names.scope, names.exact, deadline - loop.time())
@@ -220,7 +220,7 @@ class ResponseCache:
             if same is not None and same != names.exact:
                 entry = await opener.open(names.scope, same, await self._store.get(names.scope, same))
                 if entry is not None and self._stands_for(entry, asked, names):
-                    return self._hit(client, asked, names, same, entry, "normalised")
+                    return await self._semantic.offer(client, names, asked, settings, same, entry)
         return await self._semantic.lookup(client, names, asked, settings, found, opener)
 
     def _stands_for(self, entry: Entry, asked: Asked, names: Names) -> bool:
@@ -239,12 +239,10 @@ class ResponseCache:
             max_age_s=max_age_s,
         )
 
-    def _hit(self, client: str, asked: Asked, names: Names, name: EntryId, entry: Entry, source: Source) -> Hit:
+    def _hit(self, names: Names, entry: Entry) -> Hit:
+        """Return the answer to the very request."""
         age, remaining = entry.life(self._clock())
-        if source == "exact":
-            return Hit(Tickets.exact(names.scope, name, entry.proof), source, entry.answer, age, remaining)
-        ticket = self._tickets.give(client, asked.tenant, Served(names.scope, name, source, 1.0))
-        return Hit(ticket, source, entry.answer, age, remaining, question=entry.question)
+        return Hit(Tickets.exact(names.scope, names.exact, entry.proof), "exact", entry.answer, age, remaining)
 
     # -- the way of an answer --------------------------------------------------------------------------------------------------
 
@@ -284,7 +282,7 @@ class ResponseCache:
             return "full"
         vector = await self._semantic.vector(names, asked, settings, entry.expires_at, stamp[0])
         put = await self._store.put(
-            names,
+            names if settings.serves_normalised else names._replace(normalised=None),
             record,
             stamp=stamp,
             model=asked.model,

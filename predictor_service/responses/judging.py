@@ -15,6 +15,7 @@ from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence, r
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.same_answer import ByEmbedding, EqualText
 from lpc.responses.semantic.threshold import UNERRING
+from lpc.responses.tickets import Guess
 from lpc.wire.redis_reach import RedisFailed
 
 log = logging.getLogger(__name__)
@@ -77,8 +78,8 @@ class RulesOf:
         self._embedder = embedder
         self._judges = judges
 
-    def __call__(self, settings: ScopeSettings) -> Rules:
-        """Return a scope's rules; one whose judge was not measured with this encoder is judged by equal texts."""
+    def __call__(self, settings: ScopeSettings, source: Guess) -> Rules:
+        """Return the rules of a scope's tier; one whose judge was not measured with this encoder is judged by equal texts."""
         judge: Judge = EqualText()
         judged_by, error, start = "", UNERRING, None
         encoder = self._embedder.encoder()
@@ -87,11 +88,12 @@ class RulesOf:
                 error = read_judge_error(settings.evidence, settings.judge, settings.judge_model, encoder)
                 judge = ByEmbedding(self._both) if settings.judge == "embedding" else self._judges(settings)
                 judged_by = sha256(f"{settings.judge}:{settings.judge_model}".encode()).hexdigest()[:8]
-            if settings.evidence is not None:
+            if settings.evidence is not None and source == "semantic":
                 start = read_evidence(settings.evidence, encoder)
         except EvidenceError as failure:
             log.error("%s; until then the scope starts without it", failure)
-        gate = Gate(settings.bound, 1 - settings.level, error, serves=settings.semantic == "serve", start=start)
+        serves = source == "normalised" or settings.semantic == "serve"
+        gate = Gate(settings.bound, 1 - settings.level, error, serves=serves, start=start)
         return Rules(gate, judge, judged_by)
 
     async def _both(self, a: str, b: str) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:

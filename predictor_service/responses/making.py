@@ -84,11 +84,11 @@ def made(
     tally = Tally(counters)
     stack.push_async_callback(tally.flush)
     judges = _judges(settings.cache_scopes, embedder.encoder(), stack)
-    by_meaning = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
-    verdicts = _verdicts(settings.cache_verdicts) if by_meaning else None
+    learns = any(scope.learns for scope in settings.cache_scopes.values())
+    verdicts = _verdicts(settings.cache_verdicts) if learns else None
     rounds: list[tuple[float, str, Callable[[], Awaitable[None]]]] = [(INTERVAL_S, "tally", tally.flush)]
     semantic: Semantic = Nothing()
-    if by_meaning:
+    if learns:
         vectors = Vectors(redis, embedder.encoder)
         forged = cache_metrics.forged.labels("evidence").inc
         evidence = SharedEvidence(redis, store.namer, embedder.encoder, verdicts, forged)
@@ -128,7 +128,7 @@ def _judges(scopes: Mapping[str, ScopeSettings], encoder: str, stack: contextlib
     """
     made: dict[ScopeSettings, Judge] = {}
     for name, scope in scopes.items():
-        if scope.judge == "text" or scope.semantic == "off":
+        if scope.judge == "text" or not scope.learns:
             continue
         try:
             read_judge_error(scope.evidence, scope.judge, scope.judge_model, encoder)

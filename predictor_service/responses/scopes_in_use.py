@@ -1,4 +1,4 @@
-"""The scopes whose similar questions are asked for, in memory: arrays of vectors of each, and a gate of each of its tenants.
+"""The scopes whose similar questions are asked for, in memory: arrays of vectors of each, and gates of each of its tenants.
 
 Evidence is a tenant's own. If tenants shared it, one of them could open the tier for all with answers of its own making, or
 shut it for all with false feedback. Votes would not help, since anybody can be many tenants.
@@ -23,6 +23,7 @@ from lpc.responses.scopes import ScopeSettings
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.index import PartitionIndex
 from lpc.responses.shared_evidence import SharedEvidence
+from lpc.responses.tickets import Guess
 from lpc.responses.vectors import Vector, Vectors
 from lpc.wire.bugs import log_bug
 from lpc.wire.redis_reach import RedisAway, RedisFailed, RedisRefused
@@ -42,7 +43,7 @@ MOST_TENANTS: Final = 1000
 
 @dataclass(eq=False, slots=True)
 class Tenant:
-    """What decides for one tenant of a scope.
+    """What decides for one tenant of a scope in one tier.
 
     Attributes:
         place: of its evidence in Redis, within the scope.
@@ -69,7 +70,7 @@ class InUse:
     """A scope in use.
 
     Attributes:
-        tenants: by their names.
+        tenants: by their names and tiers.
         named: client and scope, once one of its has asked.
         heard_to: how far its stream was read; None before its vectors were.
         served: questions answered from another one's, of which the other sidecars have not been told.
@@ -77,7 +78,7 @@ class InUse:
 
     scope: Scope
     settings: ScopeSettings
-    tenants: dict[bytes, Tenant] = field(default_factory=dict)
+    tenants: dict[tuple[bytes, Guess], Tenant] = field(default_factory=dict)
     index: PartitionIndex = field(default_factory=PartitionIndex)
     heard_to: str | None = None
     generation: str | None = None
@@ -92,7 +93,7 @@ class ScopesInUse:
 
     Args:
         encoder: names what vectors that can be compared have in common, now.
-        rules: of a scope's settings.
+        rules: of a scope's settings and a tier.
         clock: seconds since the epoch.
         report: told of each scope in use, by client and name, what is in force.
     """
@@ -103,7 +104,7 @@ class ScopesInUse:
         vectors: Vectors,
         evidence: SharedEvidence,
         encoder: Callable[[], str],
-        rules: Callable[[ScopeSettings], Rules],
+        rules: Callable[[ScopeSettings, Guess], Rules],
         clock: Callable[[], float],
         report: Callable[[str, str, InForce], None],
     ) -> None:
@@ -126,12 +127,13 @@ class ScopesInUse:
         scope.used_at = asyncio.get_running_loop().time()
         return scope
 
-    def tenant(self, scope: InUse, name: bytes) -> Tenant:
-        """Return what decides for a tenant of a scope. ``name``: of the tenant within the scope, as in Redis."""
-        tenant = scope.tenants.get(name)
+    def tenant(self, scope: InUse, name: bytes, source: Guess) -> Tenant:
+        """Return what decides for a tenant of a scope in a tier. ``name``: of the tenant within the scope, as in Redis."""
+        tenant = scope.tenants.get((name, source))
         if tenant is None:
-            rules = self._rules(scope.settings)
-            tenant = scope.tenants[name] = Tenant(f"{rules.judged_by}:{layout.text(name)}", rules)
+            rules = self._rules(scope.settings, source)
+            place = f"{rules.judged_by}:{source}:{layout.text(name)}"
+            tenant = scope.tenants[name, source] = Tenant(place, rules)
         tenant.used_at = asyncio.get_running_loop().time()
         return tenant
 
@@ -261,10 +263,14 @@ def _idle(one: InUse | Tenant, among: Collection[InUse | Tenant], most: int, now
 
 
 def in_force_of(scope: InUse) -> InForce:
-    """Return what evidence allows: the lowest threshold and the highest bound of any tenant in use, and the labels of all."""
-    counts = [tenant.gate.evidence.counts() for tenant in scope.tenants.values()]
+    """Return what evidence allows in the semantic tier.
+
+    That is the lowest threshold and the highest bound of any tenant in use, and the labels of all.
+    """
+    gates = [tenant.gate for (_, source), tenant in scope.tenants.items() if source == "semantic"]
+    counts = [gate.evidence.counts() for gate in gates]
     labels, different = sum(int(one[:, 1:3].sum()) for one in counts), sum(int(one[:, 2].sum()) for one in counts)
-    found = [tenant.gate.threshold for tenant in scope.tenants.values() if tenant.gate.threshold is not None]
+    found = [gate.threshold for gate in gates if gate.threshold is not None]
     if not found:
         return InForce(labels=labels, different=different)
     return InForce(min(one.similarity for one in found), max(one.bound for one in found), labels, different)

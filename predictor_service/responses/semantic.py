@@ -4,6 +4,7 @@ from typing import Protocol
 
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, EntryId, Names, Scope
+from lpc.responses.entry import Entry
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.store import Found
 from lpc.responses.tickets import Served
@@ -18,6 +19,11 @@ class Semantic(Protocol):
         self, client: str, names: Names, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener
     ) -> Hit | Miss:
         """Look for a similar question of the same partition, and decide what to do with its answer."""
+
+    async def offer(
+        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, name: EntryId, entry: Entry
+    ) -> Hit | Miss:
+        """Decide what to do with the answer to a request of the same normalised form."""
 
     async def vector(self, names: Names, asked: Asked, settings: ScopeSettings, expires_at: float, generation: str) -> bytes:
         """Return the sealed vector of a question whose answer is being stored; nothing where its scope has no such tier."""
@@ -51,6 +57,12 @@ class Nothing(Semantic):
         self, client: str, names: Names, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener
     ) -> Hit | Miss:
         """Find nothing."""
+        return Miss("cold")
+
+    async def offer(
+        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, name: EntryId, entry: Entry
+    ) -> Hit | Miss:
+        """Serve nothing."""
         return Miss("cold")
 
     async def vector(self, names: Names, asked: Asked, settings: ScopeSettings, expires_at: float, generation: str) -> bytes:

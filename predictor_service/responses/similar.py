@@ -1,4 +1,4 @@
-"""The semantic tier: the answer to another question of the same partition, where the scope's evidence allows it.
+"""The tiers that guess: the answer to another question of the same partition, where the tenant's evidence allows it.
 
 What is near stands in the arrays of the scopes in use (`scopes_in_use.py`); their gates decide.
 """
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from lpc.responses import vectors as records
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, EntryId, Names, Scope
-from lpc.responses.entry import unseal
+from lpc.responses.entry import Entry, unseal
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.sealing import Unsealable
 from lpc.responses.semantic.gate import Decision
 from lpc.responses.semantic.vetoes import veto
 from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.store import Found, Store
-from lpc.responses.tickets import Candidate, Served, Tickets
+from lpc.responses.tickets import Candidate, Guess, Served, Tickets
 from lpc.responses.vectors import Vector, Vectors
 from lpc.wire.redis_reach import RedisAway
 from predictor_service.responses.embedding import PATIENCE_S
@@ -52,7 +52,7 @@ class SimilarQuestions(Semantic):
     """The tier, of all scopes. Lives on one event loop.
 
     Args:
-        rules: of a scope's settings.
+        rules: of a scope's settings and a tier.
         clock: seconds since the epoch.
         judged: told what a judge said, by the scope's name; None: it could not be asked.
         report: told of each scope in use, by client and name, what is in force.
@@ -65,7 +65,7 @@ class SimilarQuestions(Semantic):
         vectors: Vectors,
         evidence: SharedEvidence,
         embedder: Embeds,
-        rules: Callable[[ScopeSettings], Rules],
+        rules: Callable[[ScopeSettings, Guess], Rules],
         clock: Callable[[], float],
         judged: Callable[[str, bool | None], None] = lambda _scope, _said: None,
         report: Callable[[str, str, InForce], None] = lambda _client, _scope, _in_force: None,
@@ -90,7 +90,7 @@ class SimilarQuestions(Semantic):
             return Miss("cold")
         scope = self._in_use.of(names.scope, settings)
         scope.named = (client, asked.scope)
-        gate = self._tenant(names.scope, settings, asked.tenant).gate
+        gate = self._tenant(names.scope, settings, asked.tenant, "semantic").gate
         vector = await self._embedder.vector(question)
         if vector is None or scope.heard_to is None:
             return Miss("cold")
@@ -112,23 +112,50 @@ class SimilarQuestions(Semantic):
             if veto(question, entry.question) is not None:
                 vetoed = True
                 continue
-            decision = gate.decide(similarity, names.exact)
-            threshold = gate.threshold
-            if decision is Decision.SERVE and threshold is not None:
-                scope.served.append(names.exact)
-                age, remaining = entry.life(self._clock())
-                ticket = self._tickets.give(client, asked.tenant, Served(names.scope, name, "semantic", similarity))
-                return Hit(
-                    *(ticket, "semantic", entry.answer, age, remaining),
-                    similarity=similarity,
-                    error_bound=threshold.bound,
-                    question=entry.question,
-                )
-            candidate = self._tickets.give(client, asked.tenant, Candidate(names.scope, name, similarity, decision.value))
-            would = settings.semantic == "shadow" and threshold is not None and similarity >= threshold.similarity
-            reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
-            return Miss(reason, candidate=candidate, candidate_answer=entry.answer, similarity=similarity)
+            return self._decided(client, names, asked, settings, name, entry, similarity, "semantic")
         return Miss("vetoed" if vetoed else "cold")
+
+    async def offer(
+        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, name: EntryId, entry: Entry
+    ) -> Hit | Miss:
+        """Decide what to do with the answer to a request of the same normalised form."""
+        _, served_before = await self._store.candidates(names.scope, [name], names.exact)
+        if served_before:
+            self._tenant(names.scope, settings, asked.tenant, "normalised").gate.served(names.exact)
+        return self._decided(client, names, asked, settings, name, entry, 1.0, "normalised")
+
+    def _decided(
+        self,
+        client: str,
+        names: Names,
+        asked: Asked,
+        settings: ScopeSettings,
+        name: EntryId,
+        entry: Entry,
+        similarity: float,
+        source: Guess,
+    ) -> Hit | Miss:
+        """Serve a candidate, or return a miss that asks for its label."""
+        scope = self._in_use.of(names.scope, settings)
+        scope.named = (client, asked.scope)
+        gate = self._tenant(names.scope, settings, asked.tenant, source).gate
+        decision = gate.decide(similarity, names.exact)
+        threshold = gate.threshold
+        if decision is Decision.SERVE and threshold is not None:
+            scope.served.append(names.exact)
+            age, remaining = entry.life(self._clock())
+            ticket = self._tickets.give(client, asked.tenant, Served(names.scope, name, source, similarity))
+            return Hit(
+                *(ticket, source, entry.answer, age, remaining),
+                similarity=similarity,
+                error_bound=threshold.bound,
+                question=entry.question,
+            )
+        candidate = Candidate(names.scope, name, source, similarity, decision.value)
+        would = settings.semantic == "shadow" and threshold is not None and similarity >= threshold.similarity
+        reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
+        ticket = self._tickets.give(client, asked.tenant, candidate)
+        return Miss(reason, candidate=ticket, candidate_answer=entry.answer, similarity=similarity)
 
     async def vector(self, names: Names, asked: Asked, settings: ScopeSettings, expires_at: float, generation: str) -> bytes:
         """Return the sealed vector of a question whose answer is being stored; nothing where its scope has no such tier."""
@@ -159,9 +186,9 @@ class SimilarQuestions(Semantic):
         (`lpc.responses.semantic.evidence`). A lookup whose judge is out of order is taken back.
         """
         candidate = self._tickets.read(client, asked.tenant, Candidate, ticket) if ticket else None
-        if candidate is None or candidate.scope != names.scope or settings.semantic == "off":
+        if candidate is None or candidate.scope != names.scope or not settings.learns:
             return
-        tenant = self._tenant(names.scope, settings, asked.tenant)
+        tenant = self._tenant(names.scope, settings, asked.tenant, candidate.source)
         decision = Decision(candidate.decision)
 
         async def learn(said: bool | None) -> None:
@@ -202,8 +229,9 @@ class SimilarQuestions(Semantic):
         # Else one user could shut the tier for all users of the tenant by saying the same again and again.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
             return False
-        if settings.semantic != "off":
-            tenant = self._tenant(served.scope, settings, of)
+        if settings.learns:
+            source: Guess = "semantic" if served.source == "semantic" else "normalised"
+            tenant = self._tenant(served.scope, settings, of, source)
             nth = await self._evidence.nth(served.scope, tenant.place, served.entry)
             tenant.gate.complain(served.similarity, served.entry, nth)
             tenant.hurry()
@@ -213,14 +241,14 @@ class SimilarQuestions(Semantic):
         """Return what evidence allows in a scope now."""
         if settings.semantic == "off":
             return InForce()
-        in_use, own = self._in_use.of(scope, settings), self._tenant(scope, settings, "")
+        in_use, own = self._in_use.of(scope, settings), self._tenant(scope, settings, "", "semantic")
         if own.counted_at == -np.inf:
             await self._in_use.share_evidence(in_use, own, 0.0)
         return in_force_of(in_use)
 
-    def _tenant(self, scope: Scope, settings: ScopeSettings, name: str) -> Tenant:
+    def _tenant(self, scope: Scope, settings: ScopeSettings, name: str, source: Guess) -> Tenant:
         in_use = self._in_use.of(scope, settings)
-        return self._in_use.tenant(in_use, self._store.namer.tenant(scope, name))
+        return self._in_use.tenant(in_use, self._store.namer.tenant(scope, name), source)
 
     def gone(self, scope: Scope, entry: EntryId) -> None:
         """Forget an entry here at once."""

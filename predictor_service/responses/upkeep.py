@@ -74,7 +74,7 @@ class Upkeep:
         verdict = "wrong" if wrong else "right"
         counts, dropped = True, False
         try:
-            if wrong and served.source == "semantic" and name is not None:
+            if wrong and served.source != "exact" and name is not None:
                 counts = await self._semantic.complain(served, ticket, self._scopes.of(name), tenant)
             if drop:
                 self._semantic.gone(served.scope, served.entry)

@@ -16,6 +16,7 @@ from predictor_service.responses.outcomes import Hit, Miss
 from tests.response_cache import KEY_LINES, Caches, answer, asked
 
 Make = Callable[..., Caches]
+NORMALISED = {"faq": ScopeSettings(normalised=True)}
 
 
 @pytest.fixture
@@ -123,26 +124,27 @@ async def test_a_record_that_was_copied_to_another_clients_place_does_not_open(m
 
 
 async def test_a_pointer_to_another_question_is_not_followed(make: Make, redis_server: RedisServer) -> None:
-    caches = make()
+    caches = make(NORMALISED)
     await fill(caches, asked("Is it open?"), answer("Yes."))
     with contextlib.closing(redis_server.client()) as client:
         (pointer,) = client.scan_iter("lpc:rc:*:n:*")
         own = client.get(pointer)
         # The same last turn after another history, and another last turn.
-        for other in (asked("Another", "history.", "Is it open?"), asked("Is it closed?")):
+        others = (asked("Another", "history.", "Is it open?"), asked("Is it closed?"))
+        for other, same in zip(others, ("is it OPEN", "is IT open"), strict=True):
             before = set(client.scan_iter("lpc:rc:*:e:*"))
             await fill(caches, other, answer("Wrong."))
             (entry,) = set(client.scan_iter("lpc:rc:*:e:*")) - before
             client.set(pointer, entry.rpartition(b":")[2])
-            assert isinstance(await ask(caches, asked("is it OPEN")), Miss)
+            assert isinstance(await ask(caches, asked(same)), Miss)
         client.set(pointer, own)
-    assert isinstance(await ask(caches, asked("is it OPEN")), Hit)
+    assert isinstance(await ask(caches, asked("IS it open")), Hit)
     assert caches.metrics.forged.labels("pointer")._value.get() == 2
 
 
 @pytest.mark.parametrize("same", ["is IT", " Is\tit ?", "Ｉｓ it？", "is it!"])
-async def test_case_space_width_and_punctuation_of_the_last_turn_do_not_count(make: Make, same: str) -> None:
-    caches = make()
+async def test_where_asked_for_case_space_width_and_punctuation_of_the_last_turn_do_not_count(make: Make, same: str) -> None:
+    caches = make(NORMALISED)
     await fill(caches, asked("Hi", "Hello.", "Is it?"))
     hit = await ask(caches, asked("Hi", "Hello.", same))
     assert isinstance(hit, Hit)
@@ -151,8 +153,22 @@ async def test_case_space_width_and_punctuation_of_the_last_turn_do_not_count(ma
     assert isinstance(await ask(caches, asked("Hi", "Hello.", same), exact_only=True), Miss)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("Is it in the US?", "Is it in the us?"), ("x = 'A'", "x = 'a'"), ("Is it?", "Is it"), ("caf\u00e9", "cafe\u0301")],
+)
+async def test_unless_asked_for_any_difference_makes_another_request(
+    make: Make, redis_server: RedisServer, one: str, other: str
+) -> None:
+    caches = make()
+    await fill(caches, asked(one))
+    assert isinstance(await ask(caches, asked(other)), Miss)
+    with contextlib.closing(redis_server.client()) as client:
+        assert not list(client.scan_iter("lpc:rc:*:n:*"))
+
+
 async def test_code_is_not_normalised(make: Make) -> None:
-    caches = make({"c": ScopeSettings(kind="code")})
+    caches = make({"c": ScopeSettings(kind="code", normalised=True)})
     await fill(caches, asked("What is Foo?", scope="c"))
     assert isinstance(await ask(caches, asked("what is foo?", scope="c")), Miss)
 
@@ -168,7 +184,7 @@ async def test_a_hit_prolongs_nothing(make: Make) -> None:
 
 
 async def test_nothing_that_is_done_with_an_answer_prolongs_it(make: Make, redis_server: RedisServer) -> None:
-    caches = make()
+    caches = make(NORMALISED)
     await fill(caches, asked("Is it?"))
 
     def ends() -> dict[bytes, int]:
@@ -192,7 +208,7 @@ async def test_nothing_that_is_done_with_an_answer_prolongs_it(make: Make, redis
 
 
 async def test_redis_forgets_it_too(make: Make, redis_server: RedisServer) -> None:
-    caches = make({"faq": ScopeSettings(ttl_s=100)})
+    caches = make({"faq": ScopeSettings(ttl_s=100, normalised=True)})
     await fill(caches, asked("Is it?"))
     with contextlib.closing(redis_server.client()) as client:
         lives = {key: client.pttl(key) for key in client.scan_iter("lpc:rc:*")}
@@ -363,10 +379,10 @@ async def test_who_has_no_patience_does_not_wait(make: Make) -> None:
     "narrow", [{"scope": "faq"}, {"scope": None}, {"scope": None, "model": "m"}, {"scope": "faq", "tag": "t"}]
 )
 async def test_what_is_invalidated_is_found_no_more(make: Make, narrow: dict[str, Any]) -> None:
-    caches = make()
+    caches = make(NORMALISED)
     await fill(caches, asked("Is it?", tags=("t",)))
     assert await caches.upkeep.invalidate("a", **narrow) == (True, 0)
-    for sidecar in (caches, make()):
+    for sidecar in (caches, make(NORMALISED)):
         assert isinstance(await ask(sidecar, asked("Is it?", tags=("t",))), Miss)
         assert isinstance(await ask(sidecar, asked("is it", tags=("t",))), Miss)
     await fill(make(), asked("And now?", tags=("t",)))
@@ -528,7 +544,7 @@ async def test_what_is_replaced_dropped_or_ended_is_no_longer_counted(make: Make
 
 
 async def test_figures_say_what_was_spared(make: Make) -> None:
-    caches = make()
+    caches = make(NORMALISED)
     await fill(caches, asked("Is it?"))
     await ask(caches, asked("Is it?"))
     await ask(caches, asked("is it"))

@@ -24,7 +24,12 @@ SCOPES = [f"scope{n}" for n in range(12)]
 
 @pytest.fixture
 async def caches(redis_cluster: list[RedisServer], tmp_path: Path) -> AsyncIterator[Caches]:
-    made = Caches(redis_cluster[0].url, tmp_path, {"scope0": ScopeSettings(max_entries=3)}, cluster=True)
+    made = Caches(
+        redis_cluster[0].url,
+        tmp_path,
+        {"scope0": ScopeSettings(max_entries=3, normalised=True), "default": ScopeSettings(normalised=True)},
+        cluster=True,
+    )
     yield made
     await Eraser(made.store).everything()
     await made.close()

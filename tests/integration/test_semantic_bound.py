@@ -68,3 +68,24 @@ async def test_only_the_request_that_asks_the_engine_counts_as_a_lookup(redis_se
     (tenant,) = scope.tenants.values()
     assert tenant.gate.evidence.counts().sum(axis=0).tolist() == [1, 1, 0, 1, 0]
     await caches.close()
+
+
+@pytest.mark.parametrize("ending", ["text", "tool_calls"])
+async def test_requests_that_differ_in_case_alone_are_served_within_the_bound(
+    redis_server: RedisServer, tmp_path: Path, ending: Ending
+) -> None:
+    caches = Caches(redis_server.url, tmp_path, COUNT, seed=1, mode="off", normalised=True)
+    draw = random.Random(1)
+    wrong = [draw.random() < 0.4 for _ in range(COUNT)]
+    await fill(caches, COUNT)
+    outcome = await drive(caches, wrong.__getitem__, ending, range(COUNT), form="QUESTION {}")
+    await caches.close()
+    assert outcome.served == 0, outcome
+
+
+async def test_where_case_does_not_matter_the_normalised_tier_opens(redis_server: RedisServer, tmp_path: Path) -> None:
+    caches = Caches(redis_server.url, tmp_path, COUNT, seed=1, mode="off", normalised=True)
+    await fill(caches, COUNT)
+    outcome = await drive(caches, lambda _: False, "text", range(COUNT), form="QUESTION {}")
+    await caches.close()
+    assert outcome.served > 50 and 0 < outcome.bound <= 0.05, outcome

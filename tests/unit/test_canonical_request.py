@@ -125,8 +125,8 @@ def test_what_may_mean_something_else_is_another(one: dict[str, Any], other: dic
     assert named(one) != named(other)
 
 
-def test_unicode_is_composed() -> None:
-    assert named({}, "caf\u00e9") == named({}, "cafe\u0301")
+def test_composed_and_decomposed_unicode_are_two_requests() -> None:
+    assert named({}, "caf\u00e9") != named({}, "cafe\u0301")
     assert named({}, "a\n\u0303") != named({}, "a\u00f1")
     assert named({}, "½") != named({}, "1⁄2")
 

@@ -55,7 +55,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
     redis = RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always")
     with Collector() as collector, judging(JudgeDouble("SAME")) as judge, redis, monitored(redis) as told:
         of_judge = {"judge_url": judge.url, "judge_model": "j", "judge_key_file": str(secrets / "judge")}
-        scope = {"mode": "shadow", "judge": "model", "evidence": str(evidence), **of_judge}
+        scope = {"mode": "shadow", "normalised": True, "judge": "model", "evidence": str(evidence), **of_judge}
         sidecar = Sidecar(
             tmp_path,
             tiny_models,
@@ -92,7 +92,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
                 collector.wait_for(5)
         logs = [sidecar.log, gateway.log, redis.log]
     # What was done is what was meant to be done.
-    assert heard == ["miss", "exact", "normalised", "exact", "miss", "none", "none", "none"]
+    assert heard == ["miss", "exact", "miss", "exact", "miss", "none", "none", "none"]
     assert ASKED in judge.bodies[0]["messages"][1]["content"] and SAID in judge.bodies[0]["messages"][1]["content"]
     assert all("DEBUG" in log for log in logs[:2]) and any(b":v:" in line for line in told) and b"lpc:rc:" in held
     assert 'lpc_gateway_answers_total{cache="exact"' in metrics[1]
