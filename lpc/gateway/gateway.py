@@ -7,7 +7,8 @@ byte; only fields for the next hop end here.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Final
 
 import httpx
@@ -24,7 +25,7 @@ from lpc.gateway.exchange import JSON, ClientGone, Exchange, Load
 from lpc.gateway.headers import Headers, end_to_end, for_engine
 from lpc.gateway.metrics import Metrics
 from lpc.gateway.reading import Reader, Reading
-from lpc.gateway.recording import Recording
+from lpc.gateway.recording import Recording, ahead
 from lpc.gateway.replay import replay
 from lpc.gateway.request import SESSION_HEADER, Asked, digest
 from lpc.gateway.settings import GatewaySettings
@@ -198,22 +199,36 @@ class Gateway:
             headers.append((SESSION_HEADER, name.encode()))
         recording: Recording | None = None
         began = time.perf_counter()
+        settled = False
+
+        def settle(*, ended: bool) -> None:
+            """Hand in what was recorded, once, as soon as it is known: others may wait for this answer."""
+            nonlocal settled
+            if settled:
+                return
+            settled = True
+            response = None if recording is None else recording.response()
+            if response is not None:
+                response.engine_s = time.perf_counter() - began
+                self._conversations.answered(asked, reading.states, name, reply_of(response))
+            self._cached.hand_in(found, response, store=directives.store, ended=ended)
+
         try:
             async with self._upstream.answer(
                 exchange.method, exchange.target, headers, reading.body, reading.affinity
             ) as answer:
                 if answer.status_code == 200:
                     recording = Recording(asked.form.streamed, self._settings.gateway_max_answer_bytes)
+                    chunks = ahead(answer.aiter_raw(), recording, partial(settle, ended=True))
+                else:
+                    settle(ended=True)
+                    chunks = answer.aiter_raw()
                 extra = [MISS] if found.asked else []
-                await self._relay(exchange, answer, extra, recording, "miss" if found.asked else "none")
+                await self._relay(exchange, answer, chunks, extra, "miss" if found.asked else "none")
         finally:
-            # Also when the client or the engine has gone: others may wait for this answer. Clients hang up as soon as they have
-            # read [DONE], which is before the stream's end: what was recorded is whole all the same.
-            response = None if recording is None else recording.response()
-            if response is not None:
-                response.engine_s = time.perf_counter() - began
-                self._conversations.answered(asked, reading.states, name, reply_of(response))
-            self._cached.hand_in(found, response, store=directives.store, ended=exchange.complete)
+            # Also when the client or the engine has gone. Clients hang up as soon as they have read [DONE], which is before the
+            # stream's end: what was recorded is whole anyway.
+            settle(ended=exchange.complete)
 
     async def _pass(self, exchange: Exchange, client: Client, content: bytes | object, key: bytes) -> None:
         """Pass a request on that is not read."""
@@ -221,20 +236,17 @@ class Gateway:
         async with self._upstream.answer(
             exchange.method, exchange.target, self._for_engine(exchange, client), body or None, key
         ) as answer:
-            await self._relay(exchange, answer, [], None, "none")
+            await self._relay(exchange, answer, answer.aiter_raw(), [], "none")
 
     async def _relay(
-        self, exchange: Exchange, answer: httpx.Response, extra: Headers, recording: Recording | None, label: str
+        self, exchange: Exchange, answer: httpx.Response, chunks: AsyncIterator[bytes], extra: Headers, label: str
     ) -> None:
         """Send an engine's answer on as it comes."""
         await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
         self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
-        async for data in answer.aiter_raw():
-            if recording is not None:
-                recording.add(data)
-            await exchange.write(data)
-        if recording is not None:
-            recording.end()
+        async with contextlib.aclosing(chunks):
+            async for data in chunks:
+                await exchange.write(data)
         await exchange.end()
 
     def _engines_name(self, client: Client, asked: Asked, name: str) -> str:

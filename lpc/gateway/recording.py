@@ -1,11 +1,15 @@
 """An engine's answer as it passes by: kept while it may still be one that is worth keeping, and never held up.
 
+The gateway reads an answer that it records as fast as the engine sends it, since other clients may wait for it: not as fast as
+its own client reads. The limit of the recording bounds what it reads ahead.
+
 What may be stored is the sidecar's decision; here is only seen whether the answer came to its end, and what it was made of.
 """
 
+import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from lpc.cache.v1 import response_cache_pb2 as pb
@@ -30,6 +34,11 @@ class Recording:
         self._rest = b""
         self._whole = False
         self._spoilt = False
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether there is nothing to be kept, whatever comes."""
+        return self._spoilt
 
     def add(self, data: bytes) -> None:
         """Take the next bytes of the body."""
@@ -93,6 +102,40 @@ class Recording:
                 finish = choice.get("finish_reason") or finish
         asked, said = tokens
         return pb.Response(chunks=self._kept, finish_reason=finish, prompt_tokens=asked, completion_tokens=said)
+
+
+async def ahead(chunks: AsyncIterator[bytes], recording: Recording, settle: Callable[[], None]) -> AsyncIterator[bytes]:
+    """Yield chunks, and record them as they come even if the consumer is slow.
+
+    Args:
+        settle: called, perhaps twice, when the recording is whole or spoilt. From then on nothing is read ahead.
+    """
+    queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+
+    async def record() -> None:
+        try:
+            async for data in chunks:
+                recording.add(data)
+                queue.put_nowait(data)
+                if recording.spoilt:
+                    settle()
+                    await queue.join()
+            recording.end()
+            settle()
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    task = asyncio.get_running_loop().create_task(record())
+    try:
+        while (item := await queue.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            queue.task_done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _tokens(answer: Mapping[str, Any]) -> tuple[int, int] | None:
