@@ -214,15 +214,17 @@ class Gateway:
             self._cached.hand_in(found, response, store=directives.store, ended=ended)
 
         try:
-            async with self._upstream.answer(
-                exchange.method, exchange.target, headers, reading.body, reading.affinity
-            ) as answer:
+            async with contextlib.AsyncExitStack() as stack:
+                answer = await stack.enter_async_context(
+                    self._upstream.answer(exchange.method, exchange.target, headers, reading.body, reading.affinity)
+                )
+                chunks = answer.aiter_raw()
                 if answer.status_code == 200:
                     recording = Recording(asked.form.streamed, self._settings.gateway_max_answer_bytes)
-                    chunks = ahead(answer.aiter_raw(), recording, partial(settle, ended=True))
+                    reading_ahead = ahead(chunks, recording, partial(settle, ended=True))
+                    chunks = await stack.enter_async_context(contextlib.aclosing(reading_ahead))
                 else:
                     settle(ended=True)
-                    chunks = answer.aiter_raw()
                 extra = [MISS] if found.asked else []
                 await self._relay(exchange, answer, chunks, extra, "miss" if found.asked else "none")
         finally:
@@ -244,9 +246,8 @@ class Gateway:
         """Send an engine's answer on as it comes."""
         await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
         self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
-        async with contextlib.aclosing(chunks):
-            async for data in chunks:
-                await exchange.write(data)
+        async for data in chunks:
+            await exchange.write(data)
         await exchange.end()
 
     def _engines_name(self, client: Client, asked: Asked, name: str) -> str:

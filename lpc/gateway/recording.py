@@ -9,7 +9,7 @@ What may be stored is the sidecar's decision; here is only seen whether the answ
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from lpc.cache.v1 import response_cache_pb2 as pb
@@ -104,7 +104,7 @@ class Recording:
         return pb.Response(chunks=self._kept, finish_reason=finish, prompt_tokens=asked, completion_tokens=said)
 
 
-async def ahead(chunks: AsyncIterator[bytes], recording: Recording, settle: Callable[[], None]) -> AsyncIterator[bytes]:
+async def ahead(chunks: AsyncIterator[bytes], recording: Recording, settle: Callable[[], None]) -> AsyncGenerator[bytes, None]:
     """Yield chunks, and record them as they come even if the consumer is slow.
 
     Args:

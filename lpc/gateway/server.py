@@ -31,11 +31,11 @@ from lpc.gateway.reading import Reader
 from lpc.gateway.settings import GatewaySettings
 from lpc.gateway.telling import Telling
 from lpc.gateway.tenants import SaltKeyError, Tenants, read_key
+from lpc.gateway.tls import GatewayTls
 from lpc.gateway.upstream import Upstream, http_client
 from lpc.wire.access import access_of, is_loopback
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError, CertificateFiles
-from lpc.wire.certificates import read as read_certificates
 from lpc.wire.listening import listen
 from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
@@ -43,7 +43,7 @@ from lpc.wire.tokens import TokenFileError
 log = logging.getLogger(__name__)
 
 REFRESH_S = 5.0
-"""Between two looks at the token file."""
+"""Between two looks at the token file and the certificate."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ async def running(
     try:
         clients = Clients(settings)
         tenants = Tenants(read_key(settings.gateway_salt_key_file))
-        certificates = CertificateFiles(settings.gateway_tls_certificate, settings.gateway_tls_key)
-        read_certificates(certificates, "server")
+        files = CertificateFiles(settings.gateway_tls_certificate, settings.gateway_tls_key)
+        tls = GatewayTls(files) if files.present else None
     except (TokenFileError, SaltKeyError, CertificateError) as error:
         raise GatewayStartError(str(error)) from error
     if clients.known and settings.gateway_tls_certificate is None and not is_loopback(settings.gateway_host):
@@ -126,12 +126,14 @@ async def running(
             ),
             clock,
         )
-        server = _server(settings, gateway)
+        server = _server(settings, gateway, tls)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         background = Background(metrics.task_failures)
         background.watch("server", serving)
         background.every(settings.gateway_probe_interval_s, "probe", partial(engines.probe, http))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))
+        if tls is not None:
+            background.every(REFRESH_S, "certificates", partial(asyncio.to_thread, tls.refresh))
         try:
             yield Addresses(settings.gateway_host, listener.getsockname()[1], metrics_port)
         finally:
@@ -170,27 +172,29 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(settings: GatewaySettings, app: Gateway) -> uvicorn.Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="error",  # else each malformed request is a warning in the log
-            access_log=False,
-            lifespan="off",
-            http="h11",
-            ws="none",
-            # The engine's own fields go on, so none is added.
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            # Longer than clients keep an idle connection (httpx: 5 s), so that none is used that is just being closed.
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, round(settings.gateway_drain_timeout_s)),
-            ssl_certfile=settings.gateway_tls_certificate,
-            ssl_keyfile=settings.gateway_tls_key,
-        )
+def _server(settings: GatewaySettings, app: Gateway, tls: GatewayTls | None) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="error",  # else each malformed request is a warning in the log
+        access_log=False,
+        lifespan="off",
+        http="h11",
+        ws="none",
+        # The engine's own fields go on, so none is added.
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        # Longer than clients keep an idle connection (httpx: 5 s), so that none is used that is just being closed.
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(settings.gateway_drain_timeout_s)),
+        ssl_certfile=settings.gateway_tls_certificate,
+        ssl_keyfile=settings.gateway_tls_key,
     )
+    config.load()
+    if tls is not None and config.ssl is not None:
+        tls.install(config.ssl)
+    return _Server(config)
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:

@@ -1,0 +1,49 @@
+"""The gateway's own certificate, which changes while it runs."""
+
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+
+from eviction_client.settings import ClientSettings
+from lpc.bench.processes import free_port
+from lpc.gateway.server import running
+from lpc.gateway.settings import GatewaySettings
+from tests.authority import Authority
+from tests.engine_double import EngineDouble, served
+from tests.integration.gateway.conftest import eventually
+
+
+async def test_a_new_certificate_is_used_and_a_wrong_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lpc.gateway.server.REFRESH_S", 0.05)
+    caplog.set_level("INFO")
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    files = old.issue("gateway")
+    assert files.certificate is not None and files.key is not None
+    settings = {"gateway_tls_certificate": files.certificate, "gateway_tls_key": files.key}
+    async with served(EngineDouble()) as engine:
+        made = GatewaySettings(gateway_port=0, gateway_metrics_port=None, gateway_engines=(engine.url,), **settings)
+        sidecar = ClientSettings(predictor_address=f"127.0.0.1:{free_port()}")
+        async with running(made, sidecar) as addresses:
+
+            async def trusts(authority: Authority) -> bool:
+                context = ssl.create_default_context(cafile=authority.certificate)
+                async with httpx.AsyncClient(verify=context, trust_env=False) as client:
+                    try:
+                        return (await client.get(f"https://127.0.0.1:{addresses.port}/v1/models")).status_code == 200
+                    except httpx.ConnectError:
+                        return False
+
+            assert (await trusts(old), await trusts(new)) == (True, False)
+            files.certificate.write_text("nothing")
+            await eventually(lambda: "the new certificate is not used" in caplog.text)
+            assert await trusts(old)
+            issued = new.issue("gateway")
+            assert issued.certificate is not None and issued.key is not None
+            files.key.write_bytes(issued.key.read_bytes())
+            files.certificate.write_bytes(issued.certificate.read_bytes())
+            await eventually(lambda: trusts(new))
+            assert not await trusts(old)
