@@ -181,13 +181,23 @@ class ServiceSettings(RedisSettings):
     cache_scopes: dict[str, ScopeSettings] = Field(
         default_factory=dict,
         description="What is allowed in which scope, by its name: kind, mode, ttl_s, any_temperature, bound, level, "
-        "max_entries, max_mib, evidence, exact, normalised, judge, judge_url, judge_model, judge_key_file, judge_timeout_s; "
+        "max_entries, max_mib, tenant_entries, tenant_mib, "
+        "evidence, exact, normalised, judge, judge_url, judge_model, judge_key_file, judge_timeout_s; "
         "`default` is of all that are not named.",
     )
     cache_verdicts: Path = Field(
         Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "cache-verdicts.json",
         description="File in which the sidecar keeps that a scope's evidence has turned, so that an emptied Redis does "
         "not undo it; put it on a volume that outlives restarts. Counts only.",
+    )
+    cache_client_scopes: int = Field(
+        64, ge=1, le=10_000, description="Scopes that one client may use; lookups and answers in others are refused (`scopes`)."
+    )
+    cache_invalidations: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Calls of Invalidate per minute of one client, and of one tenant of a gateway, at each sidecar.",
     )
     cache_max_entry_kib: int = Field(256, ge=1, le=16_384, description="Answers larger than this are not kept, KiB.")
     cache_flight_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(

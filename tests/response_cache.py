@@ -53,6 +53,7 @@ class Caches:
         timeout_s: float = 5.0,
         cluster: bool = False,
         flight_s: float = 60.0,
+        client_scopes: int = 100,
         semantic: Semantic | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -82,6 +83,7 @@ class Caches:
         self.cache = ResponseCache(
             *(self.keys, self.store, Flights(self.redis, flight_s), self.tally, self.scopes, self.semantic, self.metrics),
             max_entry_bytes=64 * 1024,
+            client_scopes=client_scopes,
             clock=self.clock,
         )
         self.upkeep = Upkeep(

@@ -118,6 +118,7 @@ class BenchCaches:
             *(keys, self.store, Flights(self.redis, 60.0), Tally(counters), named, self.semantic),
             CacheMetrics(Metrics(), named.labels),
             max_entry_bytes=2**20,
+            client_scopes=10_000,
             clock=clock,
         )
 

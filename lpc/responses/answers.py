@@ -18,6 +18,7 @@ Refusal: TypeAlias = Literal[
     "n",
     "no_store",
     "off",
+    "scopes",
     "stale",
     "temperature",
     "too_large",

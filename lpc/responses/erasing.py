@@ -1,8 +1,8 @@
-"""Deletion of what is stored: of everything, of a scope, or of what invalidation has left unfindable in a scope."""
+"""Deletion of what is stored: of a scope, or of what invalidation has left unfindable in a scope."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from lpc.responses import entry as entries
 from lpc.responses import layout
@@ -22,12 +22,21 @@ class Eraser:
         self._redis = store.redis
 
     async def scope(self, scope: Scope) -> int:
-        """Delete everything of a scope but its generations; return how many entries it was."""
-        return await self._all(layout.key(scope, "*"), layout.key(scope, "g").encode())
+        """Delete the entries of a scope and their vectors; return how many entries it was.
 
-    async def everything(self) -> int:
-        """Delete everything of all clients; return how many entries it was."""
-        return await self._all(f"{layout.PREFIX}*", b"\xff")
+        The scope's own list says which, so that a call costs what the scope holds, however large the Redis is. What remains
+        ends by itself: names, evidence and figures, which are numbers and hashes.
+        """
+        erased = 0
+        members = await self._redis.ask(lambda client: client.zrange(layout.key(scope, "z"), 0, -1), ERASING_S)
+        names = [name for member in members for name in layout.names(member.partition(b":")[0])]
+        for start in range(0, len(names), AT_ONCE):
+            batch = names[start : start + AT_ONCE]
+            erased += await self._store.drop_all(scope, batch)
+            keys = [layout.key(scope, "e", layout.text(name)) for name in batch]  # of another type: no script can drop them
+            left = await self._redis.ask_each(lambda pipe: [pipe.execute_command("UNLINK", key) for key in keys], ERASING_S)  # noqa: B023
+            erased += sum(one for one in left if isinstance(one, int))
+        return erased
 
     async def unfindable(self, scope: Scope, keys: Keyring) -> int:
         """Delete the entries of a scope that no request finds any more; return how many it were.
@@ -64,32 +73,6 @@ class Eraser:
     async def _generations(self, scope: Scope, found: Sequence[Entry]) -> dict[str, str]:
         keys = list({key for entry in found for key, _ in self._hangs_on(scope, entry)})
         return dict(zip(keys, await self._store.generations(keys), strict=True))
-
-    async def _all(self, pattern: str, kept: bytes) -> int:
-        count = 0
-        batch: list[bytes] = []
-
-        async def unlink(client: Any) -> None:
-            # One by one: in a Cluster they are of many slots, and `unlink` is no command of its pipeline.
-            pipe = client.pipeline(transaction=False)
-            for key in batch:
-                pipe.execute_command("UNLINK", key)
-            await pipe.execute()
-
-        async def scan(client: Any) -> list[bytes]:
-            return [key async for key in client.scan_iter(match=pattern, count=1000)]
-
-        for key in await self._redis.ask(scan, ERASING_S):
-            if key == kept or key.startswith(kept + b":"):
-                continue
-            count += b"}:e:" in key
-            batch.append(key)
-            if len(batch) >= AT_ONCE:
-                await self._redis.ask(unlink, ERASING_S)
-                batch.clear()
-        if batch:
-            await self._redis.ask(unlink, ERASING_S)
-        return count
 
 
 def _opened(records: Sequence[tuple[EntryId, bytes]], scope: Scope, keys: Keyring) -> list[tuple[EntryId, Entry | None]]:

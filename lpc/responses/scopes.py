@@ -48,6 +48,8 @@ class ScopeSettings(BaseModel):
     evidence: Path | None = None
     max_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     max_mib: Annotated[int, Field(ge=1, le=2**20)] = 1024
+    tenant_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 25_000
+    tenant_mib: Annotated[int, Field(ge=1, le=2**20)] = 256
     judge: JudgeName = "text"
     judge_url: Annotated[str, Field(pattern=r"^https?://.+")] | None = None
     judge_model: str = ""

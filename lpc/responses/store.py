@@ -31,25 +31,27 @@ ERASING_S: Final = 60.0
 """Time for one step of what nobody waits for."""
 DIGITS: Final = 19
 """Of a generation's number, which fits into 8 bytes."""
+UNBOUNDED: Final = 2**53
 TRIES: Final = 10
 """Of replacing a generation, where others do so at the same time."""
 ASKED_S: Final = 2.0
 """Time for what somebody asks for who is no request: to make answers unfindable, to hear of scopes."""
 
 _PUT: Final = """
-local e, z, x, v, f, b = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local id, record, px, now, ends, most, vector, same, prefix, flight, room = unpack(ARGV, 1, 11)
+local e, z, x, v, f, b, tz, tb = unpack(KEYS, 1, 8)
+local id, record, px, now, ends, most, vector, same, prefix, flight, room, own_most, own_room = unpack(ARGV, 1, 13)
 local stale = false
-for i = 7, #KEYS do
+for i = 9, #KEYS do
   if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[5 + i] then stale = true end
 end
-local before, members = redis.call('STRLEN', e), redis.call('ZCARD', z)
+local before, members, own = redis.call('STRLEN', e), redis.call('ZCARD', z), redis.call('ZCARD', tz)
 redis.call('GET', b)
+redis.call('GET', tb)
 redis.call('HLEN', v)
 redis.call('XLEN', x)
 if not stale then redis.call('SET', e, record, 'PX', px) end
 if flight ~= '' and redis.call('GET', f) == flight then redis.call('DEL', f) end
-if stale then return {0, 0, 0} end
+if stale then return {0, 0, 0, 0, 0} end
 local function lives(key) if redis.call('PTTL', key) < px + 0 then redis.call('PEXPIRE', key, px) end end
 local function gone(members, kept)
   for _, member in ipairs(members) do
@@ -61,13 +63,19 @@ local function gone(members, kept)
     end
   end
 end
+local function not_own(member)
+  if redis.call('ZREM', tz, member) == 1 then redis.call('DECRBY', tb, string.match(member, ':(%d+)$')) end
+end
 if members == 0 then redis.call('DEL', b) end
+if own == 0 then redis.call('DEL', tb) end
 if redis.call('ZREM', z, id .. ':' .. before) == 1 then redis.call('DECRBY', b, before) end
+not_own(id .. ':' .. before)
 if same ~= '' then redis.call('SET', prefix .. 'n:' .. same, id, 'PX', px) end
 redis.call('ZADD', z, ends, id .. ':' .. #record)
 redis.call('INCRBY', b, #record)
-lives(z)
-lives(b)
+redis.call('ZADD', tz, ends, id .. ':' .. #record)
+redis.call('INCRBY', tb, #record)
+for _, key in ipairs({z, b, tz, tb}) do lives(key) end
 if vector ~= '' then
   redis.call('HSET', v, id, vector)
   lives(v)
@@ -77,20 +85,42 @@ end
 local ended = redis.call('ZRANGEBYSCORE', z, '-inf', '(' .. now, 'LIMIT', 0, 100)
 for _, one in ipairs(ended) do redis.call('ZREM', z, one) end
 gone(ended, false)
-local evicted = {0, 0}
+for _, one in ipairs(redis.call('ZRANGEBYSCORE', tz, '-inf', '(' .. now, 'LIMIT', 0, 100)) do not_own(one) end
+local evicted = {0, 0, 0, 0}
+for _ = 1, 100 do
+  local bound = redis.call('ZCARD', tz) > own_most + 0 and 3 or redis.call('GET', tb) + 0 > own_room + 0 and 4
+  if not bound then break end
+  local member = redis.call('ZRANGE', tz, 0, 0)[1]
+  not_own(member)
+  if redis.call('ZREM', z, member) == 1 then
+    gone({member}, true)
+    evicted[bound] = evicted[bound] + 1
+  end
+end
 for _ = 1, 100 do
   local bound = redis.call('ZCARD', z) > most + 0 and 1 or redis.call('GET', b) + 0 > room + 0 and 2
   if not bound then break end
   gone({redis.call('ZPOPMIN', z)[1]}, true)
   evicted[bound] = evicted[bound] + 1
 end
-return {1, evicted[1], evicted[2]}
+return {1, evicted[1], evicted[2], evicted[3], evicted[4]}
 """
 """Stores one entry if nothing was invalidated since it was asked for, ends its flight, and keeps the scope within its bounds of
-entries and bytes: what has ended goes, and of what lives the entries that would end first.
+entries and bytes: what has ended goes, and of what lives the entries that would end first. A tenant that is over its own bounds
+loses its own entries. What was dropped or erased counts for its tenant until it would have ended, or is the next to go.
 
 Every key is read before the first write, so that one of another type leaves all as it was. The first write is one that a full
 Redis refuses: after another one, it would let the script store beyond `maxmemory`."""
+
+_REGISTER: Final = """
+local listed = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1
+if not listed and redis.call('HLEN', KEYS[1]) >= ARGV[3] + 0 then return 0 end
+local done = redis.pcall('HSET', KEYS[1], ARGV[1], ARGV[2])
+if not listed and type(done) == 'table' then return done end
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+return 1
+"""
+"""Lists a scope, sealed under the newest key. A full Redis refuses the write; a scope that is listed stays so."""
 
 _DROP: Final = """
 local bytes = redis.call('STRLEN', KEYS[1])
@@ -111,9 +141,16 @@ if ARGV[2] == '' then
   redis.call('DEL', KEYS[1])
   return false
 end
-redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+local life = ARGV[3] + 0
+if KEYS[3] and string.find(KEYS[1], ':g:') then
+  local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2] or 0
+  life = math.min(life, math.max(0, math.ceil(last - ARGV[5])) + ARGV[4])
+end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', life)
 return ARGV[2]
 """
+"""Replaces a generation. That of a model or tag lives as long as any entry that was stored before it: callers choose tags, and
+those that nobody uses must not stay."""
 
 
 class Found(NamedTuple):
@@ -136,11 +173,14 @@ class Put(NamedTuple):
     Attributes:
         stored: False where something was invalidated meanwhile.
         by_entries, by_bytes: answers that went before their time, since the scope held too many, or too many bytes.
+        by_own_entries, by_own_bytes: since their tenant held too many in the scope.
     """
 
     stored: bool
     by_entries: int = 0
     by_bytes: int = 0
+    by_own_entries: int = 0
+    by_own_bytes: int = 0
 
 
 class Store:
@@ -236,6 +276,9 @@ class Store:
         life_s: float,
         max_entries: int,
         max_bytes: int,
+        tenant: str = "",
+        tenant_entries: int = UNBOUNDED,
+        tenant_bytes: int = UNBOUNDED,
         vector: bytes = b"",
         flight: bytes = b"",
     ) -> Put:
@@ -248,12 +291,14 @@ class Store:
         keys = [
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
             *(layout.key(scope, "v", self._encoder()), layout.key(scope, "f", name), layout.key(scope, "b")),
+            *(layout.key(scope, kind, layout.text(self.namer.tenant(scope, tenant))) for kind in "zb"),
             *self.generation_keys(scope, model, version),
         ]
         same = "" if names.normalised is None else layout.text(names.normalised)
         prefix = layout.key(scope, "")
         arguments = [name, record, max(1, int(life_s * 1000)), now, now + life_s, max_entries, vector, same, prefix, flight]
-        arguments += [max_bytes, *(self._marked(key, int(number)) for key, number in zip(keys[6:], stamp, strict=True))]
+        arguments += [max_bytes, tenant_entries, tenant_bytes]
+        arguments += [self._marked(key, int(number)) for key, number in zip(keys[8:], stamp, strict=True)]
         stored = await self.redis.ask(lambda client: client.eval(_PUT, len(keys), *keys, *arguments))
         return Put(bool(stored[0]), *stored[1:])
 
@@ -289,10 +334,14 @@ class Store:
             name = b""
         key = layout.key(scope, "g", layout.text(name)) if name else layout.key(scope, "g")
         for _ in range(TRIES):
-            found: bytes | None = await self.redis.ask(lambda client: client.get(key), ASKED_S)
+            begun, found = await self.redis.ask(lambda client: client.mget(layout.key(scope, "g"), key), ASKED_S)
+            if begun is None and layout.key(scope, "g") not in self._seen:
+                # Nobody has looked there, so nothing is findable. An engine may be at work on an answer without a flight.
+                await self.redis.ask(lambda client: client.set(layout.key(scope, "i"), 1, ex=layout.INVALIDATED_S), ASKED_S)
+                return
             self._number(key, found)
             number = self._next(key)
-            now = await self._replace(key, found, number, layout.key(scope, "i"))
+            now = await self._replace(key, found, number, scope)
             if self._number(key, now) == number:
                 return
         raise RedisRefused("the generation changes all the time: try again")
@@ -306,15 +355,12 @@ class Store:
         """Return how many entries a scope has; those that ended a moment ago may be counted."""
         return int(await self.redis.ask(lambda client: client.zcard(layout.key(scope, "z"))))
 
-    async def register(self, client_name: str, scope: Scope, sealed: bytes) -> None:
-        """List a scope among its client's. ``sealed``: its name."""
+    async def register(self, client_name: str, scope: Scope, sealed: bytes, most: int = UNBOUNDED) -> bool:
+        """List a scope among its client's, unless it has ``most`` others; return whether it is listed. ``sealed``: its name."""
         key = f"{layout.PREFIX}{{{layout.text(self.namer.client(client_name))}}}:s"
 
-        async def add(client: Any) -> None:
-            await client.hset(key, layout.text(scope), sealed)
-            await client.expire(key, layout.KEEP_S)
-
-        await self.redis.ask(add)
+        arguments = (layout.text(scope), sealed, most, layout.KEEP_S)
+        return bool(await self.redis.ask(lambda client: client.eval(_REGISTER, 1, key, *arguments)))
 
     async def registered(self, client_name: str, keys: Keyring) -> dict[str, Scope]:
         """Return a client's scopes by name."""
@@ -378,14 +424,14 @@ class Store:
         text = str(number).encode()
         return text + b":" + layout.text(self.namer.proof(b"generation", key.encode(), text)).encode()
 
-    async def _replace(self, key: str, found: bytes | None, number: int, at: str = "") -> bytes | None:
+    async def _replace(self, key: str, found: bytes | None, number: int, scope: Scope | None = None) -> bytes | None:
         """Set a generation where ``found`` still stands, 0: delete it; return what stands there then.
 
-        ``at``: the key that says when something was invalidated last; set with it.
+        ``scope``: of which something is invalidated.
         """
         value = self._marked(key, number) if number else b""
-        arguments = (found or b"", value, layout.KEEP_S, layout.INVALIDATED_S)
-        keys = [key, at] if at else [key]
+        arguments = (found or b"", value, layout.KEEP_S, layout.INVALIDATED_S, time.time())
+        keys = [key] if scope is None else [key, layout.key(scope, "i"), layout.key(scope, "z")]
         now: bytes | None = await self.redis.ask(lambda client: client.eval(_REPLACE, len(keys), *keys, *arguments), ASKED_S)
         return now
 

@@ -11,7 +11,7 @@ from typing import Final
 from lpc.errors import InvalidRequest
 from lpc.responses import entry as entries
 from lpc.responses.answers import Answer, Refusal, not_kept, refused
-from lpc.responses.canonical import REMEMBERED, Asked, Names
+from lpc.responses.canonical import REMEMBERED, Asked, Names, Scope
 from lpc.responses.entry import Entry
 from lpc.responses.flights import Flights
 from lpc.responses.normalised import normalised
@@ -44,6 +44,7 @@ class ResponseCache:
         semantic: the tier; `Nothing` where there is none.
         metrics: of the sidecar.
         max_entry_bytes: answers above are not kept.
+        client_scopes: that one client may use.
         clock: seconds since the epoch.
     """
 
@@ -58,6 +59,7 @@ class ResponseCache:
         metrics: CacheMetrics,
         *,
         max_entry_bytes: int,
+        client_scopes: int,
         clock: Callable[[], float],
     ) -> None:
         self.scopes = scopes
@@ -70,8 +72,9 @@ class ResponseCache:
         self._flights = flights
         self._metrics = metrics
         self._max_entry_bytes = max_entry_bytes
+        self._client_scopes = client_scopes
         self._clock = clock
-        self._registered: dict[bytes, tuple[str, float]] = {}
+        self._registered: dict[bytes, tuple[str | None, float]] = {}
 
     async def lookup(
         self, client: str, asked: Asked, *, wait_s: float = 0.0, exact_only: bool = False, max_age_s: float = 0.0
@@ -90,18 +93,26 @@ class ResponseCache:
         """
         _check(asked)
         settings = self.scopes.of(asked.scope)
+        scope = self._namer.scope(client, asked.scope)
         outcome: Hit | Miss
+        admitted: bool | None = None
+        with contextlib.suppress(RedisFailed):
+            admitted = await self._admitted(client, asked, scope)
         if because := refused(asked, settings):
             outcome = Miss("off") if because == "off" else Miss("refused", refusal=because)
+        elif admitted is False:
+            outcome = Miss("refused", refusal="scopes")
+        elif admitted is None:
+            outcome = Miss("unavailable")
         else:
             names = self._namer.names(client, asked, last_turn=False)
             try:
                 outcome = await self._find(client, asked, names, settings, wait_s, max_age_s, exact_only=exact_only)
             except RedisFailed:
                 outcome = Miss("unavailable")
-        scope = self._namer.scope(client, asked.scope)
         self._metrics.looked_up(self.scopes.label(asked.scope), outcome)
-        self._tally.looked_up(scope, outcome, self._clock())
+        if scope in self._registered:
+            self._tally.looked_up(scope, outcome, self._clock())
         return outcome
 
     async def store(
@@ -146,7 +157,8 @@ class ResponseCache:
             with contextlib.suppress(RedisFailed):
                 await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=because is None, again=again)
         self._metrics.stored(self.scopes.label(asked.scope), because)
-        self._tally.stored(names.scope, because, self._clock())
+        if names.scope in self._registered:
+            self._tally.stored(names.scope, because, self._clock())
         if because is not None:
             return Stored(refusal=because)
         proof = self._tickets.exact_proof(client, asked.tenant, names.scope, names.exact)
@@ -256,6 +268,8 @@ class ResponseCache:
         flight: Flight | None,
         ttl_s: float,
     ) -> Refusal | None:
+        if not await self._admitted(client, asked, names.scope):
+            return "scopes"
         if flight is not None:
             stamp, tags = flight.stamp, flight.tags
         else:
@@ -266,7 +280,7 @@ class ResponseCache:
                 return "stale"
         if asked.tags and tags != await self._store.tags(names.scope, asked.tags):
             return "stale"
-        await self._register(client, asked, names, stamp[0])
+        await self._admitted(client, asked, names.scope, stamp[0])
         now = self._clock()
         life_s = min(ttl_s or settings.life_s, settings.life_s)
         entry = Entry(
@@ -278,7 +292,7 @@ class ResponseCache:
         )
         keyring = self._keys.ring
         record = await aside(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
-        if len(record) > settings.max_mib * 2**20:
+        if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
             return "full"
         vector = await self._semantic.vector(names, asked, settings, entry.expires_at, stamp[0])
         put = await self._store.put(
@@ -291,23 +305,31 @@ class ResponseCache:
             life_s=life_s,
             max_entries=settings.max_entries,
             max_bytes=settings.max_mib * 2**20,
+            tenant=asked.tenant,
+            tenant_entries=settings.tenant_entries,
+            tenant_bytes=settings.tenant_mib * 2**20,
             vector=vector,
             flight=b"" if flight is None else flight.token.encode(),
         )
         self._metrics.evicted(self.scopes.label(asked.scope), put)
         return None if put.stored else "stale"
 
-    async def _register(self, client: str, asked: Asked, names: Names, generation: str) -> None:
-        """List a scope: else nobody could invalidate it by its client. Again where the list may have been lost or purged."""
+    async def _admitted(self, client: str, asked: Asked, scope: Scope, generation: str | None = None) -> bool:
+        """List a scope, else nobody could invalidate it by its client; return False where the client has too many.
+
+        Again where the list may have been lost or purged: after a while, or when the scope has another generation.
+        """
         now = asyncio.get_running_loop().time()
-        known, at = self._registered.get(names.scope, ("", 0.0))
-        if known == generation and now - at < LISTED_S:
-            return
+        known, at = self._registered.get(scope, (None, -LISTED_S))
+        if now - at < LISTED_S and generation in (None, known):
+            return True
+        sealed = self._keys.ring.seal(asked.scope.encode(), b"scope" + scope)
+        if not await self._store.register(client, scope, sealed, self._client_scopes):
+            return False
         if len(self._registered) >= REMEMBERED:
             self._registered.clear()
-        sealed = self._keys.ring.seal(asked.scope.encode(), b"scope" + names.scope)
-        await self._store.register(client, names.scope, sealed)
-        self._registered[names.scope] = (generation, now)
+        self._registered[scope] = (generation or known, now)
+        return True
 
 
 def _check(asked: Asked) -> None:

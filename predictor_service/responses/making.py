@@ -26,7 +26,7 @@ from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.scopes_in_use import HEAR_S
 from predictor_service.responses.semantic import Nothing, Semantic
-from predictor_service.responses.servicer import ResponseCacheService
+from predictor_service.responses.servicer import Invalidations, ResponseCacheService
 from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import INTERVAL_S, Tally
 from predictor_service.responses.upkeep import Upkeep
@@ -103,10 +103,13 @@ def made(
     cache = ResponseCache(
         *(keys, store, Flights(redis, settings.cache_flight_s), tally, scopes, semantic, cache_metrics),
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
+        client_scopes=settings.cache_client_scopes,
         clock=clock,
     )
     upkeep = Upkeep(keys, store, counters, tally, scopes, semantic, cache_metrics, clock)
-    return Caches(ResponseCacheService(cache, upkeep, settings.cache_gateways), tuple(rounds), keys.refresh)
+    invalidations = Invalidations(settings.cache_invalidations, cache_metrics)
+    service = ResponseCacheService(cache, upkeep, settings.cache_gateways, invalidations)
+    return Caches(service, tuple(rounds), keys.refresh)
 
 
 def _verdicts(path: Path) -> Verdicts:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import nan
-from typing import get_args
+from typing import Final, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -10,6 +10,9 @@ from lpc.responses.answers import REFUSALS, Refusal
 from lpc.responses.store import Put
 from predictor_service.metrics import SECONDS, Metrics
 from predictor_service.responses.outcomes import Hit, InForce, Miss, Reason, Source
+
+BOUNDS: Final = ("entries", "bytes", "tenant_entries", "tenant_bytes")
+"""Why answers go before their time, as `Put` counts them."""
 
 
 class CacheMetrics:
@@ -31,8 +34,13 @@ class CacheMetrics:
         )
         self.evictions = Counter(
             "lpc_cache_evictions",
-            "Answers that went before their time, since a client's scope held as many entries, or bytes, as it may.",
+            "Answers that went before their time, since a client's scope, or a tenant in it, held too many entries or bytes.",
             ["scope", "bound"],
+            registry=registry,
+        )
+        self.invalidations_refused = Counter(
+            "lpc_cache_invalidations_refused",
+            "Calls of Invalidate that were refused since their client or tenant made too many.",
             registry=registry,
         )
         self.tokens_spared = Counter(
@@ -106,7 +114,7 @@ class CacheMetrics:
         for scope in scopes:
             for result in ("stored", *REFUSALS):
                 self.stores.labels(scope, result)
-            for bound in ("entries", "bytes"):
+            for bound in BOUNDS:
                 self.evictions.labels(scope, bound)
             for verdict in ("right", "wrong"):
                 self.feedback.labels(scope, verdict)
@@ -141,7 +149,7 @@ class CacheMetrics:
 
     def evicted(self, scope: str, put: Put) -> None:
         """Count what went to make room. ``scope``: a label."""
-        for bound, count in (("entries", put.by_entries), ("bytes", put.by_bytes)):
+        for bound, count in zip(BOUNDS, put[1:], strict=True):
             if count:
                 self.evictions.labels(scope, bound).inc(count)
 

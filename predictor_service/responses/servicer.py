@@ -12,23 +12,48 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import InvalidRequest
 from lpc.responses.answers import Answer
-from lpc.responses.canonical import Asked, read_json
+from lpc.responses.canonical import REMEMBERED, Asked, read_json
 from lpc.responses.semantic.language import language_of
-from predictor_service.errors import Forbidden
+from predictor_service.errors import Forbidden, Overloaded
 from predictor_service.responses.cache import ResponseCache
+from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.outcomes import Hit
 from predictor_service.responses.upkeep import ScopeFigures, Upkeep
-from predictor_service.rpc.callers import CALLER, MAX_CALLERS
+from predictor_service.rpc.callers import CALLER, MAX_CALLERS, Bucket
 
 log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
+class Invalidations:
+    """How often clients, and tenants of gateways, may call Invalidate: ``per_minute``, and as many at once."""
+
+    def __init__(self, per_minute: float, metrics: CacheMetrics) -> None:
+        self._per_minute = per_minute
+        self._metrics = metrics
+        self._buckets: dict[tuple[str, str], Bucket] = {}
+
+    def take(self, client: str, tenant: str) -> None:
+        """Count one call. Raises Overloaded where it is one too many."""
+        bucket = self._buckets.pop((client, tenant), None) or Bucket(self._per_minute / 60, holds=max(1.0, self._per_minute))
+        if len(self._buckets) >= REMEMBERED:
+            del self._buckets[next(iter(self._buckets))]
+        self._buckets[client, tenant] = bucket
+        if wait := bucket.take(1):
+            self._metrics.invalidations_refused.inc()
+            raise Overloaded(
+                f"client {client} may call Invalidate {self._per_minute:g} times a minute (LPC_CACHE_INVALIDATIONS): try again "
+                f"in {wait:.1f} s",
+                wait,
+            )
+
+
 class ResponseCacheService(rpc.ResponseCacheServicer):
     """Answers with the caches of this sidecar. ``gateways``: callers that may name a tenant."""
 
-    def __init__(self, cache: ResponseCache, upkeep: Upkeep, gateways: Collection[str]) -> None:
+    def __init__(self, cache: ResponseCache, upkeep: Upkeep, gateways: Collection[str], invalidations: "Invalidations") -> None:
+        self._invalidations = invalidations
         self._cache = cache
         self._upkeep = upkeep
         self._gateways = frozenset(gateways)
@@ -100,6 +125,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
             raise InvalidRequest("a tenant goes with entry_id: scopes, tags and models are those of all tenants")
         if what is None or (what == "everything" and not request.everything):
             raise InvalidRequest("nothing is named: set entry_id, scope, tag, model or everything")
+        self._invalidations.take(client, request.tenant)
         if what == "entry_id":
             done, erased = await self._upkeep.invalidate_entry(client, request.entry_id, request.tenant)
             return pb.InvalidateResponse(done=done, erased=erased)

@@ -56,23 +56,24 @@ class CallerLimits:
 
 
 class Bucket:
-    """A token bucket that holds one second's worth.
+    """A token bucket that holds one second's worth, or ``holds``.
 
     What is larger than the bucket is let in when it is full, and paid off before the next: a batch is never refused for ever.
     """
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic, *, holds: float | None = None) -> None:
         self._rate = rate
+        self._size = rate if holds is None else holds
         self._clock = clock
-        self._level = rate
+        self._level = self._size
         self._at = clock()
 
     def take(self, count: int) -> float:
         """Take ``count`` and return 0, or take nothing and return the seconds until they can be had."""
         now = self._clock()
-        self._level = min(self._rate, self._level + (now - self._at) * self._rate)
+        self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
-        missing = min(count, self._rate) - self._level
+        missing = min(count, self._size) - self._level
         if missing > 0:
             return missing / self._rate
         self._level -= count

@@ -358,6 +358,7 @@ def test_answers_that_are_kept_are_nowhere_in_clear(timed_models: Path, served_m
         settings = {
             "LPC_CACHE_REDIS_URL": redis_server.url,
             "LPC_CACHE_KEYS": str(keys),
+            "LPC_CACHE_VERDICTS": str(tmp_path / "verdicts"),
             "LPC_CACHE_GATEWAYS": "anonymous",
             "LPC_CACHE_REDIS_TIMEOUT_S": "5",
             "LPC_CACHE_SCOPES": json.dumps({"default": {"mode": "serve"}}),
@@ -384,7 +385,9 @@ def test_answers_that_are_kept_are_nowhere_in_clear(timed_models: Path, served_m
                         for _ in range(2)
                     ]
                     assert {one.hit.source for one in found} >= {cache_pb.SOURCE_EXACT, cache_pb.SOURCE_NORMALISED}
-                    said = cache_pb.FeedbackRequest(entry_id=stored.entry_id, wrong=True, reason_code=CANARY.upper())
+                    said = cache_pb.FeedbackRequest(
+                        entry_id=stored.entry_id, wrong=True, reason_code=CANARY.upper(), tenant=CANARY
+                    )
                     assert stub.Feedback(said, timeout=30).counted
                     wrong = [
                         cache_pb.LookupRequest(request=request(CANARY, parameters_json=f"{{{CANARY}".encode())),

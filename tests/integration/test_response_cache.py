@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lpc.bench.processes import RedisServer
-from lpc.responses.erasing import Eraser
 from lpc.responses.scopes import ScopeSettings
 from predictor_service.responses.outcomes import Hit, Miss
 from tests.response_cache import KEY_LINES, Caches, answer, asked
@@ -396,7 +395,7 @@ async def test_what_is_stored_after_everything_was_lost_can_be_invalidated(
     caches = make()
     await fill(caches, asked("Is it?"))
     if how == "purged":
-        assert await Eraser(caches.store).everything() == 1
+        assert await caches.upkeep.invalidate("a", erase=True) == (True, 1)
     else:
         with contextlib.closing(redis_server.client()) as client:
             client.flushall()
@@ -454,9 +453,9 @@ async def test_what_is_erased_is_gone_from_redis(make: Make, redis_server: Redis
     assert await caches.upkeep.invalidate("a", scope="faq", erase=True) == (True, 20)
     with contextlib.closing(redis_server.client()) as client:
         assert len(list(client.scan_iter("lpc:rc:*:e:*"))) == 1
-    assert await Eraser(caches.store).everything() == 1
+    assert await caches.upkeep.invalidate("b", erase=True) == (True, 1)
     with contextlib.closing(redis_server.client()) as client:
-        assert not list(client.scan_iter("lpc:rc:*"))
+        assert not [key for kind in "ev" for key in client.scan_iter(f"lpc:rc:*:{kind}:*")]
 
 
 async def test_a_scope_keeps_within_its_bound(make: Make, redis_server: RedisServer) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from lpc.bench.processes import RedisServer
 from lpc.responses.canonical import Names
-from lpc.responses.erasing import Eraser
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.vectors import Vector, Vectors, seal
 from predictor_service.responses.outcomes import Hit, Miss
@@ -31,7 +30,8 @@ async def caches(redis_cluster: list[RedisServer], tmp_path: Path) -> AsyncItera
         cluster=True,
     )
     yield made
-    await Eraser(made.store).everything()
+    for node in redis_cluster:
+        node.ask("FLUSHALL")
     await made.close()
     for node in redis_cluster:
         with contextlib.closing(node.client()) as client:

@@ -32,7 +32,8 @@ def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Itera
 def client(caches: ResponseCaches) -> Iterator[ResponseCacheClient]:
     """A caller of the same sidecar, whose caches are empty at the start of each test."""
     made = ResponseCacheClient(caches.sidecar.address, timeout_s=10)
-    made.invalidate(pb.InvalidateRequest(everything=True, erase=True))
+    made.stats(pb.StatsRequest())  # figures that still wait
+    caches.redis.ask("FLUSHALL")
     yield made
     made.close()
 
