@@ -10,6 +10,7 @@ from lpc.simulator.policies import (
     plugin,
     retention,
     s3fifo,
+    value,
     workload_aware,
 )
 from lpc.simulator.policy import REGISTRY, Policy, PolicySettings
@@ -27,5 +28,6 @@ __all__ = [
     "plugin",
     "retention",
     "s3fifo",
+    "value",
     "workload_aware",
 ]

@@ -1,0 +1,140 @@
+"""Two ghost caches with the real cache's traffic, one under each rule, and the guard's decision between the rules.
+
+A ghost cache holds block hashes and no content. Both follow a sample of the blocks, chosen by hash, at the same share of the
+capacity, so each hits what a whole cache under its rule would. They are the real queue (:mod:`eviction_client.value_queue`)
+with the same reuse classes and tables. Every request is over at once, so all their blocks are free.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from eviction_client.guard import Guard
+from eviction_client.queue import Block
+from eviction_client.value_queue import Table, ValueQueue
+
+H = TypeVar("H", bound=Hashable)
+
+SAMPLED: Final = 4
+"""One block in so many is followed."""
+FEWEST_BLOCKS: Final = 64
+"""Blocks of a ghost cache; if one in SAMPLED gives fewer, more are followed."""
+
+
+class Freed(NamedTuple, Generic[H]):
+    """Blocks of a finished request with one reuse class, from the chain's start."""
+
+    blocks: Sequence[H]
+    reuse_class: int
+
+
+class GhostBlock(Block, Generic[H]):
+    """A block of which only the hash is known."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, number: int, content: H | None = None) -> None:
+        super().__init__(number)
+        self.content = content
+
+
+class GhostCache(Generic[H]):
+    """A cache of ``room`` block hashes under one rule."""
+
+    def __init__(self, room: int, classes: int, *, value_enabled: bool, clock: Callable[[], float]) -> None:
+        self._room = room
+        self._clock = clock
+        self.queue: ValueQueue[GhostBlock[H]] = ValueQueue(GhostBlock(-1), GhostBlock(-1), classes, clock=clock)
+        self.queue.value_enabled = value_enabled
+        self._blocks: dict[H | None, GhostBlock[H]] = {}
+        self._numbers = 0
+
+    def hits(self, prompt: Sequence[H]) -> int:
+        """Return how many of a prompt's blocks are cached, from its start without a gap."""
+        return next((depth for depth, block in enumerate(prompt) if block not in self._blocks), len(prompt))
+
+    def use(self, freed: Sequence[Freed[H]]) -> None:
+        """Hold a finished request's blocks, in place of those that the rule evicts first."""
+        queue, held = self.queue, self._blocks
+        left = self._room
+        chain: list[tuple[list[GhostBlock[H]], int]] = []
+        used: dict[H | None, GhostBlock[H]] = {}
+        for blocks, reuse_class in freed:
+            run = []
+            for content in blocks[:left]:
+                if content in used:
+                    continue
+                block = held.pop(content, None)
+                if block is None:
+                    self._numbers += 1
+                    block = GhostBlock(self._numbers, content)
+                else:
+                    queue.remove(block)
+                used[content] = block
+                run.append(block)
+            left -= len(run)
+            chain.append((run, reuse_class))
+        excess = len(held) + len(used) - self._room
+        if excess > 0:
+            for block in queue.popleft_n(excess):
+                del held[block.content]
+        held.update(used)
+        now = self._clock()
+        for run, reuse_class in reversed(chain):
+            queue.insert(run[::-1], reuse_class, now)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+
+class Ghosts(Generic[H]):
+    """Both ghost caches and the guard. Not thread-safe.
+
+    Args:
+        capacity: blocks that the real cache has for free blocks.
+        sampled: whether a block is followed, of one in ``every``.
+
+    Attributes:
+        every: one block in so many is followed.
+        asked, value_hits, lru_hits: sampled blocks of prompts: all, and those that each ghost cache had.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        classes: int,
+        sampled: Callable[[H, int], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.every = SAMPLED
+        while self.every > 1 and capacity // self.every < FEWEST_BLOCKS:
+            self.every //= 2
+        self.guard = Guard()
+        self.asked = self.value_hits = self.lru_hits = 0
+        room = max(capacity // self.every, 1)
+        self._sampled = sampled
+        self._value: GhostCache[H] = GhostCache(room, classes, value_enabled=True, clock=clock)
+        self._lru: GhostCache[H] = GhostCache(room, classes, value_enabled=False, clock=clock)
+
+    def set_tables(self, tables: Sequence[Table] | None) -> None:
+        """Take the classes' values; None: nothing is known."""
+        self._value.queue.set_tables(tables)
+
+    def observe(self, prompt: Sequence[H], freed: Sequence[Freed[H]]) -> bool:
+        """Show a finished request to both; return whether the value is to order the real cache.
+
+        Args:
+            prompt: the full blocks of its prompt.
+            freed: all blocks that it leaves, from the chain's start.
+        """
+        followed = [block for block in prompt if self._sampled(block, self.every)]
+        value_hits, lru_hits = self._value.hits(followed), self._lru.hits(followed)
+        for cache in (self._value, self._lru):
+            cache.use([Freed([b for b in run.blocks if self._sampled(b, self.every)], run.reuse_class) for run in freed])
+        if not followed:
+            return self.guard.trusting
+        self.asked += len(followed)
+        self.value_hits += value_hits
+        self.lru_hits += lru_hits
+        return self.guard.observe(value_hits, lru_hits)

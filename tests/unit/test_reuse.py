@@ -1,0 +1,104 @@
+"""What the monitor learns from the prompts of an engine."""
+
+import random
+
+import pytest
+
+from eviction_client.curve import HORIZON_S, INTERVALS, value_at
+from eviction_client.reuse import FEWEST_REUSES, GAP_CLASSES, PRIOR_WEIGHT, ReuseMonitor, Stretch
+
+
+def monitor_of(groups: int = 1) -> ReuseMonitor:
+    """Return a monitor that has seen nothing."""
+    return ReuseMonitor(groups, remembered=100_000)
+
+
+def ask(monitor: ReuseMonitor, prompt: list[object], now: float, group: int = 0) -> list[Stretch]:
+    """Run a request that ends as it arrives."""
+    stretches = monitor.admitted(prompt, now)
+    monitor.finished(prompt, stretches, group, now)
+    return stretches
+
+
+def test_a_prompt_falls_into_stretches_of_like_gap() -> None:
+    monitor = monitor_of()
+    system, history = ["s0", "s1"], ["h0", "h1", "h2"]
+    assert ask(monitor, [*system, *history], 0.0) == [Stretch(5, 0)]
+    ask(monitor, [*system, "other"], 98.0)
+    # The system prompt was used 2 s ago, the history 100 s ago, the last block never.
+    assert ask(monitor, [*system, *history, "new"], 100.0) == [Stretch(2, 1), Stretch(5, 3), Stretch(6, 0)]
+
+
+def test_nothing_is_known_before_enough_blocks_were_used_again() -> None:
+    monitor = monitor_of()
+    for turn in range(FEWEST_REUSES):
+        ask(monitor, ["prompt"], 10.0 * turn)
+    assert monitor.fit(1000.0) is None
+    ask(monitor, ["prompt"], 1000.0)
+    assert monitor.fit(1000.0) is not None
+
+
+def test_a_block_that_returns_after_a_minute_is_worth_most_shortly_before_it() -> None:
+    monitor = monitor_of()
+    now = 0.0
+    for turn in range(2000):
+        now = 2.0 * turn
+        ask(monitor, [f"suite {turn % 40}"], now)  # 80 s later again
+    tables = monitor.fit(now)
+    assert tables is not None
+    looped = tables[3]  # the gap class of 60 to 300 s
+    assert value_at(looped, 75.0) > 2 * value_at(looped, 1.0)
+
+
+def test_blocks_that_still_wait_lower_the_value() -> None:
+    def after(silent: int) -> float:
+        monitor = monitor_of()
+        for turn in range(300):
+            if silent:
+                ask(monitor, [f"lost {turn} {i}" for i in range(silent)], 5.0 * turn)
+            ask(monitor, ["kept", turn % 2], 5.0 * turn)
+        tables = monitor.fit(1500.0)
+        assert tables is not None
+        return value_at(tables[0], 1.0)
+
+    assert after(1) < after(0)
+
+
+def test_a_wrong_prediction_gives_way_to_what_happens() -> None:
+    """Group 0 is predicted to return at once and never does; group 1 is predicted never to return and does."""
+    monitor = monitor_of(groups=2)
+    monitor.priors = {0: [0.5] * 8 + [0.0] * (INTERVALS - 8), 1: [0.0] * INTERVALS}
+    rng = random.Random(0)
+    now = 0.0
+    before = None
+    for turn in range(4000):
+        now += 1.0
+        ask(monitor, [f"once {turn}"], now, group=0)
+        ask(monitor, [f"again {rng.randrange(20)}"], now, group=1)
+        if turn == 60:
+            before = monitor.fit(now)
+    after = monitor.fit(now)
+    assert before is not None and after is not None
+    assert value_at(before[0], 5.0) > value_at(before[GAP_CLASSES], 5.0)
+    assert value_at(after[0], 5.0) < value_at(after[GAP_CLASSES + 2], 5.0) / 10
+
+
+def test_what_is_remembered_and_watched_is_bounded() -> None:
+    monitor = ReuseMonitor(1, remembered=500)
+    for turn in range(3000):
+        ask(monitor, [f"prompt {turn}"], 10.0 * turn)
+        if turn % 100 == 0:
+            monitor.fit(10.0 * turn)
+    assert len(monitor._last_use) == 500
+    assert sum(map(len, monitor._watched)) <= HORIZON_S / 10.0 + 101
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_a_class_that_was_never_seen_has_the_curve_of_its_gap(groups: int) -> None:
+    monitor = monitor_of(groups)
+    for turn in range(200):
+        ask(monitor, ["prompt"], 10.0 * turn)
+    tables = monitor.fit(2000.0)
+    assert tables is not None and len(tables) == groups * GAP_CLASSES
+    assert PRIOR_WEIGHT > 0
+    assert tables[-GAP_CLASSES] == tables[(groups - 1) * GAP_CLASSES]

@@ -1,0 +1,181 @@
+"""The free queue ordered by retention value or by least recent use."""
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from eviction_client.curve import EDGES, INTERVALS, interval_of, value_at, values
+from eviction_client.queue import Block
+from eviction_client.value_queue import RENEWED_S, ValueQueue
+
+CLASSES = 4
+
+
+class Clock:
+    """Seconds, set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def queue_of(clock: Clock, classes: int = CLASSES) -> ValueQueue[Block]:
+    """Return an empty queue."""
+    return ValueQueue(Block(-1), Block(-1), classes, clock=clock)
+
+
+def decreasing(rate: float) -> list[float]:
+    """Return the table of a curve whose rate falls with age."""
+    return values([min(rate * (high - low) / (1.0 + low), 0.9) for low, high in pairwise(EDGES)])
+
+
+def peaked(age: float) -> list[float]:
+    """Return the table of a curve that returns about an age."""
+    hazards = [0.0] * INTERVALS
+    hazards[interval_of(age)] = 0.8
+    return values(hazards)
+
+
+def ids(blocks: list[Block]) -> list[int]:
+    """Return the blocks' ids."""
+    return [block.block_id for block in blocks]
+
+
+def test_blocks_without_content_go_before_everything() -> None:
+    queue = queue_of(Clock())
+    queue.insert([Block(1), Block(2)], 0, 10.0)
+    queue.prepend_n([Block(7), Block(8)])
+    assert ids(queue.popleft_n(3)) == [7, 8, 1]
+    assert len(queue) == 1
+
+
+def test_the_deepest_block_of_a_chain_goes_first_from_either_end() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.set_tables([peaked(200.0)] * CLASSES)
+    queue.value_enabled = True
+    queue.insert([Block(1), Block(2)], 0, clock.now - 100.0)
+    queue.insert([Block(3), Block(4)], 0, clock.now)
+    # The older chain is nearer to its return.
+    assert ids(queue.popleft_n(4)) == [3, 4, 1, 2]
+
+
+def test_of_sessions_that_return_after_the_same_time_those_freed_last_go_first() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.set_tables([peaked(200.0)] * CLASSES)
+    queue.value_enabled = True
+    for session in range(10):
+        clock.now += 10.0
+        queue.insert([Block(session)], 0, clock.now)
+    assert ids(queue.popleft_n(5)) == [9, 8, 7, 6, 5]
+
+
+def test_a_block_that_is_not_free_cannot_be_removed() -> None:
+    queue = queue_of(Clock())
+    with pytest.raises(ValueError, match="block 3 is not free"):
+        queue.remove(Block(3))
+
+
+def test_more_blocks_than_are_free_change_nothing() -> None:
+    queue = queue_of(Clock())
+    queue.insert([Block(1)], 0, 1.0)
+    with pytest.raises(ValueError, match="2 blocks asked for, 1 are free"):
+        queue.popleft_n(2)
+    assert ids(queue.popleft_n(1)) == [1]
+
+
+class Machine(RuleBasedStateMachine):
+    """Operations in any order, compared with a list of all free blocks and, under value, with a search over every block."""
+
+    @initialize(seed=st.integers(0, 2**16), shape=st.sampled_from(["equal", "unimodal"]))
+    def begin(self, seed: int, shape: str) -> None:
+        self.random = random.Random(seed)
+        self.clock = Clock()
+        self.queue = queue_of(self.clock)
+        self.tables = (
+            [decreasing(0.3)] * CLASSES if shape == "equal" else [decreasing(0.1), peaked(20.0), peaked(130.0), decreasing(0.5)]
+        )
+        self.equal = shape == "equal"
+        self.queue.set_tables(self.tables)
+        self.free: dict[int, tuple[Block, int, float, int]] = {}  # id -> block, class, last use, number of its free
+        self.chains = 0
+        self.ids = 0
+
+    @rule(seconds=st.floats(0.3, 60.0))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @rule(count=st.integers(1, 6), number=st.integers(0, CLASSES - 1))
+    def insert(self, count: int, number: int) -> None:
+        self.clock.now += RENEWED_S  # no two ends have a value of the same instant
+        self.chains += 1
+        blocks = [Block(self.ids + i) for i in range(count)]
+        self.ids += count
+        for block in blocks:
+            self.free[block.block_id] = block, number, self.clock.now, self.chains
+        self.queue.insert(blocks, number, self.clock.now)
+
+    @rule(enabled=st.booleans())
+    def switch(self, enabled: bool) -> None:
+        self.queue.value_enabled = enabled
+
+    @precondition(lambda self: self.free)
+    @rule()
+    def touch(self) -> None:
+        name = self.random.choice(list(self.free))
+        self.queue.remove(self.free.pop(name)[0])
+
+    @precondition(lambda self: self.free)
+    @rule(count=st.integers(1, 8))
+    def evict(self, count: int) -> None:
+        self.clock.now += RENEWED_S
+        for _ in range(min(count, len(self.free))):
+            block = self.queue.popleft()
+            _, number, used, chain = self.free.pop(block.block_id)
+            if self.equal or not self.queue.value_enabled:
+                # Decreasing curves that are equal give least recent use, as does the other rule.
+                assert chain == min([chain, *(c for _, _, _, c in self.free.values())])
+            else:
+                value = value_at(self.tables[number], self.clock.now - used)
+                least = min(
+                    (value_at(self.tables[n], self.clock.now - u) for _, n, u, _ in self.free.values()), default=math.inf
+                )
+                assert value <= least * (1 + 1e-9)
+
+    @invariant()
+    def every_block_is_there_once(self) -> None:
+        if hasattr(self, "queue"):
+            assert sorted(ids(list(self.queue))) == sorted(self.free)
+            assert len(self.queue) == len(self.free)
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(1, 3)), min_size=1, max_size=30))
+def test_a_change_of_rule_gives_the_order_that_the_other_rule_would_have_had(frees: list[tuple[int, int]]) -> None:
+    def filled(first: bool, then: bool) -> list[int]:
+        clock = Clock()
+        queue = queue_of(clock)
+        queue.set_tables([decreasing(0.1), peaked(20.0), peaked(130.0), decreasing(0.5)])
+        queue.value_enabled = first
+        names = iter(range(1000))
+        for number, count in frees:
+            clock.now += 5.0
+            queue.insert([Block(next(names)) for _ in range(count)], number, clock.now)
+        clock.now += 1.0
+        queue.value_enabled = then
+        return ids(queue.popleft_n(len(queue)))
+
+    assert filled(first=True, then=False) == filled(first=False, then=False)
+    assert filled(first=False, then=True) == filled(first=True, then=True)
