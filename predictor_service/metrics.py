@@ -15,7 +15,7 @@ from predictor_service.labels.memory import Label, Reason, Turn, TurnObserver
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-REFUSALS = ("rate", "streams")
+REFUSALS = ("rate", "streams", "bytes")
 """Limits of a caller, as a label."""
 OFFERS = ("known", "received", "refused", "damaged")
 """What becomes of an offered tokenizer, as a label: it was there already, came, is not taken, came otherwise than said."""

@@ -58,6 +58,8 @@ EMBEDDED_QUESTIONS: Final = 4096
 """Of which the model's output is remembered, where response caches embed them: 1 KB each."""
 HEALTH_S: Final = 1.0
 """Between two looks whether predictions can be had."""
+LARGEST_IN_FLIGHT: Final = 4
+"""Messages of the largest size that one client may have in flight; small ones do not count."""
 TOKENIZERS_PATIENCE_S: Final = 30.0
 """Seconds that configured tokenizers get to be loaded before calls are taken."""
 
@@ -190,7 +192,7 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
         if settings.tls_certificate is not None:
             tls = ServerTls(CertificateFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca))
             metrics.watch_certificate(lambda: tls.expires_at)
-        limits = CallerLimits(settings.client_rate, settings.client_streams)
+        limits = CallerLimits(settings.client_rate, settings.client_streams, LARGEST_IN_FLIGHT * settings.max_request_bytes)
         callers = Callers(settings.tokens, limits, metrics, certificates=settings.tls_client_ca is not None)
     except (CertificateError, TokenFileError) as error:
         raise StartError(str(error)) from error

@@ -71,6 +71,7 @@ class Asked:
         model_version: of the weights; empty where not known.
         tags: for invalidation.
         language: of the last user turn; empty where not said.
+        size: bytes on the wire, by which work on it is given to a thread; no part of any name.
     """
 
     model: str
@@ -83,6 +84,7 @@ class Asked:
     model_version: str = ""
     tags: tuple[str, ...] = ()
     language: str = ""
+    size: int = 0
     last_turn: str | None = field(init=False, default=None)
     """The text of the last message where that is a user's and nothing but text; None: there is no such turn."""
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
-import numpy as np
-
 from lpc.model.arrivals import Arrival, GapMemory
 from lpc.model.conversation import UserTurns, with_turn_count
 from lpc.model.features import Features
@@ -26,7 +24,7 @@ from predictor_service.errors import CLOSING, Unavailable
 from predictor_service.labels.memory import Labels, Turn
 from predictor_service.labels.names import WINDOW, Names, names_of
 from predictor_service.metrics import Metrics
-from predictor_service.requests.parser import RequestParser
+from predictor_service.requests.parser import RequestParser, ids_of
 from predictor_service.returns.turns import arrived
 from predictor_service.sightings.shared import Sightings
 
@@ -85,10 +83,12 @@ class Preparation:
         self._sightings = sightings
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, "tokenize")
+        # Its own thread, so that small requests do not wait for large ones.
+        self._large = ThreadPoolExecutor(1, "tokenize-large")
         self._closed = False
 
-    async def prepare(self, conversation: pb.Conversation, model: Model) -> Prepared:
-        """Prepare a conversation, which arrives now, for a model.
+    async def prepare(self, conversation: pb.Conversation, model: Model, *, large: bool = False) -> Prepared:
+        """Prepare a conversation, which arrives now, for a model. ``large``: it came in a large message.
 
         Raises:
             InvalidRequest, UnreadPrompt: it can't be answered as it is. Unavailable: the service is closing.
@@ -96,7 +96,8 @@ class Preparation:
         if self._closed:
             raise Unavailable(CLOSING)
         loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._threads, self._prepare, conversation, model, self._clock())
+        threads = self._large if large else self._threads
+        prepared = await loop.run_in_executor(threads, self._prepare, conversation, model, self._clock())
         self._metrics.tokenize_seconds.observe(prepared.microseconds / 1e6)
         turn, asked = await self._seen(prepared.turn, prepared.names, prepared.arrived_at, prepared.asked)
         return replace(prepared, turn=turn, asked=asked)
@@ -112,19 +113,22 @@ class Preparation:
             return None, asked._replace(conversation=b"")
         return turn, asked._replace(conversation=turn.conversation, past=past or asked.past)
 
-    async def note_unread(self, conversation: pb.Conversation) -> Arrived:
+    async def note_unread(self, conversation: pb.Conversation, *, large: bool = False) -> Arrived:
         """Note that a conversation arrives whose token ids cannot be read; return what the return model is told of it."""
         if self._closed:
             raise Unavailable(CLOSING)
         loop = asyncio.get_running_loop()
         at = self._clock()
-        turn, names, asked = await loop.run_in_executor(self._threads, self._note_unread, conversation, at)
+        turn, names, asked = await loop.run_in_executor(
+            self._large if large else self._threads, self._note_unread, conversation, at
+        )
         return (await self._seen(turn, names, at, asked))[1]
 
     def close(self) -> None:
         """Refuse new work, and forget what has not begun."""
         self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._large):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(self, conversation: pb.Conversation, model: Model, at: float) -> Prepared:
         """In one of the threads."""
@@ -145,7 +149,7 @@ class Preparation:
 
     def _note_unread(self, conversation: pb.Conversation, at: float) -> tuple[Turn | None, Names | None, Arrived]:
         """In one of the threads."""
-        prompt = blake2b(np.array(conversation.tokens.ids, "<u4").tobytes(), digest_size=16).hexdigest()
+        prompt = blake2b(ids_of(conversation.tokens).tobytes(), digest_size=16).hexdigest()
         limit = self._parser.limits.max_turn_count
         if conversation.HasField("turn_count"):
             count = conversation.turn_count

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lpc.errors import InvalidRequest
 from lpc.model.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
 from lpc.v1 import predictor_pb2 as pb
@@ -52,8 +55,20 @@ class RequestParser:
             turns = from_messages((Message(m.role, m.content) for m in conversation.chat.messages), window)
         elif kind == "tokens":
             tokens = conversation.tokens
-            turns = self.served_models.get(tokens.served_model, tokens.tokenizer).user_turns(tokens.ids, window)
+            turns = self.served_models.get(tokens.served_model, tokens.tokenizer).user_turns(ids_of(tokens), window)
         else:
             turns = from_prompt(conversation.prompt)
         given = conversation.turn_count if conversation.HasField("turn_count") else None
         return with_turn_count(turns, given, self.limits.max_turn_count)
+
+
+def ids_of(tokens: pb.TokenIds) -> NDArray[np.uint32]:
+    """Return token ids without making an object of each, during which no other thread would run."""
+    only = pb.TokenIds()
+    only.CopyFrom(tokens)
+    only.DiscardUnknownFields()
+    only.ClearField("served_model")
+    only.ClearField("tokenizer")
+    data, count = only.SerializeToString(), len(tokens.ids)
+    # Packed: a tag, a length, and four bytes for each.
+    return np.frombuffer(data, "<u4", count, len(data) - 4 * count)

@@ -6,6 +6,7 @@ Whatever goes wrong with the store is a miss that says so. Nothing here raises b
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from lpc.errors import InvalidRequest
@@ -105,7 +106,7 @@ class ResponseCache:
         elif admitted is None:
             outcome = Miss("unavailable")
         else:
-            names = self._namer.names(client, asked, last_turn=False)
+            names = await aside(asked.size, lambda: self._namer.names(client, asked, last_turn=False))
             try:
                 outcome = await self._find(client, asked, names, settings, wait_s, max_age_s, exact_only=exact_only)
             except RedisFailed:
@@ -114,6 +115,19 @@ class ResponseCache:
         if scope in self._registered:
             self._tally.looked_up(scope, outcome, self._clock())
         return outcome
+
+    def too_large_to_look_up(self, client: str, scope: str) -> Miss:
+        """Count a request that is not read, and return why."""
+        outcome = Miss("refused", refusal="too_large")
+        self._metrics.looked_up(self.scopes.label(scope), outcome)
+        self._tally.looked_up(self._namer.scope(client, scope), outcome, self._clock())
+        return outcome
+
+    def too_large_to_store(self, client: str, scope: str) -> Stored:
+        """Count the answer to a request that is not read, and return why it is not kept."""
+        self._metrics.stored(self.scopes.label(scope), "too_large")
+        self._tally.stored(self._namer.scope(client, scope), "too_large", self._clock())
+        return Stored(refusal="too_large")
 
     async def store(
         self,
@@ -135,7 +149,7 @@ class ResponseCache:
         """
         _check(asked)
         settings = self.scopes.of(asked.scope)
-        names = self._namer.names(client, asked, last_turn=settings.kind != "code")
+        names = await aside(asked.size, lambda: self._namer.names(client, asked, last_turn=settings.kind != "code"))
         ticket = self._tickets.read(client, asked.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
@@ -226,12 +240,13 @@ class ResponseCache:
         self, client: str, asked: Asked, names: Names, settings: ScopeSettings, found: Found, opener: Opener
     ) -> Hit | Miss:
         """Look for a request that is as good as the same."""
-        names = self._namer.with_last_turn(names, asked)
+        exact = names
+        names = await aside(asked.size, lambda: self._namer.with_last_turn(exact, asked))
         if names.normalised is not None and settings.serves_normalised:
             same = await self._store.same(names.scope, names.normalised)
             if same is not None and same != names.exact:
                 entry = await opener.open(names.scope, same, await self._store.get(names.scope, same))
-                if entry is not None and self._stands_for(entry, asked, names):
+                if entry is not None and await aside(asked.size, partial(self._stands_for, entry, asked, names)):
                     return await self._semantic.offer(client, names, asked, settings, same, entry)
         return await self._semantic.lookup(client, names, asked, settings, found, opener)
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
@@ -15,13 +15,20 @@ from lpc.responses.answers import Answer
 from lpc.responses.canonical import REMEMBERED, Asked, read_json
 from lpc.responses.semantic.language import language_of
 from predictor_service.errors import Forbidden, Overloaded
-from predictor_service.responses.cache import ResponseCache
+from predictor_service.responses.cache import MAX_NAME, ResponseCache
 from predictor_service.responses.metrics import CacheMetrics
-from predictor_service.responses.outcomes import Hit
+from predictor_service.responses.opening import aside
+from predictor_service.responses.outcomes import Hit, Miss
 from predictor_service.responses.upkeep import ScopeFigures, Upkeep
 from predictor_service.rpc.callers import CALLER, MAX_CALLERS, Bucket
 
 log = logging.getLogger(__name__)
+
+MAX_BYTES: Final = 256 * 2**10
+"""Of a request that is looked up."""
+MAX_MESSAGES: Final = 4096
+MAX_NODES: Final = 20_000
+"""Values in its JSON, counted by what begins or separates them."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -68,10 +75,14 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         remaining = context.time_remaining()
         if remaining is not None:
             wait_s = min(wait_s, 0.9 * remaining)
-        asked = asked_of(request.request)
-        outcome = await self._cache.lookup(
-            caller.name, asked, wait_s=wait_s, exact_only=request.exact_only, max_age_s=request.max_age_s
-        )
+        outcome: Hit | Miss
+        if too_large(request.request):
+            outcome = self._cache.too_large_to_look_up(caller.name, request.request.scope[:MAX_NAME])
+        else:
+            asked = await aside(request.request.ByteSize(), lambda: asked_of(request.request))
+            outcome = await self._cache.lookup(
+                caller.name, asked, wait_s=wait_s, exact_only=request.exact_only, max_age_s=request.max_age_s
+            )
         if isinstance(outcome, Hit):
             return pb.LookupResponse(hit=_hit(outcome))
         miss = pb.Miss(
@@ -89,10 +100,16 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Keep what the engine said, or say why not."""
         del context
         self._may_name(request.request.tenant)
+        client = CALLER.get().name
+        if too_large(request.request):
+            return pb.StoreResponse(
+                refusal=self._cache.too_large_to_store(client, request.request.scope[:MAX_NAME]).refusal or ""
+            )
         same = request.same_as_candidate if request.HasField("same_as_candidate") else None
+        asked = await aside(request.request.ByteSize(), lambda: asked_of(request.request))
         stored = await self._cache.store(
-            CALLER.get().name,
-            asked_of(request.request),
+            client,
+            asked,
             answer_of(request.response),
             flight=request.flight,
             candidate=request.candidate,
@@ -160,6 +177,14 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         raise Forbidden(message)
 
 
+def too_large(request: pb.Request) -> bool:
+    """Whether looking a request up would take longer than it is worth. Nothing of it is parsed."""
+    if request.ByteSize() > MAX_BYTES or len(request.messages) > MAX_MESSAGES:
+        return True
+    parts = (request.parameters_json, request.tools_json, *(message.other_json for message in request.messages))
+    return sum(part.count(mark) for part in parts for mark in (b",", b"[", b"{")) > MAX_NODES
+
+
 def asked_of(request: pb.Request) -> Asked:
     """Return a request from the wire. Raises InvalidRequest."""
     messages = []
@@ -177,6 +202,7 @@ def asked_of(request: pb.Request) -> Asked:
         model_version=request.model_version,
         tags=tuple(request.tags),
         language=request.language,
+        size=request.ByteSize(),
     )
     # In the partition alone: the very same request is found whatever its language is called.
     return asked if asked.language or asked.last_turn is None else replace(asked, language=language_of(asked.last_turn))

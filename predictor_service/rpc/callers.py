@@ -23,6 +23,7 @@ from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
 from lpc.wire.watched import WatchedFiles
 from predictor_service.errors import Overloaded, Unauthenticated
 from predictor_service.metrics import REFUSALS, Metrics
+from predictor_service.rpc.large import LARGE
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,17 @@ Certificate = Callable[[], Mapping[str, Iterable[bytes]]]
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """What one caller may. ``rate``: conversations per second; ``streams``: open at a time; 0 of either: any number."""
+    """What one caller may; 0: any number.
+
+    Attributes:
+        rate: conversations per second.
+        streams: open at a time.
+        bytes: of large messages in flight.
+    """
 
     rate: float = 0.0
     streams: int = 0
+    bytes: int = 0
 
 
 class Bucket:
@@ -88,15 +96,18 @@ class Caller:
         self._limits = limits
         # Held, so that a caller that is forgotten while its streams end does not come back as a series.
         self._admitted = metrics.client_conversations.labels(name)
-        self._over_rate, self._over_streams = (metrics.client_refusals.labels(name, reason) for reason in REFUSALS)
+        self._over_rate, self._over_streams, self._over_bytes = (
+            metrics.client_refusals.labels(name, reason) for reason in REFUSALS
+        )
         self._open = metrics.client_streams.labels(name)
         self._bucket = Bucket(limits.rate) if limits.rate else None
         self._streams = 0
+        self._bytes = 0
 
     @property
     def idle(self) -> bool:
-        """Whether it has no stream open."""
-        return not self._streams
+        """Whether it has no stream open and no large message in flight."""
+        return not self._streams and not self._bytes
 
     def admit(self, conversations: int) -> None:
         """Count conversations against the rate. Raises Overloaded, and counts none of them, when it is exceeded."""
@@ -121,6 +132,24 @@ class Caller:
         finally:
             self._streams -= 1
             self._open.set(self._streams)
+
+    @contextlib.contextmanager
+    def carry(self, size: int) -> Iterator[None]:
+        """Hold the bytes of a message while it is answered. Raises Overloaded when it is large and others are in flight."""
+        if size <= LARGE:
+            yield
+            return
+        if self._limits.bytes and self._bytes + size > self._limits.bytes:
+            self._over_bytes.inc()
+            raise Overloaded(
+                f"client {self.name} has {self._bytes} bytes of large requests in flight, at most {self._limits.bytes} with "
+                "this one: wait for answers"
+            )
+        self._bytes += size
+        try:
+            yield
+        finally:
+            self._bytes -= size
 
 
 class Entered(NamedTuple):

@@ -11,27 +11,22 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from lpc.errors import InvalidRequest
 from predictor_service.errors import Overloaded
 from predictor_service.metrics import Metrics
 from predictor_service.rpc.callers import Callers, Entered
+from predictor_service.rpc.large import Raw
 from predictor_service.rpc.statuses import refusal
 
 log = logging.getLogger(__name__)
 
 OUR_METHODS = ("/lpc.v1.", "/lpc.cache.v1.")
-UNDECODABLE = "the request is not a valid protobuf message of this method (strings must be UTF-8)"
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 Method: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-
-
-class Undecodable:
-    """Stands for a request whose bytes could not be decoded; gRPC itself would answer INTERNAL."""
 
 
 class OurMethods(grpc.aio.ServerInterceptor):
@@ -72,18 +67,17 @@ class ServiceInterceptor(OurMethods):
         self._callers = callers
 
     def _decoder(self, deserialize: Any) -> Any:
-        return _tolerant(deserialize)
+        return lambda data: Raw(data, deserialize)
 
     def _unary(self, method: str, behaviour: Any) -> Any:
         method = method.rpartition("/")[2]
 
-        async def call(request: Message | Undecodable, context: Context) -> Message:
+        async def call(request: Raw, context: Context) -> Message:
             start = time.perf_counter()
             try:
-                self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)
-                if isinstance(request, Undecodable):
-                    raise InvalidRequest(UNDECODABLE)
-                response: Message = await behaviour(request, context)
+                entered = self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)
+                with entered.caller.carry(len(request.data)):
+                    response: Message = await behaviour(await request.decoded_aside(), context)
             except Exception as error:
                 await self._refuse(method, error, context)
                 raise
@@ -96,14 +90,12 @@ class ServiceInterceptor(OurMethods):
     def _stream(self, method: str, behaviour: Any) -> Any:
         method = method.rpartition("/")[2]
 
-        async def call(requests: AsyncIterator[Message | Undecodable], context: Context) -> AsyncIterator[Message]:
+        async def call(requests: AsyncIterator[Raw], context: Context) -> AsyncIterator[Message]:
             async def decoded(entered: Entered) -> AsyncIterator[Message]:
                 async for request in requests:
                     # A stream is open for days: its token may be revoked meanwhile.
                     self._callers.check(entered)
-                    if isinstance(request, Undecodable):
-                        raise InvalidRequest(UNDECODABLE)
-                    yield request
+                    yield await request.decoded_aside()
 
             try:
                 entered = self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)
@@ -125,14 +117,3 @@ class ServiceInterceptor(OurMethods):
             # gRPC's own hint (proposal A6): clients with a retry policy wait as long.
             trailer = (("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))),)
         await context.abort(status, message, trailer)
-
-
-def _tolerant(decode: Callable[[bytes], Message] | None) -> Callable[[bytes], Message | Undecodable]:
-    def decode_or_mark(data: bytes) -> Message | Undecodable:
-        assert decode is not None
-        try:
-            return decode(data)
-        except (DecodeError, UnicodeDecodeError, ValueError):
-            return Undecodable()
-
-    return decode_or_mark

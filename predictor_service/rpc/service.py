@@ -23,6 +23,7 @@ from predictor_service.requests.unread import UnreadPrompts
 from predictor_service.returns.learning import ReturnLearning
 from predictor_service.rpc.answers import Answer, answer_of, message_of, unread_answer
 from predictor_service.rpc.callers import CALLER
+from predictor_service.rpc.large import SIZE
 from predictor_service.rpc.offers import message_of as known_tokenizer
 from predictor_service.rpc.statuses import refusal
 from predictor_service.rpc.stream import PredictionStream, StreamLimits
@@ -155,7 +156,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             # Before any work is done for it: what is being tokenised waits for the model as well.
             with contextlib.nullcontext() if admitted else self._batcher.queue.permit(patience):
                 try:
-                    prepared = await self._preparation.prepare(conversation, self._serving.model)
+                    prepared = await self._preparation.prepare(conversation, self._serving.model, large=SIZE.get() > 0)
                 except UnreadPrompt as error:
                     self._unread.note(conversation.tokens, error)
                     if self._returns is None or not answers_unread:
@@ -173,7 +174,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
 
     async def _answer_unread(self, conversation: pb.Conversation, returns: ReturnLearning) -> Answer:
         """Answer by what is known beside the text: the length, the times of the conversation's turns, how it begins."""
-        asked = await self._preparation.note_unread(conversation)
+        asked = await self._preparation.note_unread(conversation, large=SIZE.get() > 0)
         (credit_s,) = await asyncio.to_thread(returns.credits_of, [asked])
         return unread_answer(asked.turn_count, credit_s, self._serving.model.manifest)
 

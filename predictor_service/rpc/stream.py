@@ -14,6 +14,7 @@ from predictor_service.metrics import Metrics
 from predictor_service.requests.served_models import ServedModels
 from predictor_service.rpc.answers import Answer, message_of
 from predictor_service.rpc.callers import Caller
+from predictor_service.rpc.large import SIZE
 from predictor_service.rpc.offers import StreamOffer
 from predictor_service.rpc.statuses import refusal
 
@@ -134,7 +135,8 @@ class PredictionStream:
     async def _answer(self, request: pb.PredictStreamRequest) -> None:
         deadline = self._loop.time() + request.timeout_ms / 1000 if request.timeout_ms else math.inf
         try:
-            answer = await self._predict(request.conversation, deadline, answers_unread=self._offer.made)
+            with self._caller.carry(SIZE.get()):
+                answer = await self._predict(request.conversation, deadline, answers_unread=self._offer.made)
         except Exception as error:
             self._refuse(request.request_id, error)
             return
