@@ -3,7 +3,7 @@
 ``client`` is always one of :class:`lpc.wire.redis_connection.Connection`. Everything here raises what redis-py raises.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,8 +15,19 @@ TRIM_CHUNK: Final = 4096
 """Most blocks that one script removes: Redis serves nobody else while it runs (about 1 ms per 1,000 blocks)."""
 
 
-def look_up(client: Any, layout: Layout, blocks: Sequence[BlockHash]) -> list[float | None]:
-    """Return the score of each block, None where unknown. Raises TypeError where ``blocks`` are no hashes."""
+def look_up(
+    client: Any, layout: Layout, blocks: Sequence[BlockHash], refused: Callable[[Exception], object]
+) -> list[float | None]:
+    """Return the score of each block, None if it is unknown.
+
+    A shard that Redis refuses to read (its key holds another type) does not keep the others' scores back.
+
+    Args:
+        refused: called with the error of each such shard.
+
+    Raises:
+        TypeError: ``blocks`` are not hashes.
+    """
     names = members(blocks)
     asked = [(shard, indices) for shard, indices in enumerate(layout.by_shard(blocks)) if indices]
     found: list[float | None] = [None] * len(blocks)
@@ -25,7 +36,10 @@ def look_up(client: Any, layout: Layout, blocks: Sequence[BlockHash]) -> list[fl
     commands = pipeline(client)
     for shard, indices in asked:
         commands.execute_command("ZMSCORE", layout.scores_key(shard), *(names[i] for i in indices))
-    for (_, indices), stored in zip(asked, commands.execute(), strict=True):
+    for (_, indices), stored in zip(asked, commands.execute(raise_on_error=False), strict=True):
+        if isinstance(stored, Exception):
+            refused(stored)
+            continue
         for i, value in zip(indices, stored, strict=True):
             found[i] = None if value is None else floor(float(value))
     return found

@@ -29,7 +29,8 @@ from eviction_client.stores.outbox import Batch, Outbox
 from eviction_client.stores.tally import Tally
 from lpc.wire.bugs import log_bug
 from lpc.wire.certificates import CertificateFiles
-from lpc.wire.redis_connection import ERRORS, NO_FILES, PASSING, Connection, evaluate
+from lpc.wire.redis_connection import AWAY, ERRORS, NO_FILES, PASSING, Connection, evaluate
+from lpc.wire.redis_refusals import Refusals
 from lpc.wire.redis_url import NOBODY, RedisLogin, RedisUrl
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class RedisStore:
         self._settled = threading.Condition(self._lock)
         self._wake = threading.Event()
         self._tally = Tally()
+        self._refusals = Refusals("of the engines", self._where, lambda _cause: self._tally.add(failures=1))
         self._outbox = Outbox(self._layout, max_pending_blocks, self._tally)
         self._question: Sequence[BlockHash] = ()
         self._answers: dict[BlockHash, float] = {}
@@ -122,7 +124,7 @@ class RedisStore:
         try:
             client = self._connection.open()
             try:
-                return commands.look_up(client, self._layout, blocks)
+                return commands.look_up(client, self._layout, blocks, _raise)
             finally:
                 client.close()
         except ERRORS as error:
@@ -231,7 +233,7 @@ class RedisStore:
     def _answer(self, client: Any, question: Sequence[BlockHash]) -> None:
         found: list[float | None] = []
         try:
-            found = commands.look_up(client, self._layout, question)
+            found = commands.look_up(client, self._layout, question, self._refused)
         except (TypeError, AttributeError, ValueError) as error:
             self._tally.add(bugs=1)
             log_bug(logger, "the look-ahead in Redis", error)
@@ -241,6 +243,12 @@ class RedisStore:
             if self._question is question:
                 self._question = ()
             self._answers = known
+
+    def _refused(self, error: Exception) -> None:
+        """Count a shard that cannot be read; raise an error that means that Redis is away."""
+        if isinstance(error, AWAY) or not isinstance(error, redis.ResponseError):
+            raise error
+        self._refusals.note(error)
 
     def _write(self, client: Any, batch: Batch) -> None:
         try:
@@ -283,3 +291,7 @@ class RedisStore:
 
     def _explain(self, error: Exception) -> StoreError:
         return explain(error, self._where, self._timeout_s)
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -4,15 +4,17 @@ import contextlib
 import socket
 import threading
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import redis
 from redis.backoff import ConstantBackoff
 
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable, StoreUnsuitable
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import ConversationId, MemoryStore, open_store
-from eviction_client.stores.layout import LIMIT, MEMBER_BYTES, UNIT, floor
+from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
+from eviction_client.stores.layout import LIMIT, MEMBER_BYTES, UNIT, Layout, floor
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.bench.processes import RedisServer, free_port
@@ -217,6 +219,31 @@ def test_a_full_redis_is_named(tmp_path: Path) -> None:
         kind, message = refusal(server.url)
     assert kind is StoreUnsuitable
     assert "out of memory" in message
+
+
+def test_a_key_of_another_type_keeps_no_other_shards_scores_back(redis_server: RedisServer) -> None:
+    """Another program has written a string where one of the four shards should be."""
+    writer, reader = RedisStore(redis_server.url, NAMESPACE), RedisStore(redis_server.url, NAMESPACE)
+    blocks = [BlockHash(sha256(f"typed {i}".encode()).digest()) for i in range(64)]
+    try:
+        writer.record(ConversationId("a"), blocks, 1e9)
+        assert writer.flush(5)
+        layout = Layout(NAMESPACE.digest, 4, "")
+        with redis.Redis.from_url(redis_server.url) as client:
+            assert client.delete(layout.scores_key(0))
+            client.set(layout.scores_key(0), "not a sorted set")
+        reader.look_ahead(blocks)
+        assert reader.flush(5)
+        found = reader.take_answers()
+        assert set(found) == {block for block in blocks if block not in _shard(layout, blocks, 0)}
+        assert reader.counters.failures == 1
+    finally:
+        writer.close()
+        reader.close()
+
+
+def _shard(layout: Layout, blocks: list[BlockHash], shard: int) -> set[BlockHash]:
+    return {blocks[i] for i in layout.by_shard(blocks)[shard]}
 
 
 def test_a_malformed_url_is_refused_at_once() -> None:
