@@ -98,9 +98,10 @@ load: setup ## ten minutes at 1.5 times what the sidecar can answer, with a pict
 faults: setup redis-server ## kill, restart, fail over, reload and starve real processes under load (about ten minutes)
 	$(BIN)/lpc bench faults
 
-fuzz: setup ## 10,000 hostile inputs in the three forms, 10,000 request targets of the gateway (about ten minutes)
+fuzz: setup ## 10,000 hostile inputs in the three forms, 10,000 request targets of the gateway, 100 tokenizers (about 20 minutes)
 	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/test_hostile_inputs.py
 	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/gateway/test_hostile_targets.py
+	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/test_hostile_tokenizers.py
 
 TRACE := $(wildcard data/mooncake_conversation_trace.jsonl)
 head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them, and with TRACE=... think times

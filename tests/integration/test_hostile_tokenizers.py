@@ -1,0 +1,236 @@
+"""Hostile tokenizers are offered to a real sidecar: it goes on answering, its memory is bounded, and nothing is tried for ever.
+
+Hypothesis draws one offer per hundred of LPC_FUZZ_EXAMPLES (300; `make fuzz`: 10,000), since each is read in a new process.
+"""
+
+import itertools
+import json
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lpc.bench.processes import Sidecar
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc.wire.tokenizer_files import CHUNK_BYTES, NAMES, digest_of
+from predictor_service.requests.offered import MAX_HOURLY
+from tests.chat_templates import STYLES, tokenizer_of
+
+OFFERS = max(3, int(os.environ.get("LPC_FUZZ_EXAMPLES", "300")) // 100)
+GROWTH_MIB = 600
+"""Of the sidecar: eight tokenizers and some prompts at a time."""
+GOOD = pb.PredictRequest(conversation=pb.Conversation(prompt="hello world"))
+BOMB = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+Files = dict[str, bytes]
+Metadata = tuple[tuple[str, str]]
+
+
+def digest(files: Files) -> str:
+    return digest_of({name: sha256(content).hexdigest() for name, content in files.items()})
+
+
+class Offering:
+    """One stream on which a tokenizer is offered."""
+
+    def __init__(self, stub: rpc.ContinuationPredictorStub, metadata: Metadata) -> None:
+        self._requests: queue.SimpleQueue[pb.PredictStreamRequest | None] = queue.SimpleQueue()
+        self._answers = stub.PredictStream(iter(self._requests.get, None), timeout=300, metadata=metadata)
+
+    def offer(self, files: Files) -> list[pb.TokenizerStatus]:
+        """Offer files, send them if they are wanted, and return each status up to the last."""
+        named = [pb.TokenizerFile(name=name, bytes=len(content)) for name, content in files.items()]
+        self._send(offer=pb.TokenizerOffer(served_model="m", digest=digest(files), files=named))
+        found = []
+        while True:
+            found.append(next(self._answers).tokenizer)
+            if found[-1].state == pb.TOKENIZER_STATE_WANTED:
+                content = b"".join(files.values())
+                for at in range(0, len(content), CHUNK_BYTES):
+                    self._send(chunk=pb.TokenizerChunk(data=content[at : at + CHUNK_BYTES]))
+            elif found[-1].state != pb.TOKENIZER_STATE_LOADING:
+                return found
+
+    def send(self, files: Files) -> None:
+        """Offer files and return while they are loaded."""
+        named = [pb.TokenizerFile(name=name, bytes=len(content)) for name, content in files.items()]
+        self._send(offer=pb.TokenizerOffer(served_model="m", digest=digest(files), files=named))
+        assert next(self._answers).tokenizer.state == pb.TOKENIZER_STATE_WANTED
+        self._send(chunk=pb.TokenizerChunk(data=b"".join(files.values())))
+        assert next(self._answers).tokenizer.state == pb.TOKENIZER_STATE_LOADING
+
+    def ask(self, files: Files, ids: list[int]) -> str:
+        """Ask about token ids; return what the answer is: a prediction or an error."""
+        tokens = pb.TokenIds(ids=ids, served_model="m", tokenizer=digest(files))
+        self._requests.put(pb.PredictStreamRequest(request_id="ids", conversation=pb.Conversation(tokens=tokens)))
+        while (answer := next(self._answers)).request_id != "ids":
+            pass
+        return str(answer.WhichOneof("result"))
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self._answers.cancel()
+
+    def _send(self, **action: Any) -> None:
+        self._requests.put(pb.PredictStreamRequest(request_id="offer", **action))
+
+
+def files_of(style: str, folder: Path) -> Files:
+    tokenizer_of(STYLES[style]).save_pretrained(folder / style)
+    return {name: (folder / style / name).read_bytes() for name in NAMES if (folder / style / name).exists()}
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Files]:
+    folder = tmp_path_factory.mktemp("originals")
+    return [files_of(style, folder) for style in ("chatml", "mistral", "zephyr")]
+
+
+@pytest.fixture(scope="module")
+def clients() -> list[Metadata]:
+    """As many clients as the quota asks for."""
+    return [(("authorization", f"Bearer {n}"),) for n in range(2 + OFFERS // MAX_HOURLY)]
+
+
+@pytest.fixture(scope="module")
+def sidecar(
+    tiny_models: Path, clients: list[Metadata], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Sidecar, rpc.ContinuationPredictorStub]]:
+    folder = tmp_path_factory.mktemp("sidecar")
+    lines = (f"engine-{n}: {sha256(str(n).encode()).hexdigest()}\n" for n in range(len(clients)))
+    (folder / "tokens").write_text("".join(lines))
+    limits = {"threads": 1, "memory_mib": 1500, "offered_tokenizers": folder / "kept", "tokens": folder / "tokens"}
+    with Sidecar(folder, tiny_models, "tiny", **limits) as process, grpc.insecure_channel(process.address) as channel:
+        yield process, rpc.ContinuationPredictorStub(channel)
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[Files], Files]:
+    """Return what changes the tokenizer.json of files."""
+
+    def apply(files: Files) -> Files:
+        content = json.loads(files["tokenizer.json"])
+        change(content)
+        return files | {"tokenizer.json": json.dumps(content).encode()}
+
+    return apply
+
+
+def with_template(text: str) -> Callable[[Files], Files]:
+    return lambda files: {name: (files | {"chat_template.jinja": text.encode()})[name] for name in NAMES if name in files}
+
+
+REGEX = {"Regex": "(a|a|aa)*$"}
+DOUBLING = "{% set ns = namespace(t='x' * 999) %}{% for i in range(40) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}{{ ns.t }}"
+lengths = st.sampled_from([1, 1000, 1025, 2**18, 2**22])
+steps = st.sampled_from(
+    [
+        {"type": "Replace", "pattern": REGEX, "content": ""},
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000},
+        {"type": "Strip", "content": "a", "start": 0, "stop": 3},
+        {"type": "Strip", "content": "a", "start": 2**40, "stop": 0},
+        {"type": "BPEDecoder", "suffix": ""},
+        {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
+        {"type": "Metaspace", "replacement": "a", "prepend_scheme": "always", "split": True},
+        *({"type": kind} for kind in ("ByteFallback", "Fuse", "ByteLevel", "Unknown")),
+    ]
+)
+decoders = st.one_of(
+    steps,
+    st.builds(lambda found, n: {"type": "Sequence", "decoders": found * n}, st.lists(steps), st.sampled_from([1, 10_000])),
+)
+changes = st.one_of(
+    decoders.map(lambda decoder: changed(lambda content: content.update(decoder=decoder))),
+    lengths.map(lambda n: changed(lambda content: content["model"]["vocab"].update({"x" * n: 599}))),
+    lengths.map(lambda n: changed(lambda content: content["added_tokens"][0].update(content="<" + "x" * n))),
+    st.sampled_from([-1, 2**20, 2**31, 2**40]).map(lambda i: changed(lambda content: content["added_tokens"][0].update(id=i))),
+    st.just(changed(lambda content: content.update(normalizer={"type": "Replace", "pattern": REGEX, "content": "x" * 1000}))),
+    st.just(
+        changed(
+            lambda content: content.update(
+                pre_tokenizer={"type": "Split", "pattern": REGEX, "behavior": "Isolated", "invert": False}
+            )
+        )
+    ),
+    st.just(changed(lambda content: content.update(model=[]))),
+    st.sampled_from(
+        [
+            DOUBLING,
+            "{{ 'x' * 10**10 }}",
+            "{% for m in messages %}{{ 'a' * 5000 }}{{ m.content }}{% endfor %}",
+            "{% for m in messages %}a{{ m.content }}a{% endfor %}",
+            "{{ cycler.__init__.__globals__.os._exit(0) }}",
+            "{% include '/etc/passwd' %}",
+            "{{",
+            "",
+        ]
+    ).map(with_template),
+    st.tuples(st.sampled_from(["tokenizer.json", "tokenizer_config.json"]), st.integers(0, 10_000), st.binary(max_size=4)).map(
+        lambda cut: lambda files: files | {cut[0]: files[cut[0]][: cut[1]] + cut[2] + files[cut[0]][cut[1] + 1 :]}
+    ),
+    st.just(lambda files: files | {"tokenizer.json": b"[" * 2**20}),
+)
+number = itertools.count()
+
+
+@pytest.mark.timeout(7200)
+@settings(max_examples=OFFERS, deadline=None, suppress_health_check=list(HealthCheck))
+@given(which=st.integers(0, 2), change=st.lists(changes, min_size=1, max_size=2), ids=st.lists(st.integers(0, 599), min_size=1))
+def test_a_hostile_tokenizer_is_read_or_refused_once_and_small_requests_are_answered(
+    sidecar: tuple[Sidecar, rpc.ContinuationPredictorStub],
+    clients: list[Metadata],
+    originals: list[Files],
+    which: int,
+    change: list[Callable[[Files], Files]],
+    ids: list[int],
+) -> None:
+    process, stub = sidecar
+    files, client = originals[which], clients[next(number) // MAX_HOURLY % len(clients)]
+    before = process.rss_mib
+    for one in change:
+        try:
+            files = one(files)
+        except (ValueError, KeyError, TypeError):
+            break  # of what the first change has broken
+    stream = Offering(stub, client)
+    try:
+        last = stream.offer(files)[-1]
+        assert last.state in (pb.TOKENIZER_STATE_READY, pb.TOKENIZER_STATE_FAILED, pb.TOKENIZER_STATE_REFUSED)
+        assert stub.Predict(GOOD, timeout=60, metadata=client).prediction.probability > 0
+        for _ in range(3):
+            assert [status.state for status in stream.offer(files)] == [last.state], "neither sent nor read again"
+        assert stream.ask(files, ids * 1000) in ("prediction", "error")
+    finally:
+        stream.close()
+    assert stub.Predict(GOOD, timeout=60, metadata=client).prediction.probability > 0
+    assert process.running
+    assert process.rss_mib - before < GROWTH_MIB
+    assert "internal error" not in process.log and "panicked" not in process.log
+
+
+def test_a_tokenizer_whose_loading_kills_the_sidecar_does_not_kill_it_again(
+    sidecar: tuple[Sidecar, rpc.ContinuationPredictorStub], clients: list[Metadata], originals: list[Files]
+) -> None:
+    process, stub = sidecar
+    files = with_template(BOMB)(originals[0])
+    first = Offering(stub, clients[-1])
+    first.send(files)
+    while not list(process.socket.parent.glob("kept/.loading-*")):
+        time.sleep(0.01)
+    process.kill()
+    first.close()
+    process.start()
+    again = Offering(stub, clients[-1])
+    (status,) = again.offer(files)[-1:]
+    again.close()
+    assert status.state == pb.TOKENIZER_STATE_FAILED
+    assert "the sidecar died while it loaded this tokenizer: delete" in status.message
+    assert stub.Predict(GOOD, timeout=60, metadata=clients[-1]).prediction.probability > 0
