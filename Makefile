@@ -201,7 +201,7 @@ bench-prefetch: setup lmcache ## time to first token of returning turns with LMC
 	@test -d models/e5-small || $(BIN)/lpc export --models models
 	$(BIN)/lpc bench prefetch
 
-.PHONY: test-image test-podmonitor deploy-tools settings support audit
+.PHONY: test-image test-podmonitor deploy-tools settings support audit digests
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
 	$(BIN)/python -m tests.image.build_without_engine
 
@@ -210,6 +210,9 @@ settings: setup ## renew docs/settings.md from the settings objects
 
 support: setup ## renew docs/support.md from docs/support.json, which tests write (tests/support.py)
 	$(BIN)/python docs/make_support.py
+
+digests: setup ## pin the images of others by the digests that their tags have now (needs skopeo or docker, and a registry)
+	$(BIN)/python -m deploy.digests
 
 AUDIT :=
 audit: setup ## known vulnerabilities of the images' packages (asks PyPI; AUDIT='-s osv' asks OSV)

@@ -1,8 +1,10 @@
 """`make audit` against a server that speaks OSV's protocol: what is known is found, and what cannot be asked is no success."""
 
 import json
+import os
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,7 +53,7 @@ def audit(url: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=True,
     ).stdout
-    (line,) = re.findall(r"(?m)^\S*pip-audit .*$", shown)
+    (line,) = re.findall(r"(?m)^\S*python requirements/audit.py .*$", shown)
     return subprocess.run(line.split(), cwd=ROOT, capture_output=True, text=True, timeout=110)
 
 
@@ -66,8 +68,22 @@ def test_a_known_one_is_named_and_fails(osv: str) -> None:
     Osv.known = {"tokenizers": {"id": "PYSEC-2026-1", "summary": "bad", "affected": affected}}
     done = audit(osv)
     assert done.returncode == 1
-    assert "tokenizers" in done.stdout and "PYSEC-2026-1" in done.stdout
+    assert "audit: tokenizers" in done.stdout and "PYSEC-2026-1" in done.stdout
 
 
 def test_nobody_to_ask_is_a_failure() -> None:
-    assert audit("http://127.0.0.1:9/v1/query").returncode != 0
+    done = audit("http://127.0.0.1:9/v1/query")
+    assert done.returncode == 1
+    assert "nothing was checked" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_package_that_cannot_be_looked_up_is_named_and_is_not_a_success(tmp_path: Path) -> None:
+    """The index answers 404 for all packages: pip-audit alone finds no known vulnerability then."""
+    (tmp_path / "pip_audit").mkdir()
+    answer = {"dependencies": [{"name": "grpcio", "skip_reason": "not found"}, {"name": "redis", "version": "8", "vulns": []}]}
+    (tmp_path / "pip_audit/__init__.py").write_text("")
+    (tmp_path / "pip_audit/__main__.py").write_text(f"print({json.dumps(json.dumps(answer))})\n")
+    command = [sys.executable, "requirements/audit.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, "not checked: grpcio" in done.stderr) == (1, True)
+    assert "2 packages, 0 known vulnerabilities, 1 could not be looked up" in done.stdout
