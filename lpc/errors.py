@@ -21,6 +21,7 @@
     ├── CacheError              lpc.cache.client: a call to the response caches failed
     ├── WarmError               lpc.cache.warming: the caches cannot be warmed
     ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start
+    ├── SaltKeyError            lpc.gateway.tenants: the file of the salts' key cannot be used
     ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
     ├── EvidenceError           lpc.responses.semantic.evidence_file: a file of evidence cannot be used
     ├── RedisFailed             lpc.wire.redis_reach: a Redis did not do as asked; never shown, a lookup is then a miss

