@@ -55,12 +55,10 @@ async def test_of_equal_requests_with_a_candidate_one_asks_the_engine_too(caches
     async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
         await kept(gateway, chat("where can a bird be seen"), x_lpc_scope="watched")
 
+        words = iter("please thanks now today again here there really".split() * 100)
+
         async def has_candidate() -> bool:
-            await gateway.ask(chat("please where can a bird be seen"), x_lpc_scope="watched", cache_control="no-store")
-            answer = await gateway.ask(
-                chat("where can a bird be seen please"), x_lpc_scope="watched", cache_control="only-if-cached"
-            )
-            del answer
+            await gateway.ask(chat(f"where can a bird be seen {next(words)} and {next(words)}"), x_lpc_scope="watched")
             return await gateway.metric('lpc_gateway_misses_total{reason="below_threshold"}') > 0
 
         await eventually(has_candidate)
