@@ -55,7 +55,7 @@ async def test_of_equal_requests_with_a_candidate_one_asks_the_engine_too(caches
     async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
         await kept(gateway, chat("where can a bird be seen"), x_lpc_scope="watched")
 
-        words = iter("please thanks now today again here there really".split() * 100)
+        words = iter(["please", "thanks", "now", "today", "again", "here", "there", "really"] * 100)
 
         async def has_candidate() -> bool:
             await gateway.ask(chat(f"where can a bird be seen {next(words)} and {next(words)}"), x_lpc_scope="watched")
