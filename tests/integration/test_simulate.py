@@ -244,7 +244,7 @@ def test_the_sample_is_replayed_without_torch() -> None:
 def test_another_head_needs_embeddings_to_look_at(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["simulate", "--head", str(tmp_path / "head.safetensors"), "--policies", "lru"])
 
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "give --embeddings with --head" in " ".join(done.stderr.split())
 
 
