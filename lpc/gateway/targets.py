@@ -75,9 +75,13 @@ class Paths:
         segments = path.split("/")
         allowed: set[str] = set()
         for listed, methods in self._methods.items():
-            if len(listed) == len(segments) and all(one in ("*", other) for one, other in zip(listed, segments, strict=True)):
+            if len(listed) == len(segments) and all(map(_matches, listed, segments)):
                 allowed |= methods
         if not allowed:
             raise NotProxied("the gateway does not proxy this path: see docs/response-cache.md, or add it to LPC_GATEWAY_PATHS")
         if method not in allowed:
             raise MethodRefused(f"the gateway proxies this path for {', '.join(sorted(allowed))} only", allowed)
+
+
+def _matches(listed: str, segment: str) -> bool:
+    return segment == listed or (listed == "*" and segment != "")

@@ -147,6 +147,7 @@ methods = st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DE
 @example(method="GET", target=b"http://STRANGER/v1/models")
 @example(method="GET", target=b"%2fabc")
 @example(method="GET", target=b"/v1/../admin")
+@example(method="GET", target=b"/v1/models/")
 @example(method="GET", target=b"/v1/models/%2e%2e/%2e%2e/admin")
 @example(method="GET", target=b"/v1/models/..%2f..%2fmetrics")
 @example(method="GET", target=b"/v1/models/..;/metrics")

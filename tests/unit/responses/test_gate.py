@@ -182,7 +182,7 @@ def test_what_one_sidecar_learned_another_can_lay_in() -> None:
     for field, amount in one.changes():
         kept[field] = kept.get(field, 0) + amount
     other.load(Evidence.from_fields(kept))
-    assert kept == one.evidence.fields()
+    assert {field: count for field, count in kept.items() if count} == one.evidence.fields()
     assert other.threshold is not None
     assert one.changes() == []
 
