@@ -16,6 +16,7 @@ from eviction_client.scorer import Scorer
 from eviction_client.settings import ClientSettings
 from lpc.bench.sglang_cache import BACKENDS, Cache
 from lpc.bench.told import Told
+from lpc.wire import bugs
 from tests.sglang.workloads import SideBySide
 
 SUPPORTS = {"engine": "SGLang", "tier": "radix cache"}
@@ -288,6 +289,7 @@ def test_a_part_that_raises_keeps_nothing_from_being_served(
         raise RuntimeError("broken")
 
     setattr(predictor, broken, fail)
+    bugs._reports.clear()  # one report per place and process
     lru = Cache(2500, policy="lru", backend=backend)
     ours = Cache(2500, backend=backend, predictor=predictor, clock=clock)
     side = SideBySide([lru, ours], clock, 5, plain=False)
