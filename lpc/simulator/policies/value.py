@@ -39,8 +39,6 @@ class Reuse(Policy[CachedBlock]):
         self.monitor = ReuseMonitor(self.groups, remembered=REMEMBERED * capacity)
         self.ghosts: Ghosts[int] = Ghosts(capacity, classes, _sampled, clock=self._clock)
         self.queue: ValueQueue[CachedBlock] = ValueQueue(CachedBlock(-1, 0), CachedBlock(-1, 0), classes, clock=self._clock)
-        for sentinel in (self.queue.head, self.queue.tail):
-            sentinel.block_id = -1
         self.queue.value_enabled = not settings.guard
         self._fitted_at = -math.inf
         self._stretches: dict[Turn, list[Stretch]] = {}
