@@ -20,6 +20,7 @@ Cost, R runs: ``insert`` of n blocks O(n) into a run that exists, else O(log R +
 the same where a run ends; ``popleft_n`` O(n).
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -75,7 +76,60 @@ SWEPT_FROM: Final = 64
 """Keys of evicted runs that the index may hold beside as many as there are runs."""
 
 
-class FreeBlockQueue(Generic[B]):
+class FreeList(ABC, Generic[B]):
+    """The linked list of all free blocks: those without content first. Subclasses order the others.
+
+    Args:
+        head, tail: sentinels with block_id -1. They are linked, never returned.
+
+    Attributes:
+        num_free_blocks: free blocks, with content or without.
+    """
+
+    def __init__(self, head: B, tail: B) -> None:
+        self.num_free_blocks = 0
+        self.head = head
+        self.tail = tail
+        head.next_free_block = tail
+        tail.prev_free_block = head
+
+    def prepend_n(self, blocks: Sequence[B]) -> None:
+        """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
+        if not blocks:
+            return
+        last: Any = self.head
+        following = last.next_free_block
+        for block in blocks:
+            block.prev_free_block = last
+            last.next_free_block = block
+            last = block
+        last.next_free_block = following
+        following.prev_free_block = last
+        self.num_free_blocks += len(blocks)
+
+    def popleft(self) -> B:
+        """Take out the block to be evicted first. Raises ValueError when there is none."""
+        return self.popleft_n(1)[0]
+
+    @abstractmethod
+    def popleft_n(self, n: int) -> list[B]:
+        """Take out the n blocks to be evicted first, in order.
+
+        Raises:
+            ValueError: fewer than n are free. Nothing is changed.
+        """
+
+    def __iter__(self) -> Iterator[B]:
+        block = self.head.next_free_block
+        while block is not None and block is not self.tail:
+            yield block
+            block = block.next_free_block
+
+    def __len__(self) -> int:
+        return self.num_free_blocks
+
+
+class FreeBlockQueue(FreeList[B]):
     """Free blocks in eviction order: smallest score first.
 
     Not thread-safe: it belongs to the engine's scheduler thread.
@@ -90,11 +144,7 @@ class FreeBlockQueue(Generic[B]):
     tolerance: Final = RUN_WIDTH
 
     def __init__(self, head: B, tail: B) -> None:
-        self.num_free_blocks = 0
-        self.head = head
-        self.tail = tail
-        head.next_free_block = tail
-        tail.prev_free_block = head
+        super().__init__(head, tail)
         self._first: Run = [head, None, None, None]
         self._last: Run = [tail, None, self._first, None]
         self._first[NEXT] = self._last
@@ -122,24 +172,6 @@ class FreeBlockQueue(Generic[B]):
         last.next_free_block = following
         following.prev_free_block = last
         self.num_free_blocks += len(blocks)
-
-    def prepend_n(self, blocks: Sequence[B]) -> None:
-        """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
-        if not blocks:
-            return
-        last: Any = self.head
-        following = last.next_free_block
-        for block in blocks:
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-        last.next_free_block = following
-        following.prev_free_block = last
-        self.num_free_blocks += len(blocks)
-
-    def popleft(self) -> B:
-        """Take out the block to be evicted first. Raises ValueError when there is none."""
-        return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[B]:
         """Take out the n blocks to be evicted first, in order.
@@ -202,15 +234,6 @@ class FreeBlockQueue(Generic[B]):
             if run is not None:
                 score = run[KEY] - TO_KEY
             yield block, score
-
-    def __iter__(self) -> Iterator[B]:
-        block = self.head.next_free_block
-        while block is not None and block is not self.tail:
-            yield block
-            block = block.next_free_block
-
-    def __len__(self) -> int:
-        return self.num_free_blocks
 
     @property
     def num_runs(self) -> int:

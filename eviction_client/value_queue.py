@@ -22,11 +22,11 @@ a minimum over C floats for each run that is evicted.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Generic
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from eviction_client.curve import value_at
-from eviction_client.queue import B
+from eviction_client.queue import B, FreeList
 
 RENEWED_S: Final = 0.25
 """Seconds for which calculated values are used."""
@@ -44,22 +44,17 @@ Table = Sequence[float]
 """A class's retention value at `eviction_client.curve.KNOTS`."""
 
 
-class ValueQueue(Generic[B]):
+class ValueQueue(FreeList[B]):
     """Free blocks in classes. Not thread-safe: it belongs to the engine's scheduler thread.
 
     Args:
         head, tail: sentinels with block_id -1. They are linked, never returned.
         classes: number of reuse classes.
         clock: seconds; never goes back.
-
-    Attributes:
-        num_free_blocks: free blocks, with content or without.
     """
 
     def __init__(self, head: B, tail: B, classes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_free_blocks = 0
-        self.head, self.tail = head, tail
-        head.next_free_block, tail.prev_free_block = tail, head
+        super().__init__(head, tail)
         self._clock = clock
         self._end: Run = [tail, 0.0, math.inf, -1, None, None]
         self._start: Run = [head, 0.0, -1, -1, None, self._end]
@@ -124,20 +119,6 @@ class ValueQueue(Generic[B]):
         behind.prev_free_block = last
         self.num_free_blocks += len(blocks)
 
-    def prepend_n(self, blocks: Sequence[B]) -> None:
-        """Add blocks without content, ``blocks[0]`` to be reused first."""
-        if not blocks:
-            return
-        last: Any = self.head
-        following = last.next_free_block
-        for block in blocks:
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-        last.next_free_block = following
-        following.prev_free_block = last
-        self.num_free_blocks += len(blocks)
-
     def remove(self, block: B) -> None:
         """Take a block out, because a request uses it again. Raises ValueError if it is not free."""
         before, after = block.prev_free_block, block.next_free_block
@@ -176,20 +157,6 @@ class ValueQueue(Generic[B]):
                 self._value_ends(number)
         self.num_free_blocks -= n
         return popped
-
-    def popleft(self) -> B:
-        """Take out the block to be evicted first. Raises ValueError if there is none."""
-        return self.popleft_n(1)[0]
-
-    def __iter__(self) -> Iterator[B]:
-        """Walk the free blocks: those without content first, then class by class."""
-        block = self.head.next_free_block
-        while block is not None and block is not self.tail:
-            yield block
-            block = block.next_free_block
-
-    def __len__(self) -> int:
-        return self.num_free_blocks
 
     @staticmethod
     def _pop_from(block: Any, end: Any, n: int, popped: list[B]) -> Any:
