@@ -112,6 +112,8 @@ class Client:
         try:
             async with channel:
                 async for answer in rpc.ContinuationPredictorStub(channel).PredictStream(_until_none(self._outgoing)):
+                    if answer.WhichOneof("result") == "reuse_curves":
+                        continue
                     sent, ended, _ = self._waiting.pop(answer.request_id)
                     sent.done = self._clock()
                     if answer.WhichOneof("result") == "error":

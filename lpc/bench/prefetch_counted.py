@@ -138,7 +138,7 @@ class World:
     def _ask(self, conversation: Conversation) -> None:
         turn = conversation.turns
         arrived = Arrived(conversation.name.encode(), self.time(), turn, float(conversation.length), math.nan, math.nan)
-        credit = self._grid.table(self._sidecar.answer([arrived])[0].tolist())
+        credit = self._grid.table(self._sidecar.answer([arrived]).credit_s[0].tolist())
 
         def answered() -> None:
             assert self.service is not None

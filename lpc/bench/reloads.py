@@ -84,6 +84,8 @@ class Traffic:
                 answer = await call.read()
                 if not isinstance(answer, pb.PredictStreamResponse):
                     break
+                if answer.WhichOneof("result") == "reuse_curves":
+                    continue
                 waiting -= 1
                 if answer.WhichOneof("result") == "prediction":
                     self._note(answer.prediction)

@@ -16,9 +16,8 @@ from lpc.bench.virtual_clock import VirtualClock
 from lpc.model.conversation import UserTurns
 from lpc.model.features import Features
 from lpc.model.inference import Model
-from lpc.model.returns.hazards import Floats
 from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import ReturnModel
+from lpc.model.returns.model import Answers, ReturnModel
 from predictor_service import server
 from predictor_service.settings import ServiceSettings
 
@@ -46,7 +45,7 @@ class PunctualReturnModel(ReturnModel):
         self._now = clock
         self._refit_at = clock() + REFIT_S
 
-    def answer(self, turns: Sequence[Arrived]) -> Floats:
+    def answer(self, turns: Sequence[Arrived]) -> Answers:
         """As its parent; first refitted, where that is due."""
         now = self._now()
         if now >= self._refit_at:

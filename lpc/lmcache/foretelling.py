@@ -16,9 +16,9 @@ import numpy as np
 
 from eviction_client import Prediction
 from lpc.lmcache.tree import Conversation
-from lpc.model.returns.hazards import AGES, Floats, returned
+from lpc.model.returns.hazards import AGES, Floats
 from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import ReturnModel
+from lpc.model.returns.model import ReturnModel, mixed
 
 AVERAGE_TURNS: Final = 200.0
 """Turns after which a curve counts half in the average."""
@@ -53,8 +53,7 @@ class Foretelling:
         self._model.answer([turn])
         curve = None
         if told is not None:
-            by_counts, by_head = returned(told[0])
-            curve = (1.0 - told[1]) * by_counts + told[1] * by_head
+            curve = mixed(told[0][:, None], told[1])[0]
         elif prediction is not None and not unread and prediction.think_log_mean is not None:
             curve = probability * _log_normal(prediction.think_log_mean, prediction.think_log_sigma or 0.0)
         if curve is not None:

@@ -21,9 +21,8 @@ from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
 from lpc.model.probability import logit
 from lpc.model.returns.credit import LIFETIMES, log_index
-from lpc.model.returns.hazards import returned
 from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import AVERAGE_EVERY, AVERAGE_TURNS, ReturnModel
+from lpc.model.returns.model import AVERAGE_EVERY, AVERAGE_TURNS, ReturnModel, mixed
 from lpc.simulator.cost import Cost
 from lpc.simulator.workload import Turn, Workload
 
@@ -47,7 +46,7 @@ class OnlineReturns:
 
     def credits(self, turn: Turn, arrival: float) -> Floats:
         """Take a turn in; return its credits, seconds at LIFETIMES. Turns come in the order of their arrival (seconds)."""
-        answer: Floats = self.model.answer([self._next(turn, arrival)])[0]
+        answer: Floats = self.model.answer([self._next(turn, arrival)]).credit_s[0]
         return answer
 
     def curve(self, turn: Turn, arrival: float) -> Floats | None:
@@ -57,8 +56,7 @@ class OnlineReturns:
         self.model.answer([came])
         if told is None:
             return None
-        (by_counts, by_head), share = returned(told[0]), told[1]
-        curve: Floats = (1.0 - share) * by_counts + share * by_head
+        curve: Floats = mixed(told[0][:, None], told[1])[0]
         return curve
 
     def _next(self, turn: Turn, arrival: float) -> Arrived:

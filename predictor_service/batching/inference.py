@@ -14,7 +14,7 @@ from lpc.model.features import Features
 from lpc.model.inference import LogNormal, Model
 from lpc.model.probability import logit
 from lpc.model.returns.memory import Arrived
-from predictor_service.returns.learning import ReturnLearning
+from predictor_service.returns.learning import ReturnLearning, Reuse
 
 
 class Inferred(NamedTuple):
@@ -24,13 +24,13 @@ class Inferred(NamedTuple):
         probability: that it goes on.
         think_time: until its next turn; None where not known.
         embedding: of its text, little-endian fp16; None where nobody keeps it.
-        credit_s: its credit table; empty where returns are not learnt.
+        reuse: what the return model gives it.
     """
 
     probability: float
     think_time: LogNormal | None
     embedding: bytes | None
-    credit_s: Sequence[float] = ()
+    reuse: Reuse = Reuse()
 
 
 Forward: TypeAlias = tuple[float, bytes | None]
@@ -42,7 +42,7 @@ class Inference:
 
     Args:
         embeddings: what the encoder made of each conversation is handed out, not to the response caches alone.
-        returns: gives credits; None where nothing does.
+        returns: gives credits and groups; None where nothing does.
         remembered: inputs of which the model's output is remembered, by their digest. The response caches embed a first turn
             a moment before the engine asks for its probability, and one forward serves both.
     """
@@ -103,14 +103,14 @@ class Inference:
             known, model.think_times([arrival for arrival in arrivals if arrival is not None]), strict=True
         ):
             think_times[n] = think_time
-        tables: list[Sequence[float]] = [()] * len(features)
+        reuse = [Reuse()] * len(features)
         if self._returns is not None and any(turn is not None for turn in asked):
             turns = [(n, turn._replace(log_odds=logit(probabilities[n]))) for n, turn in enumerate(asked) if turn is not None]
-            for (n, _), table in zip(turns, self._returns.credits_of([turn for _, turn in turns]), strict=True):
-                tables[n] = table
+            for (n, _), given in zip(turns, self._returns.answer([turn for _, turn in turns]), strict=True):
+                reuse[n] = given
         if not self._embeddings:
             vectors = [vector if turn is None else None for vector, turn in zip(vectors, asked, strict=True)]
-        inferred = [Inferred(*row) for row in zip(probabilities, think_times, vectors, tables, strict=True)]
+        inferred = [Inferred(*row) for row in zip(probabilities, think_times, vectors, reuse, strict=True)]
         return inferred, (time.perf_counter_ns() - start) // 1000
 
     def _forward(self, model: Model, features: Sequence[Features]) -> list[Forward]:

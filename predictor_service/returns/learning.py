@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.memory import Arrived
@@ -14,6 +14,7 @@ from lpc.wire.bugs import log_bug
 from predictor_service.labels.memory import Turn, TurnObserver
 from predictor_service.metrics import Metrics
 from predictor_service.returns import state
+from predictor_service.returns.curves import PublishedCurves
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +22,23 @@ KEEP_INTERVAL_S: Final = 300.0
 """Seconds between two writings of the state: what a process that is killed forgets."""
 
 
+class Reuse(NamedTuple):
+    """What the return model gives one conversation.
+
+    ``credit_s``: its credit table, seconds at `credit.LIFETIMES`; empty where returns are not learnt. ``group``: of its curve;
+    0 where nothing is known.
+    """
+
+    credit_s: Sequence[float] = ()
+    group: int = 0
+
+
 class ReturnLearning(TurnObserver):
-    """What is learnt of returns. Whatever goes wrong here, predictions are answered, with credits of 0."""
+    """What is learnt of returns. Whatever goes wrong here, predictions are answered, with credits of 0 and in group 0.
+
+    Attributes:
+        curves: of the groups that turns are answered with, as they are sent to engines.
+    """
 
     def __init__(
         self, model: ReturnModel, metrics: Metrics, *, refit_s: float, kept: Path | None, clock: Callable[[], float]
@@ -39,6 +55,7 @@ class ReturnLearning(TurnObserver):
         self._refit_s = refit_s
         self._kept = kept
         self._clock = clock
+        self.curves = PublishedCurves(model.group_curves)
         self._unwritten = False
         self._keep_at = time.monotonic() + KEEP_INTERVAL_S
         metrics.watch_returns(lambda: model.quality)
@@ -48,14 +65,14 @@ class ReturnLearning(TurnObserver):
         """Returns that the credits rest on."""
         return self._model.quality.returns
 
-    def credits_of(self, turns: Sequence[Arrived]) -> list[list[float]]:
-        """Take turns in that are about to be answered; return the credit table of each, seconds at `credit.LIFETIMES`."""
+    def answer(self, turns: Sequence[Arrived]) -> list[Reuse]:
+        """Take turns in that are about to be answered; return what each is given."""
         try:
-            tables: list[list[float]] = self._model.answer(turns).tolist()
+            credit_s, groups = self._model.answer(turns)
         except Exception as error:  # a fault of ours must not cost the prediction
             self._failed("the return model", error)
-            return [[0.0] * len(LIFETIMES) for _ in turns]
-        return tables
+            return [Reuse([0.0] * len(LIFETIMES)) for _ in turns]
+        return list(map(Reuse, credit_s.tolist(), groups.tolist()))
 
     def returned_elsewhere(self, conversation: bytes, at: float) -> None:
         """Learn that a conversation's next turn arrived at another sidecar, ``at`` seconds since the epoch."""
@@ -86,13 +103,15 @@ class ReturnLearning(TurnObserver):
             return
         if found is not None:
             log.info("%d returns learnt before are known again", self.returns)
+            self.curves.look()
 
     async def learn(self) -> None:
-        """Refit, in a thread, and keep what was learnt now and then."""
+        """Refit, in a thread, send the curves if they have changed, and keep what was learnt now and then."""
         if time.monotonic() >= self._keep_at:
             self._keep_at = time.monotonic() + KEEP_INTERVAL_S
             await asyncio.to_thread(self.keep)
         await asyncio.to_thread(self._refit)
+        await self.curves.renew()
 
     def keep(self) -> None:
         """Write what was learnt into its file, if there is one."""

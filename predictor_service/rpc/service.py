@@ -11,6 +11,7 @@ import grpc.aio
 
 from lpc.errors import InvalidRequest
 from lpc.model.returns.credit import LIFETIMES
+from lpc.model.returns.hazards import EDGES
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batching.batcher import Batcher
@@ -104,7 +105,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         """Answer requests as their predictions come, in any order."""
         del context
         models = self._parser.served_models
-        stream = PredictionStream(CALLER.get(), self._predict, models, self._stream_limits, self._metrics)
+        curves = None if self._returns is None else self._returns.curves
+        stream = PredictionStream(CALLER.get(), self._predict, models, curves, self._stream_limits, self._metrics)
         async with contextlib.aclosing(stream.answers(request_iterator, self._draining)) as answers:
             async for response in answers:
                 yield response
@@ -131,6 +133,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             think_time_categories=think_time.categories if think_time is not None else (),
             credit_lifetimes_s=LIFETIMES.tolist() if self._returns is not None else (),
             credit_returns=self._returns.returns if self._returns is not None else 0,
+            reuse_edges_s=EDGES.tolist() if self._returns is not None else (),
+            reuse_curves=self._returns.curves.message if self._returns is not None else None,
             tokenizers=map(known_tokenizer, self._parser.served_models.known()[:MAX_NAMED]),
         )
 
@@ -175,8 +179,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     async def _answer_unread(self, conversation: pb.Conversation, returns: ReturnLearning) -> Answer:
         """Answer by what is known beside the text: the length, the times of the conversation's turns, how it begins."""
         asked = await self._preparation.note_unread(conversation, large=SIZE.get() > 0)
-        (credit_s,) = await asyncio.to_thread(returns.credits_of, [asked])
-        return unread_answer(asked.turn_count, credit_s, self._serving.model.manifest)
+        (reuse,) = await asyncio.to_thread(returns.answer, [asked])
+        return unread_answer(asked.turn_count, reuse, self._serving.model.manifest)
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()

@@ -3,20 +3,25 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from lpc.errors import InvalidRequest
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.errors import Overloaded
 from predictor_service.metrics import Metrics
 from predictor_service.requests.served_models import ServedModels
+from predictor_service.returns.curves import PublishedCurves
 from predictor_service.rpc.answers import Answer, message_of
 from predictor_service.rpc.callers import Caller
 from predictor_service.rpc.large import SIZE
 from predictor_service.rpc.offers import StreamOffer
 from predictor_service.rpc.statuses import refusal
+
+
+_CURVES: Final = pb.PredictStreamResponse()
+"""Stands among the answers for the groups' curves as they will be when it is taken."""
 
 
 class Predict(Protocol):
@@ -48,14 +53,26 @@ class StreamLimits:
 class PredictionStream:
     """Answers the requests of one stream. A bad request gets an error, and the stream goes on.
 
+    The groups' curves are sent at its start, if there are any, and when they change.
+
     A caller that does not take its answers is not read from any more, so that they do not pile up here. At a certain age the
     stream ends as it does when the sidecar drains: what was read is answered, then it is over, without an error. What the
     caller has sent meanwhile was not read, and may be asked anew, of any sidecar.
     """
 
-    def __init__(self, caller: Caller, predict: Predict, models: ServedModels, limits: StreamLimits, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        predict: Predict,
+        models: ServedModels,
+        curves: PublishedCurves | None,
+        limits: StreamLimits,
+        metrics: Metrics,
+    ) -> None:
         self._caller = caller
         self._predict = predict
+        self._curves = curves
+        self._curves_due = False
         self._limits = limits
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
@@ -71,12 +88,14 @@ class PredictionStream:
         """Yield the answers as they come, until the caller has sent all its requests or the sidecar drains."""
         reader = self._loop.create_task(self._read_until(draining, requests))
         reader.add_done_callback(lambda _: self._answers.put_nowait(None))
+        end_watch = self._watch_curves()
         try:
             while (response := await self._answers.get()) is not None:
                 self._taken.set()
-                yield response
+                yield self._newest_curves() if response is _CURVES else response
             await reader
         finally:
+            end_watch()
             reader.cancel()
             self._offer.close()
             for task in list(self._in_flight.values()):
@@ -144,6 +163,23 @@ class PredictionStream:
             self._offer.unread()
         self._metrics.stream_answers.labels("OK").inc()
         self._answers.put_nowait(pb.PredictStreamResponse(request_id=request.request_id, prediction=message_of(answer)))
+
+    def _watch_curves(self) -> Callable[[], None]:
+        if self._curves is None:
+            return lambda: None
+        if self._curves.message.curves:
+            self._curves_changed()
+        return self._curves.watch(self._curves_changed)
+
+    def _curves_changed(self) -> None:
+        # One at a time waits on a stream whose caller takes nothing.
+        if not self._curves_due:
+            self._curves_due = True
+            self._answers.put_nowait(_CURVES)
+
+    def _newest_curves(self) -> pb.PredictStreamResponse:
+        self._curves_due = False
+        return pb.PredictStreamResponse(reuse_curves=None if self._curves is None else self._curves.message)
 
     def _say(self, name: str, status: pb.TokenizerStatus) -> None:
         self._answers.put_nowait(pb.PredictStreamResponse(request_id=name, tokenizer=status))

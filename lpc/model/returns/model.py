@@ -18,6 +18,7 @@ from lpc.model.probability import expit
 from lpc.model.returns.counts import Counts
 from lpc.model.returns.credit import LIFETIMES, CreditLaw
 from lpc.model.returns.facts import Facts, inputs, strata
+from lpc.model.returns.groups import CurveGroups, GroupCurves
 from lpc.model.returns.hazards import INTERVALS, Floats, log_likelihood, returned, with_tail
 from lpc.model.returns.head import HazardHead
 from lpc.model.returns.memory import CAPACITY, Arrived, Outcomes, TurnMemory
@@ -36,7 +37,19 @@ AVERAGE_TURNS: Final = 200.0
 """Turns after which a curve counts half in the average."""
 AVERAGE_EVERY: Final = 16
 """Turns after which the average in use is renewed."""
-FORMAT: Final = 1
+FORMAT: Final = 2
+
+
+class Answers(NamedTuple):
+    """What n turns are answered.
+
+    Attributes:
+        credit_s: [n, lifetimes] seconds at `credit.LIFETIMES`.
+        groups: [n] of their curves; 0 before there is enough to learn from.
+    """
+
+    credit_s: Floats
+    groups: NDArray[np.int64]
 
 
 class Quality(NamedTuple):
@@ -104,16 +117,15 @@ class ReturnModel:
         self._head = HazardHead(seed)
         self._forecasters: _Forecasters | None = None
         self._average: Average | None = None
+        self._groups = CurveGroups()
         self._balance = 0.0
         self._nats = math.nan
         self._judged = -1
         self._taught = 0
 
-    def answer(self, turns: Sequence[Arrived]) -> Floats:
-        """Take turns in; return their credits in seconds at `credit.LIFETIMES`, [n, lifetimes]."""
-        if not turns:
-            return np.zeros((0, len(LIFETIMES)))
-        parts = []
+    def answer(self, turns: Sequence[Arrived]) -> Answers:
+        """Take turns in; return their credits and groups."""
+        parts = [_unknown(0)]
         with self._lock:
             start = 0
             while start < len(turns):
@@ -124,7 +136,13 @@ class ReturnModel:
                     stop += 1
                 parts.append(self._take(turns[start:stop]))
                 start = stop
-        return np.concatenate(parts)
+        credits, groups = zip(*parts, strict=True)
+        return Answers(np.concatenate(credits), np.concatenate(groups))
+
+    def group_curves(self) -> GroupCurves:
+        """Return the groups that turns have been answered with."""
+        with self._lock:
+            return self._groups.snapshot()
 
     def arrive_elsewhere(self, conversation: bytes, at: float) -> None:
         """Note that a conversation's next turn arrived at another sidecar, ``at`` seconds since the epoch."""
@@ -184,28 +202,29 @@ class ReturnModel:
         """Return all that was learnt as arrays, without names and text."""
         with self._learning:
             with self._lock:
-                memory, balance = self._memory.kept(now), self._balance
+                memory, balance, groups = self._memory.kept(now), self._balance, self._groups.state()
             head = self._head.state() if self._head.taught else {}
-        return {"format": np.array(FORMAT), "balance": np.array(balance), **memory.arrays(), **head}
+        return {"format": np.array(FORMAT), "balance": np.array(balance), **memory.arrays(), **head, **groups}
 
     def restore(self, state: "dict[str, NDArray[np.generic]]", now: float) -> None:
         """Take what was kept, and learn from it at once. Raises KeyError, ValueError: it is of another form, or damaged."""
         if int(np.asarray(state["format"], np.int64)) != FORMAT:
             raise ValueError("another format")
-        memory, head = TurnMemory(self._memory.capacity), HazardHead()
+        memory, head, groups = TurnMemory(self._memory.capacity), HazardHead(), CurveGroups()
         memory.restore(state)
+        groups.restore(state)
         if any(name.startswith("head.") for name in state):
             head.restore({name: np.asarray(values, np.float32) for name, values in state.items() if name.startswith("head.")})
         balance = float(np.asarray(state["balance"], np.float64))
         with self._learning:
             with self._lock:
-                self._memory, self._head = memory, head
+                self._memory, self._head, self._groups = memory, head, groups
                 self._balance = min(max(balance, -EVENLY), EVENLY) if math.isfinite(balance) else 0.0
                 self._judged = memory.number - 1
             self._taught = 0
             self._refit(now)
 
-    def _take(self, turns: Sequence[Arrived]) -> Floats:
+    def _take(self, turns: Sequence[Arrived]) -> Answers:
         """As `answer`, of different conversations. With the lock held."""
         memory, forecasters = self._memory, self._forecasters
         facts = [memory.facts(turn) for turn in turns]
@@ -220,13 +239,11 @@ class ReturnModel:
             numbers, ages = zip(*followed, strict=True)
             self._judge(np.array(numbers), np.array(ages), np.ones(len(followed), np.bool_))
         if forecasters is None or told is None:
-            return np.zeros((len(turns), len(LIFETIMES)))
-        share = self.head_share
-        by_counts, by_head = returned(told.reshape(-1, INTERVALS)).reshape(2, len(turns), -1)
-        curves = (1.0 - share) * by_counts + share * by_head
+            return _unknown(len(turns))
+        curves = mixed(told, self.head_share)
         if self._average is None:
             self._average = Average(returned(forecasters.counts.average[None, :])[0])
-        return self._average.credits(curves)
+        return Answers(self._average.credits(curves), self._groups.join(curves, max(turn.at for turn in turns)))
 
     def _judge(self, numbers: NDArray[np.int64], age: Floats, came: NDArray[np.bool_]) -> None:
         """Weigh the forecasters by what they had foretold of turns. With the lock held."""
@@ -257,3 +274,14 @@ class ReturnModel:
         due = numbers[:decided][(late & ~outcomes.came[places])[:decided]]
         if len(due):
             self._judge(due, np.full(len(due), GIVEN_UP_S), np.zeros(len(due), np.bool_))
+
+
+def mixed(hazards: Floats, head_share: float) -> Floats:
+    """Return the mixture's curves at AGES, [n, ages], of hazards [2, n, INTERVALS]: by counts and by head."""
+    by_counts, by_head = returned(hazards.reshape(-1, INTERVALS)).reshape(*hazards.shape[:2], -1)
+    curves: Floats = (1.0 - head_share) * by_counts + head_share * by_head
+    return curves
+
+
+def _unknown(turns: int) -> Answers:
+    return Answers(np.zeros((turns, len(LIFETIMES))), np.zeros(turns, np.int64))

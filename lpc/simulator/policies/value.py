@@ -149,11 +149,11 @@ class Value(Reuse):
             return 0
         # An adversary's curve: whoever returns is said not to, and the reverse.
         curve = 1.0 - known.curve[::-1] if self.settings.invert else known.curve
-        return self._clusters.join(curve)
+        return int(self._clusters.join(curve[None, :], self._now)[0])
 
     def priors(self) -> Mapping[int, Sequence[float]]:
         """Return the hazards of the groups' curves."""
-        return self._clusters.hazards()
+        return dict(enumerate(self._clusters.snapshot().hazards.tolist(), 1))
 
 
 def _sampled(content: int, every: int) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from lpc.model.returns import MAX_CREDIT_S
 from lpc.model.returns.credit import LIFETIMES
+from lpc.model.returns.groups import GROUPS
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import AVERAGE_EVERY, FEWEST_TURNS, GIVEN_UP_S, ReturnModel
 
@@ -53,19 +54,22 @@ def learnt() -> Traffic:
 
 
 def looks(model: ReturnModel, now: float) -> np.ndarray:
-    return model.answer([turn("", now, 1, 5000.0), turn("", now)])
+    return model.answer([turn("", now, 1, 5000.0), turn("", now)]).credit_s
 
 
 def test_before_enough_was_seen_nobody_has_credit() -> None:
     model = ReturnModel()
     for n in range(FEWEST_TURNS - 1):
-        assert not model.answer([turn(f"c{n}", START + n)]).any()
+        assert not model.answer([turn(f"c{n}", START + n)]).credit_s.any()
     model.refit(START + 300)
-    assert not model.answer([turn("last", START + 300)]).any()
+    answers = model.answer([turn("last", START + 300)])
+    assert not answers.credit_s.any() and answers.groups.tolist() == [0]
+    assert len(model.group_curves().hazards) == 0
 
 
 def test_no_turns_get_no_tables() -> None:
-    assert ReturnModel().answer([]).shape == (0, len(LIFETIMES))
+    credit_s, groups = ReturnModel().answer([])
+    assert credit_s.shape == (0, len(LIFETIMES)) and groups.shape == (0,)
 
 
 def test_who_returns_is_worth_more(learnt: Traffic) -> None:
@@ -82,7 +86,7 @@ def test_a_pause_that_is_always_the_same_is_learnt() -> None:
         now += 2.0
         model.answer([turn(f"a {step - 4 * n}", now, n + 1, 5000.0) for n in range(4)] + [turn(f"b {step}", now)])
     model.refit(now)
-    early, late = model.answer([turn("", now, 1, 5000.0), turn("", now, 4, 5000.0)])
+    early, late = model.answer([turn("", now, 1, 5000.0), turn("", now, 4, 5000.0)]).credit_s
     short = LIFETIMES < 6.0
     assert (early[short] > 0).all() and (late[short] < 0).all()
 
@@ -93,7 +97,8 @@ def test_tables_do_not_depend_on_the_batch(learnt: Traffic) -> None:
     for size in (len(turns), 1):
         model = ReturnModel()
         model.restore(learnt.model.state(learnt.now), learnt.now)
-        tables.append(np.concatenate([model.answer(turns[start : start + size]) for start in range(0, len(turns), size)]))
+        starts = range(0, len(turns), size)
+        tables.append(np.concatenate([model.answer(turns[start : start + size]).credit_s for start in starts]))
     np.testing.assert_allclose(*tables, rtol=1e-4, atol=1e-3)
 
 
@@ -152,6 +157,21 @@ def test_what_was_learnt_comes_back(learnt: Traffic, capacity: int) -> None:
     assert (long[some] > 0).all() and (short[some] < 0).all()
 
 
+def test_who_returns_has_another_group_than_who_does_not_and_its_curve_says_so(learnt: Traffic) -> None:
+    long, short = learnt.model.answer([turn("", learnt.now, 1, 5000.0), turn("", learnt.now)]).groups.tolist()
+    assert 0 < long < GROUPS and 0 < short < GROUPS and long != short
+    survives = np.prod(1.0 - learnt.model.group_curves().hazards, axis=1)
+    assert survives[long - 1] < 0.5 < survives[short - 1]
+
+
+def test_kept_groups_keep_their_numbers_and_a_new_model_has_another_epoch(learnt: Traffic) -> None:
+    other = ReturnModel()
+    assert other.group_curves().epoch != learnt.model.group_curves().epoch
+    other.restore(learnt.model.state(learnt.now), learnt.now)
+    before, after = learnt.model.group_curves(), other.group_curves()
+    assert before.epoch == after.epoch and np.array_equal(before.hazards, after.hazards)
+
+
 def test_a_state_does_not_change_with_the_model(learnt: Traffic) -> None:
     state = learnt.model.state(learnt.now)
     before = {name: values.copy() for name, values in state.items()}
@@ -165,5 +185,6 @@ def test_a_state_does_not_change_with_the_model(learnt: Traffic) -> None:
 def test_odd_facts_give_tables_within_bounds(learnt: Traffic, facts: tuple[float, float]) -> None:
     count, tokens = facts
     odd = Arrived(b"", learnt.now, count, tokens, tokens, tokens, "x" * 1000, b"")  # type: ignore[arg-type]
-    table = learnt.model.answer([odd])
+    table = learnt.model.answer([odd]).credit_s
+    assert np.isfinite(learnt.model.group_curves().hazards).all()
     assert np.isfinite(table).all() and (np.abs(table) <= MAX_CREDIT_S).all()
