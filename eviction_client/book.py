@@ -60,6 +60,8 @@ class PredictorCounters:
     bad_grid: int = 0
     bad_length: int = 0
     bad_value: int = 0
+    bad_curves: int = 0
+    """Messages of groups' curves that could not be used. Not a fate of its own."""
 
 
 _REFUSED: Final[dict[Refusal, str]] = {

@@ -22,6 +22,7 @@ from eviction_client.lane import Lane
 from eviction_client.messages import Refusal, cancel, decode, encode, grid_of
 from eviction_client.offer import REQUEST_ID, Offer
 from eviction_client.peers import Peer
+from eviction_client.prior import BadCurves, Groups, ReuseCurves, curves_of, greeted
 from eviction_client.said import Said
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 from lpc.wire.access import Access
@@ -61,6 +62,7 @@ class Connection:
         clock: monotonic seconds.
         offer: of the engine's tokenizer; None where none is made.
         said: what has been said in the log.
+        groups: of requests, which sidecars number.
 
     Attributes:
         heard: whether anything was heard on the stream.
@@ -69,7 +71,7 @@ class Connection:
         over: set with the book's lock held.
     """
 
-    def __init__(self, book: Book, clock: Callable[[], float], offer: Offer | None, said: Said) -> None:
+    def __init__(self, book: Book, clock: Callable[[], float], offer: Offer | None, said: Said, groups: Groups) -> None:
         self.heard = False
         self.ended = False
         self.over = False
@@ -78,6 +80,8 @@ class Connection:
         self._clock = clock
         self._offer = offer
         self._said = said
+        self._groups = groups
+        self._sends_groups = False
         self._part_bytes = CHUNK_BYTES
         self._most_bytes = 0
         """Of one message, that the sidecar takes; 0: it does not say."""
@@ -118,6 +122,7 @@ class Connection:
         """Hang up. ``over`` must have been set, so that nothing more is sent."""
         if self._offer is not None:
             self._offer.gone(self)
+        self._groups.gone(self)
         if self._call is not None:
             self._call.cancel()
         if self._channel is not None:
@@ -163,6 +168,7 @@ class Connection:
         if error is None:
             info = greeting.result()
             self._grid = grid_of(info)
+            self._hear_curves(lambda: greeted(info))
             self._most_bytes = info.limits.max_request_bytes
             if info.limits.max_request_bytes:
                 self._part_bytes = min(CHUNK_BYTES, info.limits.max_request_bytes // 2)
@@ -250,7 +256,11 @@ class Connection:
         if message.request_id == REQUEST_ID and self._offer is not None:
             self._hear_of_offer(lane, message, self._offer)
             return
-        answer = decode(message, self._grid)
+        if message.WhichOneof("result") == "reuse_curves":
+            if self._sends_groups:
+                self._hear_curves(lambda: curves_of(message.reuse_curves))
+            return
+        answer = decode(message, self._grid, lambda group: self._groups.number(self, group))
         number = int(message.request_id) if message.request_id.isdecimal() else 0
         if answer is not None and answer.refused is not None and answer.refused not in self._refused:
             self._refused.add(answer.refused)
@@ -264,6 +274,20 @@ class Connection:
         with book.changed:
             self.heard = True
             book.receive(lane, number, answer, _FATES.get(message.error.code, "failed"), self._clock())
+
+    def _hear_curves(self, read: Callable[[], ReuseCurves | None]) -> None:
+        try:
+            curves = read()
+        except BadCurves as error:
+            with self._book.changed:
+                self._book.count(bad_curves=1)
+            self._said.once("curves", logging.WARNING, "the predictor's reuse curves cannot be used: %s", error)
+            return
+        if curves is not None:
+            self._sends_groups = True
+            self._groups.heard(self, curves)
+            if self.over:
+                self._groups.gone(self)
 
     def _hear_of_offer(self, lane: Lane, message: predictor_pb2.PredictStreamResponse, offer: Offer) -> None:
         wanted = False

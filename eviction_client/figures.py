@@ -36,6 +36,7 @@ def figures_of(scorer: Scorer, *, lifetime: float) -> Values:
         ("lpc_credit_refused", "grid"): asked.bad_grid,
         ("lpc_credit_refused", "length"): asked.bad_length,
         ("lpc_credit_refused", "value"): asked.bad_value,
+        ("lpc_curves_refused", ""): asked.bad_curves,
         ("lpc_pooled_refused", ""): scorer.implausible,
         ("lpc_scheduler_seconds", ""): scorer.seconds,
         ("lpc_failures", ""): scorer.failures + asked.bugs + (0 if scorer.store is None else scorer.store.counters.bugs),

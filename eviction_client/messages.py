@@ -3,7 +3,7 @@
 import math
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -49,6 +49,8 @@ class Prediction:
         credit: seconds by the lifetime of the cache; None where there is no table that could be used.
         refused: why there is none.
         unread: the token ids could not be read: no probability, and a credit by lengths and times alone.
+        group: of requests that are predicted to return alike, in the numbering of the client's `reuse_curves`; 0 where nothing
+            is known.
     """
 
     probability: float
@@ -59,6 +61,7 @@ class Prediction:
     credit: CreditTable | None = None
     refused: Refusal | None = None
     unread: bool = False
+    group: int = 0
 
 
 def encode(number: int, question: Question, timeout_s: float, tokenizer: str = "") -> predictor_pb2.PredictStreamRequest:
@@ -100,11 +103,16 @@ def grid_of(info: predictor_pb2.GetModelInfoResponse) -> CreditGrid | Refusal:
         return "grid"
 
 
-def decode(message: predictor_pb2.PredictStreamResponse, grid: CreditGrid | Refusal = "absent") -> Prediction | None:
+def decode(
+    message: predictor_pb2.PredictStreamResponse,
+    grid: CreditGrid | Refusal = "absent",
+    group_of: Callable[[int], int] = lambda _: 0,
+) -> Prediction | None:
     """Return the prediction; None for an error item and for what is not a probability.
 
     Args:
         grid: of the sidecar's credit tables, or why it has none.
+        group_of: returns the client's number of a group of the sidecar's.
     """
     if message.WhichOneof("result") != "prediction":
         return None
@@ -123,6 +131,7 @@ def decode(message: predictor_pb2.PredictStreamResponse, grid: CreditGrid | Refu
         credit=credit if isinstance(credit, CreditTable) else None,
         refused=None if isinstance(credit, CreditTable) else credit,
         unread=prediction.unread,
+        group=group_of(prediction.reuse_group),
     )
 
 

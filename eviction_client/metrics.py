@@ -59,6 +59,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_predictions_unread": (Counter, "Predictions for prompts that the sidecar could not read: by lengths and times.", ""),
     "lpc_tokenizer_state": (Gauge, "1 for how the sidecar stands with this engine's tokenizer, else 0.", "state"),
     "lpc_credit_refused": (Counter, "Predictions without a credit table that can be used, by what is wrong.", "reason"),
+    "lpc_curves_refused": (Counter, "Messages of the sidecar with reuse curves that cannot be used.", ""),
     "lpc_credit_seconds": (Gauge, "Credit of the latest requests, seconds, by quantile.", "quantile"),
     "lpc_lifetime_seconds": (Gauge, "How long blocks of average conversations live in this cache.", ""),
     "lpc_trusting": (Gauge, "1 while credit orders the cache, 0 while it is LRU.", ""),

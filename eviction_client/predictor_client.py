@@ -26,6 +26,7 @@ from eviction_client.link import Link, Patience, Reachability
 from eviction_client.messages import Prediction, Question
 from eviction_client.offer import FindFiles, Offer, TokenizerState
 from eviction_client.peers import RESOLVE_S, Peer, chosen, may_change, peers_of
+from eviction_client.prior import Groups, ReuseCurves
 from eviction_client.said import Said
 from eviction_client.settings import ClientSettings
 from lpc.wire.access import Access, access_of
@@ -77,6 +78,7 @@ class PredictorClient:
         self._book = Book(capacity)
         self._said = Said()
         self._offer = None if tokenizer is None else Offer(served_model, tokenizer, self._said)
+        self._groups = Groups(clock)
         self._reachability = Reachability(address)
         self._engine = os.urandom(16)
         self._links: dict[Peer, Link] = {}
@@ -168,6 +170,14 @@ class PredictorClient:
             return
 
     @property
+    def reuse_curves(self) -> ReuseCurves | None:
+        """The predicted curves of the groups that predictions name; None while none are known.
+
+        They are kept for `prior.KEPT_S` after the connection is lost. Another epoch means other groups.
+        """
+        return self._groups.curves
+
+    @property
     def healthy(self) -> bool:
         """Whether a stream to a sidecar is up."""
         return self._reachability.up is True
@@ -219,4 +229,4 @@ class PredictorClient:
             self._closed.wait(self._resolve_s * random.uniform(0.75, 1.25))
 
     def _connect(self) -> Connection:
-        return Connection(self._book, self._clock, self._offer, self._said)
+        return Connection(self._book, self._clock, self._offer, self._said, self._groups)
