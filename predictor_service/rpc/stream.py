@@ -19,7 +19,6 @@ from predictor_service.rpc.large import SIZE
 from predictor_service.rpc.offers import StreamOffer
 from predictor_service.rpc.statuses import refusal
 
-
 _CURVES: Final = pb.PredictStreamResponse()
 """Stands among the answers for the groups' curves as they will be when it is taken."""
 

@@ -42,7 +42,14 @@ def test_a_batch_joins_as_its_curves_would_one_by_one() -> None:
     numbers = [join(one_by_one, curve) for curve in curves]
     batch = CurveGroups()
     assert batch.join(curves, 0.0).tolist() == numbers
-    assert np.array_equal(batch.snapshot().hazards, one_by_one.snapshot().hazards)
+    assert np.allclose(batch.snapshot().hazards, one_by_one.snapshot().hazards)
+
+
+def test_a_large_batch_moves_a_group_no_further_than_its_curves() -> None:
+    groups = CurveGroups()
+    join(groups, exponential(0.010))
+    assert set(groups.join(np.array([exponential(0.011)] * 500), 0.0).tolist()) == {1}
+    assert np.allclose(groups.snapshot().hazards[0], hazards_of(0.011), rtol=0.01)
 
 
 def test_signatures_are_the_logarithms_of_the_retention_values() -> None:

@@ -27,6 +27,8 @@ FOLLOWS: Final = 0.02
 PROBES: Final = np.searchsorted(AGES, (2.0, 15.0, 60.0, 180.0, 600.0, 2400.0))
 UNUSED_S: Final = float(EDGES[-1])
 _LEAST: Final = 1e-12
+_LEAST_ROOM: Final = 1e-6
+"""Seconds: everybody has returned, and nothing is gained any more."""
 
 _FROM: Final = np.repeat(PROBES, len(AGES) - 1 - PROBES)
 _TO: Final = np.concatenate([np.arange(probe + 1, len(AGES)) for probe in PROBES])
@@ -69,8 +71,14 @@ class CurveGroups:
         Args:
             at: seconds on a clock that all calls share.
         """
-        found = [self._join(*each, at) for each in zip(curves, signatures(curves), strict=True)]
-        return np.array(found, np.int64)
+        marks = signatures(curves)
+        usable = np.isfinite(marks).all(axis=1)
+        groups, distance = self._nearest(marks)
+        groups[~usable] = 0
+        for row in np.flatnonzero(usable & ~(distance <= TOLERANCE)).tolist():
+            groups[row] = self._found(curves[row], marks[row], at)
+        self._follow(groups, curves, marks, at)
+        return groups
 
     def snapshot(self) -> GroupCurves:
         """Return the groups' curves as hazards."""
@@ -87,7 +95,9 @@ class CurveGroups:
         """Take kept groups. Raises KeyError, ValueError: they are damaged; nothing has changed then."""
         epoch = str(np.asarray(state["groups.epoch"], np.str_))
         curves, joined_at = (np.asarray(state[f"groups.{name}"], np.float64) for name in ("curves", "joined_at"))
-        if not (curves.ndim == 2 and curves.shape[1] == len(AGES) and len(curves) < GROUPS and joined_at.shape == curves.shape[:1]):
+        if not (
+            curves.ndim == 2 and curves.shape[1] == len(AGES) and len(curves) < GROUPS and joined_at.shape == curves.shape[:1]
+        ):
             raise ValueError("groups of another form")
         if not (epoch and np.isfinite(joined_at).all() and ((curves >= 0.0) & (curves <= 1.0)).all()):
             raise ValueError("curves of groups are not probabilities")
@@ -95,20 +105,31 @@ class CurveGroups:
         some = slice(1, self._count)
         self._curves[some], self._signatures[some], self._joined_at[some] = curves, signatures(curves), joined_at
 
-    def _join(self, curve: Floats, signature: Floats, at: float) -> int:
-        if not np.isfinite(signature).all():  # it would make a group that nothing is near to any more
-            return 0
-        distances = np.abs(self._signatures[1 : self._count] - signature).max(axis=1)
-        nearest = int(distances.argmin()) + 1 if len(distances) else 0
-        if not nearest or distances[nearest - 1] > TOLERANCE:
-            place = self._place(at)
-            if place:
-                self._signatures[place], self._curves[place], self._joined_at[place] = signature, curve, at
-                return place
-        self._signatures[nearest] += FOLLOWS * (signature - self._signatures[nearest])
-        self._curves[nearest] += FOLLOWS * (curve - self._curves[nearest])
-        self._joined_at[nearest] = at
-        return nearest
+    def _nearest(self, marks: Floats) -> tuple[NDArray[np.int64], Floats]:
+        """Return the nearest groups of signatures [n, probes], and how far they are; 0 and infinity without a group."""
+        if self._count == 1:
+            return np.zeros(len(marks), np.int64), np.full(len(marks), np.inf)
+        distances = np.abs(self._signatures[None, 1 : self._count] - marks[:, None]).max(axis=2)
+        return distances.argmin(axis=1) + 1, distances.min(axis=1)
+
+    def _found(self, curve: Floats, mark: Floats, at: float) -> int:
+        """Return a new group; the nearest one if it is near by now, or if there is no room."""
+        (nearest,), (distance,) = self._nearest(mark[None, :])
+        place = self._place(at) if distance > TOLERANCE else 0
+        if not place:
+            return int(nearest)
+        self._signatures[place], self._curves[place], self._joined_at[place] = mark, curve, at
+        return place
+
+    def _follow(self, groups: NDArray[np.int64], curves: Floats, marks: Floats, at: float) -> None:
+        """Move groups towards the curves that join them: as far as if these came one by one, towards their mean."""
+        for group in set(groups.tolist()) - {0}:
+            joining = groups == group
+            count = int(np.count_nonzero(joining))
+            share = 1.0 - (1.0 - FOLLOWS) ** count
+            for mine, theirs in ((self._signatures, marks), (self._curves, curves)):
+                mine[group] += share * (theirs[joining].sum(axis=0) / count - mine[group])
+            self._joined_at[group] = at
 
     def _place(self, at: float) -> int:
         """Return the number for a new group; 0: there is none."""
@@ -124,11 +145,10 @@ def signatures(curves: Floats) -> Floats:
 
     As `lpc.model.returns.credit.gittins`, at six ages instead of all.
     """
-    waiting = 1.0 - curves
-    room = np.zeros_like(curves)
-    np.cumsum((waiting[:, 1:] + waiting[:, :-1]) / 2 * _WIDTHS, axis=1, out=room[:, 1:])
-    spent = room[:, _TO] - room[:, _FROM]
-    gained = curves[:, _TO] - curves[:, _FROM]
-    rates = np.where(spent > _LEAST, gained / np.maximum(spent, _LEAST), gained)
-    values: Floats = np.log(np.maximum(np.maximum.reduceat(rates, _FIRST, axis=1), _LEAST))
+    both = np.zeros((2, *curves.shape))
+    both[0] = curves
+    np.cumsum((1.0 - (curves[:, 1:] + curves[:, :-1]) / 2) * _WIDTHS, axis=1, out=both[1, :, 1:])
+    gained, spent = both.take(_TO, axis=2) - both.take(_FROM, axis=2)
+    rates = np.maximum.reduceat(gained / np.maximum(spent, _LEAST_ROOM), _FIRST, axis=1)
+    values: Floats = np.log(np.maximum(rates, _LEAST))
     return values
