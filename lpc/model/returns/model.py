@@ -136,8 +136,8 @@ class ReturnModel:
                     stop += 1
                 parts.append(self._take(turns[start:stop]))
                 start = stop
-        credits, groups = zip(*parts, strict=True)
-        return Answers(np.concatenate(credits), np.concatenate(groups))
+        credit_s, groups = zip(*parts, strict=True)
+        return Answers(np.concatenate(credit_s), np.concatenate(groups))
 
     def group_curves(self) -> GroupCurves:
         """Return the groups that turns have been answered with."""
