@@ -6,7 +6,8 @@ value of a block first rises and then falls with its age, its least is at one of
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Final
 
 from eviction_client.queue import FreeBlockQueue
 from lpc.simulator.blocks import CachedBlock
@@ -15,23 +16,25 @@ from lpc.simulator.workload import Turn, Workload
 
 ClassKey = tuple[int, ...]
 
+CLAIMS: Final = 32
+"""Conversations that may claim a block."""
+
 
 class AgingBlock(CachedBlock):
-    """A block with the turn it is kept for.
+    """A block with the turns that claim it.
 
     Attributes:
-        owner: that turn's conversation; None before the first use has ended.
-        arrival: of that turn, seconds.
-        class_key: that turn's class.
+        claims: by claimant, class and arrival of its latest turn that held the block. At most `CLAIMS`, the most valuable.
+        class_key, arrival: of the most valuable claim when the block was last freed; seconds.
     """
 
-    __slots__ = ("arrival", "class_key", "owner")
+    __slots__ = ("arrival", "claims", "class_key")
 
     def __init__(self, content: int, depth: int) -> None:
         super().__init__(content, depth)
-        self.owner: str | None = None
-        self.arrival = 0.0
+        self.claims: dict[Hashable, tuple[ClassKey, float]] = {}
         self.class_key: ClassKey = ()
+        self.arrival = 0.0
 
 
 class AgingClasses(Policy[AgingBlock]):
@@ -51,20 +54,28 @@ class AgingClasses(Policy[AgingBlock]):
     def value(self, key: ClassKey, age: float) -> float:
         """Return what a block of a class is worth ``age`` seconds after its request arrived. The least goes first."""
 
+    def claimants(self, turn: Turn) -> tuple[Hashable, Hashable]:
+        """Return whose claim to a turn's blocks ends with it, and who claims them from now on."""
+        return turn.conversation, turn.conversation
+
     def free(self, blocks: Sequence[AgingBlock], turn: Turn, now: float) -> None:
-        """Put blocks into the request's class; a block that others share stays in theirs while that is worth more."""
+        """Put each block into the class of its most valuable claim: the request's, or another conversation's latest."""
         key = self.place(turn, now)
         mine: list[AgingBlock] = []
         for block in blocks:
-            if (
-                block.owner is not None
-                and block.owner != turn.conversation
-                and self.value(block.class_key, now - block.arrival) > self.value(key, now - turn.arrival)
-            ):
-                self._insert(block.class_key, [block], block.arrival)
+            claims = block.claims
+            before, after = self.claimants(turn)
+            claims.pop(before, None)
+            claims[after] = key, turn.arrival  # last: of equal claims the latest counts
+            if len(claims) == 1:
+                block.class_key, block.arrival = key, turn.arrival
+                mine.append(block)
                 continue
-            block.owner, block.arrival, block.class_key = turn.conversation, turn.arrival, key
-            mine.append(block)
+            ranked = sorted(claims, key=lambda name: self.value(claims[name][0], now - claims[name][1]))
+            if len(ranked) > CLAIMS:
+                del claims[ranked[0]]
+            block.class_key, block.arrival = claims[ranked[-1]]
+            self._insert(block.class_key, [block], block.arrival)
         if mine:
             self._insert(key, mine, turn.arrival)
 

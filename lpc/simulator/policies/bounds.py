@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Hashable
 from typing import ClassVar, Final
 
 from lpc.simulator.blocks import CachedBlock
@@ -32,18 +33,36 @@ class Infinite(ScoredPolicy):
         return now
 
 
+class AwaitedBlock(CachedBlock):
+    """A block with the turns that are known to come of the conversations that held it, and a time for each, seconds."""
+
+    __slots__ = ("awaited",)
+
+    def __init__(self, content: int, depth: int) -> None:
+        super().__init__(content, depth)
+        self.awaited: dict[Turn, float] = {}
+
+    def used(self, turn: Turn, at: float) -> None:
+        """Replace a turn that has ended by the one that follows it, if any."""
+        self.awaited.pop(turn, None)
+        if turn.next is not None:
+            self.awaited[turn.next] = at
+
+
 @register
-class Oracle(ScoredPolicy):
-    """Knows whether a conversation goes on, not when."""
+class Oracle(KeyedPolicy[AwaitedBlock]):
+    """Knows whether a conversation goes on, not when. It knows it of those, too, that no name links."""
 
     name = "oracle"
-    rule = "blocks of conversations that have ended, then least recently used"
+    rule = "blocks of conversations that have all ended, then least recently used"
     source = "Learned Prefix Caching, NeurIPS 2025: its perfect predictor"
     bound: ClassVar[bool] = True
+    block_type = AwaitedBlock
 
-    def score(self, turn: Turn, now: float) -> float:
-        """Return the time, and much more where a next turn will come."""
-        return now + (CONTINUES if turn.next is not None else 0.0)
+    def key(self, block: AwaitedBlock, turn: Turn, now: float) -> float:
+        """Return the time, or if a next turn will come much more than when the latest one ended that is followed by another."""
+        block.used(turn, now)
+        return CONTINUES + max(block.awaited.values()) if block.awaited else now
 
 
 @register
@@ -51,7 +70,7 @@ class OracleGittins(Gittins):
     """Knows whether a conversation goes on, and ranks those that do by the learnt think times."""
 
     name = "oracle-gittins"
-    rule = "blocks of conversations that have ended, then the lowest Gittins index"
+    rule = "blocks of conversations that have all ended, then the lowest Gittins index"
     source = "the paper's perfect predictor with this project's time"
     bound: ClassVar[bool] = True
 
@@ -60,21 +79,9 @@ class OracleGittins(Gittins):
         known = super().outlook(turn)
         return Outlook(0.9999 if turn.next is not None else 1e-6, known.log_mean, known.log_sigma)
 
-
-class AwaitedBlock(CachedBlock):
-    """A block with its next use, in a closed workload.
-
-    Attributes:
-        owner: the conversation that used it last, None before the first use has ended.
-        upcoming: when that or another conversation uses it next, seconds.
-    """
-
-    __slots__ = ("owner", "upcoming")
-
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
-        self.owner: str | None = None
-        self.upcoming = NEVER
+    def claimants(self, turn: Turn) -> tuple[Hashable, Hashable]:
+        """Return the turn and the one that follows it: no name has to link them."""
+        return turn, turn.next
 
 
 @register
@@ -96,13 +103,10 @@ class Belady(KeyedPolicy[AwaitedBlock]):
                     self._uses[content].append(turn.arrival)
 
     def key(self, block: AwaitedBlock, turn: Turn, now: float) -> float:
-        """Return minus the time of the next use. Of a closed workload it is that of the block's own conversation."""
+        """Return minus the time of the next use. Of a closed workload it is that of the conversations that held the block."""
         if self.workload.closed:
-            upcoming = NEVER if turn.next is None else now + turn.next.gap
-            if block.owner not in (None, turn.conversation) and block.upcoming > now:
-                upcoming = min(upcoming, block.upcoming)
-            block.owner, block.upcoming = turn.conversation, upcoming
-            return -upcoming
+            block.used(turn, now + (0.0 if turn.next is None else turn.next.gap))
+            return -min(block.awaited.values(), default=NEVER)
         times = self._uses[block.content]
         place = bisect_right(times, now)
         return -times[place] if place < len(times) else -NEVER

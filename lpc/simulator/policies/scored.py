@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from eviction_client.queue import FreeBlockQueue
-from eviction_client.stores.base import pooled
 from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.policy import Policy, PolicySettings
 from lpc.simulator.workload import Turn, Workload
@@ -15,20 +14,21 @@ class ScoredBlock(CachedBlock):
     """A block with a score.
 
     Attributes:
-        owner: as `eviction_client.stores.base.pooled` says; None before the first use has ended.
-        score: the owner's latest, or the maximum over the conversations.
+        scores: by conversation, that of its latest turn that held the block.
+        score: the highest of these.
     """
 
-    __slots__ = ("owner", "score")
+    __slots__ = ("score", "scores")
 
     def __init__(self, content: int, depth: int) -> None:
         super().__init__(content, depth)
-        self.owner: str | None = None
+        self.scores: dict[str, float] = {}
         self.score = 0.0
 
     def pool(self, conversation: str, score: float) -> None:
-        """Score by the client's law: the owner's latest score, the maximum over conversations."""
-        self.owner, self.score = pooled(self.owner, self.score, conversation, score)
+        """Replace a conversation's score, and take the highest."""
+        self.scores[conversation] = score
+        self.score = max(self.scores.values())
 
 
 class ScoredPolicy(Policy[ScoredBlock]):

@@ -16,8 +16,11 @@ def workload(turns: Iterable[Turn] = (), *, closed: bool = False, block_tokens: 
     return Workload("by hand", block_tokens, list(turns), closed, 0.0, float("inf"))
 
 
-def make(policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS, cost: Cost | None = None) -> Policy[Any]:
-    return REGISTRY[policy](capacity, workload(block_tokens=block_tokens), PolicySettings(cost=cost or Cost()))
+def make(
+    policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS, cost: Cost | None = None, *, closed: bool = False
+) -> Policy[Any]:
+    made = workload(closed=closed, block_tokens=block_tokens)
+    return REGISTRY[policy](capacity, made, PolicySettings(cost=cost or Cost()))
 
 
 class OneByOne:
@@ -28,22 +31,38 @@ class OneByOne:
         hits: blocks.
     """
 
-    def __init__(self, policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS, cost: Cost | None = None) -> None:
-        self.policy = make(policy, capacity, block_tokens, cost)
+    def __init__(
+        self, policy: str, capacity: int, block_tokens: int = BLOCK_TOKENS, cost: Cost | None = None, *, closed: bool = False
+    ) -> None:
+        self.policy = make(policy, capacity, block_tokens, cost, closed=closed)
         self.cache = BlockCache(capacity, self.policy)
         self.block_tokens = block_tokens
         self.evicted: list[int] = []
         self.hits = 0
         self.now = 0.0
+        self._awaited: dict[str, Turn] = {}
 
     def ask(
-        self, *contents: int, conversation: str | None = None, turn: int = 1, output: int = 0, at: float | None = None
+        self,
+        *contents: int,
+        conversation: str | None = None,
+        turn: int = 1,
+        output: int = 0,
+        at: float | None = None,
+        back_after: float | None = None,
     ) -> int:
-        """Run a request of whole blocks, a second after the one before or ``at`` seconds; return its hits, in blocks."""
+        """Run a request of whole blocks, a second after the one before or ``at`` seconds; return its hits, in blocks.
+
+        Args:
+            back_after: seconds until the conversation's next turn, which has the same blocks; None: it ends.
+        """
         self.now = self.now + 1 if at is None else at
         name = str(contents[0]) if conversation is None else conversation
         tokens = len(contents) * self.block_tokens
-        use = Turn(name, turn, "", tokens, output, contents, contents, arrival=self.now)
+        use = self._awaited.pop(name, None) or Turn(name, turn, "", tokens, output, contents, contents, arrival=self.now)
+        if back_after is not None:
+            use.next = Turn(name, turn + 1, "", tokens, 0, contents, contents, arrival=self.now + back_after, gap=back_after)
+            self._awaited[name] = use.next
         hits = self.cache.hit_blocks(contents)
         taken = self.cache.allocate(contents, 0, self.now)
         assert taken is not None

@@ -315,3 +315,43 @@ def test_ttl_takes_the_latest_priority_and_the_latest_duration() -> None:
     # 301 s after its first use, 102 s after its latest: still kept.
     replay.ask(5, at=302)
     assert replay.evicted == [1, 3]
+
+
+def test_the_oracle_gives_up_a_shared_block_once_all_its_conversations_have_ended() -> None:
+    replay = OneByOne("oracle", 3)
+    replay.ask(1, conversation="A", back_after=60)
+    replay.ask(1, conversation="B", back_after=60)
+    replay.ask(1, conversation="A")
+    replay.ask(1, conversation="B")
+    replay.ask(2)
+    replay.ask(3)
+    replay.ask(4)
+
+    assert replay.evicted == [1]
+
+
+@pytest.mark.parametrize("bound", ["oracle", "oracle-gittins"])
+@pytest.mark.parametrize("ends", ["A", "B"])
+def test_an_oracle_keeps_a_shared_block_while_one_of_its_conversations_goes_on(bound: str, ends: str) -> None:
+    replay = OneByOne(bound, 3)
+    replay.ask(1, conversation="A", back_after=60)
+    replay.ask(1, conversation="B", back_after=60)
+    replay.ask(1, conversation=ends)
+    replay.ask(2)
+    replay.ask(3)
+    replay.ask(4)
+
+    assert 1 not in replay.evicted
+
+
+def test_belady_keeps_a_shared_block_for_each_conversation_that_comes_back() -> None:
+    replay = OneByOne("belady", 3, closed=True)
+    replay.ask(1, conversation="A", back_after=100)
+    replay.ask(1, conversation="B", back_after=50)
+    replay.ask(1, conversation="B", at=50)
+    replay.ask(2, back_after=500)
+    replay.ask(3, back_after=500)
+    replay.ask(4)
+
+    # A comes back for block 1 at 101 s, before 2 and 3 are used again.
+    assert replay.evicted == [3]
