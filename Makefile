@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ENGINE := .venv-engine
 ENGINE_TESTS = $(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default
+# One thread for each of the two: else their pools wait for each other.
+TWO     = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
 # Only files whose hashes are in the lock. The locks are complete, so nothing else is resolved.
 LOCKED  = install --disable-pip-version-check --no-deps --require-hashes
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
@@ -42,12 +44,11 @@ lint: setup
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 
-# One thread for each of the two: else their pools wait for each other.
 quick: lint ## lint, types, imports and the unit tests, in two minutes: at each save
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit --numprocesses 2 --dist loadfile
+	$(TWO) tests/unit
 
 test: lint engine redis-server deploy-tools browser ## lint, types, wire contract, all tests, the short part of those with real vLLM
-	$(BIN)/pytest
+	$(TWO)
 	LPC_TEST_SHORT=1 $(ENGINE_TESTS) tests/engine --ignore tests/engine/test_serve.py
 
 .PHONY: redis-server

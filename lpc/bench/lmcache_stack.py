@@ -51,7 +51,6 @@ def environment(**settings: object) -> dict[str, str]:
 class HttpServer(Server):
     """A process that serves HTTP on loopback. ``healthy``: path that answers once it does."""
 
-    start_s: ClassVar[float] = 300.0
     healthy: ClassVar[str] = "/health"
 
     def __init__(self, port: int, log: Path, command: Sequence[str], variables: dict[str, str]) -> None:

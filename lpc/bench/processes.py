@@ -19,8 +19,8 @@ import redis
 
 from lpc.bench import BenchmarkError
 
-START_S: Final = 60.0
-"""Longest time that a process may take to serve."""
+START_S: Final = 300.0
+"""Longest time that a process may take to serve: one that has failed ends, so this is for those that hang."""
 POLL_S: Final = 0.02
 CLUSTER_BUS: Final = 10_000
 """How far above its port a Redis Cluster node listens for the other nodes."""
@@ -97,9 +97,12 @@ class Server:
             )
         deadline = time.monotonic() + self.start_s
         while not self._serves():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            ended = self._process.poll()
+            if ended is not None or time.monotonic() > deadline:
+                self.kill()
+                why = f"did not serve within {self.start_s:g} s" if ended is None else f"ended with exit code {ended}"
                 last = self.log.strip().rpartition("\n")[2]
-                raise BenchmarkError(f"{self._command[0]} did not start: {last or 'no message'}")
+                raise BenchmarkError(f"{self._command[0]} {why}; its last line: {last or 'none'}")
             time.sleep(POLL_S)
         return self
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -185,7 +186,9 @@ def test_models_that_may_not_be_read_are_not_said_to_be_missing(tmp_path: Path, 
                     os.seteuid(0)
         return str(refused.value)
 
-    for folder in (*list(tmp_path.parents)[:2], tmp_path):
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
         folder.chmod(folder.stat().st_mode | 0o011)
     (root / "v1/manifest.json").chmod(0)
     assert re.search(r"manifest.json cannot be read \(Permission denied\): let user \d+", as_another(served))

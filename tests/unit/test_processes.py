@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench import processes
+from lpc.bench import BenchmarkError, processes
 from lpc.bench.processes import CLUSTER_BUS, Server, free_port
 
 
@@ -31,6 +31,29 @@ def test_a_server_with_a_family_leaves_none_of_it_behind(tmp_path: Path) -> None
     while lives(child) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not lives(child)
+
+
+class Silent(Server):
+    """It says something and never serves."""
+
+    start_s = 2.0
+
+    def __init__(self, folder: Path, command: str) -> None:
+        super().__init__(folder / "log", ["sh", "-c", command], dict(os.environ))
+
+    def _serves(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [("echo bye; exit 3", "ended with exit code 3; its last line: bye"), ("exec sleep 600", r"did not serve within 2 s")],
+)
+def test_a_server_that_does_not_serve_says_why_and_is_not_left_behind(tmp_path: Path, command: str, why: str) -> None:
+    server = Silent(tmp_path, command)
+    with pytest.raises(BenchmarkError, match=why):
+        server.start()
+    assert not server.running
 
 
 def lives(process: Path) -> bool:
