@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -11,6 +11,11 @@ from lpc.simulator.report.gain import Pair, sentence
 from lpc.simulator.report.units import about, tokens
 from lpc.simulator.summary import BASELINE, OURS, Rows
 from lpc.wire.terminal import console
+
+OF_OPEN: Final = ("over LRU", "gap closed", "cache saved", "prefill, tokens/s")
+"""Columns that a closed loop has no place for: there throughput and latency are what counts."""
+OVERLOADED: Final = 1.0
+"""Share of the time that a prefill server needs, from which on its queue only grows."""
 
 
 def print_table(rows: Rows) -> None:
@@ -27,11 +32,24 @@ def print_table(rows: Rows) -> None:
         ("gap closed", lambda r: "" if r["gap_closed"] is None else f"{r['gap_closed']:.0%}"),
         ("cache saved", _saved),
         ("tier", lambda r: f"{r['tier_rate']:.2%}"),
+        ("prompt tokens/s", lambda r: f"{r['throughput_tokens_s']:,.0f}"),
+        ("latency mean, s", lambda r: f"{r['latency_mean_s']:.1f}"),
+        ("p99, s", lambda r: f"{r['latency_p99_s']:.1f}"),
         ("prefill, tokens/s", lambda r: f"{r['prefill_throughput_tokens_s']:,.0f}"),
         ("TTFT mean, s", lambda r: f"{r['ttft_mean_s']:.3f}"),
     ]
-    optional = {"predictor, GiB": "predictor_gib", "think time, s": "think_time_s", "tier": "tier_rate"}
-    columns = [(name, cell) for name, cell in shown if name not in optional or any(row[optional[name]] for row in rows)]
+    optional = {
+        "predictor, GiB": "predictor_gib",
+        "think time, s": "think_time_s",
+        "tier": "tier_rate",
+        **dict.fromkeys(("prompt tokens/s", "latency mean, s", "p99, s"), "closed_loop"),
+    }
+    closed = any(row["closed_loop"] for row in rows)
+    columns = [
+        (name, cell)
+        for name, cell in shown
+        if (name not in optional or any(row[optional[name]] for row in rows)) and not (closed and name in OF_OPEN)
+    ]
     table = Table(title=f"Hit rate: prompt tokens served from the cache, {rows[0]['workload']}, {seeds} seed(s)")
     for name, _ in columns:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
@@ -43,6 +61,12 @@ def print_table(rows: Rows) -> None:
         before = setting
         table.add_row(*(cell(row) for _, cell in columns))
     console().print(table)
+    load = max(row["prefill_load"] for row in rows)
+    if load > OVERLOADED and not closed:
+        console().print(
+            f"Prefill takes {load:.0%} of the time: requests come faster than one engine can serve them, and the time to the "
+            "first token is that of a queue that only grows. Hit rates do not depend on it. For times, raise --prefill-rate."
+        )
 
 
 def print_gain(pair: Pair) -> None:

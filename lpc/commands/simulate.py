@@ -27,6 +27,16 @@ def simulate(
     ),
     empirical: Annotated[Path | None, typer.Option(help="Mooncake trace whose gaps --law empirical draws.")] = None,
     active: Annotated[int | None, typer.Option(help="Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
+    closed: Annotated[
+        bool,
+        typer.Option(
+            "--closed", help="Replay conversations in a closed loop: each request follows the answer of the one before."
+        ),
+    ] = False,
+    sessions: Annotated[str, typer.Option(help="Sessions at a time of --closed: 32,48,64.")] = "20",
+    requests: Annotated[
+        int, typer.Option(min=2, help="Requests after which --closed ends; hits are counted after a quarter.")
+    ] = 4_000,
     seeds: Annotated[int, typer.Option(help="Repetitions.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     count_from: Annotated[float | None, typer.Option(help="Seconds of a trace to learn from; default: half an hour.")] = None,
@@ -111,6 +121,7 @@ def simulate(
         count_from=count_from,
         skip_limit=skip_limit,
         named=responses is not None,
+        requests=requests,
     )
     if describe:
         report(lambda: simulation.describe(spec, picture), json_file, picture)
@@ -121,6 +132,7 @@ def simulate(
         lambda: simulation.simulate(
             spec,
             policies=policies,
+            sessions=sessions if closed else None,
             capacity=capacity,
             cache=cache,
             think_times=think_time,

@@ -31,6 +31,7 @@ def simulate(
     spec: WorkloadSpec,
     *,
     policies: str | None,
+    sessions: str | None,
     capacity: str | None,
     cache: str | None,
     think_times: str,
@@ -56,6 +57,7 @@ def simulate(
     """
     names = _names(policies)
     workloads = _workloads(spec.workload)
+    at_a_time = _sessions(sessions, spec, bool(behind.tiers))
     drawn = spec.trace is None and spec.workload is None
     sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))]
     own = parse_capacity(cache) if cache else None
@@ -67,11 +69,15 @@ def simulate(
     memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
     if seeds < 1 or engines < 1:
         raise SimulationError("--seeds and --engines must be at least 1")
-    if spec.trace is not None and spec.format != "agents" and seeds > 1:
-        raise SimulationError("a trace with times is replayed as it is: --seeds is for what is drawn, and for agent sessions")
+    if spec.trace is not None and spec.format != "agents" and sessions is None and seeds > 1:
+        raise SimulationError(
+            "a trace with times is replayed as it is: --seeds is for what is drawn, for agent sessions, and for --closed"
+        )
     if picture is not None or html is not None:
-        if len(workloads) > 1:
-            raise SimulationError("a picture shows one workload: give one --workload with --picture or --html")
+        if len(workloads) > 1 or len(at_a_time) > 1:
+            raise SimulationError(
+                "a picture shows one workload: give one --workload and one number of --sessions with --picture or --html"
+            )
         if len(memories) > 1 or (len(sizes) > 1 and len(times) > 1):
             raise SimulationError(
                 "a picture shows how hits depend on one thing: with --picture or --html give one --predictor-gib, and either "
@@ -79,7 +85,7 @@ def simulate(
             )
     runs = [
         Run(
-            replace(spec, workload=workload, think_time=time, seed=spec.seed + seed),
+            replace(spec, workload=workload, think_time=time, seed=spec.seed + seed, sessions=count),
             name,
             size,
             engines,
@@ -94,6 +100,7 @@ def simulate(
             before,
         )
         for workload in workloads
+        for count in at_a_time
         for time in times
         for seed in range(seeds)
         for memory in memories
@@ -155,6 +162,20 @@ def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
         write_png(found, picture)
         console().print(f"picture: {picture}")
     return found
+
+
+def _sessions(text: str | None, spec: WorkloadSpec, tiers: bool) -> list[int | None]:
+    """Return the numbers of sessions at a time; None: not in a closed loop."""
+    if text is None:
+        return [None]
+    if spec.named or tiers:
+        raise SimulationError("a closed loop has one cache and nothing else: leave out --tier and --responses, or --closed")
+    if spec.count_from is not None:
+        raise SimulationError("a closed loop counts hits after a quarter of its --requests: leave out --count-from")
+    counts = [_number(part, "number of sessions") for part in _parts(text)]
+    if any(count < 1 or count != int(count) for count in counts):
+        raise SimulationError(f"{text!r:.40} is not a list of numbers of sessions: give whole numbers from 1")
+    return [int(count) for count in counts]
 
 
 def _responses(tier: str | None, ttl: float, tiers: Sequence[TierSpec]) -> ResponseSpec | None:

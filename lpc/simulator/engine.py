@@ -1,8 +1,13 @@
 """The engine model: requests take blocks, run for a modelled time, free them, and wait when the cache is full of running ones.
 
-Time of a request = tokens not in the cache / prefill rate + output tokens x time per output token. Requests do not slow each
-other down (a stated simplification: the comparison of policies needs the order of events, not a scheduler); they only wait for
-blocks, first come, first served.
+Time of a request = tokens not in the cache / prefill rate + output tokens x time per output token. One prefill server computes
+all prompts of an engine, first come, first served. Decoding requests do not slow each other down.
+
+- In a closed loop (`Workload.loop`) a request takes its blocks when the server begins with it, so what is hit depends on
+  the queue.
+- In all other workloads a request takes its blocks when it comes, and holds them as long as it would if it were alone; only
+  its time to the first token includes the queue. So every policy and every rate sees the same order of uses, hit rates can be
+  compared, and a trace of many engines can be replayed on one.
 """
 
 import heapq
@@ -19,6 +24,7 @@ from lpc.simulator.cache import BlockCache
 from lpc.simulator.cost import Cost
 from lpc.simulator.policy import Policy
 from lpc.simulator.responses import ResponseCache
+from lpc.simulator.sessions import PAUSE_S, Sessions
 from lpc.simulator.tiers import Behind, TierFigures, Tiering, behind
 from lpc.simulator.workload import Turn, Workload
 
@@ -32,13 +38,14 @@ class Result:
         evicted: blocks.
         waited: requests that waited for blocks.
         refused: requests larger than the whole cache, which it can never serve; not in the other figures.
-        ttft: seconds from arrival to the first token, by the cost model; one per request.
+        ttft, latency: seconds from arrival to the first and to the last token, by the cost model; one per request.
         prefill_s: seconds spent computing prompts.
         all_prompt_tokens, all_hit_tokens: as those above, with the prompts that arrived before hits were counted.
         turns, engine_tokens: of users, those that a response cache answered among them; tokens that engines computed for them,
             uncached prompt and reply.
         tiers: what these served and prefetched; None without any.
-        seconds: during which hits were counted.
+        seconds: during which hits were counted; of a closed loop from the first counted request's start to the end of the last
+            one's prefill.
     """
 
     requests: int = 0
@@ -49,6 +56,7 @@ class Result:
     waited: int = 0
     refused: int = 0
     ttft: list[float] = field(default_factory=list, repr=False)
+    latency: list[float] = field(default_factory=list, repr=False)
     prefill_s: float = 0.0
     all_prompt_tokens: int = 0
     all_hit_tokens: int = 0
@@ -56,15 +64,26 @@ class Result:
     engine_tokens: int = 0
     tiers: TierFigures | None = None
     seconds: float = 0.0
+    engines: int = 1
 
     @property
     def hit_rate(self) -> float:
         """Prompt tokens served from the cache / prompt tokens."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
+    @property
+    def throughput(self) -> float:
+        """Prompt tokens served per second."""
+        return self.prompt_tokens / self.seconds if self.seconds > 0 else 0.0
+
     def figures(self) -> dict[str, Any]:
-        """Return plain numbers: tokens, rates, seconds. `whole_hit_rate` is that from the first request on."""
+        """Return plain numbers: tokens, rates, seconds.
+
+        `whole_hit_rate` is that from the first request on. `prefill_load` is the share of the time that the prefill servers
+        need: above 1 their queues only grow.
+        """
         times = np.array(self.ttft) if self.ttft else np.zeros(1)
+        latency = np.array(self.latency) if self.latency else np.zeros(1)
         served = self.hit_tokens + self.tier_tokens
         return {
             "hit_rate": self.hit_rate,
@@ -79,14 +98,19 @@ class Result:
             "ttft_mean_s": float(times.mean()),
             "ttft_p50_s": float(np.quantile(times, 0.5)),
             "ttft_p99_s": float(np.quantile(times, 0.99)),
+            "latency_mean_s": float(latency.mean()),
+            "latency_p99_s": float(np.quantile(latency, 0.99)),
+            "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
+            "prefill_load": self.prefill_s / self.seconds / self.engines if self.seconds > 0 else 0.0,
             **({} if self.tiers is None else self.tiers.figures(self.prompt_tokens, self.seconds)),
         }
 
 
-ARRIVE: Final = 1
-"""At the same time, ends come before arrivals: what is free then can be used then."""
 END: Final = 0
+PREFILLED: Final = 1
+ARRIVE: Final = 2
+"""At the same time, ends come before arrivals: what is free then can be used then."""
 
 PolicyFactory = Callable[[int], Policy[Any]]
 """Makes the policy of an engine with so many blocks."""
@@ -99,6 +123,8 @@ class _Engine:
     cache: BlockCache[Any]
     tiers: Behind | None = None
     waiting: deque[Turn] = field(default_factory=deque)
+    prefilled_at: float = 0.0
+    """When the prefill server has computed all prompts that it has taken."""
 
 
 def simulate(
@@ -134,7 +160,7 @@ def simulate(
     if capacity_tokens < size or engines < 1:
         raise ValueError(f"an engine needs at least one block of {size} tokens, and there must be at least one engine")
     pool = [_Engine(BlockCache(capacity_tokens // size, policy(capacity_tokens // size))) for _ in range(engines)]
-    result = Result()
+    result = Result(engines=engines)
     if isinstance(tiering, Tiering):
         tiering = partial(behind, tiering, workload) if tiering.specs else None
     if tiering is not None:
@@ -146,11 +172,17 @@ def simulate(
     arrived = 0
     last = 0.0
     homes: dict[str, _Engine] = {}
-    upcoming = iter(workload.arrivals)
+    loop = workload.loop
+    sessions = None if loop is None else Sessions(workload)
+    served = refused = 0
+    counted_from, counted_until = 0.0, 0.0
+    upcoming = iter(workload.arrivals if sessions is None else sessions.first())
     following = next(upcoming, None)
 
     def start(engine: _Engine, turn: Turn, now: float) -> bool:
-        nonlocal sequence
+        nonlocal sequence, served, counted_from, counted_until
+        if loop is not None and engine.prefilled_at > now:
+            return False
         blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
         servable = _servable(turn, size)
         hits = engine.cache.hit_blocks(servable) if reuse else 0
@@ -158,15 +190,19 @@ def simulate(
         if taken is None:
             return False
         blocks, gone = taken
+        engine.cache.policy.start(turn, now)
         if gone and on_evict is not None:
             on_evict(now, gone)
-        counted = workload.count_from <= turn.arrival < workload.until
+        served += 1
+        counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
         loaded, loading = 0, 0.0
         if engine.tiers is not None:
             loaded, loading = engine.tiers.load(turn, servable, hits, now, counted=counted)
             engine.tiers.store(gone, now)
         missed = turn.input_tokens - (hits + loaded) * size
         prefill = missed / cost.prefill_tokens_s + loading
+        decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0
+        engine.prefilled_at = max(engine.prefilled_at, now + loading) + missed / cost.prefill_tokens_s
         result.all_prompt_tokens += turn.input_tokens
         result.all_hit_tokens += hits * size
         if counted:
@@ -176,46 +212,57 @@ def simulate(
             result.hit_tokens += hits * size
             result.tier_tokens += loaded * size
             result.evicted += len(gone)
-            result.ttft.append(now - turn.arrival + prefill)
+            first = engine.prefilled_at - turn.arrival
+            result.ttft.append(first)
+            result.latency.append(first + decode)
             result.prefill_s += prefill
             if result.tiers is not None and turn.turn > 1:
-                result.tiers.returning.append(now - turn.arrival + prefill)
-        sequence += 1
-        end = now + prefill + (turn.output_tokens * cost.output_token_s if workload.decodes else 0.0)
-        heapq.heappush(events, (end, END, sequence, turn, engine, blocks, blank))
+                result.tiers.returning.append(first)
+            counted_from = counted_from or now
+            counted_until = max(counted_until, engine.prefilled_at)
+        sequence += 2
+        heapq.heappush(events, (now + prefill + decode, END, sequence - 1, turn, engine, blocks, blank))
+        if loop is not None:
+            heapq.heappush(events, (engine.prefilled_at, PREFILLED, sequence, turn, engine, [], 0))
         return True
 
     def answered(turn: Turn, now: float) -> None:
-        nonlocal sequence
         if workload.closed and turn.next is not None:
             turn.next.arrival = now + turn.next.gap
-            if turn.next.arrival < workload.until:
-                sequence += 1
-                heapq.heappush(events, (turn.next.arrival, ARRIVE, sequence, turn.next, None, [], 0))
+            comes(turn.next)
+        elif sessions is not None:
+            comes(sessions.start(now + PAUSE_S))
 
-    while following is not None or events:
+    def comes(turn: Turn) -> None:
+        nonlocal sequence
+        if turn.arrival < workload.until:
+            sequence += 1
+            heapq.heappush(events, (turn.arrival, ARRIVE, sequence, turn, None, [], 0))
+
+    while (following is not None or events) and (loop is None or served + refused < loop.requests):
         if following is not None and (not events or (following.arrival, ARRIVE) < events[0][:2]):
             now, turn, engine = following.arrival, following, None
             following = next(upcoming, None)
         else:
             now, kind, _, turn, engine, blocks, blank = heapq.heappop(events)
-            if kind == END:
+            if kind != ARRIVE:
                 assert engine is not None
                 if engine.tiers is not None:
                     engine.tiers.advance(now)
-                engine.cache.release(blocks, blank, turn, now)
-                answered(turn, now)
-                for waited in () if responses is None else responses.done(turn, now):
-                    answered(waited, now)
-                if engine.tiers is not None:
-                    engine.tiers.end(turn, now)
+                if kind == END:
+                    engine.cache.release(blocks, blank, turn, now)
+                    answered(turn, now)
+                    for waited in () if responses is None else responses.done(turn, now):
+                        answered(waited, now)
+                    if engine.tiers is not None:
+                        engine.tiers.end(turn, now)
                 while engine.waiting and start(engine, engine.waiting[0], now):
                     engine.waiting.popleft()
                 continue
         if now >= workload.until:
             continue
         last = now
-        counted = workload.count_from <= turn.arrival
+        counted = workload.count_from <= turn.arrival if loop is None else served >= loop.warm_up
         if responses is not None:
             said = responses.ask(turn, now)
             if said != "computes":
@@ -230,9 +277,12 @@ def simulate(
             engine.tiers.advance(now)
             engine.tiers.arrive(turn, now)
         if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
+            refused += 1
             result.refused += counted
             if responses is not None:
                 responses.failed(turn)
+            if sessions is not None:
+                comes(sessions.start(now + PAUSE_S))  # a session cannot go on without an answer
             continue
         result.turns += counted
         if engine.waiting or not start(engine, turn, now):
@@ -240,7 +290,7 @@ def simulate(
             result.waited += counted
             if engine.tiers is not None:
                 engine.tiers.wait(turn, _servable(turn, size), now)
-    result.seconds = min(workload.until, last) - workload.count_from
+    result.seconds = min(workload.until, last) - workload.count_from if loop is None else counted_until - counted_from
     return result
 
 

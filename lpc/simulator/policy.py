@@ -72,6 +72,9 @@ class Policy(ABC, Generic[B]):
     def arrive(self, turn: Turn, now: float) -> None:
         """Learn that a request has come; it may wait, or be too large ever to run."""
 
+    def start(self, turn: Turn, now: float) -> None:
+        """Learn that a request has taken its blocks. It has arrived before, and may have waited since."""
+
     def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
         """Learn that a request ended, before its blocks are freed. ``contents``: of all its blocks, from the start."""
 

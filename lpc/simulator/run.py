@@ -19,6 +19,7 @@ from lpc.simulator.names import Named, of_blocks, of_messages
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.responses import ResponseCache, ResponseSpec
 from lpc.simulator.sample import load_sample
+from lpc.simulator.sessions import REQUESTS, chain, closed_loop
 from lpc.simulator.sharegpt import Conversations, ThinkTimes, sharegpt
 from lpc.simulator.tiers.spec import PrefetchSpec, StoredWhen, Tiering, TierPolicy, TierSpec
 from lpc.simulator.workload import Workload, from_trace
@@ -48,6 +49,8 @@ class WorkloadSpec:
         count_from: seconds of a trace that are learnt from, after which hits are counted; None: the first half hour, of a
             trace that is shorter than an hour or so its first half, of a generated workload its first 500 requests.
         named: say of each request what a response cache would call it. ShareGPT is then its text, not the sample.
+        sessions: of a closed loop, at a time; None: requests come when the log says.
+        requests: after which a closed loop ends.
     """
 
     trace: Path | None = None
@@ -63,6 +66,8 @@ class WorkloadSpec:
     count_from: float | None = None
     skip_limit: float = 0.01
     named: bool = False
+    sessions: int | None = None
+    requests: int = REQUESTS
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,9 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         workload = from_trace(trace, count_from=_within(start, trace.duration), decodes=spec.format != "mooncake")
         if spec.named:
             _name(workload, spec)
+    if spec.sessions is not None:
+        workload = closed_loop(workload, spec.sessions, spec.requests, spec.seed)
+        workload.name = f"{workload.name}, {spec.sessions} sessions at a time"
     return workload, workload.working_set_tokens()
 
 
@@ -211,7 +219,7 @@ def run_one(run: Run) -> dict[str, Any]:
     if policy.uses_predictor:
         capacity -= round(run.predictor_gib * GIB / KV_BYTES_PER_TOKEN)
     if run.policy == "infinite":
-        capacity = 2 * working_set + asked
+        capacity = 2 * working_set * _rounds(workload) + asked
     if capacity < workload.block_tokens:
         raise SimulationError(
             f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
@@ -235,6 +243,7 @@ def run_one(run: Run) -> dict[str, Any]:
         "capacity_fraction": asked / working_set,
         "think_time_s": workload.think_time,
         "seed": run.workload.seed,
+        "closed_loop": workload.loop is not None,
         "engines": run.engines,
         "sticky": run.sticky,
         "tier_tokens": sum(tier.tokens for tier in behind),
@@ -245,6 +254,13 @@ def run_one(run: Run) -> dict[str, Any]:
         **result.figures(),
         **({} if run.responses is None else _with_responses(run, run.responses, workload, capacity, result)),
     }
+
+
+def _rounds(workload: Workload) -> int:
+    """Return how often sessions of the workload may start again under new names."""
+    if workload.loop is None:
+        return 1
+    return 1 + workload.loop.requests // sum(1 for first in workload.arrivals for _ in chain(first))
 
 
 def _with_responses(run: Run, responses: ResponseSpec, workload: Workload, capacity: int, prefix: Result) -> dict[str, Any]:

@@ -6,9 +6,9 @@ how the conversation begins, and the model's probability where the workload has 
 
 import hashlib
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,6 +27,7 @@ from lpc.simulator.cost import Cost
 from lpc.simulator.workload import Turn, Workload
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
 
 EPOCH_S: Final = 1.8e9
 """Seconds since the epoch at second 0 of a workload, so that times have the digits that they have in production."""
@@ -165,11 +166,39 @@ class Sidecar:
         return "unknown"
 
 
+class _AsTheyCome(Mapping[Turn, T]):
+    """Answers for the turns of one run of a closed loop, learnt as it asks: when a turn comes depends on the cache.
+
+    Args:
+        answer: takes a turn in, with its arrival; returns None where it has no answer.
+    """
+
+    def __init__(self, answer: Callable[[Turn, float], T | None]) -> None:
+        self._answer = answer
+        self._answers: dict[Turn, T | None] = {}
+
+    def __getitem__(self, turn: Turn) -> T:
+        if turn not in self._answers:
+            self._answers[turn] = self._answer(turn, turn.arrival)
+        answer = self._answers[turn]
+        if answer is None:
+            raise KeyError(turn)
+        return answer
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self._answers)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+
 def credits_of(workload: Workload) -> Mapping[Turn, Floats]:
     """Return the credits that every turn is answered, [lifetimes] seconds each. The same object for the same workload.
 
-    They do not depend on the cache, so that they are learnt once for all capacities and policies.
+    They do not depend on the cache, so that they are learnt once for all capacities and policies; but in a closed loop.
     """
+    if workload.loop is not None:
+        return _AsTheyCome(OnlineReturns().credits)
     known = _learnt.get(workload)
     if known is None:
         online = OnlineReturns()
@@ -185,26 +214,36 @@ class Foretold(NamedTuple):
 
 
 def curves_of(workload: Workload) -> Mapping[Turn, Foretold]:
-    """Return the return curves that a sidecar has for the turns, of those that came after enough was learnt.
-
-    The average is of the curves told of late, as that beside which credits are given.
-    """
+    """Return the return curves that a sidecar has for the turns, of those that came after enough was learnt."""
+    if workload.loop is not None:
+        return _AsTheyCome(_Curves().next)
     known = _foretold.get(workload)
     if known is None:
-        online = OnlineReturns()
-        known = _foretold[workload] = {}
-        mean: Floats | None = None
-        index = np.zeros(0)
-        keep = 0.5 ** (1.0 / AVERAGE_TURNS)
-        for arrival, turn in nominal_arrivals(workload):
-            curve = online.curve(turn, arrival)
-            if curve is None:
-                continue
-            mean = curve if mean is None else keep * mean + (1.0 - keep) * curve
-            if len(known) % AVERAGE_EVERY == 0:
-                index = log_index(mean[None, :])[0]
-            known[turn] = Foretold(curve, index)
+        curves = _Curves()
+        told = ((turn, curves.next(turn, arrival)) for arrival, turn in nominal_arrivals(workload))
+        known = _foretold[workload] = {turn: curve for turn, curve in told if curve is not None}
     return known
+
+
+class _Curves:
+    """Return curves as requests come, each with the average of the latest ones, as that beside which credits are given."""
+
+    def __init__(self) -> None:
+        self._online = OnlineReturns()
+        self._told = 0
+        self._mean: Floats | None = None
+        self._average = np.zeros(0)
+
+    def next(self, turn: Turn, arrival: float) -> Foretold | None:
+        curve = self._online.curve(turn, arrival)
+        if curve is None:
+            return None
+        keep = 0.5 ** (1.0 / AVERAGE_TURNS)
+        self._mean = curve if self._mean is None else keep * self._mean + (1.0 - keep) * curve
+        if self._told % AVERAGE_EVERY == 0:
+            self._average = log_index(self._mean[None, :])[0]
+        self._told += 1
+        return Foretold(curve, self._average)
 
 
 def nominal_arrivals(workload: Workload) -> list[tuple[float, Turn]]:

@@ -55,6 +55,11 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "prefill_throughput_tokens_s": float(np.mean([row["prefill_throughput_tokens_s"] for row in group])),
                 "ttft_mean_s": float(np.mean([row["ttft_mean_s"] for row in group])),
                 "ttft_p99_s": float(np.mean([row["ttft_p99_s"] for row in group])),
+                "closed_loop": group[0]["closed_loop"],
+                **{
+                    key: float(np.mean([row[key] for row in group]))
+                    for key in ("throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load")
+                },
                 "tier_rate": float(np.mean([row["tier_rate"] for row in group])),
                 **(_of_responses(group) if "responses" in group[0] else {}),
                 **(_of_tiers(group, stock) if "tiers" in group[0] else {}),

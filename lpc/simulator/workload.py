@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lpc.logs.traces import Trace
+from lpc.logs.traces import Trace, TracedRequest
 from lpc.simulator.names import Named
 
 
@@ -15,7 +15,7 @@ class Turn:
         conversation, turn, category: whose, which (from 1), of which class.
         input_tokens, output_tokens: prompt with its history, and reply.
         contents: content ids of the full prompt blocks.
-        all_contents: those and the full blocks that the reply completes, where a later prompt repeats them.
+        all_contents: those and the full blocks that the reply completes, where the log shows them.
         index: its place in a trace; -1 in other workloads.
         arrival: seconds; of a closed workload set when the turn before has ended.
         gap: seconds between the end of the turn before and this one's arrival (closed workloads).
@@ -39,6 +39,21 @@ class Turn:
     named: Named | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """How sessions follow one another where the load depends on the engine: so many at a time, a new one when one ends.
+
+    Attributes:
+        sessions: at a time.
+        requests: the run ends when so many have been served.
+        warm_up: hits are counted after so many.
+    """
+
+    sessions: int
+    requests: int
+    warm_up: int
+
+
 @dataclass(eq=False)
 class Workload:
     """Requests to replay.
@@ -48,7 +63,7 @@ class Workload:
         block_tokens: tokens per block.
         arrivals: turns that arrive by the clock, in order. In a closed workload each conversation's first.
         closed: whether later turns follow the end of the one before by their `gap`.
-        count_from, until: hits are counted for arrivals in [count_from, until); seconds.
+        count_from, until: hits are counted for arrivals in [count_from, until); seconds. Of a closed loop both are infinite.
         seed: of what was drawn; 0 for a trace.
         think_time: mean seconds, of a closed workload.
         decodes: whether the engine that holds the cache also decodes. Mooncake's traces are of a pool that only prefills: a
@@ -56,6 +71,7 @@ class Workload:
         trace: what the workload was made from, if that was a trace.
         history_by_turn: of other conversations of a synthetic workload: the share that goes on after turn 1, 2, ...
         history_gaps: seconds between turns, drawn like this workload's, but others.
+        loop: how sessions follow one another; None where conversations start by the clock.
     """
 
     name: str
@@ -70,6 +86,7 @@ class Workload:
     trace: Trace | None = field(default=None, repr=False)
     history_by_turn: Sequence[float] = (0.8,)
     history_gaps: Sequence[float] = (100.0,)
+    loop: ClosedLoop | None = None
 
     def working_set_tokens(self) -> int:
         """Return the tokens of all different blocks that prompts of the workload have: what an infinite cache would hold."""
@@ -85,7 +102,8 @@ class Workload:
 def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool = True) -> Workload:
     """Return a trace as a workload: requests arrive when they did.
 
-    The ids tell of prompts only, so a reply's blocks have no content that could be hit; the next prompt computes them.
+    An engine that decodes keeps the full blocks of replies. Their ids are the trace's where it has the text. Else they are
+    those of the conversation's next prompt, if that repeats this prompt and goes on: the reply is taken to stand there.
 
     Args:
         count_from: seconds; default: half of the trace, so that what is learnt is learnt on the first half.
@@ -111,5 +129,18 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
             before.next = turn
         latest[request.conversation] = turn
         turns.append(turn)
+    if decodes:
+        for turn, request in zip(turns, trace.requests, strict=True):
+            turn.all_contents = _with_reply(turn, request, trace.block_tokens)
     start = trace.duration / 2 if count_from is None else count_from
     return Workload(trace.name, trace.block_tokens, turns, False, start, float("inf"), decodes=decodes, trace=trace)
+
+
+def _with_reply(turn: Turn, request: TracedRequest, block_tokens: int) -> Sequence[int]:
+    """Return the content ids of the full blocks of prompt and reply, as far as the trace shows them."""
+    prompt = tuple(turn.contents)
+    known = request.with_reply
+    if known is None and turn.next is not None and tuple(turn.next.contents[: len(prompt)]) == prompt:
+        known = tuple(turn.next.contents)
+    full = (turn.input_tokens + turn.output_tokens) // block_tokens
+    return prompt if known is None or full <= len(prompt) else prompt + known[len(prompt) : full]

@@ -181,6 +181,44 @@ def test_agent_sessions_run_so_many_at_a_time_and_share_nothing(tmp_path: Path) 
     assert {row["seed"] for row in rows} == {0, 1}
 
 
+def test_agent_sessions_run_in_a_closed_loop_so_many_at_a_time(tmp_path: Path) -> None:
+    path = agents_file(tmp_path / "a.tar.gz")
+    asked = ["simulate", "--trace", str(path), "--format", "agents", "--closed", "--requests", "80"]
+    asked += ["--policies", "lru,infinite,plugin,value,wa,belady", "--capacity", "2K,50%"]
+    done = RUN.invoke(app, [*asked, "--sessions", "3,6", "--prefill-rate", "1000", "--json", str(tmp_path / "a.json")])
+
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert {row["workload"] for row in rows} == {f"a.tar.gz, {n} sessions at a time" for n in (3, 6)}
+    assert {row["requests"] for row in rows} == {60}
+    assert all(row["throughput_tokens_s"] * (1 - row["hit_rate"]) <= 1000.001 for row in rows)
+    assert all(row["latency_mean_s"] == pytest.approx(row["ttft_mean_s"] + 0.2) for row in rows)
+    of = {(row["workload"][10], row["policy"], row["capacity_fraction"] == 0.5): row for row in rows}
+    assert of["6", "lru", False]["hit_rate"] < of["6", "lru", True]["hit_rate"] <= of["6", "infinite", True]["hit_rate"]
+    assert of["3", "lru", True]["latency_mean_s"] < of["6", "lru", False]["latency_mean_s"]
+    # The gap is the log's, from the end of the answer, 25 s.
+    workload, _ = build(WorkloadSpec(trace=path, format="agents", sessions=3))
+    assert {turn.next.gap for turn in workload.arrivals if turn.next is not None} == {25.0}
+    assert "latency" in done.output
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        (["--sessions", "0"], "list of numbers of sessions"),
+        (["--sessions", "2.5"], "list of numbers of sessions"),
+        (["--count-from", "5"], "leave out --count-from"),
+        (["--tier", "5%"], "leave out --tier"),
+    ],
+)
+def test_a_closed_loop_that_cannot_be_run_is_refused(tmp_path: Path, option: list[str], reason: str) -> None:
+    path = agents_file(tmp_path / "a.tar.gz")
+    done = RUN.invoke(app, ["simulate", "--trace", str(path), "--format", "agents", "--closed", *option])
+
+    assert done.exit_code == 2
+    assert reason in " ".join(done.stderr.split())
+
+
 @pytest.fixture
 def sharegpt_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkloadSpec:
     import torch
@@ -277,6 +315,7 @@ def test_what_follows_from_the_rows_is_right() -> None:
             "prefill_throughput_tokens_s": 1000.0,
             "ttft_mean_s": 1.0,
             "ttft_p99_s": 1.0,
+            **dict.fromkeys(("closed_loop", "throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load"), 0.0),
             "tier_rate": 0.0,
         }
 

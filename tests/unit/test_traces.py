@@ -203,6 +203,15 @@ def test_a_turn_s_blocks_start_the_next_turn_s(read: Read) -> None:
     assert shares_a_prefix_of(first, other) == 0
 
 
+def test_a_logged_reply_has_the_blocks_that_the_next_prompt_has_where_it_repeats_it(read: Read) -> None:
+    first, second = read("chat", chat(0, "q" * 500, response="a" * 500), chat(9, "q" * 500, "a" * 500, "r" * 500)).requests
+    assert first.with_reply is not None
+    full = (first.input_tokens + first.output_tokens) // BLOCK_TOKENS
+    assert first.with_reply[:full] == second.blocks[:full]
+    assert full > len(first.blocks) + 5
+    assert read("chat", chat(0, "q" * 500)).requests[0].with_reply is None
+
+
 def test_a_session_id_names_the_conversation(read: Read) -> None:
     trace = read("chat", chat(0, "a", session_id=1), chat(1, "a", session_id=2), chat(2, "b", session_id=1))
     assert conversations(trace) == [("s:1", 1), ("s:2", 1), ("s:1", 2)]

@@ -1,8 +1,8 @@
 """Coding-agent sessions (callanjfox/kv-cache-tester, Apache-2.0) as one trace: sessions started so that N are active.
 
 Format: a tar of one JSON per session with `block_size` and `requests` of `t` s, `in`, `out`, `hash_ids` (local to the session),
-`stop`. Requests of a session keep their recorded distances. The reason why a reply ended (a tool call, or the end of the
-turn) is the request's class: an engine knows it, and it says most of when the session returns.
+`stop`, `api_time` s. Requests of a session keep their recorded distances. The reason why a reply ended (a tool call, or the
+end of the turn) is the request's class: an engine knows it, and it says most of when the session returns.
 """
 
 import json
@@ -35,13 +35,15 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
             # The session's number makes its local ids its own.
             blocks = ids.chain([(number << 32) + block for block in record["hash_ids"]])
             arrival = start + record["t"]
+            took = record.get("api_time") or 0.0
             kind = str(record.get("stop") or "unknown")
             requests.append(
                 TracedRequest(
-                    arrival, record["in"], record["out"], blocks[: record["in"] // block_tokens], session["id"], turn, kind
+                    *(arrival, record["in"], record["out"], blocks[: record["in"] // block_tokens], session["id"], turn, kind),
+                    served_s=took,
                 )
             )
-            free_at[slot] = max(free_at[slot], arrival + record.get("api_time", 0.0))
+            free_at[slot] = max(free_at[slot], arrival + took)
     requests.sort(key=lambda request: request.arrival)
     return Trace(path.name, block_tokens, requests)
 

@@ -68,6 +68,7 @@ def read_chat(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
     for line in lines:
         conversation, turn = conversations.place(line)
         text = "".join(_rendered(message) for message in line.messages)
+        answered = text + _rendered(Message("assistant", line.response)) if line.response else ""
         requests.append(
             TracedRequest(
                 line.time - start,
@@ -77,6 +78,7 @@ def read_chat(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
                 conversation,
                 turn,
                 line.category,
+                with_reply=ids.chain(_block_digests(answered)) if answered else None,
             )
         )
     return Trace(path.name, BLOCK_TOKENS, requests, start=start, skipped=skipped)

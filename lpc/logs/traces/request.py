@@ -43,6 +43,8 @@ class TracedRequest:
         category: the request's class in the trace's own terms.
         linkable: whether a later turn could be recognised as this conversation's. Where not, nobody knows whether the
             conversation went on, and the turn is not an example of it.
+        with_reply: content ids of the blocks of prompt and reply together, where the format has the reply's text; else None.
+        served_s: seconds from arrival to the end of the reply; None where the log does not say.
     """
 
     arrival: float
@@ -53,6 +55,8 @@ class TracedRequest:
     turn: int
     category: str
     linkable: bool = True
+    with_reply: tuple[int, ...] | None = None
+    served_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Reuse(Policy[CachedBlock]):
         self._blocks = 0
 
     def group(self, turn: Turn) -> int:
-        """Return the group of a turn that arrives."""
+        """Return the group of a turn that starts."""
         del turn
         return 0
 
@@ -55,8 +55,12 @@ class Reuse(Policy[CachedBlock]):
         """Return the predicted hazards by group."""
         return {}
 
-    def arrive(self, turn: Turn, now: float) -> None:
-        """Count reuses; find the turn's stretches and group; refit when it is time."""
+    def start(self, turn: Turn, now: float) -> None:
+        """Count reuses; find the turn's stretches and group; refit when it is time.
+
+        A use is when a request takes its blocks, not when it joins the queue for them: blocks that were looked for and are
+        still waited for would seem to have missed their time, and go just before they are hit.
+        """
         self._now = now
         self._group_of[turn] = self.group(turn)
         self._stretches[turn] = self.monitor.admitted(turn.contents, now)
@@ -68,10 +72,10 @@ class Reuse(Policy[CachedBlock]):
             self.ghosts.set_tables(tables)
 
     def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
-        """Note the last use; let the ghost caches decide which rule orders. A turn without an arrival arrives now."""
+        """Note the last use; let the ghost caches decide which rule orders. A turn without a start starts now."""
         self._now = now
         if turn not in self._stretches:
-            self.arrive(turn, now)
+            self.start(turn, now)
         self.monitor.finished(turn.contents, self._stretches[turn], self._group_of[turn], now)
         if self.settings.guard:
             freed = [Freed(contents[start:end], number) for start, end, number in self._runs(turn, len(contents))]

@@ -15,6 +15,7 @@ from lpc.simulator.workloads import (
     agents,
     batch_scan,
     chat,
+    cliff,
     day,
     documents,
     few_shot,
@@ -56,6 +57,9 @@ WORKLOADS: Final[Mapping[str, Generator]] = MappingProxyType(
         ),
         "few-shot": Generator(few_shot.few_shot, "API calls of one turn behind their application's long instructions", "none"),
         "agents": Generator(agents.agents, "coding agents: tool pauses of seconds, human pauses of minutes, growing prompts"),
+        "cliff": Generator(
+            cliff.cliff, "agents in a closed loop, their live context 0.5, 1.2 and 5 times a cache of 20, 8 and 2%"
+        ),
         "batch-scan": Generator(
             batch_scan.batch_scan, "chats, some with long documents, beside jobs that scan such once", "some"
         ),

@@ -1,18 +1,20 @@
 """The engine model: what a request costs, when it waits, where it goes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from lpc.logs.traces import Trace, TracedRequest
 from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.cost import Cost
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policy import Policy
 from lpc.simulator.tiers import Tiering, TierSpec
-from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.workload import Turn, Workload, from_trace
 from tests.unit.simulator.replay import make
 
 SIZE = 16
@@ -72,7 +74,7 @@ def test_requests_wait_in_their_order_even_if_a_later_one_would_fit() -> None:
     result = replay(open_workload(running, large, small), 6)
 
     assert result.waited == 2
-    assert result.ttft == pytest.approx([0.033, 2.033 - 1.0 + 0.049, 2.033 - 1.5 + 0.016])
+    assert result.ttft == pytest.approx([0.033, 2.033 - 1.0 + 0.049, 2.033 - 1.5 + 0.049 + 0.016])
 
 
 def test_what_ends_at_the_time_of_an_arrival_has_made_room() -> None:
@@ -287,3 +289,35 @@ def test_figures_say_what_was_counted() -> None:
     assert figures["ttft_mean_s"] == figures["ttft_p50_s"] == pytest.approx(0.034)
     assert figures["ttft_p99_s"] == pytest.approx(0.028 + 0.99 * 0.012)
     assert figures["prefill_throughput_tokens_s"] == pytest.approx(100 / 0.068)
+
+
+def replies(*requests: TracedRequest, decodes: bool = True) -> list[list[int]]:
+    """Return the blocks of the replies, as a workload has them from a trace."""
+    found = from_trace(Trace("t", SIZE, list(requests)), decodes=decodes).arrivals
+    return [list(turn.all_contents[len(turn.contents) :]) for turn in found]
+
+
+def test_a_reply_has_the_blocks_that_the_conversation_s_next_prompt_has_in_its_place() -> None:
+    first = TracedRequest(0.0, 40, 45, (0, 1), "a", 1, "")
+    goes_on = TracedRequest(9.0, 100, 5, (0, 1, 2, 3, 4, 5), "a", 2, "")
+
+    # 85 tokens: five full blocks. The last reply is not seen again.
+    assert replies(first, goes_on) == [[2, 3, 4], []]
+    assert replies(first, replace(goes_on, blocks=(0, 9, 10, 11, 12, 13))) == [[], []]
+    assert replies(first, replace(goes_on, input_tokens=50, blocks=(0, 1, 2))) == [[2], []]
+    assert replies(first, goes_on, decodes=False) == [[], []]
+
+
+def test_a_reply_whose_text_was_logged_has_its_own_blocks() -> None:
+    first = TracedRequest(0.0, 40, 45, (0, 1), "a", 1, "", with_reply=(0, 1, 20, 21, 22, 23))
+    edited = TracedRequest(9.0, 100, 5, (0, 1, 2, 3, 4, 5), "a", 2, "")
+
+    assert replies(first, edited) == [[20, 21, 22], []]
+
+
+def test_the_next_prompt_hits_the_reply_that_it_repeats() -> None:
+    first = TracedRequest(0.0, 40, 45, (0, 1), "a", 1, "")
+    second = TracedRequest(9.0, 100, 5, (0, 1, 2, 3, 4, 5), "a", 2, "")
+    result = replay(from_trace(Trace("t", SIZE, [first, second]), count_from=0.0), 20)
+
+    assert result.hit_tokens == 5 * SIZE

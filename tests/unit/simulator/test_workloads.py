@@ -10,12 +10,15 @@ import pytest
 
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.sessions import chain
 from lpc.simulator.workload import Turn, Workload
 from lpc.simulator.workloads import WORKLOADS, adversary, few_shot, herd, night
 from lpc.simulator.workloads.lengths import FIRST_PROMPT, GOES_ON, REPLY, draw_lengths
 from lpc.simulator.workloads.timeline import WARM_UP_REQUESTS, Timeline
 
 NAMES = tuple(WORKLOADS)
+OPEN = tuple(name for name in NAMES if name != "cliff")
+"""Those whose requests come by the clock."""
 REQUESTS = 1_200
 
 
@@ -24,10 +27,16 @@ def drawn(name: str, seed: int = 0, requests: int = REQUESTS) -> Workload:
     return WORKLOADS[name](seed, requests=requests)
 
 
+def turns_of(workload: Workload) -> list[Turn]:
+    if workload.loop is None:
+        return workload.arrivals
+    return [turn for first in workload.arrivals for turn in chain(first)]
+
+
 def shown(workload: Workload) -> list[tuple[object, ...]]:
     return [
-        (t.conversation, t.turn, t.category, t.input_tokens, t.output_tokens, tuple(t.all_contents), t.arrival)
-        for t in workload.arrivals
+        (t.conversation, t.turn, t.category, t.input_tokens, t.output_tokens, tuple(t.all_contents), t.arrival, t.gap)
+        for t in turns_of(workload)
     ]
 
 
@@ -64,7 +73,7 @@ def test_a_seed_gives_one_workload(name: str) -> None:
     assert shown(drawn(name, seed=1)) != shown(drawn(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPEN)
 def test_requests_come_in_order_from_zero_on_and_are_counted_after_the_first_five_hundred(name: str) -> None:
     workload = drawn(name)
     turns = workload.arrivals
@@ -83,7 +92,7 @@ def test_a_prompt_has_an_id_for_each_full_block_and_an_id_stands_for_all_before_
     size = workload.block_tokens
     before: dict[int, int | None] = {}
 
-    for turn in workload.arrivals:
+    for turn in turns_of(workload):
         assert turn.input_tokens > 0 and turn.output_tokens > 0
         assert len(turn.contents) == turn.input_tokens // size
         assert len(turn.all_contents) == (turn.input_tokens + turn.output_tokens) // size
@@ -97,7 +106,8 @@ def test_the_trace_tells_policies_what_the_requests_are(name: str) -> None:
     workload = drawn(name)
 
     assert workload.trace is not None
-    for turn, request in zip(workload.arrivals, workload.trace.requests, strict=True):
+    turns = sorted(turns_of(workload), key=lambda turn: turn.index)
+    for turn, request in zip(turns, workload.trace.requests, strict=True):
         assert (turn.arrival, turn.conversation, turn.turn, turn.category) == (
             request.arrival,
             request.conversation,
@@ -116,7 +126,7 @@ def test_turns_of_a_conversation_are_numbered_and_what_cannot_be_linked_occurs_o
     workload = drawn(name)
     assert workload.trace is not None
     numbers: defaultdict[str, list[int]] = defaultdict(list)
-    for turn in workload.arrivals:
+    for turn in turns_of(workload):
         numbers[turn.conversation].append(turn.turn)
     linked = {request.linkable for request in workload.trace.requests}
 
@@ -129,11 +139,12 @@ def test_turns_of_a_conversation_are_numbered_and_what_cannot_be_linked_occurs_o
 def test_at_its_own_size_one_percent_of_the_working_set_holds_any_request(name: str) -> None:
     workload = WORKLOADS[name](0)
 
-    assert 5_000 <= len(workload.arrivals) <= 12_000
-    assert max(t.input_tokens + t.output_tokens for t in workload.arrivals) < 0.01 * workload.working_set_tokens()
+    turns = turns_of(workload)
+    assert 5_000 <= len(turns) <= 12_000
+    assert max(t.input_tokens + t.output_tokens for t in turns) < 0.01 * workload.working_set_tokens()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPEN)
 def test_a_cache_under_pressure_hits_less_than_an_infinite_one(name: str) -> None:
     workload = drawn(name)
     infinite = best_hit_rate(workload)
@@ -142,7 +153,7 @@ def test_a_cache_under_pressure_hits_less_than_an_infinite_one(name: str) -> Non
     assert 0 < rates[0] < rates[1] < rates[2] < infinite < 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPEN)
 def test_there_is_something_to_win_over_lru(name: str) -> None:
     assert hit_rate(drawn(name), "belady", 0.05) > hit_rate(drawn(name), "lru", 0.05) + 0.02
 
@@ -234,6 +245,23 @@ def test_lru_hits_nothing_of_a_loop_larger_than_the_cache() -> None:
     assert np.median([uses[content] for content in last]) >= 2
     # Even without a forecast, Belady's rule keeps a part of each round: far more than LRU's.
     assert hit_rate(workload, "belady", 0.1) > 1.3 * hit_rate(workload, "lru", 0.1)
+
+
+def test_at_the_cliff_lru_falls_from_all_hits_to_hardly_any() -> None:
+    workload = WORKLOADS["cliff"](0)
+    rates = [hit_rate(workload, "lru", share) for share in (0.05, 0.2)]
+
+    assert rates[0] < 0.35 and rates[1] > 0.9
+    assert hit_rate(workload, "belady", 0.05) > rates[0] + 0.2
+
+
+def test_the_agents_at_the_cliff_have_a_live_context_of_a_tenth_of_the_working_set() -> None:
+    workload = WORKLOADS["cliff"](0)
+    assert workload.loop is not None
+    turns = turns_of(workload)
+    live = workload.loop.sessions * float(np.mean([turn.input_tokens for turn in turns]))
+
+    assert 0.08 < live / workload.working_set_tokens() < 0.13
 
 
 def test_a_herd_returns_at_the_bell() -> None:
