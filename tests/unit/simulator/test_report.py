@@ -52,6 +52,7 @@ def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
         "hit_rate": rate,
         "ttft_mean_s": 1 - rate,
         "ttft_p99_s": 2.0,
+        **dict.fromkeys(("closed_loop", "throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load"), 0.0),
         **more,
     }
 
