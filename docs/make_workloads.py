@@ -1,6 +1,6 @@
 """Write docs/workloads.md and docs/workloads.png: every policy on every generated workload, and how the plug-in stands to LRU.
 
-`make workloads` runs it: 13 workloads, 5 capacities; with all policies half an hour on two cores, with `--policies lru,plugin`
+`make workloads` runs it: 14 workloads, 5 capacities; with all policies half an hour on two cores, with `--policies lru,plugin`
 some minutes.
 """
 
