@@ -20,7 +20,7 @@ from eviction_client.scorer import Predictor
 from eviction_client.settings import ClientSettings
 from lpc.bench.tiny_engine import TinyEngine
 from lpc.bench.trace_predictors import number_of
-from lpc.bench.trace_replay import Replay, Request
+from lpc.bench.trace_replay import Replay
 from lpc.bench.virtual_clock import VirtualClock
 
 STEP_S: Final = 0.05
@@ -49,16 +49,8 @@ def serve(
         connector: as of vLLM's ``--kv-transfer-config``: a tier below the blocks (`cpu_tier.connector`).
         settings: of the plug-in.
     """
-    attributes = {
-        "settings": ClientSettings(**settings),
-        "clock": staticmethod(clock),
-        "background": AtOnce,
-        "open_predictor": staticmethod(lambda *_: predictor),
-    }
-    tiny = TinyEngine(
-        model,
-        blocks + 1,  # vLLM keeps one for itself
-        learned=attributes if predictor is not None else None,
+    tiny = clocked_engine(
+        *(model, blocks, clock, predictor, settings),
         max_model_len=replay.longest + 1,
         max_num_seqs=TOGETHER,
         max_num_batched_tokens=BATCH_TOKENS,
@@ -77,7 +69,7 @@ def serve(
         clock.set(now)
         while following is not None and start + following[1].arrival <= now:
             number, request = following
-            _admit(engine, number, request, replay.prompt(number))
+            admit(engine, number, request.conversation, replay.prompt(number), reply=1)
             following = next(upcoming, None)
         now += STEP_S
         clock.set(now)
@@ -110,16 +102,33 @@ def serve(
     return figures
 
 
-def _digest(numbers: Sequence[int]) -> str:
-    return hashlib.sha256(b"".join(number.to_bytes(4, "little") for number in numbers)).hexdigest()
+def clocked_engine(
+    model: Path, blocks: int, clock: VirtualClock, predictor: Predictor | None, settings: dict[str, Any], **options: Any
+) -> TinyEngine:
+    """Return real vLLM with so many blocks for requests, whose plug-in reads a virtual clock.
+
+    Args:
+        predictor: for our scheduler; None: stock vLLM.
+        settings: of the plug-in.
+        options: of vLLM.
+    """
+    attributes = {
+        "settings": ClientSettings(**settings),
+        "clock": staticmethod(clock),
+        "background": AtOnce,
+        "open_predictor": staticmethod(lambda *_: predictor),
+    }
+    # vLLM keeps one block for itself.
+    return TinyEngine(model, blocks + 1, learned=attributes if predictor is not None else None, **options)
 
 
-def _admit(engine: Any, number: int, request: Request, prompt: list[int]) -> None:
+def admit(engine: Any, number: int, conversation: str, prompt: list[int], *, reply: int) -> None:
+    """Add a request, whose reply has exactly so many tokens."""
     parameters = SamplingParams(
-        temperature=0,
-        max_tokens=1,
-        ignore_eos=True,
-        detokenize=False,
-        extra_args={"session_id": request.conversation},
+        temperature=0, max_tokens=reply, ignore_eos=True, detokenize=False, extra_args={"session_id": conversation}
     )
     engine.add_request(str(number), TokensPrompt(prompt_token_ids=prompt), parameters)
+
+
+def _digest(numbers: Sequence[int]) -> str:
+    return hashlib.sha256(b"".join(number.to_bytes(4, "little") for number in numbers)).hexdigest()

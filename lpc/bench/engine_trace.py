@@ -35,6 +35,7 @@ SIDES: Final = ("plugin", "oracle", "stock")
 QUICK_REQUESTS: Final = 4000
 """Enough for the sidecar to learn something, and for the guard to see that it pays."""
 QUICK_SHARES: Final = (0.03,)
+RUNS: Final = "lpc.bench.engine_trace_runs"
 LONGEST: Final = 8192
 """Tokens of the longest prompt that the tiny model takes (`engine_replay.BATCH_TOKENS`)."""
 
@@ -88,14 +89,9 @@ class Opened:
             )
         return cls(trace, working_set, workload.count_from)
 
-    @contextlib.contextmanager
-    def placed(self, models: Path, model: str) -> Iterator[Places]:
-        """Write what a run needs into a temporary folder. Raises BenchmarkError."""
-        with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
-            folder = Path(temporary)
-            written = folder / "requests.json"
-            written.write_text(json.dumps({"block_tokens": self.trace.block_tokens, "requests": rows_of(self.trace)}))
-            yield Places(folder, tiny_model(folder), written, models, model)
+    def written(self) -> dict[str, Any]:
+        """Return what `trace_replay.Replay.read` takes."""
+        return {"block_tokens": self.trace.block_tokens, "requests": rows_of(self.trace)}
 
     def described(self) -> dict[str, Any]:
         """Return what figures say of it."""
@@ -125,11 +121,12 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     opened = Opened.read(path, trace_format, shares[0], QUICK_REQUESTS if quick else None)
     working_set, count_from = opened.working_set, opened.count_from
     screen = console()
-    with opened.placed(models, model) as places:
+    with placed(opened.written(), models, model) as places:
+        counted = ("--count-from", str(count_from))
         jobs = [*product(shares, SIDES), (shares[0], "even")]
         # Engine and sidecar wait for each other, so that a run keeps one core busy.
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            finished = pool.map(lambda job: run_side(places, job[1], int(job[0] * working_set), count_from), jobs)
+            finished = pool.map(lambda job: run_side(places, job[1], int(job[0] * working_set), *counted), jobs)
             told = track(finished, "bench engine --trace", total=len(jobs), console=screen, transient=True)
             results = dict(zip(jobs, told, strict=True))
     rows = [_row(share, int(share * working_set), {side: results[share, side] for side in SIDES}) for share in shares]
@@ -144,6 +141,21 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     proofs = ("tokens_identical", "eviction_order_identical")
     show_sides(screen, figures, title, size="blocks", stock="stock", proofs=proofs)
     return figures
+
+
+@contextlib.contextmanager
+def placed(written: dict[str, Any], models: Path, model: str) -> Iterator[Places]:
+    """Write what a run needs into a temporary folder. Raises BenchmarkError.
+
+    Args:
+        written: what `trace_replay.Replay.read` takes.
+        models, model: the sidecar's artefact.
+    """
+    with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
+        folder = Path(temporary)
+        requests = folder / "requests.json"
+        requests.write_text(json.dumps(written))
+        yield Places(folder, tiny_model(folder), requests, models, model)
 
 
 def log_of(path: Path | None, trace_format: str) -> Trace:
@@ -196,17 +208,16 @@ def _row(share: float, blocks: int, sides: dict[str, dict[str, Any]]) -> dict[st
     }
 
 
-def run_side(places: Places, side: str, blocks: int, count_from: float, *tier: str) -> dict[str, Any]:
+def run_side(places: Places, side: str, blocks: int, *flags: str, program: str = RUNS) -> dict[str, Any]:
     """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError.
 
     Args:
-        tier: flags of `lpc.bench.engine_trace_runs` that put a tier below the blocks.
+        flags, program: what runs where vLLM is installed, and its flags that not every run has.
     """
     home = Path(tempfile.mkdtemp(prefix=f"{side}-{blocks}-", dir=places.folder))
     VirtualClock(home / "clock")
-    command = ["-m", "lpc.bench.engine_trace_runs", "--model", str(places.model), "--side", side]
-    command += ["--requests", str(places.requests), "--clock", str(home / "clock"), "--blocks", str(blocks)]
-    command += ["--count-from", str(count_from), *tier]
+    command = ["-m", program, "--model", str(places.model), "--side", side, "--requests", str(places.requests)]
+    command += ["--clock", str(home / "clock"), "--blocks", str(blocks), *flags]
     with contextlib.ExitStack() as stack:
         if side == "plugin":
             serves = virtual_sidecar(home, places.models, places.name, places.model)

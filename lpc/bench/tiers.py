@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from lpc.bench.engine import check_engine, last_line
-from lpc.bench.engine_trace import Opened, run_side
+from lpc.bench.engine_trace import Opened, placed, run_side
 from lpc.errors import UsageError
 from lpc.wire.terminal import console
 
@@ -69,12 +69,14 @@ def run(
     blocks = int(pool * opened.working_set)
     jobs = [job for job in product(sizes, SIDES) if job[1] != "even" or job[0] == sizes[0]]
 
+    counted = ("--count-from", str(opened.count_from))
+
     def run_job(job: tuple[int, str]) -> dict[str, Any]:
         asks, policy = SIDES[job[1]]
-        return run_side(places, asks, blocks, opened.count_from, "--tier", str(job[0] * blocks), *policy)
+        return run_side(places, asks, blocks, *counted, "--tier", str(job[0] * blocks), *policy)
 
     screen = console()
-    with opened.placed(models, model) as places, ThreadPoolExecutor(os.cpu_count() or 1) as workers:
+    with placed(opened.written(), models, model) as places, ThreadPoolExecutor(os.cpu_count() or 1) as workers:
         told = track(workers.map(run_job, jobs), "bench tiers", total=len(jobs), console=screen, transient=True)
         results = dict(zip(jobs, told, strict=True))
     rows = [_row(size * blocks, {side: results[size, side] for side in SIDES if side != "even"}) for size in sizes]

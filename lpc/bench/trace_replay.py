@@ -24,7 +24,10 @@ SHORTEST: Final = 4
 
 
 class Request(NamedTuple):
-    """One request of the trace, as the other process wrote it (`engine_trace.run`)."""
+    """One request of the trace, as the other process wrote it (`engine_trace.placed`).
+
+    ``gap_s``: virtual seconds from the answer before it in its session to its arrival (closed loop).
+    """
 
     arrival: float
     conversation: str
@@ -33,6 +36,7 @@ class Request(NamedTuple):
     input_tokens: int
     output_tokens: int
     blocks: list[int]
+    gap_s: float = 0.0
 
 
 @lru_cache(maxsize=2**18)
@@ -50,7 +54,7 @@ class Replay:
 
     @classmethod
     def read(cls, file: Path) -> "Replay":
-        """Read what `engine_trace.run` wrote."""
+        """Read what `engine_trace.placed` wrote."""
         written = json.loads(file.read_text())
         return cls(written["block_tokens"], [Request(*row) for row in written["requests"]])
 

@@ -7,6 +7,7 @@ import typer
 
 from lpc.commands.options import JsonFile, ModelName, Models, Quick
 from lpc.commands.outcome import report
+from lpc.errors import UsageError
 
 app = typer.Typer(help="Side-by-side measurements.", no_args_is_help=True)
 
@@ -72,6 +73,15 @@ def bench_curves(
 def bench_engine(
     trace: Annotated[Path | None, typer.Option(help="A log with times, in place of ShareGPT: hits only.")] = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Agents in a closed loop: sessions of a log of format agents, else drawn ones.")
+    ] = False,
+    sessions: Annotated[int | None, typer.Option(min=2, help="Sessions at a time, with --closed. [default: 28]")] = None,
+    requests: Annotated[int | None, typer.Option(min=20, help="Answers of each run, with --closed. [default: 400]")] = None,
+    prefill: Annotated[
+        float | None, typer.Option(min=1, help="Prompt tokens per virtual second, with --closed. [default: 10,000]")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write, with --closed.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     json_file: JsonFile = None,
     models: Models = Path("models"),
@@ -80,9 +90,26 @@ def bench_engine(
     """The plug-in in real vLLM (`make engine`) against stock vLLM: tokens, eviction order, hits, time.
 
     With a trace: as it arrived, at 2, 5 and 8% of its working set, the sidecar learning while it serves.
+    With --closed: agents whose contexts are half of the cache, all of it and twice as much; throughput and latency.
     """
-    from lpc.bench import engine, engine_trace
+    from lpc.bench import engine, engine_closed, engine_trace
 
+    if closed:
+        report(
+            lambda: engine_closed.run(
+                *(trace, trace_format, models, model),
+                at_once=sessions,
+                requests=requests,
+                prefill_tokens_s=prefill or engine_closed.PREFILL_TOKENS_S,
+                picture=picture,
+                quick=quick,
+            ),
+            json_file,
+            picture,
+        )
+        return
+    if any(option is not None for option in (sessions, requests, prefill, picture)):
+        raise UsageError("--sessions, --requests, --prefill and --picture need --closed")
     if trace is None:
         report(lambda: engine.run(models, model, quick=quick), json_file)
     else:
