@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 APART_S: Final = 1.0
-"""Virtual seconds between the starts of the first sessions."""
+"""Virtual seconds between the starts of the first sessions. As in the simulator, which does not import where vLLM runs."""
 
 
 class ClosedLoop:
@@ -27,7 +27,6 @@ class ClosedLoop:
 
     Attributes:
         arrived: when each request arrived, virtual time by its number.
-        full: whether ``at_once`` sessions are under way. False from when one ended and none was left to begin.
 
     Raises:
         ValueError: there are fewer sessions than are to be under way.
@@ -41,7 +40,6 @@ class ClosedLoop:
         self._upcoming = iter([session[0] for session in sessions[at_once:]])
         self._arrivals = [(start + place * APART_S, session[0]) for place, session in enumerate(sessions[:at_once])]
         self.arrived: dict[int, float] = {}
-        self.full = True
 
     @property
     def next_arrival(self) -> float | None:
@@ -62,8 +60,6 @@ class ClosedLoop:
         following = self._following.get(number)
         if following is None:
             following = next(self._upcoming, None)
-        if following is None:
-            self.full = False
-        else:
+        if following is not None:
             heapq.heappush(self._arrivals, (now + self._gaps_s[following], following))
         return now - self.arrived[number]

@@ -38,7 +38,7 @@ class Load:
 
     Attributes:
         at_once: sessions at a time.
-        requests: answers after which the run ends; it ends before when a session ended and none is left.
+        requests: answers after which the run ends.
         prefill_tokens_s: prompt tokens that the engine computes in a virtual second, of the log's tokens.
     """
 
@@ -91,7 +91,7 @@ def serve(
     outputs: dict[int, str] = {}
     counts = Counts(clock())
     started = time.perf_counter()
-    while len(outputs) < load.requests and loop.full:
+    while len(outputs) < load.requests:
         if not engine.has_unfinished_requests():
             assert loop.next_arrival is not None
             clock.set(max(clock(), loop.next_arrival))

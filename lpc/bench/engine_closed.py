@@ -8,7 +8,7 @@ together half of the cache, all of it, and twice as much. Each side (`SIDES`) ru
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
@@ -20,11 +20,10 @@ from rich.progress import track
 from rich.table import Table
 
 from lpc.bench import BenchmarkError
-from lpc.bench.closed_sessions import MOST_BLOCKS, Sessions
+from lpc.bench.closed_sessions import MOST_BLOCKS, Course
 from lpc.bench.engine import check_engine
 from lpc.bench.engine_trace import Places, placed, run_side
 from lpc.bench.tiny_llama import BLOCK
-from lpc.errors import UsageError
 from lpc.wire.terminal import console
 
 
@@ -64,7 +63,7 @@ def run(
     """Serve; print a table; draw it; return the figures.
 
     Args:
-        path, trace_format: a log of sessions; without one they are drawn.
+        path, trace_format: a log; without one the sessions are those of workload `cliff`.
         models, model: the sidecar's artefact; its text model is not run (`lpc.bench.virtual_sidecar`).
         at_once: sessions at a time. Default: AT_ONCE.
         requests: answers of each run, of which the last three quarters count. Default: REQUESTS.
@@ -74,21 +73,19 @@ def run(
 
     Raises:
         TraceError: the log cannot be read.
-        UsageError: it has no sessions, or too few.
+        UsageError: no session fits the tiny model.
         BenchmarkError: vLLM is not installed in .venv-engine, a run failed, or two sides answered differently.
     """
     check_engine()
     live_shares = QUICK_LIVE if quick else LIVE
     at_once = at_once or (QUICK_AT_ONCE if quick else AT_ONCE)
     requests = requests or (QUICK_REQUESTS if quick else REQUESTS)
-    sessions = Sessions.read(path, trace_format, at_once=at_once, count=at_once + requests // 4)
-    if sessions.count < at_once:
-        raise UsageError(f"{sessions.trace.name} has {sessions.count} sessions; give a log of at least {at_once}")
+    sessions = Course.read(path, trace_format, at_once=at_once, requests=requests)
     live = sessions.live_blocks(at_once)
     flags = ["--at-once", str(at_once), "--answers", str(requests), "--prefill", str(prefill_tokens_s)]
     screen = console()
     with placed(sessions.written(), models, model) as places:
-        jobs = [*product(live_shares, reversed(SIDES))]
+        jobs = list(product(live_shares, reversed(list(SIDES))))
         # Engine and sidecar wait for each other, so that a run keeps one core busy.
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             finished = pool.map(lambda job: _run(places, SIDES[job[1]], _blocks(live, job[0]), flags), jobs)
@@ -178,7 +175,7 @@ def _draw(figures: dict[str, Any], path: Path) -> None:
     places = range(len(figures["rows"]))
     names = list(figures["rows"][0]["sides"])
     wide = 0.8 / len(names)
-    shown = (
+    shown: tuple[tuple[str, Callable[[dict[str, Any]], float]], ...] = (
         ("prompt tokens from the cache, %", lambda side: 100 * side["hit_rate"]),
         ("prompt tokens per virtual second", lambda side: side["prompt_tokens_per_s"]),
         ("latency, virtual seconds: mean, p99", lambda side: side["latency_mean_s"]),

@@ -49,12 +49,13 @@ def serve(
         connector: as of vLLM's ``--kv-transfer-config``: a tier below the blocks (`cpu_tier.connector`).
         settings: of the plug-in.
     """
+    tier: dict[str, Any] = {"kv_transfer_config": connector} if connector else {}
     tiny = clocked_engine(
         *(model, blocks, clock, predictor, settings),
         max_model_len=replay.longest + 1,
         max_num_seqs=TOGETHER,
         max_num_batched_tokens=BATCH_TOKENS,
-        **({"kv_transfer_config": connector} if connector else {}),
+        **tier,
     )
     engine = tiny.engine
     outputs: dict[int, list[int]] = {}

@@ -74,7 +74,7 @@ def bench_engine(
     trace: Annotated[Path | None, typer.Option(help="A log with times, in place of ShareGPT: hits only.")] = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
     closed: Annotated[
-        bool, typer.Option("--closed", help="Agents in a closed loop: sessions of a log of format agents, else drawn ones.")
+        bool, typer.Option("--closed", help="Agents in a closed loop: the sessions of a log, or of workload cliff.")
     ] = False,
     sessions: Annotated[int | None, typer.Option(min=2, help="Sessions at a time, with --closed. [default: 28]")] = None,
     requests: Annotated[int | None, typer.Option(min=20, help="Answers of each run, with --closed. [default: 400]")] = None,

@@ -96,17 +96,6 @@ def test_a_session_begins_when_another_ends(workload: Workload, step_s: float) -
     assert [times[number] for number in firsts] == [end + gaps[number] for end, number in zip(ends, firsts, strict=False)]
 
 
-def test_the_loop_is_full_until_a_session_ends_and_none_is_left() -> None:
-    loop = ClosedLoop([[0], [1, 2], [3]], [0.0] * 4, at_once=2, start=0.0)
-    loop.arrive(10.0)
-    loop.answer(0, 10.0)
-    loop.answer(1, 10.0)
-    assert loop.full
-    loop.arrive(10.0)
-    loop.answer(2, 11.0)
-    assert not loop.full
-
-
 def test_fewer_sessions_than_are_to_be_under_way_are_refused() -> None:
     with pytest.raises(ValueError, match="3 sessions at a time need as many, there are 2"):
         ClosedLoop([[0], [1]], [0.0, 0.0], at_once=3, start=0.0)

@@ -2,16 +2,22 @@
 
 import io
 import json
+import random
 import tarfile
+from itertools import groupby
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lpc.bench import BenchmarkError
-from lpc.bench.closed_sessions import BETWEEN_S, GAP_S, MOST_BLOCKS, MOST_TOKENS, Sessions
+from lpc.bench.closed_loop import ClosedLoop
+from lpc.bench.closed_sessions import MOST_BLOCKS, MOST_TOKENS, Course
 from lpc.bench.engine_closed import compared
 from lpc.bench.trace_replay import Request
 from lpc.errors import UsageError
+from lpc.simulator.sessions import LONGEST_GAP_S, PAUSE_S, SHORTEST_GAP_S
 
 BLOCK = 64
 
@@ -31,46 +37,66 @@ def archive(file: Path, sessions: list[list[tuple[float, int, float]]]) -> Path:
     return file
 
 
-def test_gaps_are_from_the_recorded_end_of_an_answer_to_the_next_request(tmp_path: Path) -> None:
+def test_gaps_are_the_log_s_and_kept_between_bounds(tmp_path: Path) -> None:
     log = archive(tmp_path / "log.tar.gz", [[(0.0, 640, 4.0), (10.0, 1280, 3.0), (12.0, 1920, 1.0), (99_999.0, 2560, 1.0)]])
-    requests = Sessions.read(log, "agents", at_once=0, count=0).trace.requests
-    assert [request.gap for request in requests] == [BETWEEN_S, pytest.approx(6.0), GAP_S[0], GAP_S[1]]
+    course = Course.read(log, "agents", at_once=0, requests=4)
+    assert course.gaps_s == [PAUSE_S, pytest.approx(6.0), SHORTEST_GAP_S, LONGEST_GAP_S]
 
 
 def test_the_rows_that_an_engine_reads_keep_sessions_together_and_have_the_gaps(tmp_path: Path) -> None:
     log = archive(tmp_path / "log.tar.gz", [[(0.0, 640, 4.0), (10.0, 1280, 3.0)]] * 3)
-    rows = [Request(*row) for row in Sessions.read(log, "agents", at_once=0, count=0).written()["requests"]]
+    rows = [Request(*row) for row in Course.read(log, "agents", at_once=0, requests=6).written()["requests"]]
     assert [row.turn for row in rows] == [1, 2] * 3
+    assert [row.gap_s for row in rows] == [PAUSE_S, pytest.approx(6.0)] * 3
     assert len({row.conversation for row in rows[::2]}) == 3
-    assert [row.gap_s for row in rows] == [BETWEEN_S, pytest.approx(6.0)] * 3
     assert not set(rows[0].blocks) & set(rows[2].blocks)
 
 
 def test_sessions_with_a_prompt_that_is_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     log = archive(tmp_path / "log.tar.gz", [[(0.0, 640, 4.0)], [(0.0, MOST_TOKENS + BLOCK, 1.0)]])
-    read = Sessions.read(log, "agents", at_once=1, count=0)
-    assert (read.count, read.left_out) == (1, 1)
+    course = Course.read(log, "agents", at_once=1, requests=1)
+    assert course.left_out == 1
+    assert max(request.input_tokens for request in course.trace.requests) == 640
 
 
-def test_a_log_without_sessions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="use --format agents with --closed"):
-        Sessions.read(tmp_path / "trace.jsonl", "mooncake", at_once=1, count=1)
+def test_a_log_whose_sessions_are_all_too_long_is_refused(tmp_path: Path) -> None:
+    log = archive(tmp_path / "log.tar.gz", [[(0.0, MOST_TOKENS + BLOCK, 1.0)]])
+    with pytest.raises(UsageError, match="more than 262,144 tokens"):
+        Course.read(log, "agents", at_once=1, requests=1)
+
+
+def test_when_all_sessions_are_used_they_come_again_with_other_blocks(tmp_path: Path) -> None:
+    log = archive(tmp_path / "log.tar.gz", [[(0.0, 640, 4.0)]])
+    first, *others = Course.read(log, "agents", at_once=2, requests=3).trace.requests
+    assert len(others) >= 4
+    assert not set(first.blocks) & {block for request in others for block in request.blocks}
+
+
+@given(st.integers(1, 5), st.integers(1, 60), st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_a_session_is_left_whenever_one_ends(at_once: int, requests: int, seed: int) -> None:
+    rows = [Request(*row) for row in Course.read(None, "", at_once=at_once, requests=requests).written()["requests"]]
+    sessions = [[n for n, _ in same] for _, same in groupby(enumerate(rows), key=lambda row: row[1].conversation)]
+    loop = ClosedLoop(sessions, [row.gap_s for row in rows], at_once=at_once, start=0.0)
+    rng, flying = random.Random(seed), []
+    for _ in range(requests):
+        flying += loop.arrive(1e9)
+        assert len(flying) == at_once
+        loop.answer(flying.pop(rng.randrange(at_once)), 0.0)
 
 
 def test_drawn_sessions_fit_the_tiny_model_and_the_first_are_met_on_their_way() -> None:
-    read = Sessions.read(None, "", at_once=20, count=30)
-    assert read.count == 30
-    assert max(len(request.blocks) for request in read.trace.requests) <= MOST_BLOCKS
-    firsts = {request.conversation: request for request in reversed(read.trace.requests)}
-    turns = [request.turn for request in firsts.values()][::-1]
+    course = Course.read(None, "", at_once=20, requests=100)
+    assert max(len(request.blocks) for request in course.trace.requests) <= MOST_BLOCKS
+    turns = [next(rows).turn for _, rows in groupby(course.trace.requests, key=lambda request: request.conversation)]
     assert max(turns[:20]) > 3
-    assert turns[20:] == [1] * 10
-    assert Sessions.read(None, "", at_once=20, count=30) == read
+    assert set(turns[20:]) == {1}
+    assert Course.read(None, "", at_once=20, requests=100) == course
 
 
 def test_twice_the_sessions_have_twice_the_live_context() -> None:
-    read = Sessions.read(None, "", at_once=0, count=30)
-    assert read.live_blocks(40) == pytest.approx(2 * read.live_blocks(20), abs=1)
+    course = Course.read(None, "", at_once=0, requests=100)
+    assert course.live_blocks(40) == pytest.approx(2 * course.live_blocks(20), abs=1)
 
 
 def test_only_requests_that_all_sides_answered_are_compared() -> None:
