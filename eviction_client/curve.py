@@ -95,3 +95,10 @@ def value_at(table: Sequence[float], age: float) -> float:
     low, high = table[place - 1], table[place]
     before = KNOTS[place - 1]
     return low + (high - low) * (age - before) / (KNOTS[place] - before)
+
+
+def retain_seconds(table: Sequence[float], price: float) -> float:
+    """Return the first of KNOTS at which a value lies below a price (uses per second), in seconds; 0 without a price."""
+    if price <= 0.0:
+        return 0.0
+    return next((age for age, value in zip(KNOTS, table, strict=True) if value < price), HORIZON_S)

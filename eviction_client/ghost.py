@@ -21,6 +21,11 @@ FEWEST_BLOCKS: Final = 64
 """Blocks of a ghost cache; if one in SAMPLED gives fewer, more are followed."""
 
 
+def sampled(block: bytes, every: int) -> bool:
+    """Return whether a block is followed, of one in ``every``, a power of two: hashes are uniformly distributed."""
+    return not block[-1] & (every - 1)
+
+
 class Freed(NamedTuple, Generic[H]):
     """Blocks of a finished request with one reuse class, from the chain's start."""
 
@@ -39,24 +44,26 @@ class GhostBlock(Block, Generic[H]):
 
 
 class GhostCache(Generic[H]):
-    """A cache of ``room`` block hashes under one rule."""
+    """A cache of ``room`` block hashes under one rule. When ``room`` falls the next use takes out what is too much."""
 
     def __init__(self, room: int, classes: int, *, value_enabled: bool, clock: Callable[[], float]) -> None:
-        self._room = room
+        self.room = room
         self._clock = clock
         self.queue: ValueQueue[GhostBlock[H]] = ValueQueue(GhostBlock(-1), GhostBlock(-1), classes, clock=clock)
         self.queue.value_enabled = value_enabled
         self._blocks: dict[H | None, GhostBlock[H]] = {}
         self._numbers = 0
 
-    def hits(self, prompt: Sequence[H]) -> int:
-        """Return how many of a prompt's blocks are cached, from its start without a gap."""
-        return next((depth for depth, block in enumerate(prompt) if block not in self._blocks), len(prompt))
+    def hits(self, prompt: Sequence[H], above: "GhostCache[H] | None" = None) -> int:
+        """Return how many of a prompt's blocks are cached, from its start without a gap, here or in the cache above."""
+        held, more = self._blocks, above._blocks if above is not None else ()
+        missing = (depth for depth, block in enumerate(prompt) if block not in held and block not in more)
+        return next(missing, len(prompt))
 
     def use(self, freed: Sequence[Freed[H]]) -> None:
         """Hold a finished request's blocks, in place of those that the rule evicts first."""
         queue, held = self.queue, self._blocks
-        left = self._room
+        left = self.room
         chain: list[tuple[list[GhostBlock[H]], int]] = []
         used: dict[H | None, GhostBlock[H]] = {}
         for blocks, reuse_class in freed:
@@ -74,7 +81,7 @@ class GhostCache(Generic[H]):
                 run.append(block)
             left -= len(run)
             chain.append((run, reuse_class))
-        excess = len(held) + len(used) - self._room
+        excess = len(held) + len(used) - self.room
         if excess > 0:
             for block in queue.popleft_n(excess):
                 del held[block.content]
@@ -107,6 +114,7 @@ class Ghosts(Generic[H]):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._made_of = capacity, classes, sampled, clock
         self.every = SAMPLED
         while self.every > 1 and capacity // self.every < FEWEST_BLOCKS:
             self.every //= 2
@@ -117,19 +125,41 @@ class Ghosts(Generic[H]):
         self._value: GhostCache[H] = GhostCache(room, classes, value_enabled=True, clock=clock)
         self._lru: GhostCache[H] = GhostCache(room, classes, value_enabled=False, clock=clock)
 
+    def renewed(self) -> "Ghosts[H]":
+        """Return empty ones that know nothing of the traffic; what these have counted goes on."""
+        capacity, classes, sampled, clock = self._made_of
+        fresh = Ghosts(capacity, classes, sampled, clock=clock)
+        fresh.asked, fresh.value_hits, fresh.lru_hits = self.asked, self.value_hits, self.lru_hits
+        fresh.guard.switches = self.guard.switches + self.guard.trusting
+        return fresh
+
+    def following(self, value_enabled: bool) -> GhostCache[H]:
+        """Return the cache under one of the rules."""
+        return self._value if value_enabled else self._lru
+
+    def resize(self, capacity: float) -> None:
+        """Give both caches the room that the real cache has for free blocks now."""
+        self._value.room = self._lru.room = max(int(capacity) // self.every, 1)
+
+    @property
+    def price(self) -> float:
+        """Mean retention value of what the cache under the value evicts, uses per second; 0: nothing yet."""
+        return self._value.queue.price
+
     def set_tables(self, tables: Sequence[Table] | None) -> None:
         """Take the classes' values; None: nothing is known."""
         self._value.queue.set_tables(tables)
 
-    def observe(self, prompt: Sequence[H], freed: Sequence[Freed[H]]) -> bool:
+    def observe(self, prompt: Sequence[H], freed: Sequence[Freed[H]], *, above: GhostCache[H] | None = None) -> bool:
         """Show a finished request to both; return whether the value is to order the real cache.
 
         Args:
             prompt: the full blocks of its prompt.
             freed: all blocks that it leaves, from the chain's start.
+            above: a cache that is asked first. What it has counts as hit by both.
         """
         followed = [block for block in prompt if self._sampled(block, self.every)]
-        value_hits, lru_hits = self._value.hits(followed), self._lru.hits(followed)
+        value_hits, lru_hits = self._value.hits(followed, above), self._lru.hits(followed, above)
         for cache in (self._value, self._lru):
             cache.use([Freed([b for b in run.blocks if self._sampled(b, self.every)], run.reuse_class) for run in freed])
         if not followed:

@@ -21,7 +21,7 @@ Pure Python: this runs inside the engine's process, in the background.
 """
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -50,6 +50,20 @@ class Stretch(NamedTuple):
     gap: int
 
 
+GIVEN_UP_PER_STEP: Final = 500
+"""Blocks that one step of a fit stops watching, about a third of a millisecond."""
+
+
+class Watch:
+    """Blocks of one class that wait, with their last use, in its order. ``number``: the class that they count for."""
+
+    __slots__ = ("blocks", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.blocks: dict[Hashable, float] = {}
+
+
 class ReuseMonitor:
     """Finds stretches, watches blocks, and fits one curve per class. Not thread-safe.
 
@@ -59,18 +73,21 @@ class ReuseMonitor:
 
     Attributes:
         priors: hazards [INTERVALS] by group, where the sidecar has predicted any.
+        reused: reuses counted so far.
+        seen: classes with a curve of their own, as of the latest fit.
     """
 
     def __init__(self, groups: int, *, remembered: int, prior_weight: float = PRIOR_WEIGHT) -> None:
-        self.priors: dict[int, Sequence[float]] = {}
+        self.priors: Mapping[int, Sequence[float]] = {}
+        self.reused = self.seen = 0
         self.classes = groups * GAP_CLASSES
         self._remembered = remembered
         self._weight = prior_weight
         self._last_use: dict[Hashable, float] = {}
         """In the order of last use."""
-        self._class_of: dict[Hashable, int] = {}
-        self._watched: list[dict[Hashable, float]] = [{} for _ in range(self.classes)]
-        """By class the blocks that wait, with their last use, in its order."""
+        self._watch_of: dict[Hashable, Watch] = {}
+        self._watches = [Watch(number) for number in range(self.classes)]
+        """By class; then those of earlier numberings of the groups."""
         self._reuses: dict[int, Counts] = {}
         self._at_risk: dict[int, Counts] = {}
         """Of blocks that do not wait any more."""
@@ -78,11 +95,11 @@ class ReuseMonitor:
 
     def admitted(self, prompt: Sequence[Hashable], now: float) -> list[Stretch]:
         """Count the reuses in a prompt that arrives; return its stretches of like gap, from its start."""
-        class_of = self._class_of
+        watch_of = self._watch_of
         for block in prompt:
-            number = class_of.pop(block, None)
-            if number is not None:
-                self._reused(number, now - self._watched[number].pop(block))
+            watch = watch_of.pop(block, None)
+            if watch is not None:
+                self._reused(watch.number, now - watch.blocks.pop(block))
         last_use = self._last_use
         stretches: list[Stretch] = []
         for depth, block in enumerate(prompt, 1):
@@ -109,78 +126,123 @@ class ReuseMonitor:
         for end, gap in stretches:
             self._watch(prompt[end - 1], group * GAP_CLASSES + gap, now)
 
+    def renumber(self) -> None:
+        """The groups have new numbers: go on counting by gap alone what was counted until now."""
+        for counts in (self._reuses, self._at_risk):
+            by_gap: dict[int, Counts] = {}
+            for number, of_class in counts.items():
+                other = self._ungrouped(number)
+                by_gap[other] = _sum((by_gap[other], of_class)) if other in by_gap else of_class
+            counts.clear()
+            counts.update(by_gap)
+        for watch in self._watches:
+            watch.number = self._ungrouped(watch.number)
+        self._watches = [Watch(number) for number in range(self.classes)] + [w for w in self._watches if w.blocks]
+
     def fit(self, now: float) -> list[list[float]] | None:
         """Return the values at `eviction_client.curve.KNOTS` of all classes; None before enough was seen."""
+        steps = self.fitting(now)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                tables: list[list[float]] | None = end.value
+                return tables
+
+    def fitting(self, now: float) -> Generator[None, None, list[list[float]] | None]:
+        """As :meth:`fit`, in steps of well under a millisecond. Nothing may be counted between them."""
         if self._fitted_at is not None:
             keep = 0.5 ** ((now - self._fitted_at) / HALF_LIFE_S)
             for counts in (self._reuses, self._at_risk):
                 for number, of_class in counts.items():
                     counts[number] = [count * keep for count in of_class]
+                    yield
         self._fitted_at = now
-        self._give_up(now)
+        yield from self._give_up(now)
         nothing = [0.0] * INTERVALS
-        seen = [number for number in range(self.classes) if number in self._at_risk or self._watched[number]]
-        reuses = {number: self._reuses.get(number, nothing) for number in seen}
-        at_risk = {number: _sum((self._at_risk.get(number, nothing), self._waiting(number, now))) for number in seen}
-        every = _sum(reuses.values()), _sum(at_risk.values())
+        reuses: dict[int, Counts] = dict(self._reuses)
+        at_risk: dict[int, Counts] = dict(self._at_risk)
+        for watch in self._watches:
+            if watch.blocks:
+                at_risk[watch.number] = _sum((at_risk.get(watch.number, nothing), _waiting(watch, now)))
+                yield
+        every = nothing, nothing
+        of_gap = [(nothing, nothing) for _ in range(GAP_CLASSES)]
+        for number, risk in at_risk.items():
+            counted = reuses.get(number, nothing), risk
+            gap = number % GAP_CLASSES
+            every = _sum((every[0], counted[0])), _sum((every[1], counted[1]))
+            of_gap[gap] = _sum((of_gap[gap][0], counted[0])), _sum((of_gap[gap][1], counted[1]))
+            yield
         if sum(every[0]) < FEWEST_REUSES:
             return None
         base = with_tail([(e + 0.01) / (n + 0.5) for e, n in zip(*every, strict=True)], *every)
-        by_gap = [
-            self._blend(
-                _sum(reuses[number] for number in seen if number % GAP_CLASSES == gap),
-                _sum(at_risk[number] for number in seen if number % GAP_CLASSES == gap),
-                base,
-            )
-            for gap in range(GAP_CLASSES)
-        ]
-        unseen = [values(hazards) for hazards in by_gap]
+        by_gap = [self._blend(*counted, base) for counted in of_gap]
+        yield
+        unseen = []
+        for hazards in by_gap:
+            unseen.append(values(hazards))
+            yield
         tables = []
+        self.seen = sum(number < self.classes for number in at_risk)
         for number in range(self.classes):
             group, gap = divmod(number, GAP_CLASSES)
             prior = self.priors.get(group)
-            if prior is None and number not in reuses:
+            if prior is None and number not in at_risk:
                 tables.append(unseen[gap])
                 continue
             blended = self._blend(reuses.get(number, nothing), at_risk.get(number, nothing), prior or by_gap[gap])
             tables.append(values(blended))
+            yield
         return tables
 
+    def _ungrouped(self, number: int) -> int:
+        """Return the class that counts, beyond all others, for the gap of a class."""
+        return self.classes + number % GAP_CLASSES
+
     def _watch(self, block: Hashable, number: int, now: float) -> None:
-        before = self._class_of.pop(block, None)
+        before = self._watch_of.pop(block, None)
         if before is not None:
-            del self._watched[before][block]
-        self._class_of[block] = number
-        self._watched[number][block] = now
+            del before.blocks[block]
+        self._watch_of[block] = watch = self._watches[number]
+        watch.blocks[block] = now
 
     def _reused(self, number: int, age: float) -> None:
+        self.reused += 1
         place = interval_of(age)
         self._reuses.setdefault(number, [0.0] * INTERVALS)[place] += 1.0
         at_risk = self._at_risk.setdefault(number, [0.0] * INTERVALS)
         for i in range(place + 1):
             at_risk[i] += 1.0
 
-    def _give_up(self, now: float) -> None:
+    def _give_up(self, now: float) -> Generator[None, None, None]:
         """Stop watching blocks beyond the horizon: nobody used them."""
-        for number, blocks in enumerate(self._watched):
+        for watch in self._watches:
+            blocks, lost = watch.blocks, 0
             while blocks:
                 block, last_use = next(iter(blocks.items()))
                 if now - last_use < HORIZON_S:
                     break
-                del blocks[block], self._class_of[block]
-                at_risk = self._at_risk.get(number, [0.0] * INTERVALS)
-                self._at_risk[number] = [count + 1.0 for count in at_risk]
-
-    def _waiting(self, number: int, now: float) -> Counts:
-        """Return the blocks of a class that still wait, by the intervals that they have reached."""
-        last_uses = list(self._watched[number].values())
-        reached = [bisect_right(last_uses, now - edge) for edge in EDGES]
-        # A block whose age lies within an interval counts for half of it.
-        return [0.5 * (begun + over) for begun, over in pairwise(reached)]
+                del blocks[block], self._watch_of[block]
+                lost += 1
+                if not lost % GIVEN_UP_PER_STEP:
+                    yield
+            if lost:
+                at_risk = self._at_risk.get(watch.number, [0.0] * INTERVALS)
+                self._at_risk[watch.number] = [count + lost for count in at_risk]
+        self._watches[self.classes :] = [watch for watch in self._watches[self.classes :] if watch.blocks]
 
     def _blend(self, reuses: Counts, at_risk: Counts, prior: Sequence[float]) -> Counts:
         m = self._weight
         return [(e + m * p) / (n + m) for e, n, p in zip(reuses, at_risk, prior, strict=True)]
+
+
+def _waiting(watch: Watch, now: float) -> Counts:
+    """Return the blocks that still wait, by the intervals that they have reached."""
+    last_uses = list(watch.blocks.values())
+    reached = [bisect_right(last_uses, now - edge) for edge in EDGES]
+    # A block whose age lies within an interval counts for half of it.
+    return [0.5 * (begun + over) for begun, over in pairwise(reached)]
 
 
 def with_tail(hazards: Sequence[float], reuses: Counts, at_risk: Counts) -> Counts:

@@ -10,6 +10,11 @@ Invariants:
     When a head is taken out the next block becomes the head; if that one heads another run, the run has ended.
  4. Every free block with content is in exactly one run.
 
+Three classes beyond the reuse classes, under either rule:
+ - ``DONE``: before everything else with content. No later use is expected.
+ - ``GOES_ON``: of requests that the engine has put off. They are used again within seconds; if not, the blocks sink.
+ - ``RETAINED``: behind everything, until their time is over (:meth:`ValueQueue.expire`).
+
 Eviction: a value that first rises and then falls with age takes its minimum over a class at its oldest or its newest run, so
 only these two are compared, over all classes. A fitted curve may have several peaks; then a run between the two ends may be
 worth less than both, and is evicted a little late. Least recent use is the same comparison with the order of the frees in
@@ -20,16 +25,27 @@ for the classes whose ends have changed. Cost, C classes: ``insert`` of n blocks
 a minimum over C floats for each run that is evicted.
 """
 
+import heapq
 import math
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from eviction_client.curve import value_at
+from eviction_client.curve import KNOTS, value_at
 from eviction_client.queue import B, FreeList
 
 RENEWED_S: Final = 0.25
 """Seconds for which calculated values are used."""
+
+GOES_ON: Final = -3
+DONE: Final = -2
+RETAINED: Final = -1
+_EXTRA: Final = 3
+_PRICED_BLOCKS: Final = 1000.0
+"""Blocks evicted over which the price is averaged."""
+_SWEPT_FROM: Final = 1024
+"""Retentions from which on those that have ended before their time are searched for."""
 
 # A run is a list. Making a list takes a fifth of the time of making an instance, and every free makes one.
 Run = list[Any]
@@ -42,6 +58,8 @@ _NEXT: Final = 5
 
 Table = Sequence[float]
 """A class's retention value at `eviction_client.curve.KNOTS`."""
+_SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
+"""Of ``GOES_ON``: more than any class has that is not used every second."""
 
 
 class ValueQueue(FreeList[B]):
@@ -51,26 +69,35 @@ class ValueQueue(FreeList[B]):
         head, tail: sentinels with block_id -1. They are linked, never returned.
         classes: number of reuse classes.
         clock: seconds; never goes back.
+
+    Attributes:
+        price: mean retention value of the latest blocks evicted while the value ordered, uses per second; 0: of none.
     """
 
     def __init__(self, head: B, tail: B, classes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(head, tail)
+        self.price = 0.0
         self._clock = clock
-        self._end: Run = [tail, 0.0, math.inf, -1, None, None]
-        self._start: Run = [head, 0.0, -1, -1, None, self._end]
+        self._end: Run = [tail, 0.0, math.inf, None, None, None]
+        self._start: Run = [head, 0.0, -1, None, None, self._end]
         self._end[_PREVIOUS] = self._start
         # Entry -1 is the sentinels': they start no run, but end the one before them.
         self._run_of: dict[int, Run] = {-1: self._end}
-        self._oldest: list[Run | None] = [None] * classes
-        self._newest: list[Run | None] = [None] * classes
+        self._oldest: list[Run | None] = [None] * (classes + _EXTRA)
+        self._newest: list[Run | None] = [None] * (classes + _EXTRA)
         self._tables: Sequence[Table] | None = None
         self._value_enabled = False
         self._number = 0
         self._as_of = -math.inf
         # By class: the lower value of its two ends, and whether the newest run has it.
-        self._least: list[float] = [math.inf] * classes
-        self._at_newest: list[bool] = [False] * classes
+        self._least: list[float] = [math.inf] * (classes + _EXTRA)
+        self._at_newest: list[bool] = [False] * (classes + _EXTRA)
         self._stale: set[int] = set()
+        self._worst: Run | None = None
+        """Run to be evicted first, until a class's values change."""
+        self._retained: list[tuple[float, int, Run, int]] = []
+        """Heap of the retained runs: end of the time, number, run, class afterwards."""
+        self._swept_from = _SWEPT_FROM
 
     @property
     def value_enabled(self) -> bool:
@@ -82,6 +109,16 @@ class ValueQueue(FreeList[B]):
         if enabled != self._value_enabled:
             self._value_enabled = enabled
             self._as_of = -math.inf
+
+    @property
+    def tables(self) -> Sequence[Table] | None:
+        """The classes' values at `KNOTS`, as last set."""
+        return self._tables
+
+    @property
+    def num_runs(self) -> int:
+        """Runs in the index."""
+        return len(self._run_of) - 1
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
         """Take the classes' values at `KNOTS`; None: nothing is known, and least recent use orders."""
@@ -100,16 +137,59 @@ class ValueQueue(FreeList[B]):
         if newest is not None and newest[_NUMBER] == self._number and newest[_USED] == last_use:
             following = newest[_NEXT]  # freed in one go with the run before: one run
         else:
-            previous = self._end[_PREVIOUS] if newest is None else newest
-            following = previous[_NEXT]
-            self._number = number = self._number + 1
-            first = blocks[0]
-            run: Run = [first, last_use, number, reuse_class, previous, following]
-            previous[_NEXT] = following[_PREVIOUS] = self._run_of[first.block_id] = self._newest[reuse_class] = run
-            if newest is None:
-                self._oldest[reuse_class] = run
-            self._stale.add(reuse_class)
-        behind = following[_HEAD]
+            following = self._begin(blocks[0], reuse_class, last_use)[_NEXT]
+        self._link(blocks, following[_HEAD])
+
+    def retain(self, blocks: Sequence[B], reuse_class: int, until: float) -> None:
+        """Add freed blocks behind everything; when their time is over they lie in a class as if just used.
+
+        Args:
+            until: seconds, as the clock's.
+        """
+        if not blocks:
+            return
+        run = self._begin(blocks[0], RETAINED, self._clock())
+        self._link(blocks, run[_NEXT][_HEAD])
+        heapq.heappush(self._retained, (until, run[_NUMBER], run, reuse_class))
+        if len(self._retained) > self._swept_from:
+            self._retained = [entry for entry in self._retained if entry[2][_NEXT] is not None]
+            heapq.heapify(self._retained)
+            self._swept_from = max(_SWEPT_FROM, 2 * len(self._retained))
+
+    def expire(self, budget: int) -> None:
+        """Move at most ``budget`` runs to their classes whose retention is over."""
+        if not self._retained:
+            return
+        now = self._clock()
+        while budget > 0 and self._retained and self._retained[0][0] <= now:
+            _, _, run, reuse_class = heapq.heappop(self._retained)
+            budget -= 1
+            if run[_NEXT] is None:
+                continue
+            first, behind = run[_HEAD], run[_NEXT][_HEAD]
+            before, last = first.prev_free_block, behind.prev_free_block
+            before.next_free_block, behind.prev_free_block = behind, before
+            self._forget(run)
+            behind = self._begin(first, reuse_class, now)[_NEXT][_HEAD]
+            before = behind.prev_free_block
+            before.next_free_block, first.prev_free_block = first, before
+            last.next_free_block, behind.prev_free_block = behind, last
+
+    def _begin(self, first: B, reuse_class: int, last_use: float) -> Run:
+        """Begin a class's newest run, whose blocks are not linked yet; return it."""
+        newest = self._newest[reuse_class]
+        previous = self._end[_PREVIOUS] if newest is None else newest
+        following = previous[_NEXT]
+        self._number = number = self._number + 1
+        run: Run = [first, last_use, number, reuse_class, previous, following]
+        previous[_NEXT] = following[_PREVIOUS] = self._run_of[first.block_id] = self._newest[reuse_class] = run
+        if newest is None:
+            self._oldest[reuse_class] = run
+        self._stale.add(reuse_class)
+        return run
+
+    def _link(self, blocks: Sequence[B], behind: Any) -> None:
+        """Link blocks that are not free before ``behind``."""
         last = behind.prev_free_block
         for block in blocks:
             block.prev_free_block = last
@@ -147,8 +227,12 @@ class ValueQueue(FreeList[B]):
             run = self._worst_run()
             first, number = run[_HEAD], run[_CLASS]
             behind = run[_NEXT][_HEAD]
-            left = self._pop_from(first, behind, n - len(popped), popped)
+            before = len(popped)
+            left = self._pop_from(first, behind, n - before, popped)
             del self._run_of[first.block_id]
+            if self._value_enabled and number >= 0 and self._tables is not None:
+                share = min((len(popped) - before) / _PRICED_BLOCKS, 1.0) if self.price else 1.0
+                self.price += share * (self._least[number] - self.price)
             if left is not behind:
                 self._run_of[left.block_id] = run
                 run[_HEAD] = left
@@ -157,6 +241,39 @@ class ValueQueue(FreeList[B]):
                 self._value_ends(number)
         self.num_free_blocks -= n
         return popped
+
+    def eviction_order(self) -> Iterator[B]:
+        """Walk all blocks in the order in which :meth:`popleft_n` would take them now. The queue must not change."""
+        block: Any = self.head.next_free_block
+        while block is not self._start[_NEXT][_HEAD]:
+            yield block
+            block = block.next_free_block
+        if block is self.tail:
+            return
+        self._renew()
+        ends: list[tuple[float, int, Run, Run, Run]] = []
+        for number, value in enumerate(self._least):
+            if value != math.inf:
+                oldest, newest = self._oldest[number], self._newest[number]
+                assert oldest is not None and newest is not None
+                run = self._end_of(number)
+                ends.append((value, run[_NUMBER], run, oldest, newest))
+        heapq.heapify(ends)
+        while ends:
+            _, _, run, oldest, newest = heapq.heappop(ends)
+            block, behind = run[_HEAD], run[_NEXT][_HEAD]
+            while block is not behind:
+                yield block
+                block = block.next_free_block
+            if oldest is newest:
+                continue
+            if run is oldest:
+                oldest = oldest[_NEXT]
+            else:
+                newest = newest[_PREVIOUS]
+            value, at_newest = self._lower(oldest, newest)
+            run = newest if at_newest else oldest
+            heapq.heappush(ends, (value, run[_NUMBER], run, oldest, newest))
 
     @staticmethod
     def _pop_from(block: Any, end: Any, n: int, popped: list[B]) -> Any:
@@ -174,12 +291,15 @@ class ValueQueue(FreeList[B]):
 
     def _worst_run(self) -> Run:
         """Return the run to be evicted first. There is one."""
-        least = self._least
-        lowest = min(least)
-        if least.count(lowest) == 1:
-            return self._end_of(least.index(lowest))
-        ends = (self._end_of(number) for number, value in enumerate(least) if value == lowest)
-        return min(ends, key=_number)
+        if self._worst is None:
+            least = self._least
+            lowest = min(least)
+            if least.count(lowest) == 1:
+                self._worst = self._end_of(least.index(lowest))
+            else:
+                ends = (self._end_of(number) for number, value in enumerate(least) if value == lowest)
+                self._worst = min(ends, key=_number)
+        return self._worst
 
     def _end_of(self, number: int) -> Run:
         """Return the run of a class that has its lower value."""
@@ -203,17 +323,24 @@ class ValueQueue(FreeList[B]):
 
     def _value_ends(self, number: int) -> None:
         """Calculate the lower value of a class's two ends."""
+        self._worst = None
         oldest, newest = self._oldest[number], self._newest[number]
         if oldest is None or newest is None:
             self._least[number] = math.inf
             return
+        self._least[number], self._at_newest[number] = self._lower(oldest, newest)
+
+    def _lower(self, oldest: Run, newest: Run) -> tuple[float, bool]:
+        """Return the lower of the values of two runs of a class, and whether the newer one has it."""
+        reuse_class = oldest[_CLASS]
+        if reuse_class in (DONE, RETAINED):
+            return (-math.inf if reuse_class == DONE else sys.float_info.max), False
         if not self._value_enabled or self._tables is None:
-            self._least[number], self._at_newest[number] = oldest[_NUMBER], False
-            return
-        table, as_of = self._tables[number], self._as_of
+            return oldest[_NUMBER], False
+        table, as_of = _SOON if reuse_class == GOES_ON else self._tables[reuse_class], self._as_of
         low = value_at(table, max(as_of - oldest[_USED], 0.0))
         high = low if newest is oldest else value_at(table, max(as_of - newest[_USED], 0.0))
-        self._least[number], self._at_newest[number] = (high, True) if high < low else (low, False)
+        return (high, True) if high < low else (low, False)
 
     def _behead(self, block: B, after: Any) -> None:
         """Note that a run has lost its head, which stood before ``after``."""
@@ -234,6 +361,8 @@ class ValueQueue(FreeList[B]):
         if self._newest[number] is run:
             self._newest[number] = previous if previous[_CLASS] == number else None
             self._stale.add(number)
+        if run is self._worst:
+            self._worst = None
         run[_PREVIOUS] = run[_NEXT] = None  # ended runs must not wait for the cycle collector
 
 

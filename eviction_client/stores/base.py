@@ -75,8 +75,12 @@ class MetadataStore(Protocol):
         """
         ...
 
-    def look_ahead(self, blocks: Sequence[BlockHash]) -> None:
-        """Ask for the scores of the blocks to be evicted next. A newer question replaces one that still waits."""
+    def look_ahead(self, blocks: Sequence[BlockHash], *, shared: bool = False) -> None:
+        """Ask for the scores of blocks. A newer question replaces one that still waits.
+
+        Args:
+            shared: only of those that more than one conversation holds.
+        """
         ...
 
     def take_answers(self) -> dict[BlockHash, float]:

@@ -16,9 +16,9 @@ TRIM_CHUNK: Final = 4096
 
 
 def look_up(
-    client: Any, layout: Layout, blocks: Sequence[BlockHash], refused: Callable[[Exception], object]
+    client: Any, layout: Layout, blocks: Sequence[BlockHash], refused: Callable[[Exception], object], *, shared: bool = False
 ) -> list[float | None]:
-    """Return the score of each block, None if it is unknown.
+    """Return the score of each block; None: it is unknown, or, with ``shared``, only one conversation holds it.
 
     A shard that Redis refuses to read (its key holds another type) does not keep the others' scores back.
 
@@ -41,7 +41,10 @@ def look_up(
             refused(stored)
             continue
         for i, value in zip(indices, stored, strict=True):
-            found[i] = None if value is None else floor(float(value))
+            if value is not None:
+                stored = float(value)
+                score = floor(stored)
+                found[i] = score if not shared or score == stored else None
     return found
 
 

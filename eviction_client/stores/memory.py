@@ -71,13 +71,14 @@ class MemoryStore:
                 dropped += self._forget_lowest_record()
             self._tally.add(recorded=len(blocks), written=len(blocks), dropped=dropped)
 
-    def look_ahead(self, blocks: Sequence[BlockHash]) -> None:
+    def look_ahead(self, blocks: Sequence[BlockHash], *, shared: bool = False) -> None:
         """See :meth:`MetadataStore.look_ahead`. The answer is there at once."""
         with self._lock:
             if self._closed:
                 return
             try:
-                self._answers = {block: self._blocks[block][1] for block in blocks if block in self._blocks}
+                known = {block: self._blocks[block] for block in blocks if block in self._blocks}
+                self._answers = {block: score for block, (owner, score) in known.items() if owner == SHARED or not shared}
                 asked = len(blocks)
             except TypeError as error:
                 self._failed(error)

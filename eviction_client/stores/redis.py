@@ -85,7 +85,7 @@ class RedisStore:
         self._tally = Tally()
         self._refusals = Refusals("of the engines", self._where, lambda _cause: self._tally.add(failures=1))
         self._outbox = Outbox(self._layout, max_pending_blocks, self._tally)
-        self._question: Sequence[BlockHash] = ()
+        self._question: tuple[Sequence[BlockHash], bool] | None = None
         self._answers: dict[BlockHash, float] = {}
         self._threshold: float | None = None
         self._healthy: bool | None = None
@@ -99,10 +99,10 @@ class RedisStore:
         if not self._closing and self._outbox.put(conversation, blocks, score):
             self._notify()
 
-    def look_ahead(self, blocks: Sequence[BlockHash]) -> None:
+    def look_ahead(self, blocks: Sequence[BlockHash], *, shared: bool = False) -> None:
         """See :meth:`MetadataStore.look_ahead`."""
-        if not self._closing:
-            self._question = blocks
+        if not self._closing and blocks:
+            self._question = blocks, shared
             self._notify()
 
     def take_answers(self) -> dict[BlockHash, float]:
@@ -230,18 +230,19 @@ class RedisStore:
         if threshold is not None:
             self._trim(client, threshold)
 
-    def _answer(self, client: Any, question: Sequence[BlockHash]) -> None:
+    def _answer(self, client: Any, question: tuple[Sequence[BlockHash], bool]) -> None:
+        blocks, shared = question
         found: list[float | None] = []
         try:
-            found = commands.look_up(client, self._layout, question, self._refused)
+            found = commands.look_up(client, self._layout, blocks, self._refused, shared=shared)
         except (TypeError, AttributeError, ValueError) as error:
             self._tally.add(bugs=1)
             log_bug(logger, "the look-ahead in Redis", error)
-        known = {block: score for block, score in zip(question, found, strict=False) if score is not None}
+        known = {block: score for block, score in zip(blocks, found, strict=False) if score is not None}
         self._tally.add(looked_up=len(found), known=len(known))
         with self._lock:
             if self._question is question:
-                self._question = ()
+                self._question = None
             self._answers = known
 
     def _refused(self, error: Exception) -> None:

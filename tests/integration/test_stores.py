@@ -149,6 +149,15 @@ def test_what_others_hold_bounds_a_score_from_below(bench: Bench, records: list)
             assert found >= bound
 
 
+def test_look_ahead_can_leave_out_what_one_conversation_alone_holds(store: MetadataStore) -> None:
+    store.record(A, BLOCKS[:2], 5.0)
+    store.record(B, BLOCKS[:1], 3.0)
+    assert store.flush(5)
+    store.look_ahead(BLOCKS[:3], shared=True)
+    assert store.flush(5)
+    assert store.take_answers() == {BLOCKS[0]: 5.0}
+
+
 def test_look_ahead_answers_with_what_is_known_once(store: MetadataStore) -> None:
     store.record(A, BLOCKS[:2], 3.0)
     assert store.flush(5)

@@ -90,7 +90,7 @@ def test_what_is_remembered_and_watched_is_bounded() -> None:
         if turn % 100 == 0:
             monitor.fit(10.0 * turn)
     assert len(monitor._last_use) == 500
-    assert sum(map(len, monitor._watched)) <= HORIZON_S / 10.0 + 101
+    assert sum(len(watch.blocks) for watch in monitor._watches) <= HORIZON_S / 10.0 + 101
 
 
 @pytest.mark.parametrize("groups", [1, 8])
@@ -102,3 +102,27 @@ def test_a_class_that_was_never_seen_has_the_curve_of_its_gap(groups: int) -> No
     assert tables is not None and len(tables) == groups * GAP_CLASSES
     assert PRIOR_WEIGHT > 0
     assert tables[-GAP_CLASSES] == tables[(groups - 1) * GAP_CLASSES]
+
+
+def test_after_a_new_numbering_of_the_groups_the_gaps_keep_what_was_counted() -> None:
+    monitor = monitor_of(groups=2)
+    for turn in range(400):
+        ask(monitor, [f"again {turn % 8}"], 10.0 * turn, group=1)
+    before = monitor.fit(4000.0)
+    monitor.renumber()
+    after = monitor.fit(4000.0)
+    assert before is not None and after is not None
+    used = 3  # used again after 80 s
+    assert after[used] == after[GAP_CLASSES + used], "no group has a curve of its own"
+    assert value_at(after[used], 70.0) == pytest.approx(value_at(before[used], 70.0), rel=0.2)
+    for turn in range(400, 480):
+        ask(monitor, [f"again {turn % 8}"], 10.0 * turn)
+    assert monitor.reused == 472, "blocks watched under the old numbers are still found"
+
+
+def test_a_fit_never_holds_the_interpreter_for_long() -> None:
+    """Steps are counted, not timed: each looks at one class, or at a bounded number of blocks."""
+    monitor = monitor_of(groups=64)
+    for turn in range(2000):
+        ask(monitor, [f"again {turn % 200}"], 2.0 * turn, group=turn % 64)
+    assert sum(1 for _ in monitor.fitting(4000.0)) > monitor.seen >= 64

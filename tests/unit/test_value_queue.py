@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from eviction_client.curve import EDGES, INTERVALS, interval_of, value_at, values
 from eviction_client.queue import Block
-from eviction_client.value_queue import RENEWED_S, ValueQueue
+from eviction_client.value_queue import DONE, GOES_ON, RENEWED_S, ValueQueue
 
 CLASSES = 4
 
@@ -93,6 +93,79 @@ def test_more_blocks_than_are_free_change_nothing() -> None:
     assert ids(queue.popleft_n(1)) == [1]
 
 
+@pytest.mark.parametrize("value_enabled", [True, False])
+def test_done_goes_first_and_retained_last_under_either_rule(value_enabled: bool) -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.set_tables([decreasing(0.3)] * CLASSES)
+    queue.value_enabled = value_enabled
+    queue.retain([Block(1)], 0, clock.now + 60.0)
+    queue.insert([Block(2)], 0, clock.now)
+    queue.insert([Block(3)], DONE, clock.now)
+    queue.prepend_n([Block(4)])
+    assert ids(list(queue.eviction_order())) == ids(queue.popleft_n(4)) == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("value_enabled", [True, False])
+def test_when_its_time_is_over_a_retained_run_lies_in_its_class_as_just_used(value_enabled: bool) -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.set_tables([decreasing(0.3)] * CLASSES)
+    queue.value_enabled = value_enabled
+    blocks = [Block(1), Block(2), Block(3)]
+    queue.retain(blocks[:2], 0, clock.now + 60.0)
+    queue.retain(blocks[2:], 1, clock.now + 20.0)
+    clock.now += 30.0
+    queue.expire(1)
+    clock.now += 30.0
+    queue.insert([Block(4)], 2, clock.now - 1.0)
+    queue.expire(0)
+    assert ids(list(queue.eviction_order())) == [3, 4, 1, 2]
+    queue.expire(5)
+    clock.now += 1.0
+    queue.insert([Block(5)], 3, clock.now)
+    assert ids(queue.popleft_n(5)) == [3, 4, 1, 2, 5]
+
+
+def test_a_retained_run_that_is_used_before_its_time_is_over_is_forgotten() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    block = Block(1)
+    queue.retain([block], 0, clock.now + 60.0)
+    queue.remove(block)
+    queue.insert([block], 1, clock.now)
+    clock.now += 60.0
+    queue.expire(5)
+    assert queue.num_runs == 1 and ids(queue.popleft_n(1)) == [1]
+
+
+def test_a_request_that_goes_on_goes_last_and_sinks_if_it_never_resumes() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.set_tables([decreasing(0.3)] * CLASSES)
+    queue.value_enabled = True
+    queue.insert([Block(1)], GOES_ON, clock.now)
+    queue.insert([Block(2)], 0, clock.now)
+    assert ids(list(queue.eviction_order())) == [2, 1]
+    clock.now += 600.0
+    queue.insert([Block(3)], 0, clock.now)
+    assert ids(list(queue.eviction_order())) == [2, 1, 3]
+
+
+def test_the_price_is_the_value_of_what_is_evicted() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    table = decreasing(0.3)
+    queue.set_tables([table] * CLASSES)
+    queue.insert([Block(1), Block(2)], 0, clock.now)
+    clock.now += 10.0
+    queue.popleft()
+    assert queue.price == 0.0, "least recent use has no price"
+    queue.value_enabled = True
+    queue.popleft()
+    assert queue.price == pytest.approx(value_at(table, 10.0))
+
+
 class Machine(RuleBasedStateMachine):
     """Operations in any order, compared with a list of all free blocks and, under value, with a search over every block."""
 
@@ -138,8 +211,10 @@ class Machine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8))
     def evict(self, count: int) -> None:
         self.clock.now += RENEWED_S
-        for _ in range(min(count, len(self.free))):
+        expected = ids(list(self.queue.eviction_order()))
+        for place in range(min(count, len(self.free))):
             block = self.queue.popleft()
+            assert block.block_id == expected[place]
             _, number, used, chain = self.free.pop(block.block_id)
             if self.equal or not self.queue.value_enabled:
                 # Decreasing curves that are equal give least recent use, as does the other rule.

@@ -1,0 +1,508 @@
+"""From a request's admission to the reuse classes of its blocks: the part of a plug-in that is the same in every engine.
+
+The engine's scheduler calls :meth:`Plugin.admitted` and :meth:`Plugin.finished`, which touch dictionaries and append to a
+bounded queue: microseconds. What costs more is done in the background (:mod:`eviction_client.background`), in the order in
+which the scheduler has called: reuse is counted, the ghost caches choose the rule, curves are fitted, the store is asked and
+written. The scheduler's next :meth:`Plugin.follow` hands rule and values to its queue.
+
+Keys in the store have the form that all engines of a fleet use, a time: the end of a request and the class's *retain seconds*,
+the first age at which its value falls below the price of room in this cache.
+"""
+
+import logging
+import math
+import time
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from eviction_client.background import TICK_S, BackgroundThread, StartBackground
+from eviction_client.book import PredictorCounters
+from eviction_client.clock import MonotoneClock
+from eviction_client.conversations import Conversations
+from eviction_client.curve import retain_seconds
+from eviction_client.ended import Ended, Run
+from eviction_client.ghost import Freed, Ghosts, sampled
+from eviction_client.hints import NO_HINTS, Hints, Owners, Retained
+from eviction_client.messages import Prediction
+from eviction_client.offer import TokenizerState
+from eviction_client.prior import MOST_GROUPS, ReuseCurves
+from eviction_client.reuse import GAP_CLASSES, ReuseMonitor, Stretch
+from eviction_client.score import OLDEST_S, Keys
+from eviction_client.settings import ClientSettings
+from eviction_client.stores.base import BlockHash, MetadataStore
+from eviction_client.value_queue import DONE, Table, ValueQueue
+from eviction_client.value_tier import ValueTier
+from lpc.model.returns import MAX_CREDIT_S
+from lpc.wire.bugs import log_bug
+
+logger = logging.getLogger(__name__)
+
+REFIT_S: Final = 30.0
+REMEMBERED: Final = 4
+"""Blocks whose last use is remembered, in caches."""
+MAX_WAITING: Final = 20_000
+"""Admissions and ends that may wait for the background; over it the oldest are not learned from."""
+MAX_RUNNING: Final = 10_000
+"""Running requests whose stretches are known; over it the oldest's blocks lie in the class of blocks used once."""
+MAX_ASKED: Final = 256
+"""Blocks about which one question asks the store."""
+MAX_POOLED: Final = 10_000
+"""Answers of the store that are remembered."""
+ROUNDS_FOR_AN_ANSWER: Final = 50
+"""Rounds in which an answer of the store is looked for."""
+TRIM_EVERY_S: Final = 100.0
+MOST_FAILURES: Final = 3
+"""Failures of the background after which least recent use is in force until the engine restarts."""
+IN_USE_FOLLOWS: Final = 0.002
+"""Share by which the mean of the blocks in use follows at each step of the scheduler."""
+NOTICEABLE_S: Final = 1.0
+"""A pooled key that lies less than this beyond the own one changes nothing."""
+
+
+class Predictor(Protocol):
+    """What :class:`eviction_client.predictor_client.PredictorClient` does. Never blocks, never raises."""
+
+    def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
+        """Ask about a conversation."""
+
+    def take(self, request_id: Hashable) -> Prediction | None:
+        """Return the answer; None: there is none yet."""
+
+    def forget(self, request_id: Hashable) -> None:
+        """Forget a request."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+    @property
+    def reuse_curves(self) -> ReuseCurves | None:
+        """The predicted curves of the groups that predictions name; None: the sidecar has sent none."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the sidecar can be reached."""
+
+    @property
+    def counters(self) -> PredictorCounters:
+        """A snapshot."""
+
+    @property
+    def tokenizer_state(self) -> TokenizerState:
+        """How the sidecar stands with the engine's tokenizer."""
+
+
+class _Admitted(NamedTuple):
+    """A request that has arrived, with the full blocks of its prompt."""
+
+    request_id: Hashable
+    prompt: Sequence[BlockHash]
+    at: float
+
+
+class Plugin:
+    """Gives the blocks of one engine their reuse classes. Methods are for the scheduler's thread, but for ``on_tick``'s.
+
+    Args:
+        capacity: blocks of the engine's cache.
+        predictor: asked at admission; closed with the plug-in.
+        store: where the keys of shared blocks are pooled; None: they are not. Closed with the plug-in.
+        clock: seconds since the epoch, the same in all engines of a fleet. If it steps back, time stands still.
+        background: starts what runs the rounds of learning.
+
+    Attributes:
+        classes: reuse classes, for queues that follow the plug-in.
+        value_enabled: the retention value orders; else least recent use.
+        tables: the classes' values; None: nothing is known.
+        ended: requests by what their group came from: a prediction, none in time, or aborted.
+        hinted: finished requests with hints: ``retain``, ``done``, and ``off``, which the settings do not allow.
+        retained: blocks of the engine's cache that hints retain. The engine's queue uses this account.
+        raised: stretches that lie in another class because another conversation holds them.
+        implausible: answers of the store that cannot be keys.
+        failures: exceptions kept from the engine; ``guard_failures``: those of the background's learning.
+        refits: of the curves.
+        seconds: time spent in the scheduler's thread.
+        on_tick: called about every second, in the background.
+        tiers: below the engine's cache.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        *,
+        capacity: int,
+        predictor: Predictor,
+        store: MetadataStore | None = None,
+        clock: Callable[[], float] = time.time,
+        background: StartBackground = BackgroundThread,
+    ) -> None:
+        self.settings = settings
+        self.predictor = predictor
+        self.store = store
+        self.classes = MOST_GROUPS * GAP_CLASSES
+        self.value_enabled = not settings.guard
+        self.tables: Sequence[Table] | None = None
+        self.ended = {"prediction": 0, "unanswered": 0, "aborted": 0}
+        self.hinted = {"retain": 0, "done": 0, "off": 0}
+        self.retained: Retained[Any] = Retained(settings.hints_share * capacity)
+        self.raised = self.implausible = self.failures = self.guard_failures = self.refits = 0
+        self.seconds = 0.0
+        self.on_tick: list[Callable[[], None]] = []
+        self.tiers: list[ValueTier] = []
+        self._owners = Owners(capacity) if settings.hints else None
+        self._capacity = capacity
+        self._in_use = 0.0
+        self._clock = MonotoneClock(clock)
+        self._events: deque[_Admitted | Ended] = deque(maxlen=MAX_WAITING)
+        self._appended = self._handled = 0
+        self._stretches: OrderedDict[Hashable, list[Stretch]] = OrderedDict()
+        """Of running requests. Written by the background only."""
+        self._retain_s: Sequence[float] = [0.0] * self.classes
+        self._by_retain: Sequence[tuple[float, int]] = []
+        self._conversations = Conversations()
+        self._lately: deque[BlockHash] = deque(maxlen=MAX_ASKED)
+        self._pooled: OrderedDict[BlockHash, float] = OrderedDict()
+        """Keys that other conversations give blocks. Written by the background only."""
+        self._to_ask = False
+        self._rounds_left = 0
+        self._epoch: str | None = None
+        self._monitor = ReuseMonitor(MOST_GROUPS, remembered=REMEMBERED * capacity)
+        self.ghosts: Ghosts[BlockHash] = Ghosts(capacity, self.classes, sampled, clock=self.now)
+        self._fitted_at = -math.inf
+        self._ticked_at = self._trimmed_at = time.monotonic()
+        self._background = background(self._round)
+
+    # The scheduler's thread.
+
+    def admitted(
+        self,
+        request_id: Hashable,
+        token_ids: Sequence[int],
+        blocks: Sequence[BlockHash],
+        *,
+        session: str | None,
+        category: str = "",
+    ) -> None:
+        """Ask the predictor about a request, and have its prompt looked at.
+
+        Args:
+            token_ids, blocks: the prompt and the hashes of its full blocks. Must not change afterwards.
+        """
+        self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "")
+        self._append(_Admitted(request_id, blocks, self.now()))
+
+    def finished(
+        self,
+        request_id: Hashable,
+        *,
+        completed: bool,
+        blocks: Sequence[BlockHash],
+        prompt_blocks: int,
+        session: str | None = None,
+        hints: Hints = NO_HINTS,
+    ) -> Ended:
+        """Return the reuse classes of a request that has ended, and what its hints ask for.
+
+        A request that ends before its prompt was looked at has blocks that are used for the first time.
+
+        Args:
+            completed: it came to its end; else (aborted, failed) its prediction counts for nothing.
+            blocks: hashes of its chain from the start, as far as computed. Must not change afterwards.
+            prompt_blocks: how many of these its prompt filled.
+            session: names the conversation in all engines, if the caller knows it.
+        """
+        now = self.now()
+        prediction = self.predictor.take(request_id)
+        if prediction is None:
+            self.predictor.forget(request_id)
+        group = 0
+        if not completed:
+            self.ended["aborted"] += 1
+        elif prediction is None:
+            self.ended["unanswered"] += 1
+        else:
+            self.ended["prediction"] += 1
+            group = prediction.group
+        runs = self._runs(self._stretches.get(request_id, ()), group, blocks, now)
+        retain_s, own_from = self._asked(hints, session, blocks)
+        if own_from < len(blocks):
+            runs = [run for run in runs if run.end < own_from] + [
+                Run(own_from, run.reuse_class) for run in runs if run.end >= own_from > 0
+            ][:1]
+            runs.append(Run(len(blocks), DONE))
+        ended = Ended(request_id, session, blocks, prompt_blocks, now, group, runs, retain_s)
+        for tier in self.tiers:
+            tier.ended(ended)
+        self._append(ended)
+        return ended
+
+    def follow(self, queue: ValueQueue[Any], *, value_enabled: bool | None = None) -> None:
+        """Give a queue the rule and the values in force. ``value_enabled``: a rule of the queue's own."""
+        queue.value_enabled = self.value_enabled if value_enabled is None else value_enabled
+        if queue.tables is not self.tables:
+            queue.set_tables(self.tables)
+
+    def in_use(self, blocks: int) -> None:
+        """Note how many blocks requests hold now. Called at each step."""
+        self._in_use += IN_USE_FOLLOWS * (blocks - self._in_use)
+
+    def now(self) -> float:
+        """Return the time, seconds since the epoch. It never goes back."""
+        return self._clock.now()
+
+    def add_tier(
+        self, name: str, chunks: int, *, blocks: int, prompts_only: bool, named: Callable[[Any], bytes] = bytes
+    ) -> ValueTier:
+        """Return a tier below the engine's cache; see :class:`ValueTier`."""
+        tier = ValueTier(
+            name,
+            chunks,
+            blocks=blocks,
+            classes=self.classes,
+            prompts_only=prompts_only,
+            guarded=self.settings.guard,
+            hints_share=self.settings.hints_share,
+            named=named,
+            tables=lambda: self.tables,
+            clock=self.now,
+        )
+        self.tiers = [*self.tiers, tier]
+        return tier
+
+    def drop_tier(self, tier: ValueTier) -> None:
+        """Have nothing more to do with a tier."""
+        self.tiers = [other for other in self.tiers if other is not tier]
+
+    def failed(self, error: Exception) -> None:
+        """Count an exception that was kept from the engine; log its frames, without values, once for what caught it."""
+        self.failures += 1
+        caught = error.__traceback__
+        where = "?" if caught is None else caught.tb_frame.f_code.co_qualname
+        log_bug(logger, f"learned prefix cache, {where} (serving goes on)", error)
+
+    def settle(self, timeout: float = 5.0) -> bool:
+        """Wait until the background has seen everything so far; for tests and tools."""
+        until = time.monotonic() + timeout
+        while self._handled < self._appended and time.monotonic() < until:
+            time.sleep(0.005)
+        return self._handled >= self._appended
+
+    def close(self) -> None:
+        """Let go of predictor, store and background."""
+        self.predictor.close()
+        if self.store is not None:
+            self.store.close(0.5)
+        self._background.close()
+
+    @property
+    def reuses(self) -> int:
+        """Reuses counted so far."""
+        return self._monitor.reused
+
+    @property
+    def fitted_classes(self) -> int:
+        """Classes with a curve of their own."""
+        return self._monitor.seen if self.tables is not None else 0
+
+    def _append(self, event: "_Admitted | Ended") -> None:
+        if len(self._events) == MAX_WAITING:
+            self._handled += 1  # the oldest goes
+        self._events.append(event)
+        self._appended += 1
+        self._background.wake()
+
+    def _runs(self, stretches: Sequence[Stretch], group: int, blocks: Sequence[BlockHash], now: float) -> list[Run]:
+        """Return the classes of a chain; what lies behind its prompt belongs to the last stretch."""
+        if not blocks:
+            return []
+        first, most = group * GAP_CLASSES, len(blocks)
+        runs: list[Run] = []
+        for end, gap in stretches:
+            end = min(end, most)
+            if not runs or end > runs[-1].end:
+                runs.append(Run(end, self._raised(first + gap, blocks[end - 1], now)))
+        if not runs:
+            return [Run(most, first)]
+        if runs[-1].end < most:
+            runs[-1] = Run(most, runs[-1].reuse_class)
+        return runs
+
+    def _raised(self, reuse_class: int, block: BlockHash, now: float) -> int:
+        """Return the class of a stretch: another one, if other conversations give its deepest block a later key."""
+        key = self._pooled.get(block)
+        if key is None or not self.value_enabled:
+            return reuse_class
+        if not now - OLDEST_S <= key <= now + MAX_CREDIT_S:  # NaN is not, either
+            self.implausible += 1
+            return reuse_class
+        wanted, by_retain = key - now, self._by_retain
+        if wanted <= self._retain_s[reuse_class] + NOTICEABLE_S or not by_retain:
+            return reuse_class
+        place = bisect_left(by_retain, (wanted, 0))
+        self.raised += 1
+        return min(by_retain[max(place - 1, 0) : place + 1], key=lambda entry: abs(entry[0] - wanted))[1]
+
+    def _asked(self, hints: Hints, session: str | None, blocks: Sequence[BlockHash]) -> tuple[float, int]:
+        """Return how long hints retain a request's blocks, and from which depth on they are done with; note their use."""
+        if self._owners is None:
+            self.hinted["off"] += hints is not NO_HINTS
+            return 0.0, len(blocks)
+        own_from = self._owners.used(session, blocks)
+        if hints.done:
+            self.hinted["done"] += 1
+            return 0.0, own_from
+        if hints.retain_s:
+            self.hinted["retain"] += 1
+            return min(hints.retain_s, self.settings.max_retain_s), len(blocks)
+        return 0.0, len(blocks)
+
+    # The background.
+
+    def _round(self) -> bool:
+        """One round; returns whether the next is due soon.
+
+        If the guard cannot judge, the rule that it last chose must not stay in force: the order is least recent use.
+        """
+        due = False
+        try:
+            if self.guard_failures < MOST_FAILURES:
+                due = self._learn()
+            else:
+                self._events.clear()
+                self._handled = self._appended
+        except Exception as error:
+            self._distrust()
+            self.failed(error)
+        try:
+            at = time.monotonic()
+            if at - self._ticked_at >= TICK_S:
+                self._ticked_at = at
+                for callback in self.on_tick:
+                    callback()
+            if self.store is not None and at - self._trimmed_at >= TRIM_EVERY_S:
+                self._trimmed_at = at
+                self.store.trim(self.now())
+        except Exception as error:
+            self.failed(error)
+        return due
+
+    def _learn(self) -> bool:
+        """Learn from all that was left; return whether an answer of the store is expected soon."""
+        self._follow_epoch()
+        while self._events:
+            event = self._events.popleft()
+            try:
+                if isinstance(event, _Admitted):
+                    self._arrive(event)
+                else:
+                    self._end(event)
+            finally:
+                self._handled += 1
+            # Offer the interpreter lock to the scheduler's thread, which would else wait for the switch interval, 5 ms.
+            time.sleep(0)
+        now = self.now()
+        if now - self._fitted_at >= REFIT_S:
+            self._fitted_at = now
+            self._refit(now)
+        return self._pool()
+
+    def _follow_epoch(self) -> None:
+        curves = self.predictor.reuse_curves
+        if curves is None:
+            return
+        self._monitor.priors = curves.hazards
+        if curves.epoch != self._epoch:
+            if self._epoch is not None:
+                self._monitor.renumber()
+            self._epoch = curves.epoch
+
+    def _arrive(self, admitted: _Admitted) -> None:
+        stretches = self._monitor.admitted(admitted.prompt, admitted.at)
+        self._stretches[admitted.request_id] = stretches
+        if len(self._stretches) > MAX_RUNNING:
+            self._stretches.popitem(last=False)
+        if self.store is not None:
+            self._lately.extend(admitted.prompt[end - 1] for end, _ in stretches)
+            self._to_ask = True
+
+    def _end(self, ended: Ended) -> None:
+        stretches = self._stretches.pop(ended.request_id, [])
+        prompt = ended.blocks[: ended.prompt_blocks]
+        if stretches and stretches[-1].end > len(prompt):  # aborted before its prompt was computed
+            stretches = [Stretch(min(end, len(prompt)), gap) for end, gap in stretches]
+            stretches = [s for n, s in enumerate(stretches) if s.end > (stretches[n - 1].end if n else 0)]
+        self._monitor.finished(prompt, stretches, ended.group, ended.at)
+        starts = (0, *(run.end for run in ended.runs))
+        freed = [Freed(ended.blocks[start : run.end], run.reuse_class) for start, run in zip(starts, ended.runs, strict=False)]
+        above = self.ghosts.following(self.value_enabled)
+        for tier in self.tiers:  # first: what the pool has of this request is what it had before
+            tier.learn(prompt, freed, above)
+        enabled = self.ghosts.observe(prompt, freed)
+        if self.settings.guard:
+            self.value_enabled = enabled
+        if self.store is not None and ended.blocks:
+            name = self._conversations.name(ended.session, ended.blocks)
+            for blocks, reuse_class in freed:
+                key = Keys.done(ended.at).key if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
+                self.store.record(name, blocks, key)
+
+    def _refit(self, now: float) -> None:
+        steps = self._monitor.fitting(now)
+        tables: Sequence[Table] | None = None
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                tables = end.value
+                break
+            time.sleep(0)
+        self.refits += 1
+        self.ghosts.resize(self._capacity - self._in_use)
+        self.ghosts.set_tables(tables)
+        for tier in self.tiers:
+            tier.refitted(tables)
+        if tables is not None:
+            price = self.ghosts.price
+            retain_s = []
+            for table in tables:
+                retain_s.append(min(retain_seconds(table, price), MAX_CREDIT_S))
+                time.sleep(0)
+            by_retain = sorted((seconds, number) for number, seconds in enumerate(retain_s))
+            self._retain_s, self._by_retain = retain_s, by_retain
+        self.tables = tables
+
+    def _pool(self) -> bool:
+        """Ask the store about the deepest blocks of the stretches that have arrived; take its answers."""
+        store = self.store
+        if store is None:
+            return False
+        if self._to_ask:
+            self._to_ask = False
+            store.look_ahead(list(dict.fromkeys(self._lately)), shared=True)
+            self._rounds_left = ROUNDS_FOR_AN_ANSWER
+        if self._rounds_left:
+            self._rounds_left -= 1
+            answers = store.take_answers()
+            if answers:
+                self._rounds_left = 0
+                self._pooled.update(answers)
+                while len(self._pooled) > MAX_POOLED:
+                    self._pooled.popitem(last=False)
+        return self._rounds_left > 0
+
+    def _distrust(self) -> None:
+        """After a failure: least recent use orders, and evidence is collected from the start.
+
+        Without a guard nothing collects evidence, and least recent use stays in force; so it does after MOST_FAILURES.
+        """
+        self.value_enabled = False
+        self.guard_failures += 1
+        self.tables = None
+        for tier in self.tiers:
+            tier.distrust()
+        self._stretches.clear()
+        self._monitor = ReuseMonitor(MOST_GROUPS, remembered=REMEMBERED * self._capacity)
+        self.ghosts = self.ghosts.renewed()
+        self._epoch = None
+        self._fitted_at = -math.inf

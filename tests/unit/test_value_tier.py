@@ -1,0 +1,90 @@
+"""A tier's chunks in the reuse classes of the requests that used them."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from eviction_client.curve import KNOTS
+from eviction_client.ended import Ended, Run
+from eviction_client.ghost import Freed, GhostCache
+from eviction_client.stores import BlockHash
+from eviction_client.value_queue import DONE
+from eviction_client.value_tier import ValueTier
+
+LOW, HIGH = range(2)
+TABLES = [[value / (1.0 + age) for age in KNOTS] for value in (1e-3, 1.0)]
+
+
+def chain(name: str, blocks: int) -> list[BlockHash]:
+    return [BlockHash(f"{name}{place}".encode()) for place in range(blocks)]
+
+
+class Bench:
+    """A tier whose contents are named by block hashes."""
+
+    def __init__(self, *, guarded: bool = False, known: bool = True, hints_share: float = 0.0) -> None:
+        self.now = 1000.0
+        self.tier = ValueTier(
+            *("t", 100),
+            blocks=100,
+            classes=len(TABLES),
+            prompts_only=True,
+            guarded=guarded,
+            hints_share=hints_share,
+            tables=lambda: TABLES if known else None,
+            clock=lambda: self.now,
+        )
+
+    def use(self, blocks: Sequence[BlockHash], *runs: Run, retain_s: float = 0.0, stored: bool = True) -> None:
+        self.now += 1.0
+        if stored:
+            for block in blocks:
+                self.tier.store(block)
+        self.tier.ended(Ended("r", None, blocks, len(blocks), self.now, 0, runs, retain_s))
+        self.tier.used("r", blocks[::-1])
+
+    def order(self) -> list[str]:
+        return [bytes(content).decode() for content in self.tier.order()]  # type: ignore[call-overload]
+
+
+def test_the_parts_of_a_chain_leave_by_their_values_the_deepest_first() -> None:
+    bench = Bench()
+    bench.use(chain("a", 4), Run(2, HIGH), Run(4, LOW))
+    bench.use(chain("b", 1), Run(1, LOW))
+    assert bench.order() == ["a3", "a2", "b0", "a1", "a0"]
+
+
+@pytest.mark.parametrize(("guarded", "known"), [(True, True), (False, False)])
+def test_while_lru_is_in_force_or_nothing_is_known_the_tiers_own_order_stays(guarded: bool, known: bool) -> None:
+    bench = Bench(guarded=guarded, known=known)
+    bench.use(chain("a", 2), Run(2, HIGH))
+    bench.use(chain("b", 2), Run(2, LOW))
+    assert not bench.tier.decides and bench.order() == ["a1", "a0", "b1", "b0"]
+
+
+def test_what_a_running_request_has_stored_goes_last() -> None:
+    bench = Bench()
+    for block in chain("running", 2):
+        bench.tier.store(block)
+    bench.use(chain("a", 1), Run(1, HIGH))
+    assert bench.order() == ["a0", "running1", "running0"] and len(bench.tier) == 3
+
+
+def test_hints_decide_under_either_rule_until_their_chunks_are_gone() -> None:
+    bench = Bench(guarded=True, hints_share=0.02)
+    bench.use(chain("kept", 2), Run(2, LOW), retain_s=60.0)
+    bench.use(chain("too many", 2), Run(2, LOW), retain_s=60.0)
+    bench.use(chain("done", 1), Run(1, DONE))
+    assert bench.tier.decides
+    assert bench.order() == ["done0", "too many1", "too many0", "kept1", "kept0"]
+    bench.tier.evicted([BlockHash(name.encode()) for name in ("done0", "kept0", "kept1")], by="value")
+    assert not bench.tier.decides and bench.tier.evictions == {"value": 3, "lru": 0} and len(bench.tier) == 2
+
+
+def test_the_guard_counts_what_pool_and_tier_hit_together() -> None:
+    bench = Bench(guarded=True)
+    pool: GhostCache[BlockHash] = GhostCache(10, 2, value_enabled=True, clock=lambda: bench.now)
+    prompt = chain("p", 3)
+    pool.use([Freed(prompt, HIGH)])
+    bench.tier.learn(prompt, [Freed(prompt, HIGH)], pool)
+    assert bench.tier.ghosts.value_hits == bench.tier.ghosts.lru_hits == bench.tier.ghosts.asked > 0
