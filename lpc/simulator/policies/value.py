@@ -1,13 +1,14 @@
 """Eviction by retention value at the block's age, with the modules that run inside an engine (`eviction_client`).
 
-Only the groups of requests are the simulator's: `value` takes them from the sidecar's model, which learns from the first
-request on, and `reuse` has one group, as an engine without a sidecar. Refits run at once, not in the background.
+`reuse` makes groups of requests as an engine without a sidecar does. Only the groups of `value` are the simulator's: it takes
+them from the sidecar's model, which learns from the first request on. Refits run at once, not in the background.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
+from eviction_client import grouping
 from eviction_client.ghost import Freed, Ghosts
 from eviction_client.reuse import GAP_CLASSES, ReuseMonitor, Stretch
 from eviction_client.value_queue import ValueQueue
@@ -24,12 +25,12 @@ REMEMBERED: Final = 4
 
 @register
 class Reuse(Policy[CachedBlock]):
-    """What an engine does without a sidecar: classes by gap, curves from its own reuse."""
+    """What an engine does without a sidecar: classes by gap and by the length of what is new, curves from its own reuse."""
 
     name = "reuse"
     rule = "the lowest retention value at the block's age, or least recently used while that hits more; no sidecar"
     source = "this project: eviction_client.reuse, eviction_client.value_queue; Gittins 1979"
-    groups: ClassVar[int] = 1
+    groups: ClassVar[int] = grouping.GROUPS
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
@@ -47,9 +48,8 @@ class Reuse(Policy[CachedBlock]):
         self._blocks = 0
 
     def group(self, turn: Turn) -> int:
-        """Return the group of a turn that starts."""
-        del turn
-        return 0
+        """Return the group of a turn whose stretches are known."""
+        return grouping.group_of(self._stretches[turn], self.workload.block_tokens)
 
     def priors(self) -> Mapping[int, Sequence[float]]:
         """Return the predicted hazards by group."""
@@ -62,8 +62,8 @@ class Reuse(Policy[CachedBlock]):
         still waited for would seem to have missed their time, and go just before they are hit.
         """
         self._now = now
-        self._group_of[turn] = self.group(turn)
         self._stretches[turn] = self.monitor.admitted(turn.contents, now)
+        self._group_of[turn] = self.group(turn)
         if now - self._fitted_at >= REFIT_S:
             self._fitted_at = now
             self.monitor.priors = dict(self.priors())

@@ -1,0 +1,34 @@
+"""Groups by how many tokens of a prompt are new."""
+
+import pytest
+
+from eviction_client.grouping import GROUPS, NEW_TOKENS, group_of
+from eviction_client.reuse import ReuseMonitor, Stretch
+
+
+@pytest.mark.parametrize(
+    ("stretches", "group"),
+    [
+        ([], 0),
+        ([Stretch(1000, 2)], 0),
+        ([Stretch(63, 0)], 0),
+        ([Stretch(64, 0)], 1),
+        ([Stretch(256, 0)], 2),
+        ([Stretch(1024, 0)], 3),
+        ([Stretch(1024, 2), Stretch(1087, 0)], 0),
+        ([Stretch(10, 1), Stretch(1024, 2), Stretch(1088, 0)], 1),
+        ([Stretch(1024, 0), Stretch(1025, 3)], 0),
+    ],
+)
+def test_what_is_new_at_the_end_of_a_prompt_makes_the_group(stretches: list[Stretch], group: int) -> None:
+    assert NEW_TOKENS == (1024, 4096, 16384)
+    assert group_of(stretches, 16) == group < GROUPS
+
+
+def test_a_block_is_new_once_and_stays_known_whatever_is_evicted() -> None:
+    monitor = ReuseMonitor(GROUPS, remembered=1000)
+    prompt = range(300)
+    first = monitor.admitted(prompt, 0.0)
+    assert group_of(first, 16) == 2
+    monitor.finished(prompt, first, 2, 1.0)
+    assert group_of(monitor.admitted(range(310), 60.0), 16) == 0
