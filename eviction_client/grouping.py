@@ -1,13 +1,13 @@
 """Groups of requests that an engine makes by itself, without a sidecar: by how many tokens of a prompt are new.
 
-New are the blocks at the end of a prompt whose last use the reuse monitor does not remember. That does not depend on the policy: a
-block that was evicted is not new. A long new part is a new conversation or a pasted document, a short one is a reply in a chat or
-a tool's result.
+New are the blocks at the end of a prompt whose last use the reuse monitor does not remember. That does not depend on the
+policy: a block that was evicted is not new. A long new part is a new conversation or a pasted document, a short one is a reply
+in a chat or a tool's result.
 
-Measured on the Mooncake conversation trace, hit rate in %, no sidecar, no guard, caches of 2, 5 and 8% of the working set: one group
-14.61 21.99 28.27; by new tokens 15.11 24.09 29.52, with other bounds 15.1 to 15.3, 23.1 to 23.7 and 29.2 to 29.5; by reply length 14.47
-23.20 28.33; by prompt length 14.87 23.09 28.35; by hit share 14.99 23.42 29.04; by the turn number guessed from earlier uses of the
-prefix 14.62 21.87 28.27. New tokens with any second of these were not better.
+Measured on the Mooncake conversation trace, hit rate in %, no sidecar, no guard, caches of 2, 5 and 8% of the working set: one
+group 14.61 21.99 28.27; by new tokens 15.11 24.09 29.52, with other bounds 15.1 to 15.3, 23.1 to 23.7 and 29.2 to 29.5; by
+reply length 14.47 23.20 28.33; by prompt length 14.87 23.09 28.35; by hit share 14.99 23.42 29.04; by the turn number guessed
+from earlier uses of the prefix 14.62 21.87 28.27. New tokens with reply length or that turn number were not better.
 """
 
 from bisect import bisect_right
