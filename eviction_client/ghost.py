@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from eviction_client.guard import Guard
 from eviction_client.queue import Block
+from eviction_client.value_guard import ValueGuard
 from eviction_client.value_queue import Table, ValueQueue
 
 H = TypeVar("H", bound=Hashable)
@@ -86,9 +86,7 @@ class GhostCache(Generic[H]):
             for block in queue.popleft_n(excess):
                 del held[block.content]
         held.update(used)
-        now = self._clock()
-        for run, reuse_class in reversed(chain):
-            queue.insert(run[::-1], reuse_class, now)
+        queue.insert_chain(((run[::-1], reuse_class) for run, reuse_class in reversed(chain)), self._clock())
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -118,7 +116,7 @@ class Ghosts(Generic[H]):
         self.every = SAMPLED
         while self.every > 1 and capacity // self.every < FEWEST_BLOCKS:
             self.every //= 2
-        self.guard = Guard()
+        self.guard = ValueGuard()
         self.asked = self.value_hits = self.lru_hits = 0
         room = max(capacity // self.every, 1)
         self._sampled = sampled

@@ -17,7 +17,10 @@ Three classes beyond the reuse classes, under either rule:
 
 Eviction: a value that first rises and then falls with age takes its minimum over a class at its oldest or its newest run, so
 only these two are compared, over all classes. A fitted curve may have several peaks; then a run between the two ends may be
-worth less than both, and is evicted a little late. Least recent use is the same comparison with the order of the frees in
+worth less than both, and is evicted a little late. A run is not evicted while a *deeper* one of the same chain is there: that
+one goes first, because a request could not reach it any more. (The classes' values, fitted one by one, may say otherwise.
+Measured on `chat-exponential` at 2%, where LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.)
+Least recent use is the same comparison with the order of the frees in
 place of the value, so a change of rule moves nothing.
 
 Values change slowly: they are calculated for one instant, which is renewed every :data:`RENEWED_S`, and between renewals only
@@ -29,7 +32,7 @@ import heapq
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from eviction_client.curve import KNOTS, value_at
@@ -55,6 +58,7 @@ _NUMBER: Final = 2
 _CLASS: Final = 3
 _PREVIOUS: Final = 4
 _NEXT: Final = 5
+_DEEPER: Final = 6
 
 Table = Sequence[float]
 """A class's retention value at `eviction_client.curve.KNOTS`."""
@@ -78,8 +82,8 @@ class ValueQueue(FreeList[B]):
         super().__init__(head, tail)
         self.price = 0.0
         self._clock = clock
-        self._end: Run = [tail, 0.0, math.inf, None, None, None]
-        self._start: Run = [head, 0.0, -1, None, None, self._end]
+        self._end: Run = [tail, 0.0, math.inf, None, None, None, None]
+        self._start: Run = [head, 0.0, -1, None, None, self._end, None]
         self._end[_PREVIOUS] = self._start
         # Entry -1 is the sentinels': they start no run, but end the one before them.
         self._run_of: dict[int, Run] = {-1: self._end}
@@ -131,14 +135,20 @@ class ValueQueue(FreeList[B]):
         Args:
             last_use: seconds; not before that of an earlier call for this class.
         """
-        if not blocks:
-            return
-        newest = self._newest[reuse_class]
-        if newest is not None and newest[_NUMBER] == self._number and newest[_USED] == last_use:
-            following = newest[_NEXT]  # freed in one go with the run before: one run
-        else:
-            following = self._begin(blocks[0], reuse_class, last_use)[_NEXT]
-        self._link(blocks, following[_HEAD])
+        self.insert_chain(((blocks, reuse_class),), last_use)
+
+    def insert_chain(self, parts: Iterable[tuple[Sequence[B], int]], last_use: float) -> None:
+        """Add the freed blocks of a chain, the deepest part first, each with its reuse class; see :meth:`insert`."""
+        deeper: Run | None = None
+        for blocks, reuse_class in parts:
+            if not blocks:
+                continue
+            run = self._newest[reuse_class]
+            if run is None or run[_NUMBER] != self._number or run[_USED] != last_use:
+                run = self._begin(blocks[0], reuse_class, last_use)
+                run[_DEEPER] = deeper
+            self._link(blocks, run[_NEXT][_HEAD])  # what was freed in one go with the run before is one run
+            deeper = run
 
     def retain(self, blocks: Sequence[B], reuse_class: int, until: float) -> None:
         """Add freed blocks behind everything; when their time is over they lie in a class as if just used.
@@ -181,7 +191,7 @@ class ValueQueue(FreeList[B]):
         previous = self._end[_PREVIOUS] if newest is None else newest
         following = previous[_NEXT]
         self._number = number = self._number + 1
-        run: Run = [first, last_use, number, reuse_class, previous, following]
+        run: Run = [first, last_use, number, reuse_class, previous, following, None]
         previous[_NEXT] = following[_PREVIOUS] = self._run_of[first.block_id] = self._newest[reuse_class] = run
         if newest is None:
             self._oldest[reuse_class] = run
@@ -224,15 +234,17 @@ class ValueQueue(FreeList[B]):
         if len(popped) < n:
             self._renew()
         while len(popped) < n:
-            run = self._worst_run()
+            worst = self._worst_run()
+            run = self._deepest(worst)
             first, number = run[_HEAD], run[_CLASS]
             behind = run[_NEXT][_HEAD]
             before = len(popped)
+            value = self._least[worst[_CLASS]]
             left = self._pop_from(first, behind, n - before, popped)
             del self._run_of[first.block_id]
-            if self._value_enabled and number >= 0 and self._tables is not None:
+            if self._value_enabled and worst[_CLASS] >= 0 and self._tables is not None:
                 share = min((len(popped) - before) / _PRICED_BLOCKS, 1.0) if self.price else 1.0
-                self.price += share * (self._least[number] - self.price)
+                self.price += share * (value - self.price)
             if left is not behind:
                 self._run_of[left.block_id] = run
                 run[_HEAD] = left
@@ -259,18 +271,27 @@ class ValueQueue(FreeList[B]):
                 run = self._end_of(number)
                 ends.append((value, run[_NUMBER], run, oldest, newest))
         heapq.heapify(ends)
+        walked: set[int] = set()
+        """Numbers of the runs walked."""
         while ends:
             _, _, run, oldest, newest = heapq.heappop(ends)
-            block, behind = run[_HEAD], run[_NEXT][_HEAD]
-            while block is not behind:
-                yield block
-                block = block.next_free_block
-            if oldest is newest:
-                continue
-            if run is oldest:
+            chain = [run]
+            while (deeper := chain[-1][_DEEPER]) is not None:
+                chain.append(deeper)
+            for one in reversed(chain):
+                if one[_NEXT] is None or one[_NUMBER] in walked:
+                    continue
+                walked.add(one[_NUMBER])
+                block, behind = one[_HEAD], one[_NEXT][_HEAD]
+                while block is not behind:
+                    yield block
+                    block = block.next_free_block
+            while oldest is not newest and oldest[_NUMBER] in walked:
                 oldest = oldest[_NEXT]
-            else:
+            while oldest is not newest and newest[_NUMBER] in walked:
                 newest = newest[_PREVIOUS]
+            if oldest[_NUMBER] in walked:
+                continue
             value, at_newest = self._lower(oldest, newest)
             run = newest if at_newest else oldest
             heapq.heappush(ends, (value, run[_NUMBER], run, oldest, newest))
@@ -288,6 +309,16 @@ class ValueQueue(FreeList[B]):
         before.next_free_block = block
         block.prev_free_block = before
         return block
+
+    @staticmethod
+    def _deepest(run: Run) -> Run:
+        """Return the deepest run of a run's chain that is still there."""
+        while (deeper := run[_DEEPER]) is not None:
+            if deeper[_NEXT] is None:  # it has ended
+                run[_DEEPER] = deeper[_DEEPER]
+            else:
+                run = deeper
+        return run
 
     def _worst_run(self) -> Run:
         """Return the run to be evicted first. There is one."""

@@ -158,12 +158,14 @@ class ValueTier:
         held = retain_s > 0.0 and self.retained.hold(dict.fromkeys(contents, 1), now + retain_s, now)
         if not held:
             self.retained.release(contents)
-        for reuse_class, part in self._parts(ended, contents):
-            chunks = [chunk for content in part if (chunk := self._taken(content)) is not None]
+        parts = [
+            ([chunk for content in part if (chunk := self._taken(content)) is not None], reuse_class)
+            for reuse_class, part in self._parts(ended, contents)
+        ]
+        self._queue.insert_chain((part for part in parts if not held or part[1] == DONE), now)
+        for chunks, reuse_class in parts:
             if held and reuse_class != DONE:
                 self._queue.retain(chunks, reuse_class, now + retain_s)
-            else:
-                self._queue.insert(chunks, reuse_class, now)
             if held or reuse_class == DONE:
                 self._asked_for += len(chunks)
                 for chunk in chunks:

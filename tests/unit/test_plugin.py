@@ -10,7 +10,6 @@ from eviction_client.background import AtOnce
 from eviction_client.book import PredictorCounters
 from eviction_client.curve import INTERVALS
 from eviction_client.ended import Ended, Run
-from eviction_client.guard import Guard
 from eviction_client.hints import Hints
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
@@ -21,6 +20,7 @@ from eviction_client.reuse import GAP_CLASSES
 from eviction_client.score import Keys
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
+from eviction_client.value_guard import ValueGuard
 from eviction_client.value_queue import DONE, ValueQueue
 
 NOW = 1.8e9
@@ -303,11 +303,11 @@ def fail(*_: object) -> None:
 def trusting_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench whose guard has found that the value pays, and finds so at each request."""
 
-    def pays(guard: Guard, *_: int) -> bool:
+    def pays(guard: ValueGuard, *_: int) -> bool:
         guard.trusting = True
         return True
 
-    monkeypatch.setattr(Guard, "observe", pays)
+    monkeypatch.setattr(ValueGuard, "observe", pays)
     bench = Bench(guard=True)
     bench.plugin.add_tier("cpu", 10, blocks=10, prompts_only=True)
     bench.loop(60, 6, every_s=2.0)
@@ -347,7 +347,7 @@ def test_the_value_comes_back_only_with_new_evidence_and_never_after_three_failu
             broken.setattr("eviction_client.ghost.GhostCache.use", fail)
             bench.serve(f"failing {failures}", chain("f", failures, 1))
         with monkeypatch.context() as shows_nothing:
-            shows_nothing.setattr(Guard, "observe", lambda guard, *_: guard.trusting)
+            shows_nothing.setattr(ValueGuard, "observe", lambda guard, *_: guard.trusting)
             bench.serve(f"without evidence {failures}", chain("w", failures, 1))
             assert not bench.plugin.value_enabled, "the guard has begun again"
         bench.loop(60, 6, every_s=2.0)

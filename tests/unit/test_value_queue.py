@@ -68,6 +68,43 @@ def test_the_deepest_block_of_a_chain_goes_first_from_either_end() -> None:
     assert ids(queue.popleft_n(4)) == [3, 4, 1, 2]
 
 
+def test_a_chain_goes_from_its_deepest_block_whatever_the_classes_of_its_parts() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.set_tables([decreasing(1e-4), decreasing(1e-2), decreasing(1e-3), decreasing(1e-5)])
+    queue.value_enabled = True
+    queue.insert_chain([([Block(1), Block(2)], 1), ([Block(3)], 2), ([Block(4), Block(5)], 0)], clock.now)
+    queue.insert([Block(6)], 3, clock.now)
+    clock.now += 100.0
+    assert ids(list(queue.eviction_order())) == [6, 1, 2, 3, 4, 5]
+    used = next(block for block in queue if block.block_id == 3)
+    queue.remove(used)
+    assert ids(queue.popleft_n(5)) == [6, 1, 2, 4, 5]
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_the_order_of_eviction_is_that_of_the_pops(seed: int, value: bool) -> None:
+    rng, clock = random.Random(seed), Clock()
+    queue = queue_of(clock)
+    queue.set_tables(
+        [peaked(rng.choice([5.0, 50.0, 500.0])) if rng.random() < 0.5 else decreasing(0.01) for _ in range(CLASSES)]
+    )
+    queue.value_enabled = value
+    number = 0
+    for _ in range(rng.randint(1, 12)):
+        parts = []
+        for _ in range(rng.randint(1, 4)):
+            length = rng.randint(1, 3)
+            parts.append(([Block(n) for n in range(number, number + length)], rng.randrange(CLASSES)))
+            number += length
+        queue.insert_chain(parts, clock.now)
+        for block in [block for block in queue if rng.random() < 0.1]:
+            queue.remove(block)
+        clock.now += rng.choice([0.3, 3.0, 30.0])
+    expected = ids(list(queue.eviction_order()))
+    assert ids(queue.popleft_n(len(queue))) == expected
+
+
 def test_of_sessions_that_return_after_the_same_time_those_freed_last_go_first() -> None:
     clock = Clock()
     queue = queue_of(clock)

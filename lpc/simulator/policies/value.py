@@ -84,13 +84,13 @@ class Reuse(Policy[CachedBlock]):
     def free(self, blocks: Sequence[CachedBlock], turn: Turn, now: float) -> None:
         """Put each stretch of blocks into its class."""
         self._now = now
-        at = 0
+        at, parts = 0, []
         for start, _, number in reversed(self._runs(turn, blocks[0].depth + 1)):
-            run = []
+            begin = at
             while at < len(blocks) and blocks[at].depth >= start:
-                run.append(blocks[at])
                 at += 1
-            self.queue.insert(run, number, now)
+            parts.append((blocks[begin:at], number))
+        self.queue.insert_chain(parts, now)
         del self._stretches[turn], self._group_of[turn]
 
     def touch(self, block: CachedBlock, now: float) -> None:
