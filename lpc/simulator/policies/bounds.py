@@ -105,8 +105,20 @@ class Belady(KeyedPolicy[AwaitedBlock]):
     def key(self, block: AwaitedBlock, turn: Turn, now: float) -> float:
         """Return minus the time of the next use. Of a closed workload it is that of the conversations that held the block."""
         if self.workload.closed:
-            block.used(turn, now + (0.0 if turn.next is None else turn.next.gap))
+            self._await(block, turn, now)
             return -min(block.awaited.values(), default=NEVER)
         times = self._uses[block.content]
         place = bisect_right(times, now)
         return -times[place] if place < len(times) else -NEVER
+
+    @staticmethod
+    def _await(block: AwaitedBlock, turn: Turn, now: float) -> None:
+        """Note when the conversation uses the block next: not at its next turn, if that has a shorter or another context."""
+        block.awaited.pop(turn, None)
+        at, after = now, turn.next
+        while after is not None:
+            at += after.gap
+            if block.depth < len(after.contents) and after.contents[block.depth] == block.content:
+                block.awaited[after] = at
+                return
+            after = after.next
