@@ -117,14 +117,18 @@ class ReuseMonitor:
         Args:
             now: seconds; never goes back.
         """
+        self.note_use(prompt, now)
+        for end, gap in stretches:
+            self._watch(prompt[end - 1], group * GAP_CLASSES + gap, now)
+
+    def note_use(self, prompt: Sequence[Hashable], now: float) -> None:
+        """Note the last use of blocks; forget the ones used longest ago beyond as many as are remembered."""
         last_use = self._last_use
         for block in prompt:
             last_use.pop(block, None)
             last_use[block] = now
         while len(last_use) > self._remembered:
             del last_use[next(iter(last_use))]
-        for end, gap in stretches:
-            self._watch(prompt[end - 1], group * GAP_CLASSES + gap, now)
 
     def renumber(self) -> None:
         """The groups have new numbers: go on counting by gap alone what was counted until now."""

@@ -296,6 +296,17 @@ class ValueQueue(FreeList[B]):
             run = newest if at_newest else oldest
             heapq.heappush(ends, (value, run[_NUMBER], run, oldest, newest))
 
+    def first(self) -> B:
+        """Return the block to be evicted first, which stays. Raises ValueError when there is none."""
+        if not self.num_free_blocks:
+            raise ValueError("no block is free")
+        block: Any = self.head.next_free_block
+        if block is self._start[_NEXT][_HEAD]:
+            self._renew()
+            block = self._deepest(self._worst_run())[_HEAD]
+        found: B = block
+        return found
+
     @staticmethod
     def _pop_from(block: Any, end: Any, n: int, popped: list[B]) -> Any:
         """Unlink up to n blocks from ``block`` to before ``end``; return the first that is left."""

@@ -1,29 +1,116 @@
-"""A block of the cache as the simulator knows it. A policy that notes something on blocks has a block type of its own."""
+"""Blocks of the cache as the simulator holds them: pieces of segments. A policy that notes something has a piece of its own."""
 
-from typing import TypeVar
+from collections.abc import Callable
+from copy import copy
+from typing import Any, Final, Generic, Self, TypeVar
 
 from eviction_client.queue import Block
+from lpc.simulator.segments import Segment
+
+EDGE: Final = Segment((-1,), 0)
+"""Of the sentinels of queues."""
 
 
-class CachedBlock(Block):
-    """A block with content.
+class Piece(Block):
+    """Cached blocks that follow one another in a segment and were computed by the same request.
 
-    A policy's own block type adds what that policy notes; it lasts as long as the block is in the cache.
+    They have been used by the same requests since, so whatever a policy notes holds for all of them. Where a policy gives up a
+    part, it is the deepest blocks that go.
 
     Attributes:
-        content: its content id: unique among the blocks of a cache.
-        block_id: the same, unless the policy's queue asks for small numbers.
-        depth: blocks before it in its prefix.
-        references: running requests that use it.
+        segment, start, size: blocks from ``start`` of the segment on.
+        block_id: content id of the first block: unique in a cache.
+        held: what the cache has of the segment.
     """
 
-    __slots__ = ("content", "depth", "references")
+    __slots__ = ("held", "segment", "size", "start")
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content)
-        self.content = content
-        self.depth = depth
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment.contents[start])
+        self.segment = segment
+        self.start = start
+        self.size = size
+        self.held: Held[Any] | None = None
+
+    @property
+    def depth(self) -> int:
+        """Blocks before it in its prefix."""
+        return self.segment.depth + self.start
+
+    @property
+    def contents(self) -> tuple[int, ...]:
+        """Content ids of its blocks."""
+        return self.segment.contents[self.start : self.start + self.size]
+
+    def give_up(self, count: int) -> tuple[int, ...]:
+        """Lose the deepest blocks, all if there are no more than ``count``; return their content ids, the deepest first."""
+        given = min(count, self.size)
+        end = self.start + self.size
+        self.size -= given
+        if self.held is not None:
+            self.held.size -= given
+            if not self.size:
+                self.held.pieces.remove(self)
+        return self.segment.contents[end - given : end][::-1]
+
+    def split(self, size: int) -> Self:
+        """Keep the first ``size`` blocks; return the others as a piece with the same notes, in no queue."""
+        rest = copy(self)
+        rest.start = self.start + size
+        rest.size = self.size - size
+        rest.block_id = self.segment.contents[rest.start]
+        rest.prev_free_block = rest.next_free_block = None
+        self.size = size
+        if self.held is not None:
+            pieces = self.held.pieces
+            pieces.insert(pieces.index(self) + 1, rest)
+        return rest
+
+
+B = TypeVar("B", bound=Piece)
+
+
+class Held(Generic[B]):
+    """What a cache has of a segment.
+
+    Attributes:
+        pieces: in the order of the prefix, perhaps with gaps.
+        size: their blocks.
+        references: running requests that use the segment, and so all of its blocks.
+    """
+
+    __slots__ = ("pieces", "references", "size")
+
+    def __init__(self) -> None:
+        self.pieces: list[B] = []
+        self.size = 0
         self.references = 0
 
+    def leading(self) -> int:
+        """Return the blocks from the segment's start without a gap."""
+        at = 0
+        for piece in self.pieces:
+            if piece.start != at:
+                break
+            at += piece.size
+        return at
 
-B = TypeVar("B", bound=CachedBlock)
+    def has(self, place: int) -> bool:
+        """Return whether the block at a place of the segment is cached."""
+        return any(piece.start <= place < piece.start + piece.size for piece in self.pieces)
+
+    def fill(self, segment: Segment, make: Callable[[Segment, int, int], B]) -> None:
+        """Add the blocks that are missing."""
+        whole: list[B] = []
+        at = 0
+        for piece in self.pieces:
+            if piece.start > at:
+                whole.append(make(segment, at, piece.start - at))
+            whole.append(piece)
+            at = piece.start + piece.size
+        if at < segment.size:
+            whole.append(make(segment, at, segment.size - at))
+        for piece in whole:
+            piece.held = self
+        self.pieces = whole
+        self.size = segment.size

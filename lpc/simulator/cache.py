@@ -3,17 +3,17 @@
 As in vLLM (v1 `BlockPool`): a block is *in use* while a running request refers to it and cannot be evicted; when the last
 reference goes it becomes *free* and keeps its content until the policy gives it up. Free blocks without content (partial
 last blocks, output that no prompt repeats, room never used) are reused first. Blocks in use and free blocks share one
-capacity.
+capacity. Blocks are held in segments (`lpc.simulator.segments`); everything is counted in blocks.
 
 One simplification: when a prefix was evicted but blocks behind it were not, the engine computes these again into new blocks
 and has both; here the old block is taken into use again (and counted as computed).
 """
 
-from collections.abc import Sequence
 from typing import Generic
 
-from lpc.simulator.blocks import B
-from lpc.simulator.policy import Policy
+from lpc.simulator.blocks import B, Held
+from lpc.simulator.policy import Chunk, Policy
+from lpc.simulator.segments import Path, Segment
 from lpc.simulator.workload import Turn
 
 
@@ -29,69 +29,90 @@ class BlockCache(Generic[B]):
         self.capacity = capacity
         self.policy = policy
         self.evicted = 0
-        self._cached: dict[int, B] = {}
+        self._held: dict[Segment, Held[B]] = {}
         self._blank = capacity
         self._free = 0
+        self._cached = 0
 
-    def hit_blocks(self, contents: Sequence[int]) -> int:
-        """Return how many of a prompt's blocks are cached, from its start without a gap."""
-        cached = self._cached
+    def hit_blocks(self, path: Path) -> int:
+        """Return how many of a request's blocks are cached, from its start without a gap."""
+        held_of = self._held
         count = 0
-        for content in contents:
-            if content not in cached:
+        for segment in path:
+            held = held_of.get(segment)
+            if held is None:
                 break
-            count += 1
+            if held.size < segment.size:
+                return count + held.leading()
+            count += held.size
         return count
 
-    def allocate(self, contents: Sequence[int], blank: int, now: float) -> tuple[list[B], list[B]] | None:
-        """Take blocks for a request into use: one per content id, and ``blank`` without content.
+    def allocate(self, path: Path, blank: int, now: float) -> list[Chunk] | None:
+        """Take blocks for a request into use: those of its path, and ``blank`` without content.
 
         Returns:
-            The request's blocks and the evicted ones; None when too few are free, and then nothing has changed.
+            What was evicted; None when too few are free, and then nothing has changed.
         """
-        cached, policy = self._cached, self.policy
-        present = [cached.get(content) for content in contents]
-        new = present.count(None) + blank
-        idle = [block for block in present if block is not None and block.references == 0]
-        if new > self._blank + self._free - len(idle):
+        held_of, policy = self._held, self.policy
+        missing = idle_blocks = 0
+        idle: list[Held[B]] = []
+        whole: list[Held[B]] = []
+        for segment in path:
+            held = held_of.get(segment)
+            if held is None:
+                held = held_of[segment] = Held()
+            whole.append(held)
+            if not held.references:
+                missing += segment.size - held.size
+                if held.size:
+                    idle_blocks += held.size
+                    idle.append(held)
+        new = missing + blank
+        if new > self._blank + self._free - idle_blocks:
             return None
-        for block in idle:
-            policy.touch(block, now)
-        self._free -= len(idle)
+        for held in idle:
+            for piece in held.pieces:
+                policy.touch(piece, now)
+        self._free -= idle_blocks
         short = new - self._blank
-        gone: list[B] = []
+        gone: list[Chunk] = []
         if short > 0:
             gone = policy.evict(short, now)
-            for block in gone:
-                del cached[block.content]
             self._free -= short
+            self._cached -= short
             self._blank = 0
             self.evicted += short
         else:
             self._blank -= new
-        blocks = []
-        for depth, (content, found) in enumerate(zip(contents, present, strict=True)):
-            if found is None:
-                found = cached[content] = policy.block_type(content, depth)
-            found.references += 1
-            blocks.append(found)
-        return blocks, gone
+        self._cached += missing
+        for segment, held in zip(path, whole, strict=True):
+            if held.size < segment.size:
+                held.fill(segment, policy.piece_type)
+            held.references += 1
+        return gone
 
-    def release(self, blocks: Sequence[B], blank: int, turn: Turn, now: float) -> None:
+    def release(self, path: Path, blank: int, turn: Turn, now: float) -> None:
         """End a request's use of its blocks."""
-        self.policy.finish([block.content for block in blocks], turn, now)
-        freed = []
-        for block in reversed(blocks):
-            block.references -= 1
-            if block.references == 0:
-                freed.append(block)
-        self._free += len(freed)
+        self.policy.finish(turn, now)
+        held_of = self._held
+        freed: list[B] = []
+        for segment in reversed(path):
+            held = held_of[segment]
+            held.references -= 1
+            if not held.references:
+                self._free += held.size
+                freed += held.pieces[::-1]
         self._blank += blank
         if freed:
             self.policy.free(freed, turn, now)
 
     def __contains__(self, content: object) -> bool:
-        return content in self._cached
+        assert isinstance(content, int)
+        place = self.policy.locate(content)
+        if place is None:
+            return False
+        held = self._held.get(place[0])
+        return held is not None and held.has(place[1])
 
     def __len__(self) -> int:
-        return len(self._cached)
+        return self._cached

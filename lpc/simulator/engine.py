@@ -15,15 +15,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 
-from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.cost import Cost
 from lpc.simulator.policy import Policy
 from lpc.simulator.responses import ResponseCache
+from lpc.simulator.segments import Path
 from lpc.simulator.sessions import PAUSE_S, Sessions
 from lpc.simulator.tiers import Behind, TierFigures, Tiering, behind
 from lpc.simulator.workload import Turn, Workload
@@ -138,7 +139,7 @@ def simulate(
     tiering: Tiering | TiersFactory | None = None,
     responses: ResponseCache | None = None,
     reuse: bool = True,
-    on_evict: Callable[[float, Sequence[CachedBlock]], None] | None = None,
+    on_evict: Callable[[float, Sequence[int]], None] | None = None,
 ) -> Result:
     """Replay a workload.
 
@@ -150,7 +151,7 @@ def simulate(
         tiering: what is behind each engine's cache.
         responses: before all engines; what it answers reaches none, and touches no block.
         reuse: prompts are served from the prefix cache; else every prompt is computed whole.
-        on_evict: told of every eviction.
+        on_evict: gets the time and the content ids of every eviction.
 
     Raises:
         ValueError: a capacity below one block, or no engine.
@@ -167,7 +168,7 @@ def simulate(
         result.tiers = TierFigures()
         for one in pool:
             one.tiers = tiering(one.cache, result.tiers)
-    events: list[tuple[float, int, int, Turn, _Engine | None, list[CachedBlock], int]] = []
+    events: list[tuple[float, int, int, Turn, _Engine | None, Path, int]] = []
     sequence = 0
     arrived = 0
     last = 0.0
@@ -184,21 +185,20 @@ def simulate(
         if loop is not None and engine.prefilled_at > now:
             return False
         blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
-        servable = _servable(turn, size)
-        hits = engine.cache.hit_blocks(servable) if reuse else 0
-        taken = engine.cache.allocate(turn.all_contents, blank, now)
-        if taken is None:
+        path = engine.cache.policy.path(turn)
+        hits = min(engine.cache.hit_blocks(path), _servable(turn, size)) if reuse else 0
+        gone = engine.cache.allocate(path, blank, now)
+        if gone is None:
             return False
-        blocks, gone = taken
         engine.cache.policy.start(turn, now)
         if gone and on_evict is not None:
-            on_evict(now, gone)
+            on_evict(now, list(chain.from_iterable(gone)))
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
         loaded, loading = 0, 0.0
         if engine.tiers is not None:
-            loaded, loading = engine.tiers.load(turn, servable, hits, now, counted=counted)
-            engine.tiers.store(gone, now)
+            loaded, loading = engine.tiers.load(turn, turn.contents[: _servable(turn, size)], hits, now, counted=counted)
+            engine.tiers.store(list(chain.from_iterable(gone)), now)
         missed = turn.input_tokens - (hits + loaded) * size
         prefill = missed / cost.prefill_tokens_s + loading
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0
@@ -211,7 +211,7 @@ def simulate(
             result.prompt_tokens += turn.input_tokens
             result.hit_tokens += hits * size
             result.tier_tokens += loaded * size
-            result.evicted += len(gone)
+            result.evicted += sum(map(len, gone))
             first = engine.prefilled_at - turn.arrival
             result.ttft.append(first)
             result.latency.append(first + decode)
@@ -221,9 +221,9 @@ def simulate(
             counted_from = counted_from or now
             counted_until = max(counted_until, engine.prefilled_at)
         sequence += 2
-        heapq.heappush(events, (now + prefill + decode, END, sequence - 1, turn, engine, blocks, blank))
+        heapq.heappush(events, (now + prefill + decode, END, sequence - 1, turn, engine, path, blank))
         if loop is not None:
-            heapq.heappush(events, (engine.prefilled_at, PREFILLED, sequence, turn, engine, [], 0))
+            heapq.heappush(events, (engine.prefilled_at, PREFILLED, sequence, turn, engine, (), 0))
         return True
 
     def answered(turn: Turn, now: float) -> None:
@@ -237,20 +237,20 @@ def simulate(
         nonlocal sequence
         if turn.arrival < workload.until:
             sequence += 1
-            heapq.heappush(events, (turn.arrival, ARRIVE, sequence, turn, None, [], 0))
+            heapq.heappush(events, (turn.arrival, ARRIVE, sequence, turn, None, (), 0))
 
     while (following is not None or events) and (loop is None or served + refused < loop.requests):
         if following is not None and (not events or (following.arrival, ARRIVE) < events[0][:2]):
             now, turn, engine = following.arrival, following, None
             following = next(upcoming, None)
         else:
-            now, kind, _, turn, engine, blocks, blank = heapq.heappop(events)
+            now, kind, _, turn, engine, path, blank = heapq.heappop(events)
             if kind != ARRIVE:
                 assert engine is not None
                 if engine.tiers is not None:
                     engine.tiers.advance(now)
                 if kind == END:
-                    engine.cache.release(blocks, blank, turn, now)
+                    engine.cache.release(path, blank, turn, now)
                     answered(turn, now)
                     for waited in () if responses is None else responses.done(turn, now):
                         answered(waited, now)
@@ -289,14 +289,14 @@ def simulate(
             engine.waiting.append(turn)
             result.waited += counted
             if engine.tiers is not None:
-                engine.tiers.wait(turn, _servable(turn, size), now)
+                engine.tiers.wait(turn, turn.contents[: _servable(turn, size)], now)
     result.seconds = min(workload.until, last) - workload.count_from if loop is None else counted_until - counted_from
     return result
 
 
-def _servable(turn: Turn, size: int) -> Sequence[int]:
-    """Return the prompt's blocks that a cache may serve. At least one token is computed, to decode from: as in vLLM."""
-    return turn.contents[: (turn.input_tokens - 1) // size]
+def _servable(turn: Turn, size: int) -> int:
+    """Return how many of the prompt's blocks a cache may serve. At least one token is computed, to decode from: as in vLLM."""
+    return min((turn.input_tokens - 1) // size, len(turn.contents))
 
 
 def _route(turn: Turn, pool: list[_Engine], homes: dict[str, _Engine], sticky: bool, arrived: int) -> _Engine:

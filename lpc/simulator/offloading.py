@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from lpc.simulator.amounts import tokens
-from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
@@ -106,9 +105,9 @@ class _Beside:
             offload.load(turn, contents, start, now, counted=counted)
         return 0, 0.0
 
-    def store(self, blocks: Sequence[CachedBlock], now: float) -> None:
+    def store(self, contents: Sequence[int], now: float) -> None:
         for offload, _ in self.tiers.values():
-            offload.store(blocks, now)
+            offload.store(contents, now)
 
     def end(self, turn: Turn, now: float) -> None:
         for offload, _ in self.tiers.values():

@@ -13,7 +13,11 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from lpc.simulator.blocks import B
 from lpc.simulator.cost import Cost
 from lpc.simulator.knowledge import Knowledge, knowledge_of
+from lpc.simulator.segments import Path, Segment
 from lpc.simulator.workload import Turn, Workload
+
+Chunk = tuple[int, ...]
+"""Content ids of blocks that were given up together, in the order in which they went."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,9 @@ class Policy(ABC, Generic[B]):
         source: where the rule comes from.
         bound: it looks into the future.
         uses_predictor: it needs the sidecar's model, whose memory may come out of the cache.
-        block_type: makes the cache's blocks, from content id and depth: the policy's notes on a block are its attributes.
+        piece_type: makes pieces from segment, place of the first block and number of blocks: the policy's notes on blocks are
+            its attributes.
+        blockwise: it goes block by block, as its code notes or counts single blocks. Slow on long prompts.
     """
 
     name: ClassVar[str]
@@ -52,7 +58,8 @@ class Policy(ABC, Generic[B]):
     source: ClassVar[str]
     bound: ClassVar[bool] = False
     uses_predictor: ClassVar[bool] = False
-    block_type: Callable[[int, int], B]
+    piece_type: Callable[[Segment, int, int], B]
+    blockwise: ClassVar[bool] = False
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         self.capacity = capacity
@@ -75,20 +82,28 @@ class Policy(ABC, Generic[B]):
     def start(self, turn: Turn, now: float) -> None:
         """Learn that a request has taken its blocks. It has arrived before, and may have waited since."""
 
-    def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
-        """Learn that a request ended, before its blocks are freed. ``contents``: of all its blocks, from the start."""
+    def path(self, turn: Turn) -> Path:
+        """Return a turn's segments."""
+        return self.workload.paths.of(turn, blockwise=self.blockwise)
+
+    def locate(self, content: int) -> tuple[Segment, int] | None:
+        """Return the segment of a block and its place in it."""
+        return self.workload.paths.place(content, blockwise=self.blockwise)
+
+    def finish(self, turn: Turn, now: float) -> None:
+        """Learn that a request ended, before its blocks are freed."""
 
     @abstractmethod
-    def free(self, blocks: Sequence[B], turn: Turn, now: float) -> None:
-        """Take blocks of a request that ended, ``blocks[0]`` the deepest: the engine frees a chain tail first."""
+    def free(self, pieces: Sequence[B], turn: Turn, now: float) -> None:
+        """Take blocks of a request that ended, ``pieces[0]`` the deepest: the engine frees a chain tail first."""
 
     @abstractmethod
-    def touch(self, block: B, now: float) -> None:
-        """Give a free block back: a request uses it again."""
+    def touch(self, piece: B, now: float) -> None:
+        """Give free blocks back: a request uses them again."""
 
     @abstractmethod
-    def evict(self, count: int, now: float) -> list[B]:
-        """Give up ``count`` blocks, of those that are free."""
+    def evict(self, count: int, now: float) -> list[Chunk]:
+        """Give up ``count`` blocks (`Piece.give_up`), of those that are free."""
 
 
 REGISTRY: Final[dict[str, type[Policy[Any]]]] = {}

@@ -64,6 +64,7 @@ class Sessions:
     """
 
     def __init__(self, workload: Workload) -> None:
+        self._workload = workload
         self._loop = workload.loop
         self._firsts = list(workload.arrivals)
         random.Random(workload.seed).shuffle(self._firsts)
@@ -86,6 +87,7 @@ class Sessions:
                 before.next = turn
             if again:
                 self._renew(turn, again)
+        self._workload.paths.extend(turns)
         turns[0].arrival = at
         return turns[0]
 

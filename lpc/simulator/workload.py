@@ -1,10 +1,12 @@
 """What is replayed: requests with their blocks, each arriving at a given time or some time after the turn before ended."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from lpc.logs.traces import Trace, TracedRequest
 from lpc.simulator.names import Named
+from lpc.simulator.segments import Paths
 
 
 @dataclass(slots=True, eq=False)
@@ -88,15 +90,22 @@ class Workload:
     history_gaps: Sequence[float] = (100.0,)
     loop: ClosedLoop | None = None
 
-    def working_set_tokens(self) -> int:
-        """Return the tokens of all different blocks that prompts of the workload have: what an infinite cache would hold."""
-        seen: set[int] = set()
+    def turns(self) -> Iterator[Turn]:
+        """Return all turns; those of a closed workload by conversation."""
         for first in self.arrivals:
             turn: Turn | None = first
             while turn is not None:
-                seen.update(turn.contents)
+                yield turn
                 turn = turn.next if self.closed else None
-        return len(seen) * self.block_tokens
+
+    @cached_property
+    def paths(self) -> Paths:
+        """The turns' blocks in segments; turns and their contents must not change after the first use."""
+        return Paths(self.turns())
+
+    def working_set_tokens(self) -> int:
+        """Return the tokens of all different blocks that prompts of the workload have: what an infinite cache would hold."""
+        return self.paths.prompt_blocks() * self.block_tokens
 
 
 def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool = True) -> Workload:

@@ -14,7 +14,6 @@ from lpc.simulator.engine import simulate
 from lpc.simulator.knowledge import AGES, knowledge_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policies.gittins import Gittins
-from lpc.simulator.policies.lpc import LpcSweep
 from lpc.simulator.policies.workload_aware import fit_exponential
 from lpc.simulator.workload import Turn, Workload, from_trace
 from lpc.simulator.workloads import WORKLOADS
@@ -52,7 +51,7 @@ def rate(workload: Workload, policy: str, capacity: int, **settings: object) -> 
 
 
 CAPACITY = 500 * BLOCK
-LEARN = {"lpc", "lpc-turns", "lpc-sweep", "gittins", "oracle-gittins"}
+LEARN = {"lpc", "lpc-turns", "gittins", "oracle-gittins"}
 
 
 def test_whoever_learns_beats_lru_and_nobody_beats_the_bounds(workload: Workload) -> None:
@@ -76,20 +75,10 @@ def test_a_constant_prior_is_lru(workload: Workload, capacity: int) -> None:
             constant,
             capacity * BLOCK,
             lambda blocks, name=name: REGISTRY[name](blocks, constant, PolicySettings(tau=100)),  # type: ignore[misc]
-            on_evict=lambda now, blocks, gone=gone: gone.extend(block.content for block in blocks),  # type: ignore[misc]
+            on_evict=lambda now, blocks, gone=gone: gone.extend(blocks),  # type: ignore[misc]
         )
     assert evicted["lpc"] == evicted["lru"]
     assert evicted["lru"]
-
-
-def test_the_papers_sweep_at_no_interval_is_the_static_score(workload: Workload) -> None:
-    class Continuous(LpcSweep):
-        interval = 0.0
-
-    asked = PolicySettings(tau=100)
-    swept = simulate(workload, CAPACITY, lambda blocks: Continuous(blocks, workload, asked)).hit_rate
-    assert swept == pytest.approx(rate(workload, "lpc", CAPACITY, tau=100), abs=0.004)
-    assert rate(workload, "lpc-sweep", CAPACITY, tau=100) == pytest.approx(swept, abs=0.02)
 
 
 def test_what_is_learnt_does_not_depend_on_what_comes_after() -> None:

@@ -414,7 +414,7 @@ def test_a_constant_prior_evicts_on_real_traces_what_lru_evicts(spec: WorkloadSp
             workload,
             round(share * working_set),
             lambda blocks, name=name: REGISTRY[name](blocks, workload, PolicySettings(tau=100)),
-            on_evict=lambda now, blocks, gone=gone: gone.extend(block.content for block in blocks),
+            on_evict=lambda now, blocks, gone=gone: gone.extend(blocks),
         )
     for turn in workload.arrivals:
         turn.probability = None

@@ -32,14 +32,13 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
         slot = min(range(active), key=free_at.__getitem__)
         start = free_at[slot]
         for turn, record in enumerate(session["requests"], 1):
-            # The session's number makes its local ids its own.
-            blocks = ids.chain([(number << 32) + block for block in record["hash_ids"]])
+            blocks = ids.chain(record["hash_ids"][: record["in"] // block_tokens], within=number)
             arrival = start + record["t"]
             took = record.get("api_time") or 0.0
             kind = str(record.get("stop") or "unknown")
             requests.append(
                 TracedRequest(
-                    *(arrival, record["in"], record["out"], blocks[: record["in"] // block_tokens], session["id"], turn, kind),
+                    *(arrival, record["in"], record["out"], blocks, session["id"], turn, kind),
                     served_s=took,
                 )
             )

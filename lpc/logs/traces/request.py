@@ -6,7 +6,7 @@ user's text.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -83,19 +83,57 @@ class Trace:
         return self.requests[-1].arrival
 
 
+class _Run:
+    """Blocks that follow one another, their content ids, and by its first block each run that follows."""
+
+    __slots__ = ("blocks", "following", "ids")
+
+    def __init__(self, blocks: list[Any], ids: list[int]) -> None:
+        self.blocks = blocks
+        self.ids = ids
+        self.following: dict[Any, _Run] = {}
+
+    def split(self, length: int) -> None:
+        """Make a run of its own of what lies behind the first blocks."""
+        rest = _Run(self.blocks[length:], self.ids[length:])
+        rest.following = self.following
+        self.following = {rest.blocks[0]: rest}
+        del self.blocks[length:], self.ids[length:]
+
+
 class BlockIds:
-    """Chains ids or digests of single blocks into content ids: equal where all blocks up to and with this one are equal."""
+    """Chains ids or digests of single blocks into content ids: equal where all blocks up to and with this one are equal.
+
+    A radix tree: a prompt that extends an earlier one is compared run by run, not block by block.
+    """
 
     def __init__(self) -> None:
-        self._ids: dict[tuple[int, int | bytes], int] = {}
+        self._start: dict[Hashable, dict[Any, _Run]] = {}
+        self._next = 0
 
-    def chain(self, blocks: list[int] | list[bytes]) -> tuple[int, ...]:
-        """Return one content id per block; ids count up from 0 in order of first appearance."""
+    def chain(self, blocks: list[int] | list[bytes], within: Hashable = None) -> tuple[int, ...]:
+        """Return one content id per block; ids count up from 0 in order of first appearance.
+
+        Args:
+            within: what the blocks' own ids are local to: chains of different ones share nothing.
+        """
         ids: list[int] = []
-        last = -1
-        for block in blocks:
-            last = self._ids.setdefault((last, block), len(self._ids))
-            ids.append(last)
+        following = self._start.setdefault(within, {})
+        at, end = 0, len(blocks)
+        while at < end:
+            run = following.get(blocks[at])
+            if run is None:
+                new = list(range(self._next, self._next + end - at))
+                self._next += end - at
+                following[blocks[at]] = _Run(list(blocks[at:]), new)
+                ids += new
+                break
+            here = blocks[at : at + len(run.blocks)]
+            if here != run.blocks:
+                run.split(next((i for i, (a, b) in enumerate(zip(here, run.blocks, strict=False)) if a != b), len(here)))
+            ids += run.ids
+            at += len(run.ids)
+            following = run.following
         return tuple(ids)
 
 

@@ -10,8 +10,9 @@ from collections.abc import Hashable, Sequence
 from typing import Final
 
 from eviction_client.queue import FreeBlockQueue
-from lpc.simulator.blocks import CachedBlock
-from lpc.simulator.policy import Policy, PolicySettings
+from lpc.simulator.blocks import EDGE, Piece
+from lpc.simulator.policy import Chunk, Policy, PolicySettings
+from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 ClassKey = tuple[int, ...]
@@ -20,31 +21,31 @@ CLAIMS: Final = 32
 """Conversations that may claim a block."""
 
 
-class AgingBlock(CachedBlock):
-    """A block with the turns that claim it.
+class AgingPiece(Piece):
+    """Blocks with the turns that claim them.
 
     Attributes:
-        claims: by claimant, class and arrival of its latest turn that held the block. At most `CLAIMS`, the most valuable.
-        class_key, arrival: of the most valuable claim when the block was last freed; seconds.
+        claims: by claimant, class and arrival of its latest turn that held the blocks. At most `CLAIMS`, the most valuable.
+        class_key, arrival: of the most valuable claim when they were last freed; seconds.
     """
 
     __slots__ = ("arrival", "claims", "class_key")
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
         self.claims: dict[Hashable, tuple[ClassKey, float]] = {}
         self.class_key: ClassKey = ()
         self.arrival = 0.0
 
 
-class AgingClasses(Policy[AgingBlock]):
+class AgingClasses(Policy[AgingPiece]):
     """Free blocks in classes; the class decides how a block's value falls with age."""
 
-    block_type = AgingBlock
+    piece_type = AgingPiece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self._queues: dict[ClassKey, FreeBlockQueue[AgingBlock]] = {}
+        self._queues: dict[ClassKey, FreeBlockQueue[AgingPiece]] = {}
 
     @abstractmethod
     def place(self, turn: Turn, now: float) -> ClassKey:
@@ -54,47 +55,54 @@ class AgingClasses(Policy[AgingBlock]):
     def value(self, key: ClassKey, age: float) -> float:
         """Return what a block of a class is worth ``age`` seconds after its request arrived. The least goes first."""
 
+    def gives_up(self, age: float) -> None:
+        """Learn the age, seconds, of the first block of an eviction."""
+
     def claimants(self, turn: Turn) -> tuple[Hashable, Hashable]:
         """Return whose claim to a turn's blocks ends with it, and who claims them from now on."""
         return turn.conversation, turn.conversation
 
-    def free(self, blocks: Sequence[AgingBlock], turn: Turn, now: float) -> None:
-        """Put each block into the class of its most valuable claim: the request's, or another conversation's latest."""
+    def free(self, pieces: Sequence[AgingPiece], turn: Turn, now: float) -> None:
+        """Put each piece into the class of its most valuable claim: the request's, or another conversation's latest."""
         key = self.place(turn, now)
-        mine: list[AgingBlock] = []
-        for block in blocks:
-            claims = block.claims
+        mine: list[AgingPiece] = []
+        for piece in pieces:
+            claims = piece.claims
             before, after = self.claimants(turn)
             claims.pop(before, None)
             claims[after] = key, turn.arrival  # last: of equal claims the latest counts
             if len(claims) == 1:
-                block.class_key, block.arrival = key, turn.arrival
-                mine.append(block)
+                piece.class_key, piece.arrival = key, turn.arrival
+                mine.append(piece)
                 continue
             ranked = sorted(claims, key=lambda name: self.value(claims[name][0], now - claims[name][1]))
             if len(ranked) > CLAIMS:
                 del claims[ranked[0]]
-            block.class_key, block.arrival = claims[ranked[-1]]
-            self._insert(block.class_key, [block], block.arrival)
+            piece.class_key, piece.arrival = claims[ranked[-1]]
+            self._insert(piece.class_key, [piece], piece.arrival)
         if mine:
             self._insert(key, mine, turn.arrival)
 
-    def touch(self, block: AgingBlock, now: float) -> None:
-        """Take the block out of its class."""
-        self._queues[block.class_key].remove(block)
+    def touch(self, piece: AgingPiece, now: float) -> None:
+        """Take the piece out of its class."""
+        self._queues[piece.class_key].remove(piece)
 
-    def evict(self, count: int, now: float) -> list[AgingBlock]:
+    def evict(self, count: int, now: float) -> list[Chunk]:
         """Compare the ends of all classes; give up the chain that is worth least, deepest block first."""
-        out: list[AgingBlock] = []
-        while len(out) < count:
+        out: list[Chunk] = []
+        while count:
             key, newest = self._least(now)
             queue = self._queues[key]
-            chain = self._chain(queue, newest, count - len(out))
-            for block in chain:
-                queue.remove(block)
+            for piece in self._chain(queue, newest, count):
+                if piece.size <= count:
+                    queue.remove(piece)
+                if not out:
+                    self.gives_up(now - piece.arrival)
+                chunk = piece.give_up(count)
+                count -= len(chunk)
+                out.append(chunk)
             if not len(queue):
                 del self._queues[key]
-            out += chain
         return out
 
     def _least(self, now: float) -> tuple[ClassKey, bool]:
@@ -114,26 +122,26 @@ class AgingClasses(Policy[AgingBlock]):
         return best, newest
 
     @staticmethod
-    def _chain(queue: FreeBlockQueue[AgingBlock], newest: bool, count: int) -> list[AgingBlock]:
-        """Return up to ``count`` blocks of one arrival from an end, deepest first (a chain's deepest was inserted first)."""
+    def _chain(queue: FreeBlockQueue[AgingPiece], newest: bool, count: int) -> list[AgingPiece]:
+        """Return pieces of one arrival from an end, deepest first, until ``count`` blocks. A chain's deepest came first."""
+        first: AgingPiece
         if newest:
-            last = queue.tail.prev_free_block
-            assert last is not None
-            first = last
-            while first.prev_free_block is not queue.head and first.prev_free_block.arrival == last.arrival:  # type: ignore[union-attr]
+            first = queue.tail.prev_free_block  # type: ignore[assignment]
+            while first.prev_free_block is not queue.head and first.prev_free_block.arrival == first.arrival:  # type: ignore[union-attr]
                 first = first.prev_free_block  # type: ignore[assignment]
         else:
             first = queue.head.next_free_block  # type: ignore[assignment]
-        chain: list[AgingBlock] = []
-        block = first
-        while block is not None and block is not queue.tail and len(chain) < count and block.arrival == first.arrival:
-            chain.append(block)
-            block = block.next_free_block  # type: ignore[assignment]
+        chain: list[AgingPiece] = []
+        piece: AgingPiece | None = first
+        while piece is not None and piece is not queue.tail and count > 0 and piece.arrival == first.arrival:
+            chain.append(piece)
+            count -= piece.size
+            piece = piece.next_free_block
         return chain
 
-    def _insert(self, key: ClassKey, blocks: Sequence[AgingBlock], arrival: float) -> None:
+    def _insert(self, key: ClassKey, pieces: Sequence[AgingPiece], arrival: float) -> None:
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = FreeBlockQueue(AgingBlock(-1, 0), AgingBlock(-1, 0))
+            queue = self._queues[key] = FreeBlockQueue(AgingPiece(EDGE, 0, 0), AgingPiece(EDGE, 0, 0))
         # Within a class the score is the time, seconds, which the queue keeps in eighths.
-        queue.insert(blocks, arrival)
+        queue.insert(pieces, arrival)

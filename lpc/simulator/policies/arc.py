@@ -1,29 +1,32 @@
 """ARC: the share of recency against frequency, learnt from what was evicted too early."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
-from lpc.simulator.blocks import CachedBlock
-from lpc.simulator.policy import Policy, PolicySettings, register
+from lpc.simulator.blocks import Piece
+from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
+from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 ONCE: Final = 1
 AGAIN: Final = 2
 
 
-class ArcBlock(CachedBlock):
-    """A block with its list: ONCE for T1, AGAIN for T2, None before the first use has ended."""
+class ArcPiece(Piece):
+    """Blocks with their list: ONCE for T1, AGAIN for T2, None before the first use has ended."""
 
     __slots__ = ("used",)
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
         self.used: int | None = None
 
 
 @register
-class Arc(Policy[ArcBlock]):
+class Arc(Policy[ArcPiece]):
     """Adaptive replacement cache: T1 (used once) and T2 (used again) in order of recency, their ghosts B1 and B2.
 
     A block found in B1 raises the target size p of T1, one found in B2 lowers it, by the ratio of the ghosts' sizes and at
@@ -36,41 +39,62 @@ class Arc(Policy[ArcBlock]):
     name = "arc"
     rule = "the least recently used block of those used once, if more than p are, else of those used again"
     source = "Megiddo, Modha, ARC: a self-tuning, low overhead replacement cache, FAST 2003"
-    block_type = ArcBlock
+    piece_type = ArcPiece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self.p = 0.0
-        self._cached: dict[int, OrderedDict[int, ArcBlock]] = {ONCE: OrderedDict(), AGAIN: OrderedDict()}
+        self._cached: dict[int, OrderedDict[int, ArcPiece]] = {ONCE: OrderedDict(), AGAIN: OrderedDict()}
+        self._sizes = {ONCE: 0, AGAIN: 0}
+        """Blocks of the lists."""
         self._ghosts: dict[int, OrderedDict[int, None]] = {ONCE: OrderedDict(), AGAIN: OrderedDict()}
 
-    def free(self, blocks: Sequence[ArcBlock], turn: Turn, now: float) -> None:
+    def free(self, pieces: Sequence[ArcPiece], turn: Turn, now: float) -> None:
         """Enter blocks as most recently used; learn from the ghosts of new ones."""
-        for block in blocks:
-            known = block.used is not None or self._learn(block.content)
-            block.used = AGAIN if known else ONCE
-            self._cached[block.used][block.content] = block
+        for piece in pieces:
+            if piece.used is not None:
+                self._enter(piece, AGAIN)
+                continue
+            known = [self._learn(content) for content in reversed(piece.contents)]
+            for was_ghost, alike in groupby(known):
+                size = piece.size - sum(1 for _ in alike)
+                deepest = piece.split(size) if size else piece
+                self._enter(deepest, AGAIN if was_ghost else ONCE)
         once, again = self._ghosts[ONCE], self._ghosts[AGAIN]
-        while once and len(self._cached[ONCE]) + len(once) > self.capacity:
+        while once and self._sizes[ONCE] + len(once) > self.capacity:
             once.popitem(last=False)
-        while again and len(self._cached[ONCE]) + len(self._cached[AGAIN]) + len(once) + len(again) > 2 * self.capacity:
+        while again and self._sizes[ONCE] + self._sizes[AGAIN] + len(once) + len(again) > 2 * self.capacity:
             again.popitem(last=False)
 
-    def touch(self, block: ArcBlock, now: float) -> None:
-        """Take the block out of its list."""
-        assert block.used is not None
-        del self._cached[block.used][block.content]
+    def touch(self, piece: ArcPiece, now: float) -> None:
+        """Take the piece out of its list."""
+        assert piece.used is not None
+        del self._cached[piece.used][piece.block_id]
+        self._sizes[piece.used] -= piece.size
 
-    def evict(self, count: int, now: float) -> list[ArcBlock]:
+    def evict(self, count: int, now: float) -> list[Chunk]:
         """Give up blocks, and remember their names."""
-        once, again = self._cached[ONCE], self._cached[AGAIN]
-        out: list[ArcBlock] = []
-        for _ in range(count):
-            used = ONCE if once and (len(once) > self.p or not again) else AGAIN
-            content, block = self._cached[used].popitem(last=False)
-            self._ghosts[used][content] = None
-            out.append(block)
+        sizes = self._sizes
+        out: list[Chunk] = []
+        while count:
+            used = ONCE if sizes[ONCE] and (sizes[ONCE] > self.p or not sizes[AGAIN]) else AGAIN
+            most = count
+            if used == ONCE and sizes[AGAIN]:
+                most = min(count, math.ceil(sizes[ONCE] - self.p))
+            piece = next(iter(self._cached[used].values()))
+            if piece.size <= most:
+                del self._cached[used][piece.block_id]
+            chunk = piece.give_up(most)
+            self._ghosts[used].update(dict.fromkeys(chunk))
+            sizes[used] -= len(chunk)
+            count -= len(chunk)
+            out.append(chunk)
         return out
+
+    def _enter(self, piece: ArcPiece, used: int) -> None:
+        piece.used = used
+        self._cached[used][piece.block_id] = piece
+        self._sizes[used] += piece.size
 
     def _learn(self, content: int) -> bool:
         """Move p if the block is a ghost; return whether it was."""

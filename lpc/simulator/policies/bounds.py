@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Hashable
 from typing import ClassVar, Final
 
-from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.blocks import Piece
 from lpc.simulator.knowledge import Outlook
 from lpc.simulator.policies.gittins import Gittins
 from lpc.simulator.policies.keyed import KeyedPolicy
-from lpc.simulator.policies.scored import ScoredPolicy
+from lpc.simulator.policies.lru import Lru
 from lpc.simulator.policy import PolicySettings, register
+from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 NEVER: Final = math.inf
@@ -20,7 +21,7 @@ CONTINUES: Final = 1e9
 
 
 @register
-class Infinite(ScoredPolicy):
+class Infinite(Lru):
     """A cache that never evicts: the runner gives it room for the whole working set."""
 
     name = "infinite"
@@ -28,18 +29,14 @@ class Infinite(ScoredPolicy):
     source = "upper bound of any cache"
     bound: ClassVar[bool] = True
 
-    def score(self, turn: Turn, now: float) -> float:
-        """Return the time."""
-        return now
 
-
-class AwaitedBlock(CachedBlock):
-    """A block with the turns that are known to come of the conversations that held it, and a time for each, seconds."""
+class AwaitedPiece(Piece):
+    """Blocks with the turns that are known to come of the conversations that held them, and a time for each, seconds."""
 
     __slots__ = ("awaited",)
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
         self.awaited: dict[Turn, float] = {}
 
     def used(self, turn: Turn, at: float) -> None:
@@ -50,19 +47,19 @@ class AwaitedBlock(CachedBlock):
 
 
 @register
-class Oracle(KeyedPolicy[AwaitedBlock]):
+class Oracle(KeyedPolicy[AwaitedPiece]):
     """Knows whether a conversation goes on, not when. It knows it of those, too, that no name links."""
 
     name = "oracle"
     rule = "blocks of conversations that have all ended, then least recently used"
     source = "Learned Prefix Caching, NeurIPS 2025: its perfect predictor"
     bound: ClassVar[bool] = True
-    block_type = AwaitedBlock
+    piece_type = AwaitedPiece
 
-    def key(self, block: AwaitedBlock, turn: Turn, now: float) -> float:
+    def key(self, piece: AwaitedPiece, turn: Turn, now: float) -> float:
         """Return the time, or if a next turn will come much more than when the latest one ended that is followed by another."""
-        block.used(turn, now)
-        return CONTINUES + max(block.awaited.values()) if block.awaited else now
+        piece.used(turn, now)
+        return CONTINUES + max(piece.awaited.values()) if piece.awaited else now
 
 
 @register
@@ -85,40 +82,41 @@ class OracleGittins(Gittins):
 
 
 @register
-class Belady(KeyedPolicy[AwaitedBlock]):
+class Belady(KeyedPolicy[AwaitedPiece]):
     """The block whose next use is furthest away."""
 
     name = "belady"
     rule = "the block that is used again last, or never"
     source = "Belady 1966 (MIN)"
     bound: ClassVar[bool] = True
-    block_type = AwaitedBlock
+    piece_type = AwaitedPiece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self._uses: defaultdict[int, list[float]] = defaultdict(list)
+        self._uses: defaultdict[Segment, list[float]] = defaultdict(list)
         if not workload.closed:
             for turn in workload.arrivals:
-                for content in turn.contents:
-                    self._uses[content].append(turn.arrival)
+                for segment in self.path(turn):
+                    if segment.depth < len(turn.contents):
+                        self._uses[segment].append(turn.arrival)
 
-    def key(self, block: AwaitedBlock, turn: Turn, now: float) -> float:
-        """Return minus the time of the next use. Of a closed workload it is that of the conversations that held the block."""
+    def key(self, piece: AwaitedPiece, turn: Turn, now: float) -> float:
+        """Return minus the time of the next use. Of a closed workload it is that of the conversations that held the piece."""
         if self.workload.closed:
-            self._await(block, turn, now)
-            return -min(block.awaited.values(), default=NEVER)
-        times = self._uses[block.content]
+            self._await(piece, turn, now)
+            return -min(piece.awaited.values(), default=NEVER)
+        times = self._uses[piece.segment]
         place = bisect_right(times, now)
         return -times[place] if place < len(times) else -NEVER
 
     @staticmethod
-    def _await(block: AwaitedBlock, turn: Turn, now: float) -> None:
-        """Note when the conversation uses the block next: not at its next turn, if that has a shorter or another context."""
-        block.awaited.pop(turn, None)
+    def _await(piece: AwaitedPiece, turn: Turn, now: float) -> None:
+        """Note when the conversation uses the blocks next: not at its next turn, if that has a shorter or another context."""
+        piece.awaited.pop(turn, None)
         at, after = now, turn.next
         while after is not None:
             at += after.gap
-            if block.depth < len(after.contents) and after.contents[block.depth] == block.content:
-                block.awaited[after] = at
+            if piece.depth < len(after.contents) and after.contents[piece.depth] == piece.block_id:
+                piece.awaited[after] = at
                 return
             after = after.next

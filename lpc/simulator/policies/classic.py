@@ -1,4 +1,4 @@
-"""The textbook policies: FIFO, MRU, LFU, SLRU, GDSF.
+"""The textbook policies: FIFO, LFU, SLRU.
 
 A block's use is noticed when the last request that holds it ends; uses that overlap count as one. Within a request that is
 freed at one go, ties fall tail first: a tail lost costs itself, a root lost costs the chain behind it.
@@ -8,24 +8,25 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.blocks import Piece
 from lpc.simulator.policies.keyed import KeyedPolicy
-from lpc.simulator.policy import Policy, PolicySettings, register
+from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
+from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 
-class DatedBlock(CachedBlock):
-    """A block with the arrival of the request that computed it, seconds; None while that runs."""
+class DatedPiece(Piece):
+    """Blocks with the arrival of the request that computed them, seconds; None while that runs."""
 
     __slots__ = ("computed",)
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
         self.computed: float | None = None
 
 
 @register
-class Fifo(KeyedPolicy[DatedBlock]):
+class Fifo(KeyedPolicy[DatedPiece]):
     """First in, first out.
 
     A block goes in with the request that computed it, so that request's arrival is its time: being used again does not help.
@@ -34,156 +35,108 @@ class Fifo(KeyedPolicy[DatedBlock]):
     name = "fifo"
     rule = "the block that was computed first, however often it was used since"
     source = "Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 1966"
-    block_type = DatedBlock
+    piece_type = DatedPiece
 
-    def key(self, block: DatedBlock, turn: Turn, now: float) -> float:
-        """Return when the request that computed the block arrived, seconds."""
-        if block.computed is None:
-            block.computed = turn.arrival
-        return block.computed
-
-
-@register
-class Mru(KeyedPolicy[CachedBlock]):
-    """Most recently used: right for loops longer than the cache, wrong for conversations."""
-
-    name = "mru"
-    rule = "the block whose last use ended last"
-    source = "Chou, DeWitt, An evaluation of buffer management strategies for relational database systems, VLDB 1985"
-    block_type = CachedBlock
-
-    def key(self, block: CachedBlock, turn: Turn, now: float) -> float:
-        """Return the time of use, negated."""
-        return -now
+    def key(self, piece: DatedPiece, turn: Turn, now: float) -> float:
+        """Return when the request that computed the blocks arrived, seconds."""
+        if piece.computed is None:
+            piece.computed = turn.arrival
+        return piece.computed
 
 
-class CountedBlock(CachedBlock):
-    """A block with the number of its uses."""
+class CountedPiece(Piece):
+    """Blocks with the number of their uses."""
 
     __slots__ = ("uses",)
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
         self.uses = 0
 
 
 @register
-class Lfu(KeyedPolicy[CountedBlock]):
-    """Least frequently used. In-cache counts: a block that was evicted starts anew."""
+class Lfu(KeyedPolicy[CountedPiece]):
+    """Least frequently used. In-cache counts: a block that was evicted starts from 0 again."""
 
     name = "lfu"
     rule = "the block used least often since it was computed, the least recently used of equals"
     source = "in-cache LFU; SGLang's LFUStrategy has the same order"
-    block_type = CountedBlock
+    piece_type = CountedPiece
 
-    def key(self, block: CountedBlock, turn: Turn, now: float) -> float:
+    def key(self, piece: CountedPiece, turn: Turn, now: float) -> float:
         """Return the uses so far."""
-        block.uses += 1
-        return block.uses
+        piece.uses += 1
+        return piece.uses
 
 
 PROBATION: Final = 1
 PROTECTED: Final = 2
 
 
-class SegmentedBlock(CachedBlock):
-    """A block with its segment, PROBATION or PROTECTED; None before the first use has ended."""
+class RankedPiece(Piece):
+    """Blocks with their rank, PROBATION or PROTECTED; None before the first use has ended."""
 
-    __slots__ = ("segment",)
+    __slots__ = ("rank",)
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
-        self.segment: int | None = None
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
+        self.rank: int | None = None
 
 
 @register
-class Slru(Policy[SegmentedBlock]):
+class Slru(Policy[RankedPiece]):
     """Segmented LRU: a block has to be used twice before it is protected from those used once.
 
-    The protected segment may hold `PROTECTED_SHARE` of the cache, its blocks in use included; what it must give up goes back
-    to probation as most recently used.
+    Protected blocks may take `PROTECTED_SHARE` of the cache, those in use included; what they must give up goes back to
+    probation as most recently used.
     """
 
     name = "slru"
     rule = "the least recently used block that has not been used again, then the least recently used of the others"
     source = "Karedla, Love, Wherry, Caching strategies to improve disk system performance, IEEE Computer 1994"
-    block_type = SegmentedBlock
+    piece_type = RankedPiece
 
     PROTECTED_SHARE: Final = 0.8
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self._segments: dict[int, OrderedDict[int, SegmentedBlock]] = {PROBATION: OrderedDict(), PROTECTED: OrderedDict()}
+        self._ranks: dict[int, OrderedDict[int, RankedPiece]] = {PROBATION: OrderedDict(), PROTECTED: OrderedDict()}
         self._protected = 0
         self._protected_limit = int(capacity * self.PROTECTED_SHARE)
 
-    def free(self, blocks: Sequence[SegmentedBlock], turn: Turn, now: float) -> None:
+    def free(self, pieces: Sequence[RankedPiece], turn: Turn, now: float) -> None:
         """Enter new blocks into probation; promote those used again."""
-        probation, protected = self._segments[PROBATION], self._segments[PROTECTED]
-        for block in blocks:
-            if block.segment == PROBATION:
-                self._protected += 1
-            block.segment = PROBATION if block.segment is None else PROTECTED
-            self._segments[block.segment][block.content] = block
+        probation, protected = self._ranks[PROBATION], self._ranks[PROTECTED]
+        for piece in pieces:
+            if piece.rank == PROBATION:
+                self._protected += piece.size
+            piece.rank = PROBATION if piece.rank is None else PROTECTED
+            self._ranks[piece.rank][piece.block_id] = piece
         while self._protected > self._protected_limit and protected:
-            content, block = protected.popitem(last=False)
-            block.segment = PROBATION
-            probation[content] = block
-            self._protected -= 1
+            piece = next(iter(protected.values()))
+            excess = self._protected - self._protected_limit
+            demoted = piece if piece.size <= excess else piece.split(piece.size - excess)
+            protected.pop(demoted.block_id, None)
+            demoted.rank = PROBATION
+            probation[demoted.block_id] = demoted
+            self._protected -= demoted.size
 
-    def touch(self, block: SegmentedBlock, now: float) -> None:
-        """Take the block out of its segment."""
-        assert block.segment is not None
-        del self._segments[block.segment][block.content]
+    def touch(self, piece: RankedPiece, now: float) -> None:
+        """Take the piece out of its list."""
+        assert piece.rank is not None
+        del self._ranks[piece.rank][piece.block_id]
 
-    def evict(self, count: int, now: float) -> list[SegmentedBlock]:
+    def evict(self, count: int, now: float) -> list[Chunk]:
         """Give up blocks on probation first."""
-        out: list[SegmentedBlock] = []
-        for segment in self._segments.values():
-            while segment and len(out) < count:
-                block = segment.popitem(last=False)[1]
-                self._protected -= block.segment == PROTECTED
-                out.append(block)
+        out: list[Chunk] = []
+        for rank, pieces in self._ranks.items():
+            while pieces and count:
+                piece = next(iter(pieces.values()))
+                if piece.size <= count:
+                    del pieces[piece.block_id]
+                chunk = piece.give_up(count)
+                count -= len(chunk)
+                if rank == PROTECTED:
+                    self._protected -= len(chunk)
+                out.append(chunk)
         return out
-
-
-ATTENTION_TOKENS: Final = 30_000
-"""Tokens of context at which attention costs a token as much arithmetic as the weights do: 2 x 8e9 weights against
-4 x 32 layers x 4096 x context, a Llama of 8e9 parameters."""
-
-
-@register
-class Gdsf(KeyedPolicy[CountedBlock]):
-    """Greedy-Dual-Size-Frequency: inflation L + uses x cost / size, where L is the highest key evicted so far.
-
-    Size is one block. Cost is that of computing the block again, in units of the first block: attention makes it grow with
-    depth. Taken alone that would evict roots before tails and so lose whole chains for the price of their cheapest block;
-    therefore a block counts at least as much as the blocks behind it that are freed with it, as where only leaves can be
-    evicted (RAGCache's prefix-aware variant, arXiv 2404.12457).
-    """
-
-    name = "gdsf"
-    rule = "the smallest inflation + uses x recompute cost / size; a root never before its tail"
-    source = "Cherkasova, Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy, HPL-98-69R1"
-    block_type = CountedBlock
-
-    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
-        super().__init__(capacity, workload, settings)
-        self.inflation = 0.0
-        self._growth = workload.block_tokens / ATTENTION_TOKENS
-        self._behind = 0.0
-
-    def free(self, blocks: Sequence[CountedBlock], turn: Turn, now: float) -> None:
-        """Push blocks."""
-        self._behind = 0.0
-        super().free(blocks, turn, now)
-
-    def key(self, block: CountedBlock, turn: Turn, now: float) -> float:
-        """Return the value of a block, or that of the best block behind it."""
-        block.uses += 1
-        self._behind = max(self._behind, self.inflation + block.uses * (1.0 + block.depth * self._growth))
-        return self._behind
-
-    def evicted(self, block: CountedBlock, key: float) -> None:
-        """Raise the inflation: what is freed from now on is worth more than what was given up."""
-        self.inflation = max(self.inflation, key)

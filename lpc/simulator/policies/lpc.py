@@ -1,9 +1,8 @@
 """Learned Prefix Caching (NeurIPS 2025): by the probability that the conversation continues."""
 
 from lpc.simulator.knowledge import Knowledge
-from lpc.simulator.policies.keyed import KeyedPolicy
 from lpc.simulator.policies.odds import static_key
-from lpc.simulator.policies.scored import ScoredBlock, ScoredPolicy
+from lpc.simulator.policies.scored import ScoredPolicy
 from lpc.simulator.policy import PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
 
@@ -56,36 +55,3 @@ class LpcTurns(Lpc):
     def score(self, turn: Turn, now: float) -> float:
         """Return the static key."""
         return static_key(self._probability.by_turn(turn), now, self.tau)
-
-
-@register
-class LpcSweep(KeyedPolicy[ScoredBlock]):
-    """The paper's own mechanism: probabilities that decay, re-sorted every 10 s. Between sweeps only new blocks are sorted in.
-
-    There to show that the static score gives what it gives.
-    """
-
-    name = "lpc-sweep"
-    rule = "the smallest decayed probability as of the last sweep (10 s), a chain tail first"
-    source = "Learned Prefix Caching, NeurIPS 2025, section 3.4"
-    uses_predictor = True
-    block_type = ScoredBlock
-    interval = 10.0  # seconds
-
-    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
-        super().__init__(capacity, workload, settings)
-        self._probability = _Probability(self.knowledge, invert=settings.invert)
-        self._swept = 0.0
-
-    def key(self, block: ScoredBlock, turn: Turn, now: float) -> float:
-        """Return the log-odds now, times tau. The probability has no digits left for what has lain idle for half an hour."""
-        value = static_key(self._probability.predicted(turn), now, self.tau)
-        block.pool(turn.conversation, value)
-        return block.score - now
-
-    def evict(self, count: int, now: float) -> list[ScoredBlock]:
-        """Sweep when it is time, then pop."""
-        if now - self._swept >= self.interval:
-            self._swept = now
-            self.rekey(lambda block: block.score - now)
-        return super().evict(count, now)

@@ -14,14 +14,15 @@ from eviction_client.score import Keys
 from eviction_client.scorer import Scorer
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import pooled
-from lpc.simulator.blocks import CachedBlock
-from lpc.simulator.policy import Policy, PolicySettings, register
+from lpc.simulator.blocks import EDGE, Piece
+from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
+from lpc.simulator.segments import Segment
 from lpc.simulator.sidecar import EPOCH_S, Sidecar
 from lpc.simulator.turn_end import ended
 from lpc.simulator.workload import Turn, Workload
 
 
-class PluginBlock(CachedBlock):
+class PluginPiece(Piece):
     """A block with a key.
 
     Attributes:
@@ -30,24 +31,25 @@ class PluginBlock(CachedBlock):
 
     __slots__ = ("key", "owner")
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
         self.owner: str | None = None
         self.key = 0.0
 
 
 @register
-class Plugin(Policy[PluginBlock]):
+class Plugin(Policy[PluginPiece]):
     """The plug-in."""
 
     name = "plugin"
     rule = "the smallest t + credit, or t alone while that hits more; maximum over the conversations that share a block"
     source = "this project: eviction_client, fed by lpc/model/returns, which learns from the first request on"
     uses_predictor = True
+    blockwise = True  # its queue counts what it evicts
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self.block_type = self._block
+        self.piece_type = self._block
         self._now = EPOCH_S
         self.scorer = Scorer(
             # Not by its constructor, which would read the environment.
@@ -57,17 +59,17 @@ class Plugin(Policy[PluginBlock]):
             clock=self._clock,
             background=AtOnce,
         )
-        self.queue: CreditQueue[PluginBlock] = CreditQueue(
-            PluginBlock(-1, 0), PluginBlock(-1, 0), lifetime=self.scorer.lifetime, clock=self._clock
+        self.queue: CreditQueue[PluginPiece] = CreditQueue(
+            PluginPiece(EDGE, 0, 0), PluginPiece(EDGE, 0, 0), lifetime=self.scorer.lifetime, clock=self._clock
         )
         self.queue.trusting = self.scorer.trusting
         self._keys = Keys(self._now, self._now)
         self._numbers: list[int] = []
         self._blocks = 0
 
-    def _block(self, content: int, depth: int) -> PluginBlock:
+    def _block(self, segment: Segment, start: int, size: int) -> PluginPiece:
         """Return a block numbered as an engine numbers its blocks: from 0, anew when one is evicted."""
-        block = PluginBlock(content, depth)
+        block = PluginPiece(segment, start, size)
         if self._numbers:
             block.block_id = self._numbers.pop()
         else:
@@ -80,33 +82,33 @@ class Plugin(Policy[PluginBlock]):
         self._now = EPOCH_S + now
         self.scorer.admitted(turn, (), session=turn.conversation, category=turn.category)
 
-    def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
+    def finish(self, turn: Turn, now: float) -> None:
         """Get the request's keys; follow the guard."""
         self._now = EPOCH_S + now
-        self._keys = ended(self.scorer, self.queue, turn, contents)
+        self._keys = ended(self.scorer, self.queue, turn, turn.all_contents)
 
-    def free(self, blocks: Sequence[PluginBlock], turn: Turn, now: float) -> None:
+    def free(self, pieces: Sequence[PluginPiece], turn: Turn, now: float) -> None:
         """Put blocks into the queue, under both keys."""
         t_last, key, _ = self._keys
-        for block in blocks:
+        for block in pieces:
             block.owner, block.key = pooled(block.owner, block.key, turn.conversation, key)
-        for value, run in groupby(blocks, key=_key):
+        for value, run in groupby(pieces, key=_key):
             self.queue.insert_keyed(tuple(run), Keys(t_last, value))
 
-    def touch(self, block: PluginBlock, now: float) -> None:
+    def touch(self, piece: PluginPiece, now: float) -> None:
         """Take the block out of the queue."""
-        self.queue.remove(block)
+        self.queue.remove(piece)
 
-    def evict(self, count: int, now: float) -> list[PluginBlock]:
+    def evict(self, count: int, now: float) -> list[Chunk]:
         """Give up the smallest keys of the rule in force."""
         self._now = EPOCH_S + now
         gone = self.queue.popleft_n(count)
         self._numbers += [block.block_id for block in gone]
-        return gone
+        return [block.give_up(1) for block in gone]
 
     def _clock(self) -> float:
         return self._now
 
 
-def _key(block: PluginBlock) -> float:
+def _key(block: PluginPiece) -> float:
     return block.key

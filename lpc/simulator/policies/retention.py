@@ -1,28 +1,30 @@
 """Policies that a service level or an operator sets: T-LRU, and priorities that expire."""
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.blocks import Piece
 from lpc.simulator.policies.keyed import KeyedPolicy
-from lpc.simulator.policy import Policy, PolicySettings, register
+from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
+from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 
-class NeededBlock(CachedBlock):
-    """A block with the tokens, from the prefix's start, that the neediest of its conversations wants cached."""
+class NeededPiece(Piece):
+    """Blocks with the tokens, from the prefix's start, that the neediest of its conversations wants cached."""
 
     __slots__ = ("need",)
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
         self.need = 0.0
 
 
 @register
-class TailLru(KeyedPolicy[NeededBlock]):
+class TailLru(KeyedPolicy[NeededPiece]):
     """T-LRU: first what a conversation can lose without its next turn's time to first token passing a threshold, then LRU.
 
     With L tokens of history (reply included), Q tokens expected of the next prompt and room to compute X tokens within the
@@ -34,7 +36,7 @@ class TailLru(KeyedPolicy[NeededBlock]):
     name = "tlru"
     rule = "the least recently used block not needed to hold the next turn's TTFT, then the least recently used"
     source = "Zhang et al., Tail-optimized caching for LLM inference, arXiv 2510.15152 (NeurIPS 2025)"
-    block_type = NeededBlock
+    piece_type = NeededPiece
 
     THRESHOLD_S: Final = 0.2  # seconds to the first token, the paper's service level
 
@@ -46,7 +48,7 @@ class TailLru(KeyedPolicy[NeededBlock]):
         self._turns = 0
         self._need = 0.0
 
-    def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
+    def finish(self, turn: Turn, now: float) -> None:
         """Reckon what the conversation's next turn needs."""
         before = self._history.get(turn.conversation)
         if before is not None:
@@ -56,24 +58,35 @@ class TailLru(KeyedPolicy[NeededBlock]):
         expected = self._growth / self._turns if self._turns else 0.0
         self._need = max(0.0, history + expected - self._computable)
 
-    def key(self, block: NeededBlock, turn: Turn, now: float) -> float:
-        """Return 0 for a block beyond every need, else 1."""
-        block.need = max(block.need, self._need)
-        return 0.0 if block.depth * self.workload.block_tokens >= block.need else 1.0
+    def free(self, pieces: Sequence[NeededPiece], turn: Turn, now: float) -> None:
+        """Cut a piece where the need ends."""
+        tokens = self.workload.block_tokens
+        cut: list[NeededPiece] = []
+        for piece in pieces:
+            piece.need = max(piece.need, self._need)
+            needed = math.ceil(piece.need / tokens) - piece.depth
+            if 0 < needed < piece.size:
+                cut.append(piece.split(needed))
+            cut.append(piece)
+        super().free(cut, turn, now)
+
+    def key(self, piece: NeededPiece, turn: Turn, now: float) -> float:
+        """Return 0 for blocks beyond every need, else 1."""
+        return 0.0 if piece.depth * self.workload.block_tokens >= piece.need else 1.0
 
 
-class PrioritizedBlock(CachedBlock):
-    """A block with its priority, 0 to 100."""
+class PrioritizedPiece(Piece):
+    """Blocks with their priority, 0 to 100."""
 
     __slots__ = ("priority",)
 
-    def __init__(self, content: int, depth: int) -> None:
-        super().__init__(content, depth)
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
         self.priority = 0
 
 
 @register
-class Ttl(Policy[PrioritizedBlock]):
+class Ttl(Policy[PrioritizedPiece]):
     """Priorities 0 to 100 with a duration, as TensorRT-LLM keeps blocks: lowest priority first, LRU among equals.
 
     A block freed with another priority than the default falls to it when its duration is over, as most recently used. The
@@ -86,7 +99,7 @@ class Ttl(Policy[PrioritizedBlock]):
     name = "ttl"
     rule = "the lowest priority (35, and 15 more for each further turn, for 300 s), the least recently used of equals"
     source = "TensorRT-LLM, KvCacheRetentionConfig and LRUEvictionPolicy"
-    block_type = PrioritizedBlock
+    piece_type = PrioritizedPiece
 
     DEFAULT: Final = 35
     STEP: Final = 15
@@ -96,49 +109,53 @@ class Ttl(Policy[PrioritizedBlock]):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         levels = [*range(self.DEFAULT, self.HIGHEST, self.STEP), self.HIGHEST]
-        self._by_priority: dict[int, OrderedDict[int, PrioritizedBlock]] = {level: OrderedDict() for level in levels}
-        self._expiring: list[tuple[float, int, PrioritizedBlock]] = []
-        self._entry: dict[int, int] = {}  # content of a free block that expires -> number of its entry
+        self._by_priority: dict[int, OrderedDict[int, PrioritizedPiece]] = {level: OrderedDict() for level in levels}
+        self._expiring: list[tuple[float, int, PrioritizedPiece]] = []
+        self._entry: dict[int, int] = {}  # id of a free piece that expires -> number of its entry
         self._entries = 0
 
     def priority(self, turn: Turn) -> int:
         """Return the priority of a request's blocks."""
         return min(self.DEFAULT + self.STEP * (turn.turn - 1), self.HIGHEST)
 
-    def free(self, blocks: Sequence[PrioritizedBlock], turn: Turn, now: float) -> None:
+    def free(self, pieces: Sequence[PrioritizedPiece], turn: Turn, now: float) -> None:
         """Enter blocks under the request's priority."""
         self._expire(now)
         priority = self.priority(turn)
-        for block in blocks:
-            block.priority = priority
-            self._by_priority[priority][block.block_id] = block
+        for piece in pieces:
+            piece.priority = priority
+            self._by_priority[priority][piece.block_id] = piece
             if priority != self.DEFAULT:
                 self._entries += 1
-                self._entry[block.block_id] = self._entries
-                heapq.heappush(self._expiring, (now + self.DURATION_S, self._entries, block))
+                self._entry[piece.block_id] = self._entries
+                heapq.heappush(self._expiring, (now + self.DURATION_S, self._entries, piece))
 
-    def touch(self, block: PrioritizedBlock, now: float) -> None:
-        """Take the block out of its queue; its duration is over with that."""
-        del self._by_priority[block.priority][block.block_id]
-        self._entry.pop(block.block_id, None)
+    def touch(self, piece: PrioritizedPiece, now: float) -> None:
+        """Take the piece out of its queue; its duration is over with that."""
+        del self._by_priority[piece.priority][piece.block_id]
+        self._entry.pop(piece.block_id, None)
 
-    def evict(self, count: int, now: float) -> list[PrioritizedBlock]:
+    def evict(self, count: int, now: float) -> list[Chunk]:
         """Give up the lowest priorities."""
         self._expire(now)
-        out: list[PrioritizedBlock] = []
+        out: list[Chunk] = []
         for queue in self._by_priority.values():
-            while queue and len(out) < count:
-                content, block = queue.popitem(last=False)
-                self._entry.pop(content, None)
-                out.append(block)
+            while queue and count:
+                piece = next(iter(queue.values()))
+                if piece.size <= count:
+                    del queue[piece.block_id]
+                    self._entry.pop(piece.block_id, None)
+                chunk = piece.give_up(count)
+                count -= len(chunk)
+                out.append(chunk)
         return out
 
     def _expire(self, now: float) -> None:
         default = self._by_priority[self.DEFAULT]
         while self._expiring and self._expiring[0][0] <= now:
-            _, number, block = heapq.heappop(self._expiring)
-            if self._entry.get(block.block_id) == number:
-                del self._entry[block.block_id]
-                del self._by_priority[block.priority][block.block_id]
-                block.priority = self.DEFAULT
-                default[block.block_id] = block
+            _, number, piece = heapq.heappop(self._expiring)
+            if self._entry.get(piece.block_id) == number:
+                del self._entry[piece.block_id]
+                del self._by_priority[piece.priority][piece.block_id]
+                piece.priority = self.DEFAULT
+                default[piece.block_id] = piece

@@ -5,7 +5,7 @@ them from the sidecar's model, which learns from the first request on. Refits ru
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, Final
 
 from eviction_client import grouping
@@ -13,8 +13,9 @@ from eviction_client.ghost import Freed, Ghosts
 from eviction_client.reuse import GAP_CLASSES, ReuseMonitor, Stretch
 from eviction_client.value_queue import ValueQueue
 from lpc.model.returns.groups import GROUPS, CurveGroups
-from lpc.simulator.blocks import CachedBlock
-from lpc.simulator.policy import Policy, PolicySettings, register
+from lpc.simulator.blocks import EDGE, Piece
+from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
+from lpc.simulator.segments import Path, Segment
 from lpc.simulator.sidecar import curves_of
 from lpc.simulator.workload import Turn, Workload
 
@@ -24,32 +25,33 @@ REMEMBERED: Final = 4
 
 
 @register
-class Reuse(Policy[CachedBlock]):
+class Reuse(Policy[Piece]):
     """What an engine does without a sidecar: classes by gap and by the length of what is new, curves from its own reuse."""
 
     name = "reuse"
     rule = "the lowest retention value at the block's age, or least recently used while that hits more; no sidecar"
     source = "this project: eviction_client.reuse, eviction_client.value_queue; Gittins 1979"
     groups: ClassVar[int] = grouping.GROUPS
+    piece_type = Piece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self.block_type = self._block
         self._now = 0.0
         classes = self.groups * GAP_CLASSES
-        self.monitor = ReuseMonitor(self.groups, remembered=REMEMBERED * capacity)
-        self.ghosts: Ghosts[int] = Ghosts(capacity, classes, _sampled, clock=self._clock)
-        self.queue: ValueQueue[CachedBlock] = ValueQueue(CachedBlock(-1, 0), CachedBlock(-1, 0), classes, clock=self._clock)
+        self.monitor = _Monitor(self.groups, remembered=REMEMBERED * capacity)
+        self.ghosts: Ghosts[int] = Ghosts(capacity, classes, _all, clock=self._clock)
+        self.queue: ValueQueue[Piece] = ValueQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), classes, clock=self._clock)
         self.queue.value_enabled = not settings.guard
         self._fitted_at = -math.inf
         self._stretches: dict[Turn, list[Stretch]] = {}
         self._group_of: dict[Turn, int] = {}
-        self._numbers: list[int] = []
-        self._blocks = 0
+        self._followed: dict[Segment, tuple[int, ...]] = {}
 
     def group(self, turn: Turn) -> int:
         """Return the group of a turn whose stretches are known."""
-        return grouping.group_of(self._stretches[turn], self.workload.block_tokens)
+        prompt = self._prompt(turn)
+        stretches = [Stretch(prompt[end - 1].depth + prompt[end - 1].size, gap) for end, gap in self._stretches[turn]]
+        return grouping.group_of(stretches, self.workload.block_tokens)
 
     def priors(self) -> Mapping[int, Sequence[float]]:
         """Return the predicted hazards by group."""
@@ -62,7 +64,7 @@ class Reuse(Policy[CachedBlock]):
         still waited for would seem to have missed their time, and go just before they are hit.
         """
         self._now = now
-        self._stretches[turn] = self.monitor.admitted(turn.contents, now)
+        self._stretches[turn] = self.monitor.admitted(self._prompt(turn), now)
         self._group_of[turn] = self.group(turn)
         if now - self._fitted_at >= REFIT_S:
             self._fitted_at = now
@@ -71,61 +73,78 @@ class Reuse(Policy[CachedBlock]):
             self.queue.set_tables(tables)
             self.ghosts.set_tables(tables)
 
-    def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
+    def finish(self, turn: Turn, now: float) -> None:
         """Note the last use; let the ghost caches decide which rule orders. A turn without a start starts now."""
         self._now = now
         if turn not in self._stretches:
             self.start(turn, now)
-        self.monitor.finished(turn.contents, self._stretches[turn], self._group_of[turn], now)
+        prompt = self._prompt(turn)
+        self.monitor.finished(prompt, self._stretches[turn], self._group_of[turn], now)
         if self.settings.guard:
-            freed = [Freed(contents[start:end], number) for start, end, number in self._runs(turn, len(contents))]
-            self.queue.value_enabled = self.ghosts.observe(turn.contents, freed)
+            path = self.path(turn)
+            freed = [Freed(self._follow(path[start:end]), number) for start, end, number in self._runs(turn, len(path))]
+            self.queue.value_enabled = self.ghosts.observe(self._follow(prompt), freed)
 
-    def free(self, blocks: Sequence[CachedBlock], turn: Turn, now: float) -> None:
+    def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
         """Put each stretch of blocks into its class."""
         self._now = now
+        path = self.path(turn)
         at, parts = 0, []
-        for start, _, number in reversed(self._runs(turn, blocks[0].depth + 1)):
-            begin = at
-            while at < len(blocks) and blocks[at].depth >= start:
+        for start, _, number in reversed(self._runs(turn, len(path))):
+            begin, depth = at, path[start].depth
+            while at < len(pieces) and pieces[at].depth >= depth:
                 at += 1
-            parts.append((blocks[begin:at], number))
+            parts.append((pieces[begin:at], number))
         self.queue.insert_chain(parts, now)
         del self._stretches[turn], self._group_of[turn]
 
-    def touch(self, block: CachedBlock, now: float) -> None:
-        """Take the block out of the queue."""
-        self.queue.remove(block)
+    def touch(self, piece: Piece, now: float) -> None:
+        """Take the piece out of the queue."""
+        self.queue.remove(piece)
 
-    def evict(self, count: int, now: float) -> list[CachedBlock]:
+    def evict(self, count: int, now: float) -> list[Chunk]:
         """Give up what the rule in force gives up."""
         self._now = now
-        gone = self.queue.popleft_n(count)
-        self._numbers += [block.block_id for block in gone]
-        return gone
+        out: list[Chunk] = []
+        while count:
+            piece = self.queue.first()
+            if piece.size <= count:
+                self.queue.remove(piece)
+            chunk = piece.give_up(count)
+            count -= len(chunk)
+            out.append(chunk)
+        return out
 
-    def _runs(self, turn: Turn, blocks: int) -> list[tuple[int, int, int]]:
-        """Return (start, end, reuse class) of a turn's stretches; its reply belongs to the last."""
+    def _prompt(self, turn: Turn) -> Path:
+        """Return the segments of a turn's prompt."""
+        path, end = self.path(turn), len(turn.contents)
+        while path and path[-1].depth >= end:
+            path = path[:-1]
+        return path
+
+    def _follow(self, path: Path) -> list[int]:
+        """Return the blocks of segments that the ghost caches follow."""
+        followed, every = self._followed, self.ghosts.every
+        out: list[int] = []
+        for segment in path:
+            chosen = followed.get(segment)
+            if chosen is None:
+                chosen = followed[segment] = tuple(content for content in segment.contents if _sampled(content, every))
+            out += chosen
+        return out
+
+    def _runs(self, turn: Turn, segments: int) -> list[tuple[int, int, int]]:
+        """Return (start, end, reuse class) of a turn's stretches, in segments; its reply belongs to the last."""
         first = self._group_of[turn] * GAP_CLASSES
         runs, start = [], 0
         for end, gap in self._stretches[turn]:
             runs.append((start, end, first + gap))
             start = end
         if not runs:
-            return [(0, blocks, first)]
+            return [(0, segments, first)] if segments else []
         start, _, number = runs[-1]
-        runs[-1] = start, max(blocks, start), number
+        runs[-1] = start, max(segments, start), number
         return runs
-
-    def _block(self, content: int, depth: int) -> CachedBlock:
-        """Return a block numbered as an engine numbers its blocks: from 0, used again when one is evicted."""
-        block = CachedBlock(content, depth)
-        if self._numbers:
-            block.block_id = self._numbers.pop()
-        else:
-            block.block_id = self._blocks
-            self._blocks += 1
-        return block
 
     def _clock(self) -> float:
         return self._now
@@ -158,6 +177,36 @@ class Value(Reuse):
     def priors(self) -> Mapping[int, Sequence[float]]:
         """Return the hazards of the groups' curves."""
         return dict(enumerate(self._clusters.snapshot().hazards.tolist(), 1))
+
+
+class _Monitor(ReuseMonitor):
+    """A monitor of segments, whose blocks are used together: it remembers as many as have so many blocks."""
+
+    def __init__(self, groups: int, *, remembered: int) -> None:
+        super().__init__(groups, remembered=remembered)
+        self._blocks = 0
+
+    def note_use(self, prompt: Sequence[Hashable], now: float) -> None:
+        """Note the last use of a prompt's segments; forget the ones used longest ago."""
+        last_use = self._last_use
+        for segment in prompt:
+            if last_use.pop(segment, None) is None:
+                self._blocks += _size(segment)
+            last_use[segment] = now
+        while self._blocks > self._remembered:
+            oldest = next(iter(last_use))
+            del last_use[oldest]
+            self._blocks -= _size(oldest)
+
+
+def _size(segment: Hashable) -> int:
+    assert isinstance(segment, Segment)
+    return segment.size
+
+
+def _all(content: int, every: int) -> bool:
+    del content, every
+    return True  # the blocks that are not followed have been left out
 
 
 def _sampled(content: int, every: int) -> bool:

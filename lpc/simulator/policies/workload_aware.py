@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from lpc.simulator.policies.aging import AgingBlock, AgingClasses, ClassKey
+from lpc.simulator.policies.aging import AgingClasses, ClassKey
 from lpc.simulator.policy import PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
 
@@ -56,11 +56,9 @@ class WorkloadAware(AgingClasses):
         log_q, tau = self._fit.get(key[0], self._overall)
         return log_q + math.log(-math.expm1(-self._life / tau)) - age / tau
 
-    def evict(self, count: int, now: float) -> list[AgingBlock]:
-        """Evict; the age of what goes tells how long blocks live."""
-        out = super().evict(count, now)
-        self._life += LIFE_RATE * (max(now - out[0].arrival, 1.0) - self._life)
-        return out
+    def gives_up(self, age: float) -> None:
+        """Learn from the age of what goes how long blocks live."""
+        self._life += LIFE_RATE * (max(age, 1.0) - self._life)
 
     def _refit(self, now: float) -> None:
         for number, gaps in self._gaps.items():

@@ -3,7 +3,6 @@
 from collections.abc import Container, Sequence
 from typing import Any, Final, Protocol
 
-from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.tiers.figures import TierFigures
 from lpc.simulator.tiers.link import Link
@@ -34,7 +33,7 @@ class Behind(Protocol):
             How many blocks, and the seconds until they are in the cache.
         """
 
-    def store(self, blocks: Sequence[CachedBlock], now: float) -> None:
+    def store(self, contents: Sequence[int], now: float) -> None:
         """Take what the cache has evicted for it."""
 
     def end(self, turn: Turn, now: float) -> None:
@@ -131,9 +130,9 @@ class Tiers:
             self._figures.waited_s += done - now
         return loaded, done - now
 
-    def store(self, blocks: Sequence[CachedBlock], now: float) -> None:
+    def store(self, contents: Sequence[int], now: float) -> None:
         """Take what the cache has evicted."""
-        self.move_in([block.content for block in blocks], now, None)
+        self.move_in(contents, now, None)
 
     def move_in(self, contents: Sequence[int], now: float, until: float | None) -> None:
         """Take blocks into the nearest tier. ``until``: as of `Tier.store`."""

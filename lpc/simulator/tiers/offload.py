@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from eviction_client.tier import Tier
-from lpc.simulator.blocks import CachedBlock
 from lpc.simulator.policies.plugin import Plugin
 from lpc.simulator.policy import Policy
 from lpc.simulator.tiers.figures import TierFigures
@@ -92,7 +91,7 @@ class Offload:
             self._figures.waited_s += done - now
         return loaded, done - now
 
-    def store(self, blocks: Sequence[CachedBlock], now: float) -> None:
+    def store(self, contents: Sequence[int], now: float) -> None:
         """Blocks have left the cache: they were stored before."""
 
     def end(self, turn: Turn, now: float) -> None:

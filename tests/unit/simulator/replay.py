@@ -1,6 +1,7 @@
 """Requests made by hand, and a cache that runs them one after the other."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from lpc.simulator.cache import BlockCache
@@ -63,17 +64,14 @@ class OneByOne:
         if back_after is not None:
             use.next = Turn(name, turn + 1, "", tokens, 0, contents, contents, arrival=self.now + back_after, gap=back_after)
             self._awaited[name] = use.next
-        hits = self.cache.hit_blocks(contents)
-        taken = self.cache.allocate(contents, 0, self.now)
-        assert taken is not None
-        blocks, gone = taken
-        self.evicted += [block.content for block in gone]
-        self.cache.release(blocks, 0, use, self.now)
+        path = self.policy.path(use)
+        hits = self.cache.hit_blocks(path)
+        gone = self.cache.allocate(path, 0, self.now)
+        assert gone is not None
+        self.evicted += chain.from_iterable(gone)
+        self.cache.release(path, 0, use, self.now)
         self.hits += hits
         return hits
-
-    def cached(self) -> set[int]:
-        return set(self.cache._cached)
 
 
 def run(policy: str, capacity: int, contents: Sequence[int]) -> OneByOne:

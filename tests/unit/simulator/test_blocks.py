@@ -2,68 +2,77 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.blocks import Piece
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.policies import REGISTRY, Policy, PolicySettings
+from lpc.simulator.policy import Chunk
+from lpc.simulator.segments import Path, Paths
 from lpc.simulator.workload import Turn, Workload
-from tests.unit.simulator.replay import OneByOne
+from tests.unit.simulator.replay import OneByOne, workload
 
 POLICIES = sorted(REGISTRY)
 
 
-class Chosen(Policy[CachedBlock]):
+class Chosen(Policy[Piece]):
     """Evicts what the test says."""
 
     name, rule, source = "chosen", "", ""
-    block_type = CachedBlock
+    piece_type = Piece
 
     def __init__(self, *victims: int) -> None:
+        super().__init__(0, workload(), PolicySettings())
         self.victims = list(victims)
         self.finished: list[int] = []
-        self.free_blocks: dict[int, CachedBlock] = {}
+        self.free_blocks: dict[int, Piece] = {}
 
-    def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
-        self.finished = list(contents)
+    def finish(self, turn: Turn, now: float) -> None:
+        self.finished = list(turn.all_contents)
 
-    def free(self, blocks: Sequence[CachedBlock], turn: Turn, now: float) -> None:
-        self.free_blocks |= {block.content: block for block in blocks}
+    def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
+        self.free_blocks |= {piece.block_id: piece for piece in pieces}
 
-    def touch(self, block: CachedBlock, now: float) -> None:
-        del self.free_blocks[block.content]
+    def touch(self, piece: Piece, now: float) -> None:
+        del self.free_blocks[piece.block_id]
 
-    def evict(self, count: int, now: float) -> list[CachedBlock]:
-        return [self.free_blocks.pop(self.victims.pop(0)) for _ in range(count)]
+    def evict(self, count: int, now: float) -> list[Chunk]:
+        return [self.free_blocks.pop(self.victims.pop(0)).give_up(1) for _ in range(count)]
 
 
 def use_of(contents: Sequence[int]) -> Turn:
     return Turn("a", 1, "", 16 * len(contents), 0, contents, contents)
 
 
-def start(cache: BlockCache[CachedBlock], contents: Sequence[int], blank: int = 0) -> list[CachedBlock]:
-    taken = cache.allocate(contents, blank, 0.0)
-    assert taken is not None
-    return taken[0]
+def path_of(cache: BlockCache[Piece], contents: Sequence[int]) -> Path:
+    return cache.policy.path(use_of(contents))
 
 
-def ask(cache: BlockCache[CachedBlock], contents: Sequence[int], blank: int = 0) -> list[int]:
+def start(cache: BlockCache[Piece], contents: Sequence[int], blank: int = 0) -> Path:
+    path = path_of(cache, contents)
+    assert cache.allocate(path, blank, 0.0) is not None
+    return path
+
+
+def ask(cache: BlockCache[Piece], contents: Sequence[int], blank: int = 0) -> list[int]:
     """Run a request to its end; return what was evicted for it."""
-    taken = cache.allocate(contents, blank, 0.0)
-    assert taken is not None
-    cache.release(taken[0], blank, use_of(contents), 0.0)
-    return [block.content for block in taken[1]]
+    path = path_of(cache, contents)
+    gone = cache.allocate(path, blank, 0.0)
+    assert gone is not None
+    cache.release(path, blank, use_of(contents), 0.0)
+    return list(chain.from_iterable(gone))
 
 
 def test_hits_end_at_the_first_block_that_is_missing() -> None:
     cache = BlockCache(8, Chosen())
     ask(cache, [1, 2, 3])
 
-    assert cache.hit_blocks([1, 2, 9, 3]) == 2
-    assert cache.hit_blocks([9, 1, 2]) == 0
+    assert cache.hit_blocks(path_of(cache, [1, 2, 9, 3])) == 2
+    assert cache.hit_blocks(path_of(cache, [9, 1, 2])) == 0
 
 
 def test_blocks_behind_an_evicted_one_are_no_hits_but_are_taken_into_use_again() -> None:
@@ -72,11 +81,11 @@ def test_blocks_behind_an_evicted_one_are_no_hits_but_are_taken_into_use_again()
     ask(cache, [1, 2, 3])
     assert ask(cache, [7, 8]) == [1]
 
-    assert cache.hit_blocks([1, 2, 3]) == 0
+    assert cache.hit_blocks(path_of(cache, [1, 2, 3])) == 0
     assert 2 in cache
     order.victims = [7]
     assert ask(cache, [1, 2, 3]) == [7]
-    assert cache.hit_blocks([1, 2, 3]) == 3
+    assert cache.hit_blocks(path_of(cache, [1, 2, 3])) == 3
     assert len(cache) == 4
 
 
@@ -86,7 +95,7 @@ def test_a_full_cache_of_running_requests_makes_the_next_one_wait_and_changes_no
     ask(cache, [1])
     held = start(cache, [2, 3], blank=1)
 
-    assert cache.allocate([1, 4], 0, 0.0) is None
+    assert cache.allocate(path_of(cache, [1, 4]), 0, 0.0) is None
     assert set(order.free_blocks) == {1}
     assert (len(cache), cache.evicted) == (3, 0)
     cache.release(held, 1, use_of([2, 3]), 0.0)
@@ -122,8 +131,27 @@ def test_the_order_is_told_of_every_request_that_ends_even_if_it_frees_nothing()
     assert (order.finished, order.free_blocks) == ([1], {})
 
 
-def test_depth_is_the_place_in_the_prefix() -> None:
-    assert [block.depth for block in start(BlockCache(4, Chosen()), [5, 6, 7])] == [0, 1, 2]
+def test_segments_end_where_prompts_diverge_and_where_they_end() -> None:
+    turns = [use_of([1, 2, 3, 4]), use_of([1, 2, 5]), use_of([1, 2, 3, 4, 6, 7])]
+    paths = Paths(turns)
+
+    assert [[segment.contents for segment in paths.of(turn)] for turn in turns] == [
+        [(1, 2), (3, 4)],
+        [(1, 2), (5,)],
+        [(1, 2), (3, 4), (6, 7)],
+    ]
+    assert paths.prompt_blocks() == 7
+
+
+def test_a_block_behind_different_blocks_begins_a_segment() -> None:
+    turns = [use_of([1, 2, 3, 4]), use_of([9, 8, 3, 4]), use_of([7, 6, 3])]
+    paths = Paths(turns)
+
+    assert [[segment.contents for segment in paths.of(turn)] for turn in turns] == [
+        [(1, 2), (3,), (4,)],
+        [(9, 8), (3,), (4,)],
+        [(7, 6), (3,)],
+    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -138,7 +166,7 @@ def test_a_chain_loses_its_tail_first(policy: str) -> None:
 @dataclass
 class Running:
     turn: Turn
-    blocks: list[CachedBlock]
+    path: Path
     blank: int
 
 
@@ -171,28 +199,27 @@ def test_no_block_is_lost_doubled_or_taken_from_a_running_request(policy: str, c
         if isinstance(step, int):
             if running:
                 ended = running.pop(step % len(running))
-                cache.release(ended.blocks, ended.blank, ended.turn, now)
+                cache.release(ended.path, ended.blank, ended.turn, now)
             continue
         conversation, shared, own, blank, goes_on, probability = step
         # A conversation that shares more is another one: a content id has one place in one prefix.
         own_from = 100 * (conversation + 1) + 10 * shared
         contents = [*range(shared), *range(own_from, own_from + own)]
-        in_use = {block.content for each in running for block in each.blocks}
+        in_use = {content for each in running for content in each.turn.all_contents}
         blank_in_use = sum(each.blank for each in running)
         new = len(set(contents) - cached) + blank
         room = CAPACITY - blank_in_use - len(in_use | (cached & set(contents)))
         hits = next((i for i, content in enumerate(contents) if content not in cached), len(contents))
-        assert cache.hit_blocks(contents) == hits
+        assert cache.hit_blocks(path_of(cache, contents)) == hits
 
-        taken = cache.allocate(contents, blank, now)
+        path = path_of(cache, contents)
+        gone = cache.allocate(path, blank, now)
 
-        assert (taken is None) == (new > room)
-        if taken is None:
+        assert (gone is None) == (new > room)
+        if gone is None:
             assert {content for content in [*cached, *contents] if content in cache} == cached
             continue
-        blocks, gone = taken
-        lost = [block.content for block in gone]
-        assert [block.content for block in blocks] == contents
+        lost = list(chain.from_iterable(gone))
         assert len(lost) == len(set(lost)) == max(0, len(cached) + blank_in_use + new - CAPACITY)
         assert set(lost) <= cached - in_use - set(contents)
         cached = (cached - set(lost)) | set(contents)
@@ -203,10 +230,10 @@ def test_no_block_is_lost_doubled_or_taken_from_a_running_request(policy: str, c
         turn = Turn(str(conversation), turns[conversation], "", 16 * len(contents) + 1, 7, contents, contents, arrival=now)
         turn.probability = probability
         turn.next = Turn(str(conversation), turn.turn + 1, "", 0, 0, [], [], arrival=now + 50, gap=50.0) if goes_on else None
-        running.append(Running(turn, blocks, blank))
+        running.append(Running(turn, path, blank))
     for each in running:
-        cache.release(each.blocks, each.blank, each.turn, now)
-    everything = cache.allocate([], CAPACITY, now)
+        cache.release(each.path, each.blank, each.turn, now)
+    everything = cache.allocate((), CAPACITY, now)
     assert everything is not None
-    assert sorted(block.content for block in everything[1]) == sorted(cached)
+    assert sorted(chain.from_iterable(everything)) == sorted(cached)
     assert len(cache) == 0

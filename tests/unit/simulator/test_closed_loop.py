@@ -65,9 +65,9 @@ def replay(workload: Workload, blocks: int = INFINITE, policy: str = "lru") -> t
             seen.arrivals.append((now, turn))
             super().arrive(turn, now)
 
-        def finish(self, contents: Sequence[int], turn: Turn, now: float) -> None:
+        def finish(self, turn: Turn, now: float) -> None:
             seen.ends[turn] = now
-            super().finish(contents, turn, now)
+            super().finish(turn, now)
 
     result = simulate(workload, blocks * SIZE, lambda n: Watched(n, workload, PolicySettings()), cost=COST)
     return result, seen

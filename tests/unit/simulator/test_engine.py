@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.simulator.blocks import CachedBlock
+from lpc.simulator.blocks import Piece
 from lpc.simulator.cost import Cost
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.policy import Policy
+from lpc.simulator.policy import Chunk, Policy
 from lpc.simulator.tiers import Tiering, TierSpec
 from lpc.simulator.workload import Turn, Workload, from_trace
 from tests.unit.simulator.replay import make
@@ -98,9 +98,7 @@ def test_only_arrivals_in_the_window_are_counted_and_none_after_it_are_served() 
     turns = [turn([1], 0.0), turn([1], 10.0), turn([1], 20.0), turn([1, 2], 30.0)]
     evicted: list[int] = []
     workload = open_workload(*turns, count_from=10.0, until=20.0)
-    result = simulate(
-        workload, 3 * SIZE, lambda n: make("lru", n), on_evict=lambda _, gone: evicted.extend(block.content for block in gone)
-    )
+    result = simulate(workload, 3 * SIZE, lambda n: make("lru", n), on_evict=lambda _, gone: evicted.extend(gone))
 
     assert (result.requests, result.prompt_tokens, result.hit_tokens) == (1, 17, 16)
     assert evicted == []
@@ -136,17 +134,18 @@ class Counted(Policy[Any]):
 
     def __init__(self, order: Policy[Any]) -> None:
         self.order = order
-        self.block_type = order.block_type
+        self.workload = order.workload
+        self.piece_type = order.piece_type
         self.evict, self.touch = order.evict, order.touch  # type: ignore[method-assign]
         self.conversations: list[str] = []
 
-    def free(self, blocks: Sequence[CachedBlock], turn: Turn, now: float) -> None:
+    def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
         self.conversations.append(turn.conversation)
-        self.order.free(blocks, turn, now)
+        self.order.free(pieces, turn, now)
 
-    def touch(self, block: CachedBlock, now: float) -> None: ...
+    def touch(self, piece: Piece, now: float) -> None: ...
 
-    def evict(self, count: int, now: float) -> list[CachedBlock]: ...
+    def evict(self, count: int, now: float) -> list[Chunk]: ...
 
 
 def routed(workload: Workload, *, sticky: bool) -> tuple[Result, list[list[str]]]:
@@ -251,7 +250,7 @@ def test_the_same_input_gives_the_same_result_twice_and_no_policy_beats_an_infin
             blocks * SIZE,
             lambda capacity: REGISTRY[name](capacity, workload, PolicySettings()),
             cost=COST,
-            on_evict=lambda now, gone: evictions.append((now, [block.content for block in gone])),
+            on_evict=lambda now, gone: evictions.append((now, list(gone))),
         )
         return result, evictions
 

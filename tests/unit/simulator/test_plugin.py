@@ -27,7 +27,7 @@ def replay(
         workload,
         round(share * workload.working_set_tokens()),
         lambda blocks: REGISTRY[policy](blocks, workload, settings or PolicySettings()),
-        on_evict=lambda _, blocks: gone.extend(block.content for block in blocks),
+        on_evict=lambda _, blocks: gone.extend(blocks),
     )
     return result, gone
 

@@ -15,7 +15,7 @@ def evictions(policy: str, capacity: int, contents: list[int]) -> list[int]:
 
 
 def test_every_policy_says_its_rule_and_its_source() -> None:
-    assert {"fifo", "mru", "lfu", "slru", "gdsf", "s3fifo", "arc", "tlru", "ttl", "lru"} <= set(REGISTRY)
+    assert {"fifo", "lfu", "slru", "s3fifo", "arc", "tlru", "ttl", "lru"} <= set(REGISTRY)
     for name, policy in REGISTRY.items():
         assert policy.name == name
         assert policy.rule
@@ -29,9 +29,9 @@ def test_two_policies_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "evicted"),
-    [("lru", [2, 3]), ("fifo", [1, 2]), ("mru", [1, 4]), ("lfu", [2, 3])],
+    [("lru", [2, 3]), ("fifo", [1, 2]), ("lfu", [2, 3])],
 )
-def test_a_block_used_again_is_old_to_fifo_and_first_out_to_mru(policy: str, evicted: list[int]) -> None:
+def test_a_block_used_again_is_old_to_fifo_only(policy: str, evicted: list[int]) -> None:
     assert evictions(policy, 3, [1, 2, 3, 1, 4, 5]) == evicted
 
 
@@ -47,12 +47,12 @@ def test_lfu_counts_anew_after_an_eviction() -> None:
 def test_fifo_goes_by_the_arrival_of_the_request_that_computed_the_block() -> None:
     replay = OneByOne("fifo", 3)
     replay.ask(1)
-    first = replay.cache.allocate([2], 0, 5.0)
-    second = replay.cache.allocate([3], 0, 6.0)
-    assert first is not None
-    assert second is not None
-    replay.cache.release(second[0], 0, Turn("3", 1, "", 16, 0, [3], [3], arrival=6.0), 7.0)
-    replay.cache.release(first[0], 0, Turn("2", 1, "", 16, 0, [2], [2], arrival=5.0), 8.0)
+    first = Turn("2", 1, "", 16, 0, [2], [2], arrival=5.0)
+    second = Turn("3", 1, "", 16, 0, [3], [3], arrival=6.0)
+    for turn in (first, second):
+        assert replay.cache.allocate(replay.policy.path(turn), 0, turn.arrival) is not None
+    replay.cache.release(replay.policy.path(second), 0, second, 7.0)
+    replay.cache.release(replay.policy.path(first), 0, first, 8.0)
     replay.ask(7, at=10)
     replay.ask(8, at=11)
 
@@ -82,36 +82,6 @@ def test_slru_has_room_for_protection_again_when_a_protected_block_was_evicted()
     replay.ask(21)
 
     assert replay.evicted == [1, 2, 3, 14, 20]
-
-
-def test_gdsf_keeps_the_deep_chain_that_costs_more_to_compute_again() -> None:
-    def order(policy: str) -> list[int]:
-        replay = OneByOne(policy, 4)
-        replay.ask(1, 2, 3)
-        replay.ask(9)
-        replay.ask(8)
-        replay.ask(7)
-        return replay.evicted
-
-    # 9 costs least; with the inflation at its value 8 is worth more than the chain.
-    assert order("gdsf") == [9, 3]
-    assert order("lru") == order("lfu") == [3, 2]
-
-
-def test_gdsf_lets_go_of_what_was_used_often_once_the_inflation_has_reached_it() -> None:
-    contents = [1, 1, 1, 2, 3, 4, 5]
-
-    assert evictions("gdsf", 2, contents) == [2, 3, 1]
-    assert evictions("lfu", 2, contents) == [2, 3, 4]
-
-
-def test_gdsf_evicts_no_root_before_its_tail() -> None:
-    replay = OneByOne("gdsf", 4)
-    replay.ask(1, 2)
-    replay.ask(1, 2, 3, 4)
-    replay.ask(11, 12, 13, 14)
-
-    assert replay.evicted == [4, 3, 2, 1]
 
 
 # ARC remembers no name here: while nothing was used again, T1 alone fills its share of names.
@@ -159,10 +129,10 @@ def test_s3fifo_counts_to_three_and_no_further() -> None:
 
 def test_s3fifo_looks_first_at_a_block_whose_turn_came_while_it_was_in_use() -> None:
     replay = run("s3fifo", 20, FILLED)
-    held = replay.cache.allocate([1, 2], 0, replay.now)
-    assert held is not None
+    turn = Turn("1", 1, "", 32, 0, [1, 2], [1, 2], arrival=5.0)
+    assert replay.cache.allocate(replay.policy.path(turn), 0, replay.now) is not None
     replay.ask(31)
-    replay.cache.release(held[0], 0, Turn("1", 1, "", 32, 0, [1, 2], [1, 2], arrival=5.0), replay.now)
+    replay.cache.release(replay.policy.path(turn), 0, turn, replay.now)
     for content in [32, 33, 34]:
         replay.ask(content)
 

@@ -1,0 +1,148 @@
+"""Segments: runs of blocks that all requests of a workload use together, held in place of single blocks.
+
+Most requests extend a chain, so a prompt of a thousand blocks is a few dozen segments. Every request that has a block of a
+segment has all of them, so a cache that handles whole segments does what a cache of single blocks does. Segments are found
+once per workload, from all its requests: a radix tree that is split wherever prompts diverge, and where one or its reply ends.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class Chained(Protocol):
+    """A turn, hashable by identity: content ids of its full prompt blocks, and these with the full blocks of its reply."""
+
+    contents: Sequence[int]
+    all_contents: Sequence[int]
+
+
+class Segment:
+    """Blocks that follow one another.
+
+    Attributes:
+        contents: their content ids.
+        depth: blocks before the first in its prefix.
+        size: blocks.
+    """
+
+    __slots__ = ("contents", "depth", "size")
+
+    def __init__(self, contents: tuple[int, ...], depth: int) -> None:
+        self.contents = contents
+        self.depth = depth
+        self.size = len(contents)
+
+
+Path = tuple[Segment, ...]
+"""A request's segments, from the start of its prompt to the end of its reply's full blocks."""
+
+
+class Paths:
+    """The paths of a workload's turns.
+
+    Args:
+        turns: all of them.
+    """
+
+    def __init__(self, turns: Iterable[Chained]) -> None:
+        self._starting: dict[int, Segment] = {}
+        """By content id of the first block."""
+        self._known: set[int] = set()
+        self._single: dict[int, Segment] = {}
+        self._places: dict[int, tuple[Segment, int]] | None = None
+        self._of: dict[Chained, Path] = {}
+        self.extend(turns)
+
+    def extend(self, turns: Iterable[Chained]) -> None:
+        """Add turns. Once a cache is in use they may share whole segments with the turns before, and no part of one."""
+        found = list(turns)
+        for turn in found:
+            self._add(tuple(turn.all_contents))
+            if turn.contents is not turn.all_contents:
+                self._add(tuple(turn.contents))
+        self._of.update((turn, self._walk(turn.all_contents)) for turn in found)
+
+    def of(self, turn: Chained, *, blockwise: bool = False) -> Path:
+        """Return a turn's path; of single blocks if asked for, or if the turn is not of the workload."""
+        path = None if blockwise else self._of.get(turn)
+        return self.blocks(turn.all_contents) if path is None else path
+
+    def blocks(self, contents: Sequence[int]) -> Path:
+        """Return a chain as segments of one block each, the same ones for the same blocks."""
+        single = self._single
+        path = []
+        for depth, content in enumerate(contents):
+            segment = single.get(content)
+            if segment is None:
+                segment = single[content] = Segment((content,), depth)
+            path.append(segment)
+        return tuple(path)
+
+    def place(self, content: int, *, blockwise: bool = False) -> tuple[Segment, int] | None:
+        """Return the segment that has a block and the block's place in it; None if no turn has it."""
+        single = self._single.get(content)
+        if blockwise or not self._of:
+            return None if single is None else (single, 0)
+        if self._places is None:
+            self._places = {c: (s, i) for s in self._starting.values() for i, c in enumerate(s.contents)}
+        return self._places.get(content)
+
+    def prompt_blocks(self) -> int:
+        """Return the number of different blocks that the prompts have."""
+        seen: set[Segment] = set()
+        for turn, path in self._of.items():
+            prompt = len(turn.contents)
+            seen.update(segment for segment in path if segment.depth < prompt)
+        return sum(segment.size for segment in seen)
+
+    def _add(self, contents: tuple[int, ...]) -> None:
+        starting = self._starting
+        at, end = 0, len(contents)
+        while at < end:
+            segment = starting.get(contents[at])
+            if segment is None:
+                if contents[at] in self._known:  # within another segment: it is not always behind the same block
+                    self._split(*self._within(contents[at]))
+                    continue
+                new = contents[at:]
+                if not self._known.isdisjoint(new):
+                    new = new[: next(i for i, content in enumerate(new) if content in self._known)]
+                starting[new[0]] = Segment(new, at)
+                self._known.update(new)
+                at += len(new)
+                continue
+            here = contents[at : at + segment.size]
+            if here != segment.contents:
+                self._split(segment, _common(here, segment.contents))
+            at += segment.size
+
+    def _split(self, segment: Segment, size: int) -> None:
+        """Cut a segment behind its first blocks."""
+        rest = Segment(segment.contents[size:], segment.depth + size)
+        self._starting[rest.contents[0]] = rest
+        segment.contents = segment.contents[:size]
+        segment.size = size
+
+    def _within(self, content: int) -> tuple[Segment, int]:
+        segment = next(each for each in self._starting.values() if content in each.contents)
+        return segment, segment.contents.index(content)
+
+    def _walk(self, contents: Sequence[int]) -> Path:
+        path, at = [], 0
+        while at < len(contents):
+            segment = self._starting[contents[at]]
+            path.append(segment)
+            at += segment.size
+        return tuple(path)
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """Return how many elements two sequences that differ, or of which one is shorter, have in common from their start."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,95 @@
+"""Segments change nothing: every policy evicts block for block what it evicts when all segments are single blocks."""
+
+import random
+from collections import OrderedDict
+from itertools import chain
+
+import pytest
+
+from lpc.simulator.engine import simulate
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.workload import Turn, Workload
+
+BLOCK = 16
+POLICIES = sorted(name for name, policy in REGISTRY.items() if not policy.blockwise)
+
+
+def traffic(seed: int, requests: int = 250) -> Workload:
+    """Chats behind shared prompts, whose turns grow, are retried and branch; replies are part of the next prompt."""
+    draw = random.Random(seed)
+    fresh = iter(range(10**6))
+    shared = [[next(fresh) for _ in range(draw.randint(1, 12))] for _ in range(3)]
+    chats: dict[str, tuple[int, list[int], Turn | None]] = {}
+    turns: list[Turn] = []
+    now = 0.0
+    for number in range(requests):
+        now += draw.expovariate(0.5)
+        name = draw.choice([*list(chats)[-12:], f"c{number}"])
+        place, history, before = chats.get(name, (1, list(draw.choice(shared)), None))
+        if draw.random() < 0.2:
+            history = history[: draw.randint(1, len(history))]
+        prompt = [*history, *(next(fresh) for _ in range(draw.randint(0, 15)))]
+        whole = [*prompt, *(next(fresh) for _ in range(draw.randint(0, 4)))]
+        turn = Turn(name, place, f"class{place % 3}", len(prompt) * BLOCK + draw.randint(0, 15), 0, tuple(prompt), tuple(whole))
+        turn.output_tokens = (len(whole) + 1) * BLOCK - turn.input_tokens
+        turn.arrival = now
+        if before is not None:
+            before.next = turn
+        chats[name] = place + 1, whole, turn
+        turns.append(turn)
+    return Workload("made", BLOCK, turns, False, 0.0, float("inf"))
+
+
+def evictions(policy: str, workload: Workload, blocks: int, *, blockwise: bool) -> tuple[int, list[int]]:
+    """Return hit tokens and the evicted blocks in order."""
+    made = type(policy, (REGISTRY[policy],), {"blockwise": blockwise})
+    gone: list[int] = []
+    result = simulate(
+        workload,
+        blocks * BLOCK,
+        lambda n: made(n, workload, PolicySettings()),
+        on_evict=lambda _, contents: gone.extend(contents),
+    )
+    return result.hit_tokens, gone
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("blocks", [90, 400])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_evicts_segments_as_it_evicts_blocks(policy: str, blocks: int, seed: int) -> None:
+    found = evictions(policy, traffic(seed), blocks, blockwise=False)
+
+    assert found == evictions(policy, traffic(seed), blocks, blockwise=True)
+    assert found[1] or policy == "infinite"
+
+
+def textbook_lru(workload: Workload, blocks: int) -> int:
+    """Return hit blocks of requests that run one after the other; a chain's tail is older than its root."""
+    cache: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for turn in workload.arrivals:
+        contents, servable = turn.all_contents, (turn.input_tokens - 1) // BLOCK
+        if len(contents) > blocks:
+            continue  # refused
+        hits += next((i for i, content in enumerate(contents[:servable]) if content not in cache), servable)
+        used = set(contents)
+        missing = len(used - cache.keys())
+        for content in [content for content in cache if content not in used][: max(len(cache) + missing - blocks, 0)]:
+            del cache[content]
+        for content in reversed(contents):
+            cache.pop(content, None)
+            cache[content] = None
+    return hits
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lru_hits_what_a_list_of_blocks_hits(seed: int) -> None:
+    workload = traffic(seed)
+    for number, turn in enumerate(workload.arrivals):
+        turn.arrival = 1000.0 * number  # one after the other
+        turn.input_tokens = len(turn.contents) * BLOCK
+        turn.output_tokens = (len(turn.all_contents) - len(turn.contents)) * BLOCK
+    hits, gone = evictions("lru", workload, 120, blockwise=False)
+
+    assert hits == textbook_lru(workload, 120) * BLOCK
+    assert len(gone) > len(set(chain.from_iterable(turn.all_contents for turn in workload.arrivals))) // 2
