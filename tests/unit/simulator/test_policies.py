@@ -331,9 +331,9 @@ def test_belady_gives_up_a_block_that_the_conversation_s_later_prompts_do_not_ha
     replay = OneByOne("belady", 3, closed=True)
     first, second = Turn("a", 1, "", 32, 0, [1, 2], [1, 2]), Turn("a", 2, "", 16, 0, [1], [1], gap=10.0)
     first.next = second
-    taken = replay.cache.allocate(first.contents, 0, 0.0)
-    assert taken is not None
-    replay.cache.release(taken[0], 0, first, 0.0)
+    path = replay.policy.path(first)
+    assert replay.cache.allocate(path, 0, 0.0) is not None
+    replay.cache.release(path, 0, first, 0.0)
     replay.ask(3, back_after=100)
     replay.ask(4)
 
