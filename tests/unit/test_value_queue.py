@@ -249,6 +249,7 @@ class Machine(RuleBasedStateMachine):
     def evict(self, count: int) -> None:
         self.clock.now += RENEWED_S
         expected = ids(list(self.queue.eviction_order()))
+        assert not expected or self.queue.first().block_id == expected[0]
         for place in range(min(count, len(self.free))):
             block = self.queue.popleft()
             assert block.block_id == expected[place]
