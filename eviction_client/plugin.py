@@ -18,15 +18,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
-from eviction_client.book import PredictorCounters
 from eviction_client.clock import MonotoneClock
 from eviction_client.conversations import Conversations
 from eviction_client.curve import retain_seconds
 from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, Ghosts, sampled
 from eviction_client.hints import NO_HINTS, Hints, Owners, Retained
-from eviction_client.messages import Prediction
-from eviction_client.offer import TokenizerState
+from eviction_client.predictor import BasePredictor
 from eviction_client.prior import MOST_GROUPS, ReuseCurves
 from eviction_client.reuse import GAP_CLASSES, ReuseMonitor, Stretch
 from eviction_client.score import OLDEST_S, Keys
@@ -61,36 +59,12 @@ NOTICEABLE_S: Final = 1.0
 """A pooled key that lies less than this beyond the own one changes nothing."""
 
 
-class Predictor(Protocol):
-    """What :class:`eviction_client.predictor_client.PredictorClient` does. Never blocks, never raises."""
-
-    def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
-        """Ask about a conversation."""
-
-    def take(self, request_id: Hashable) -> Prediction | None:
-        """Return the answer; None: there is none yet."""
-
-    def forget(self, request_id: Hashable) -> None:
-        """Forget a request."""
-
-    def close(self) -> None:
-        """Hang up."""
+class Predictor(BasePredictor, Protocol):
+    """A predictor whose sidecar sends reuse curves."""
 
     @property
     def reuse_curves(self) -> ReuseCurves | None:
         """The predicted curves of the groups that predictions name; None: the sidecar has sent none."""
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the sidecar can be reached."""
-
-    @property
-    def counters(self) -> PredictorCounters:
-        """A snapshot."""
-
-    @property
-    def tokenizer_state(self) -> TokenizerState:
-        """How the sidecar stands with the engine's tokenizer."""
 
 
 class _Admitted(NamedTuple):

@@ -95,16 +95,17 @@ class FreeList(ABC, Generic[B]):
 
     def prepend_n(self, blocks: Sequence[B]) -> None:
         """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
-        if not blocks:
-            return
-        last: Any = self.head
-        following = last.next_free_block
+        self._link(blocks, self.head.next_free_block)
+
+    def _link(self, blocks: Sequence[B], behind: Any) -> None:
+        """Link blocks that are not free before ``behind``, in their order."""
+        last = behind.prev_free_block
         for block in blocks:
             block.prev_free_block = last
             last.next_free_block = block
             last = block
-        last.next_free_block = following
-        following.prev_free_block = last
+        last.next_free_block = behind
+        behind.prev_free_block = last
         self.num_free_blocks += len(blocks)
 
     def popleft(self) -> B:
@@ -163,15 +164,7 @@ class FreeBlockQueue(FreeList[B]):
         """
         if not blocks:
             return
-        following = self._room_for(blocks[0], score)
-        last: Any = following.prev_free_block
-        for block in blocks:
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-        last.next_free_block = following
-        following.prev_free_block = last
-        self.num_free_blocks += len(blocks)
+        self._link(blocks, self._room_for(blocks[0], score))
 
     def popleft_n(self, n: int) -> list[B]:
         """Take out the n blocks to be evicted first, in order.

@@ -13,14 +13,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
-from eviction_client.book import PredictorCounters
 from eviction_client.clock import MonotoneClock
 from eviction_client.credit import Above, Lifetime
 from eviction_client.finished import Finished
 from eviction_client.hints import NO_HINTS, NOTHING, Asked, Hints, Owners, Retained
 from eviction_client.learner import Learner
 from eviction_client.messages import Prediction
-from eviction_client.offer import TokenizerState
+from eviction_client.predictor import BasePredictor
 from eviction_client.score import OLDEST_S, Keys
 from eviction_client.settings import ClientSettings
 from eviction_client.shadow import ShadowCounters
@@ -37,38 +36,14 @@ CREDITS_REMEMBERED: Final = 1024
 """Latest credits given, of which metrics show the quantiles."""
 
 
-class Predictor(Protocol):
-    """What :class:`eviction_client.predictor_client.PredictorClient` does. Never blocks, never raises."""
-
-    def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
-        """Ask whether a conversation continues."""
-
-    def take(self, request_id: Hashable) -> Prediction | None:
-        """Return the answer, if it is there."""
-
-    def forget(self, request_id: Hashable) -> None:
-        """Forget a request."""
+class Predictor(BasePredictor, Protocol):
+    """A predictor whose answers may come after the end of their request."""
 
     def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
         """Return the answer of a request that has ended; without one, whether it may still come."""
 
     def late_answers(self) -> Sequence[tuple[Hashable, Prediction | None]]:
         """Return what has become of requests that were left: their answers; None for each that gets none."""
-
-    def close(self) -> None:
-        """Hang up."""
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the sidecar can be reached."""
-
-    @property
-    def counters(self) -> PredictorCounters:
-        """A snapshot."""
-
-    @property
-    def tokenizer_state(self) -> TokenizerState:
-        """How the sidecar stands with the engine's tokenizer."""
 
 
 class Scorer:

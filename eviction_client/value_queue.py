@@ -198,17 +198,6 @@ class ValueQueue(FreeList[B]):
         self._stale.add(reuse_class)
         return run
 
-    def _link(self, blocks: Sequence[B], behind: Any) -> None:
-        """Link blocks that are not free before ``behind``."""
-        last = behind.prev_free_block
-        for block in blocks:
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-        last.next_free_block = behind
-        behind.prev_free_block = last
-        self.num_free_blocks += len(blocks)
-
     def remove(self, block: B) -> None:
         """Take a block out, because a request uses it again. Raises ValueError if it is not free."""
         before, after = block.prev_free_block, block.next_free_block
