@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 ENGINE := .venv-engine
 ENGINE_TESTS = $(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default
 # One thread for each of the two: else their pools wait for each other.
-TWO     = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
+TWO     = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --max-worker-restart 0
 # Only files whose hashes are in the lock. The locks are complete, so nothing else is resolved.
 LOCKED  = install --disable-pip-version-check --no-deps --require-hashes
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)

@@ -25,8 +25,8 @@ ROOT = HERE.parent
 LOCKED = {
     "dev.txt": ["--extra", "sim", "--extra", "minilm", "--extra", "test"],
     "run.txt": ["--extra", "demo", "--constraint", "requirements/dev.txt"],
-    "server.txt": ["--extra", "server", "--extra", "otel", "--extra", "cache-large", "--extra", "gateway"],
-    "gpu.txt": ["--extra", "gpu", "--extra", "otel", "--extra", "cache-large", "--extra", "gateway"],
+    "server.txt": ["--extra", "server", "--extra", "otel", "--extra", "cache", "--extra", "gateway"],
+    "gpu.txt": ["--extra", "gpu", "--extra", "otel", "--extra", "cache", "--extra", "gateway"],
     "train.txt": ["--extra", "train", "--extra", "cluster"],
 }
 NAMED = {

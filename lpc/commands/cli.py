@@ -30,7 +30,7 @@ from lpc.commands.train import train
 from lpc.commands.train_time import train_time
 
 INTERRUPTED: Final = 130
-EXTRAS: Final = ("server", "cache", "cache-large", "gateway", "lmcache", "otel", "train", "cluster", "ray", "minilm")
+EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "otel", "train", "cluster", "ray", "minilm")
 """In the order in which they are advised: the first that has what is missing."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",

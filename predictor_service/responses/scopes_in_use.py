@@ -117,7 +117,6 @@ class ScopesInUse:
         self._clock = clock
         self._report = report
         self._scopes: dict[Scope, InUse] = {}
-        self._growing: asyncio.Task[None] | None = None
 
     def of(self, name: Scope, settings: ScopeSettings) -> InUse:
         """Return a scope, which is in use from now on."""
@@ -158,8 +157,6 @@ class ScopesInUse:
             except Exception as error:
                 # What is wrong in one scope's place in Redis does not concern the others.
                 log_bug(log, "keeping one scope's arrays", error)
-        if self._growing is None or self._growing.done():
-            self._growing = asyncio.get_running_loop().create_task(self._grow())
 
     async def _keep(self, scope: InUse, now: float) -> None:
         if _idle(scope, self._scopes.values(), MOST_SCOPES, now):
@@ -193,8 +190,6 @@ class ScopesInUse:
 
     async def close(self) -> None:
         """Hand over what was learnt and not yet handed over."""
-        if self._growing is not None:
-            self._growing.cancel()
         for scope in list(self._scopes.values()):
             try:
                 await self._share_all(scope, 0.0, -np.inf)
@@ -227,14 +222,6 @@ class ScopesInUse:
             scope.index.remove(name)
         self._add(scope.index, changes.added, changes.generation)
         scope.heard_to = changes.place
-
-    async def _grow(self) -> None:
-        """Build graphs of large partitions, while all else goes on."""
-        for scope in list(self._scopes.values()):
-            try:
-                await scope.index.grow()
-            except Exception as error:  # all vectors of the partition are searched instead
-                log_bug(log, "building a graph", error)
 
     def _add(self, index: PartitionIndex, added: Sequence[Vector], generation: str | None) -> None:
         now = self._clock()

@@ -14,7 +14,6 @@ from lpc.commands.cli import EXTRAS, _source, app
         ("onnxruntime", "server"),
         ("grpc_health.v1", "server"),
         ("cryptography", "cache"),
-        ("usearch.index", "cache-large"),
         ("starlette.routing", "gateway"),
         ("blake3", "lmcache"),
         ("sklearn.metrics", "train"),
