@@ -36,6 +36,17 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "Ended requests by what their blocks' keys came from; late ones are among the unanswered, too.",
         "by",
     ),
+    "lpc_requests_ended": (Counter, "Ended requests by what their group came from.", "by"),
+    "lpc_value_enabled": (Gauge, "1 while retention values order the cache, 0 while it is LRU.", ""),
+    "lpc_reuse_classes": (Gauge, "Reuse classes with a curve of their own.", ""),
+    "lpc_reuses": (Counter, "Reuses of blocks that the curves are learned from.", ""),
+    "lpc_refits": (Counter, "Times that the curves were fitted again.", ""),
+    "lpc_ghost_blocks": (
+        Counter,
+        "Sampled blocks of prompts: all, and those that the ghost cache under each rule hit.",
+        "cache",
+    ),
+    "lpc_tier_value_enabled": (Gauge, "1 while retention values order an offload tier, 0 while it is LRU.", "tier"),
     "lpc_fallback_share": (Gauge, "Share of the completed requests for which no prediction came, in time or late.", ""),
     "lpc_evictions": (
         Counter,

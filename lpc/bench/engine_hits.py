@@ -20,8 +20,8 @@ from vllm.inputs import TokensPrompt
 
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
+from eviction_client.plugin import Predictor
 from eviction_client.predictor_client import PredictorClient
-from eviction_client.scorer import Predictor
 from eviction_client.settings import ClientSettings
 from lpc.bench.tiny_engine import TinyEngine
 from lpc.bench.tiny_llama import SPECIAL

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from eviction_client.background import AtOnce
-from eviction_client.scorer import Predictor
+from eviction_client.plugin import MOST_FAILURES, Predictor
 from eviction_client.settings import ClientSettings
 from lpc.bench.tiny_engine import TinyEngine
 from lpc.bench.trace_predictors import number_of
@@ -39,6 +39,7 @@ def serve(
     count_from: float,
     predictor: Predictor | None = None,
     connector: dict[str, Any] | None = None,
+    learns: bool = True,
     **settings: Any,
 ) -> dict[str, Any]:
     """Serve a trace on real vLLM with so many blocks; return figures, and digests of all tokens and evictions in order.
@@ -47,6 +48,7 @@ def serve(
         count_from: cached and prompt tokens are counted for requests that arrive from this second on.
         predictor: for our scheduler; None: stock vLLM.
         connector: as of vLLM's ``--kv-transfer-config``: a tier below the blocks (`cpu_tier.connector`).
+        learns: else least recent use stays in force.
         settings: of the plug-in.
     """
     tier: dict[str, Any] = {"kv_transfer_config": connector} if connector else {}
@@ -58,6 +60,8 @@ def serve(
         **tier,
     )
     engine = tiny.engine
+    if not learns:
+        tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
     outputs: dict[int, list[int]] = {}
     counts = {"cached_tokens": 0, "prompt_tokens": 0, "cached_tokens_in_all": 0, "prompt_tokens_in_all": 0}
     start = now = clock()
@@ -97,7 +101,7 @@ def serve(
     }
     if predictor is not None:
         figures["counters"] = tiny.counters()
-        figures["answered_share"] = tiny.scheduler.lpc.scorer.scored["prediction"] / max(len(outputs), 1)
+        figures["answered_share"] = tiny.scheduler.lpc.plugin.ended["prediction"] / max(len(outputs), 1)
     del engine
     tiny.close()
     return figures

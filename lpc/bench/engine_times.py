@@ -12,24 +12,24 @@ from typing import Any, Final
 
 from vllm.v1.core.block_pool import BlockPool
 
+from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.predictor_client import PredictorClient
-from eviction_client.score import Keys
 from lpc.bench.bare_scheduler import Engine, conversations
+from lpc.bench.queue import TABLES
 from lpc.bench.tiny_llama import BLOCK
 
 STEP_BLOCKS: Final = 1500
 """Blocks of 16 tokens where the scheduler's steps are timed: hardly more than what is running needs."""
-CREDIT_SPREAD_S: Final = 90.0
-"""Standard deviation of credits where frees are timed, seconds: of the shipped head's log-odds at a think time of 100 s."""
+CLASSES: Final = len(TABLES)
 
 
 def step_ratio(rounds: int) -> dict[str, Any]:
     """Scheduler time per step, ours over stock, without a model: two engines with the same workload, step by step in turns.
 
-    A constant prediction leaves the order stock's, so that both do the same work in each step, and what else the machine
-    does falls on both. About fifteen requests run at a time, with replies of a usual length, and every block that is taken
-    evicts another. As in production, the guard's and the store's thread run beside it.
+    Least recent use stays in force, so that both do the same work in each step, and what else the machine does falls on both.
+    About fifteen requests run at a time, with replies of a usual length, and every block that is taken evicts another. As in
+    production, the plug-in's background and the store's thread run at the same time.
     """
     made = conversations(11, 200, spread_s=30.0, reply=(100, 300))
     ratios, means, stock_us = [], [], []
@@ -38,6 +38,7 @@ def step_ratio(rounds: int) -> dict[str, Any]:
             learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: 0.0, max_seqs=32, guard=True, pooling="shared")
             for learned in (False, True)
         }
+        engines[True].scheduler.lpc.plugin.ghosts.guard.observe = lambda *_: False
         spent: dict[bool, list[float]] = {False: [], True: []}
         for learned, engine in engines.items():
             for name in ("schedule", "update_from_output", "add_request"):
@@ -93,7 +94,7 @@ def pool_ratios(rounds: int) -> list[dict[str, Any]]:
             gc.disable()
             times: list[list[tuple[int, int]]] = [[], []]
             for step in range(max(60, 20_000 // chain)):
-                value = rng.gauss(0.0, CREDIT_SPREAD_S)
+                value = rng.randrange(CLASSES)
                 for place in (0, 1) if step % 2 else (1, 0):
                     times[place].append(sides[place].turn(step, value))
             gc.enable()
@@ -123,15 +124,17 @@ class _Side:
         self.chain = chain
         self.queue: LearnedFreeQueue | None = None
         if learned:
-            self.queue = LearnedFreeQueue(self.pool.free_block_queue.get_all_free_blocks(), clock=lambda: self.now)
-            self.queue.trusting = True
+            free = self.pool.free_block_queue.get_all_free_blocks()
+            self.queue = LearnedFreeQueue(free, CLASSES, clock=lambda: self.now)
+            self.queue.set_tables(TABLES)
+            self.queue.value_enabled = True
             self.pool.free_block_queue = self.queue
         self._contents = itertools.count()
         rng = random.Random(size)
         self.now = 1.8e9
         chains = [self._fill(self.pool.get_new_blocks(chain)) for _ in range(size // chain)]
         for blocks in chains:
-            self._free(blocks, self._next_keys(rng.gauss(0.0, CREDIT_SPREAD_S)))
+            self._free(blocks, self._next(rng.randrange(CLASSES)))
 
     def _fill(self, blocks: list[Any]) -> list[Any]:
         for block in blocks:
@@ -140,25 +143,25 @@ class _Side:
             self.pool.cached_block_hash_to_block.insert(key, block)
         return blocks
 
-    def _next_keys(self, credit: float) -> Keys:
+    def _next(self, reuse_class: int) -> Ended:
         self.now += 0.5
-        return Keys(self.now, self.now + credit)
+        return Ended("", None, (), 0, self.now, 0, [Run(self.chain, reuse_class)])
 
-    def _free(self, blocks: list[Any], keys: Keys) -> None:
+    def _free(self, blocks: list[Any], ended: Ended) -> None:
         if self.queue is None:
             self.pool.free_blocks(reversed(blocks))
         else:
-            self.queue.keying(keys, self.pool.free_blocks, reversed(blocks))
+            self.queue.placing(ended, self.pool.free_blocks, reversed(blocks))
 
-    def turn(self, step: int, credit: float) -> tuple[int, int]:  # noqa: ARG002
+    def turn(self, step: int, reuse_class: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the nanoseconds to free and to allocate a chain."""
         started = time.perf_counter_ns()
         blocks = self.pool.get_new_blocks(self.chain)
         allocated = time.perf_counter_ns()
         self._fill(blocks)
-        keys = self._next_keys(credit)
+        ended = self._next(reuse_class)
         before = time.perf_counter_ns()
-        self._free(blocks, keys)
+        self._free(blocks, ended)
         return time.perf_counter_ns() - before, allocated - started
 
 

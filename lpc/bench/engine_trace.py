@@ -123,18 +123,18 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     screen = console()
     with placed(opened.written(), models, model) as places:
         counted = ("--count-from", str(count_from))
-        jobs = [*product(shares, SIDES), (shares[0], "even")]
+        jobs = [*product(shares, SIDES), (shares[0], "lru")]
         # Engine and sidecar wait for each other, so that a run keeps one core busy.
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             finished = pool.map(lambda job: run_side(places, job[1], int(job[0] * working_set), *counted), jobs)
             told = track(finished, "bench engine --trace", total=len(jobs), console=screen, transient=True)
             results = dict(zip(jobs, told, strict=True))
     rows = [_row(share, int(share * working_set), {side: results[share, side] for side in SIDES}) for share in shares]
-    even, stock = results[shares[0], "even"], results[shares[0], "stock"]
+    lru, stock = results[shares[0], "lru"], results[shares[0], "stock"]
     figures = {
         **opened.described(),
         "tokens_identical": all(row["tokens_identical"] for row in rows),
-        "eviction_order_identical": even["evictions_sha256"] == stock["evictions_sha256"],
+        "eviction_order_identical": lru["evictions_sha256"] == stock["evictions_sha256"],
         "rows": rows,
     }
     title = f"prompt tokens from the cache of vLLM, {figures['trace']}, arrivals from {figures['count_from_s']:,.0f} s on"

@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--requests", type=Path, required=True)
     parser.add_argument("--clock", type=Path, required=True)
-    parser.add_argument("--side", choices=("stock", "even", "oracle", "plugin"), required=True)
+    parser.add_argument("--side", choices=("stock", "lru", "oracle", "plugin"), required=True)
     parser.add_argument("--tier", type=int, help="chunks of a CPU offload tier below the blocks")
     parser.add_argument("--tier-policy", help="its eviction_policy; without one that of the scheduler")
     parser.add_argument("--blocks", type=int, required=True)
@@ -29,7 +29,7 @@ def main() -> None:
 
     replay = Replay.read(options.requests)
     predictor = predictor_of(options.side, replay, options.predictor)
-    guard = options.side == "plugin"
+    guard = options.side != "oracle"
     clock = VirtualClock(options.clock)
     named = {"eviction_policy": options.tier_policy} if options.tier_policy else {}
     figures = serve(
@@ -38,6 +38,7 @@ def main() -> None:
         predictor=predictor,
         connector=connector(options.tier, **named) if options.tier else None,
         guard=guard,
+        learns=options.side != "lru",
     )
     print(json.dumps(figures))
 

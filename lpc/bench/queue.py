@@ -2,8 +2,8 @@
 
 One operation is what an engine does for one request: a returning conversation *touches* its chain (takes it out of the
 queue, root first), its end *frees* the chain (tail first), and a new request *allocates* as many blocks from the front.
-Both sides get the same sequence in alternating order. Keys are what a running engine would give: time goes on by half a second
-per freed chain (two requests a second), and credits spread as the shipped head's log-odds do at a mean think time of 100 s.
+Both sides get the same sequence in alternating order. Half a second passes per freed chain (two requests
+a second), and each chain lies in one of 64 reuse classes, drawn at random.
 """
 
 import gc
@@ -11,23 +11,32 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from time import perf_counter_ns
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from rich.progress import track
 from rich.table import Table
 
-from eviction_client.credit import Lifetime
-from eviction_client.credit_queue import CreditQueue
+from eviction_client.curve import EDGES, values
 from eviction_client.queue import Block
-from eviction_client.score import Keys
+from eviction_client.value_queue import ValueQueue
 from lpc.wire.terminal import console
 
 BLOCKS: Final = (1_000, 20_000, 200_000)
 CHAINS: Final = (1, 64, 512)
 SECONDS_PER_CHAIN: Final = 0.5
-CREDIT_SPREAD_S: Final = 90.0
-"""Standard deviation of credits, seconds: 0.9 log-odds, as the shipped head gives them to ShareGPT turns, times 100 s."""
+TABLES: Final[Sequence[Sequence[float]]] = [
+    values([min((high - low) / (mean + low), 0.9) for low, high in pairwise(EDGES)]) for mean in range(20, 660, 10)
+]
+"""Of classes whose blocks return after 20 to 650 seconds, the later the rarer."""
+
+
+class Use(NamedTuple):
+    """A chain's last use (seconds) and its reuse class."""
+
+    last: float
+    reuse_class: int
 
 
 class LruList:
@@ -40,8 +49,8 @@ class LruList:
         head.next_free_block = tail
         tail.prev_free_block = head
 
-    def insert(self, blocks: Sequence[Block], _keys: Keys) -> None:
-        """Append blocks in order, whatever their keys."""
+    def insert(self, blocks: Sequence[Block], _use: Use) -> None:
+        """Append blocks in order, whatever their class."""
         if not blocks:
             return
         last: Any = self.tail.prev_free_block
@@ -100,7 +109,7 @@ class Side:
 
     queue: Queue
     chains: list[list[Block]]
-    free: Callable[[list[Block], Keys], object]
+    free: Callable[[list[Block], Use], object]
 
 
 @dataclass(frozen=True)
@@ -154,17 +163,16 @@ def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> 
     num_chains = num_blocks // chain
     now = 1.8e9
 
-    def next_keys() -> Keys:
+    def next_use() -> Use:
         nonlocal now
         now += SECONDS_PER_CHAIN
-        return Keys(now, now + rng.gauss(0.0, CREDIT_SPREAD_S))
+        return Use(now, rng.randrange(len(TABLES)))
 
-    # Both lists start in the same order, so that neither walks memory more kindly than the other.
-    initial = sorted(((next_keys(), index) for index in range(num_chains)), key=lambda entry: entry[0].key)
+    initial = [(next_use(), index) for index in range(num_chains)]
     lru, ours = _lru_side(num_blocks, chain), _our_side(num_blocks, chain, lambda: now)
-    for keys, index in initial:
+    for use, index in initial:
         for side in (lru, ours):
-            side.free(side.chains[index], keys)
+            side.free(side.chains[index], use)
     spent = {id(lru): [0, 0, 0, 0, 0], id(ours): [0, 0, 0, 0, 0]}
     deadline = perf_counter_ns() + int(budget_s * 1e9)
     gc.disable()
@@ -172,7 +180,7 @@ def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> 
         step = 0
         while perf_counter_ns() < deadline:
             step += 1
-            wanted, after_touch, after_allocate = rng.randrange(num_chains), next_keys(), next_keys()
+            wanted, after_touch, after_allocate = rng.randrange(num_chains), next_use(), next_use()
             for side in (lru, ours) if step % 2 else (ours, lru):
                 _serve(side, wanted, chain, after_touch, after_allocate, spent[id(side)])
     finally:
@@ -184,7 +192,7 @@ def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> 
     return means[0], means[1]
 
 
-def _serve(side: Side, wanted: int, chain: int, after_touch: Keys, after_allocate: Keys, spent: list[int]) -> None:
+def _serve(side: Side, wanted: int, chain: int, after_touch: Use, after_allocate: Use, spent: list[int]) -> None:
     queue, free = side.queue, side.free
     blocks = side.chains[wanted]
     root_first = blocks[::-1]
@@ -214,9 +222,10 @@ def _lru_side(num_blocks: int, chain: int) -> Side:
 
 def _our_side(num_blocks: int, chain: int, clock: Callable[[], float]) -> Side:
     blocks = [Block(i) for i in range(num_blocks)]
-    queue = CreditQueue(Block(-1), Block(-1), lifetime=Lifetime(num_blocks), clock=clock)
-    queue.trusting = True
-    return Side(queue, _chains(blocks, chain), queue.insert_keyed)
+    queue = ValueQueue(Block(-1), Block(-1), len(TABLES), clock=clock)
+    queue.set_tables(TABLES)
+    queue.value_enabled = True
+    return Side(queue, _chains(blocks, chain), lambda freed, use: queue.insert(freed, use.reuse_class, use.last))
 
 
 def _chains(blocks: list[Block], chain: int) -> list[list[Block]]:

@@ -33,7 +33,7 @@ SIDES: Final = {
     "gpu_only": ("plugin", ("--tier-policy", "lru")),
     "oracle": ("oracle", ()),
     "stock": ("stock", ()),
-    "even": ("even", ()),
+    "lru": ("lru", ()),
 }
 """What is asked, and whose the tier is; the slowest first."""
 
@@ -67,7 +67,7 @@ def run(
         raise UsageError(f"a limit of {limit} requests leaves nothing to replay: give at least one")
     opened = Opened.read(path, trace_format, pool, limit)
     blocks = int(pool * opened.working_set)
-    jobs = [job for job in product(sizes, SIDES) if job[1] != "even" or job[0] == sizes[0]]
+    jobs = [job for job in product(sizes, SIDES) if job[1] != "lru" or job[0] == sizes[0]]
 
     counted = ("--count-from", str(opened.count_from))
 
@@ -79,14 +79,14 @@ def run(
     with placed(opened.written(), models, model) as places, ThreadPoolExecutor(os.cpu_count() or 1) as workers:
         told = track(workers.map(run_job, jobs), "bench tiers", total=len(jobs), console=screen, transient=True)
         results = dict(zip(jobs, told, strict=True))
-    rows = [_row(size * blocks, {side: results[size, side] for side in SIDES if side != "even"}) for size in sizes]
-    even, stock = results[sizes[0], "even"], results[sizes[0], "stock"]
+    rows = [_row(size * blocks, {side: results[size, side] for side in SIDES if side != "lru"}) for size in sizes]
+    lru, stock = results[sizes[0], "lru"], results[sizes[0], "stock"]
     figures = {
         **opened.described(),
         "pool_blocks": blocks,
-        "tokens_identical": all(row["tokens_identical"] for row in rows) and even["tokens_sha256"] == stock["tokens_sha256"],
-        "pool_order_identical": even["evictions_sha256"] == stock["evictions_sha256"],
-        "tier_order_identical": even["tier_evictions_sha256"] == stock["tier_evictions_sha256"],
+        "tokens_identical": all(row["tokens_identical"] for row in rows) and lru["tokens_sha256"] == stock["tokens_sha256"],
+        "pool_order_identical": lru["evictions_sha256"] == stock["evictions_sha256"],
+        "tier_order_identical": lru["tier_evictions_sha256"] == stock["tier_evictions_sha256"],
         "rows": rows,
         **last_line(["-m", "lpc.bench.tier_times", "1" if quick else "5"]),
     }

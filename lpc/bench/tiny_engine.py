@@ -60,7 +60,7 @@ class TinyEngine:
 
     def counters(self) -> dict[str, float]:
         """Return the counters of our scheduler, once it has done what it still had to do."""
-        self.scheduler.lpc.scorer.settle()
+        self.scheduler.lpc.plugin.settle()
         values = values_of(self.scheduler.lpc)
         return {f"{name}:{label}" if label else name: value for (name, label), value in values.items()}
 

@@ -6,6 +6,7 @@ from eviction_client.book import PredictorCounters
 from eviction_client.credit import CreditGrid
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
+from eviction_client.prior import ReuseCurves
 
 GRID = CreditGrid([1.0, 10_800.0])
 ENDED_S = -3600.0
@@ -25,6 +26,7 @@ class Told:
         self._late: list[tuple[Hashable, Prediction | None]] = []
         self.counters = PredictorCounters()
         self.healthy = True
+        self.reuse_curves: ReuseCurves | None = None
         self.tokenizer_state: TokenizerState = "unknown"
 
     def ask(self, request_id: Hashable, **_: object) -> None:
@@ -60,5 +62,6 @@ class Told:
 
 
 def told(credit: float) -> Prediction:
-    """Return a prediction with this credit, seconds at any lifetime."""
-    return Prediction(0.5, "told", None, None, 1, GRID.table([credit] * len(GRID.lifetimes)))
+    """Return a prediction with this credit, seconds at any lifetime, and a group: 1, or 2 for a conversation that is over."""
+    group = 2 if credit <= ENDED_S else 1
+    return Prediction(0.5, "told", None, None, 1, GRID.table([credit] * len(GRID.lifetimes)), group=group)

@@ -4,8 +4,8 @@ import time
 from collections.abc import Hashable
 from typing import Any, Final
 
+from eviction_client.plugin import Predictor
 from eviction_client.predictor_client import PredictorClient
-from eviction_client.scorer import Predictor
 from lpc.bench.told import ENDED_S, Told
 from lpc.bench.trace_replay import Replay
 
@@ -41,10 +41,10 @@ class Asked(PredictorClient):
 
 
 def predictor_of(side: str, replay: Replay, address: str | None) -> Predictor | None:
-    """Return what a side asks: stock nothing, even one who says the same of all, oracle the trace, the others a sidecar."""
+    """Return what a side asks: stock nothing, lru one whose answers change nothing, oracle the trace, the others a sidecar."""
     if side == "stock":
         return None
-    if side == "even":
+    if side == "lru":
         return Told(lambda _: 0.0)
     if side == "oracle":
         return Told(lambda request: 0.0 if replay.goes_on[number_of(request)] else ENDED_S)

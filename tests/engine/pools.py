@@ -7,6 +7,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from eviction_client.curve import KNOTS
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 
 SHORT = bool(os.environ.get("LPC_TEST_SHORT"))
@@ -17,9 +18,21 @@ def pool_of(blocks: int) -> BlockPool:
     return BlockPool(num_gpu_blocks=blocks, enable_caching=True, hash_block_size=16)
 
 
-def adopt(pool: BlockPool, clock: Callable[[], float]) -> LearnedFreeQueue:
-    queue = LearnedFreeQueue(pool.free_block_queue.get_all_free_blocks(), clock=clock)
-    queue.trusting = True
+CLASSES = 4
+
+
+def table(value: float, peak: float = 0.0) -> list[float]:
+    """Values that rise until an age, if there is one, and fall from then on."""
+    return [value * (1.0 + min(age, peak)) / (1.0 + max(age - peak, 0.0)) for age in KNOTS]
+
+
+TABLES = [table(1e-3), table(1e-2), table(1e-4, peak=30.0), table(1e-6)]
+
+
+def adopt(pool: BlockPool, clock: Callable[[], float], *, value_enabled: bool = True) -> LearnedFreeQueue:
+    queue = LearnedFreeQueue(pool.free_block_queue.get_all_free_blocks(), CLASSES, clock=clock)
+    queue.set_tables(TABLES)
+    queue.value_enabled = value_enabled
     pool.free_block_queue = queue
     return queue
 

@@ -1,4 +1,4 @@
-"""The policy in vLLM's CPU offload tier: its LRU key by key without credit, the smallest keys with it, and never in the way."""
+"""The policy in vLLM's CPU offload tier: its LRU key by key, then the lowest value first, and never in the way."""
 
 import logging
 import random
@@ -17,12 +17,13 @@ from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
-from eviction_client.credit import CreditGrid
+from eviction_client.ended import Run
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm_cpu import MODULE, POLICY, conformance, placing
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
-from eviction_client.tier import Tier
+from eviction_client.value_queue import DONE
+from eviction_client.value_tier import ValueTier
 from lpc.bench.bare_scheduler import BLOCK, Engine, conversations, vllm_config
 from lpc.bench.cpu_tier import connector
 from tests import offload_course
@@ -30,9 +31,8 @@ from tests import offload_course
 pytestmark = pytest.mark.supports(
     engine="vLLM",
     tier="CPU tier",
-    what="its offloading manager and connector without a worker: LRU key by key, order by credit",
+    what="its offloading manager and connector without a worker: LRU key by key, order by value",
 )
-GRID = CreditGrid([1.0, 10_000.0])
 Side = conformance._Side
 
 
@@ -49,21 +49,20 @@ def test_the_course_of_the_check_does_all_that_a_tier_does() -> None:
     assert sum(map(len, evicted)) > 20
 
 
-@pytest.mark.parametrize("trusting", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_without_credit_it_is_vllms_lru_key_by_key(seed: int, trusting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_nothing_is_known_it_is_vllms_lru_key_by_key(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "OPERATIONS", 600)
     monkeypatch.setattr(conformance.random, "Random", lambda _, plain=random.Random: plain(seed))
     stock = list(conformance._course(Side(20, learned=False)))
-    assert list(conformance._course(Side(20, learned=True, trusting=trusting))) == stock
+    assert list(conformance._course(Side(20, learned=True))) == stock
 
 
 class Driven:
-    """A tier driven at random, with credit, and what must hold of each of its evictions."""
+    """A tier driven at random, by value, and what must hold of each of its evictions."""
 
     def __init__(self, seed: int, chunks: int) -> None:
         self.rng = random.Random(seed)
-        self.side = Side(chunks, learned=True, trusting=True)
+        self.side = Side(chunks, learned=True, tables=conformance.TABLES)
         self.manager = self.side.manager
         self.policy: LearnedCachePolicy = self.manager._policy
         self.chunks = chunks
@@ -89,7 +88,7 @@ class Driven:
         self.policy.evict = evict  # type: ignore[method-assign]
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> ValueTier:
         assert self.side.tier is not None
         return self.side.tier
 
@@ -113,7 +112,9 @@ class Driven:
                 manager.complete_load(loads, context)
             if output is not None and rng.random() < 0.8:
                 manager.complete_store(output.keys_to_store, context, success=rng.random() < 0.9)
-            self.side.end(number, chain, rng.choice((None, -300.0, 0.0, 20.0, 300.0)))
+            middle = rng.randint(0, len(chain))
+            numbers = [rng.choice((0, 1, 2, 3, DONE)) for _ in range(2)]
+            self.side.end(number, chain, Run(middle, numbers[0]), Run(len(chain), numbers[1]))
             assert len(self.tier) == len(self.policy.lru.chunks)
             assert set(self.tier.order()) == set(self.policy.lru.chunks)
             if number % 60 == 59:
@@ -122,7 +123,7 @@ class Driven:
 
 
 @pytest.mark.parametrize("chunks", [3, 8, 40])
-def test_with_credit_exactly_n_leave_in_the_order_of_their_keys_or_none(chunks: int) -> None:
+def test_by_value_exactly_n_leave_in_the_tiers_order_or_none(chunks: int) -> None:
     driven = [Driven(seed, chunks) for seed in range(6)]
     for each in driven:
         each.run(180)
@@ -131,12 +132,12 @@ def test_with_credit_exactly_n_leave_in_the_order_of_their_keys_or_none(chunks: 
 
 
 @pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="the simulator's tier is that of vLLM 0.32")
-@pytest.mark.parametrize("trusting", [None, False, True])
-def test_on_a_course_of_requests_it_is_what_the_simulator_takes_it_for(trusting: bool | None) -> None:
-    side = Side(offload_course.CHUNKS, learned=trusting is not None, trusting=bool(trusting))
+@pytest.mark.parametrize("learned", [False, True])
+def test_on_a_course_of_requests_it_is_what_the_simulator_takes_it_for(learned: bool) -> None:
+    side = Side(offload_course.CHUNKS, learned=learned)
     manager: Any = side.manager
     seen = offload_course.Seen()
-    for number, side.now, chain, had, credit in offload_course.steps():
+    for number, side.now, chain, had, _ in offload_course.steps():
         blocks = [content.to_bytes(32, "big") for content in chain]
         keys = [conformance._key(block) for block in blocks]
         context = side.context(number, blocks)
@@ -150,15 +151,15 @@ def test_on_a_course_of_requests_it_is_what_the_simulator_takes_it_for(trusting:
             if offered and (output := manager.prepare_store(offered, context)) is not None:
                 manager.complete_store(output.keys_to_store, context)
                 offered = []
-        side.end(number, blocks, credit)
-        lru = manager._policy if trusting is None else manager._policy.lru
+        side.end(number, blocks)
+        lru = manager._policy if not learned else manager._policy.lru
         seen.add(max(end - had, 0), [int.from_bytes(key[:-4], "big") for key in sorted(lru.chunks, key=lru._ranks.__getitem__)])
-    assert seen.digest == offload_course.DIGESTS[trusting]
+    assert seen.digest == offload_course.DIGESTS[None]
 
 
 @pytest.mark.parametrize("method", ["store", "remove", "touch", "used", "order", "evicted", "clear", "step"])
 def test_after_a_failure_of_ours_the_tier_is_vllms_lru_and_says_so_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails in the middle of a course with credit; from then on each eviction is the LRU's."""
+    """It fails in the middle of a course by value; from then on each eviction is the LRU's."""
 
     class Broken(Exception):
         pass
@@ -200,7 +201,7 @@ def serve(driven: Driven, requests: int, *, first: int) -> None:
         output = driven.manager.prepare_store([conformance._key(block) for block in chain], context)
         assert output is not None
         driven.manager.complete_store(output.keys_to_store, context)
-        driven.side.end(number, chain, -300.0 if number % 2 else 300.0)
+        driven.side.end(number, chain, Run(len(chain), number % 2))
 
 
 def fail_a_store(driven: Driven) -> None:
@@ -256,24 +257,24 @@ def policy_of(engine: Any) -> Any:
 def test_one_flag_serves_pool_and_tier(tiered: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     engine = tiered(connector(50))
-    assert policy_of(engine).tier is engine.scheduler.lpc.scorer.tiers[0]
+    assert policy_of(engine).tier is engine.scheduler.lpc.plugin.tiers[0]
     assert "on in the CPU offload tier, too, 50 chunks" in caplog.text
     assert "eviction_policy" not in vllm_config().kv_transfer_config.kv_connector_extra_config
     values = values_of(engine.scheduler.lpc)
     assert values["lpc_tier_stock_fallback", ""] == 0.0
-    assert values["lpc_tier_lifetime_seconds", "cpu"] > 0
+    assert values["lpc_tier_value_enabled", "cpu"] == 1.0
 
 
 def test_named_by_hand_it_is_the_same(tiered: Callable[..., Any]) -> None:
     engine = tiered(connector(50, eviction_policy=POLICY, cache_policy_module_path=MODULE))
-    assert policy_of(engine).tier is engine.scheduler.lpc.scorer.tiers[0]
+    assert policy_of(engine).tier is engine.scheduler.lpc.plugin.tiers[0]
 
 
 @pytest.mark.parametrize("named", ["lru", "arc"])
 def test_whose_policy_an_operator_names_keeps_it(named: str, tiered: Callable[..., Any]) -> None:
     engine = tiered(connector(50, eviction_policy=named))
     assert not isinstance(policy_of(engine), LearnedCachePolicy)
-    assert engine.scheduler.lpc.scorer.tiers == []
+    assert engine.scheduler.lpc.plugin.tiers == []
     assert values_of(engine.scheduler.lpc)["lpc_tier_stock_fallback", ""] == 0.0
 
 
@@ -285,7 +286,7 @@ def test_a_tier_among_several_connectors_is_found(tiered: Callable[..., Any]) ->
     engine = tiered(
         {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": [connector(40)]}}
     )
-    assert [tier.name for tier in engine.scheduler.lpc.scorer.tiers] == ["cpu"]
+    assert [tier.name for tier in engine.scheduler.lpc.plugin.tiers] == ["cpu"]
 
 
 def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +328,7 @@ def has_moved_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 DRIFT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     evicts_in_another_order: "not as it was after operation",
-    has_no_such_hook: "in the order of their keys",
+    has_no_such_hook: "in the order of their values",
     takes_no_policy: "TypeError: no cache_policy_module_path here",
     has_moved_a_module: "takes no policy of this kind",
 }

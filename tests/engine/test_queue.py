@@ -1,8 +1,8 @@
 """The queue in vLLM's real block pool: a drop-in that never loses, doubles or misorders a block."""
 
+import math
 import random
-from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import settings
@@ -10,113 +10,131 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.engines.vllm.queue import KeyedBlocks, LearnedFreeQueue
-from eviction_client.queue import RUN_WIDTH, rounded
-from eviction_client.score import Keys
-from tests.engine.pools import SHORT, adopt, give_hash, ids, order, pool_of
+from eviction_client.curve import value_at
+from eviction_client.ended import Ended, Run
+from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
+from eviction_client.hints import Retained
+from eviction_client.value_queue import DONE, GOES_ON, RENEWED_S, RETAINED
+from tests.engine.pools import CLASSES, SHORT, TABLES, adopt, give_hash, ids, order, pool_of
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="its block pool, random operations")
 BLOCKS = 60
-KEYS = st.none() | st.floats(-20, 20) | st.integers(-3, 3).map(lambda n: n * RUN_WIDTH) | st.sampled_from([1e7, -1e7])
 
 
-Place = tuple[float, int, int, int, int]
+def chain_of(contents: Sequence[int]) -> list[bytes]:
+    """The hashes of a chain, as a request has them."""
+    return [content.to_bytes(32, "big") for content in contents]
 
 
-class Model:
-    """What the queue must hold, as a sorted list: blocks without content first, then by run, then by insertion."""
-
-    def __init__(self, blocks: list[int]) -> None:
-        self.front = list(blocks)
-        self.scored: list[Place] = []
-        self.places: dict[int, Place] = {}
-        self.frees = self.raises = 0
-
-    def order(self) -> list[int]:
-        return self.front + [place[-1] for place in self.scored]
-
-    def insert(self, blocks: list[int], score: float) -> None:
-        self.frees += 1
-        for depth, block in enumerate(blocks):
-            self.places[block] = place = (rounded(score), self.frees, 0, depth, block)
-            insort(self.scored, place)
-
-    def raise_or_lower(self, block: int, score: float) -> None:
-        """Its free stays what it was; of the blocks of one free and one key those raised come last, in that order."""
-        _, free, *_ = self.places[block]
-        self.remove(block)
-        self.raises += 1
-        self.places[block] = place = (rounded(score), free, self.raises, 0, block)
-        insort(self.scored, place)
-
-    def remove(self, block: int) -> None:
-        if block in self.places:
-            self.scored.remove(self.places.pop(block))
-        else:
-            self.front.remove(block)
-
-    def pop(self, n: int) -> list[int]:
-        popped = self.order()[:n]
-        self.front, rest = self.front[n:], max(n - len(self.front), 0)
-        for place in self.scored[:rest]:
-            del self.places[place[-1]]
-        del self.scored[:rest]
-        return popped
+def ended_with(chain: Sequence[bytes], *runs: Run, retain_s: float = 0.0) -> Ended:
+    return Ended("r", None, chain, len(chain), 0.0, 0, runs, retain_s)  # type: ignore[arg-type]
 
 
 class QueueInTheRealPool(RuleBasedStateMachine):
-    """What an engine does with its pool, beside a sorted list that says what must come of it."""
+    """What an engine does with its pool, compared with a plain list of what each free has left."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 0.0
+        self.now = 1000.0
         self.pool = pool_of(BLOCKS)
         self.queue = adopt(self.pool, lambda: self.now)
-        self.model = Model(order(self.pool))
-        self.used: list[KVCacheBlock] = []
-        self.contents = 0
+        self.queue.retained = Retained(BLOCKS)
+        self.front = order(self.pool)
+        self.free: dict[int, tuple[int, float, int]] = {}  # id -> class, last use, place in the order of frees
+        self.until: dict[int, tuple[float, int]] = {}
+        self.running: list[tuple[list[KVCacheBlock], list[bytes]]] = []
+        self.places = self.contents = 0
+
+    def note(self, blocks: Sequence[KVCacheBlock], reuse_class: int) -> None:
+        for block in blocks:
+            self.places += 1
+            self.free[block.block_id] = reuse_class, self.now, self.places
+
+    def rank(self, block: int) -> tuple[float, float]:
+        """What decides when a block is evicted: the lowest first."""
+        reuse_class, used, place = self.free[block]
+        if reuse_class in (DONE, RETAINED):
+            return (-math.inf if reuse_class == DONE else math.inf), place
+        if not self.queue.value_enabled:
+            return place, place
+        if reuse_class == GOES_ON:
+            return 10.0 / (1.0 + self.now - used), place
+        return value_at(TABLES[reuse_class], self.now - used), place
 
     @precondition(lambda self: self.pool.get_num_free_blocks() > 0)
     @rule(n=st.integers(1, 8), hashed=st.integers(0, 8))
     def allocate(self, n: int, hashed: int) -> None:
+        self.now += RENEWED_S
         taken = self.pool.get_new_blocks(min(n, self.pool.get_num_free_blocks()))
-        assert ids(taken) == self.model.pop(len(taken))
-        for block in taken[:hashed]:
-            self.contents += 1
-            give_hash(self.pool, block, self.contents)
-        self.used.extend(taken)
+        front, self.front = self.front[: len(taken)], self.front[len(taken) :]
+        assert ids(taken)[: len(front)] == front
+        for block in ids(taken)[len(front) :]:
+            lowest = self.rank(block)[0]
+            del self.free[block]
+            assert all(lowest <= self.rank(other)[0] * (1 + 1e-9) for other in self.free)
+        contents = range(self.contents, self.contents + min(hashed, len(taken)))
+        self.contents += len(contents)
+        for block, content in zip(taken, contents, strict=False):
+            give_hash(self.pool, block, content)
+        self.running.append((taken, chain_of(contents)))
 
-    @precondition(lambda self: self.model.places)
+    @precondition(lambda self: self.free)
     @rule(data=st.data())
     def hit(self, data: st.DataObject) -> None:
-        block = self.pool.blocks[data.draw(st.sampled_from(sorted(self.model.places)))]
+        block = self.pool.blocks[data.draw(st.sampled_from(sorted(self.free)))]
         self.pool.touch([block])
-        self.model.remove(block.block_id)
-        self.used.append(block)
+        del self.free[block.block_id]
+        self.running.append(([block], [bytes(block.block_hash or b"")[:-4]]))
 
-    @precondition(lambda self: self.used)
-    @rule(data=st.data(), score=KEYS)
-    def free(self, data: st.DataObject, score: float | None) -> None:
-        places = data.draw(st.lists(st.sampled_from(range(len(self.used))), min_size=1, max_size=8, unique=True))
-        freed = [self.used[place] for place in places]
-        self.used = [block for place, block in enumerate(self.used) if place not in places]
-        self.now += 0.1
-        self.model.front[:0] = [block.block_id for block in freed if block.block_hash is None]
-        hashed = [block.block_id for block in freed if block.block_hash is not None]
-        self.model.insert(hashed, self.now if score is None else score)
-        self.queue.keying(None if score is None else Keys(0.0, score), self.pool.free_blocks, freed)
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), goes_on=st.booleans(), retain_s=st.sampled_from([0.0, 0.0, 0.0, 20.0]), later=st.booleans())
+    def end(self, data: st.DataObject, goes_on: bool, retain_s: float, later: bool) -> None:
+        blocks, chain = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.now += RENEWED_S
+        ends = sorted(data.draw(st.sets(st.integers(1, max(len(chain), 1)), max_size=3)) | {len(chain)})
+        runs = [Run(end, data.draw(st.sampled_from([*range(CLASSES), DONE]))) for end in ends]
+        ended = None if goes_on else ended_with(chain, *runs, retain_s=retain_s)
+        self.front[:0] = [block.block_id for block in reversed(blocks) if block.block_hash is None]
+        hashed = [block for block in reversed(blocks) if block.block_hash is not None]
+        if later:
+            self.queue.placing(ended, self.pool.free_blocks, reversed(FreedLater(blocks, ended)))
+        else:
+            self.queue.placing(ended, self.pool.free_blocks, reversed(blocks))
+        if goes_on:
+            self.note(hashed, GOES_ON)
+            return
+        for number in range(len(runs) - 1, -1, -1):
+            start = runs[number - 1].end if number else 0
+            part = [block for depth, block in enumerate(reversed(hashed)) if start <= depth < runs[number].end][::-1]
+            retained = retain_s > 0.0 and runs[number].reuse_class != DONE
+            self.note(part, RETAINED if retained else runs[number].reuse_class)
+            if retained:
+                self.until |= {block.block_id: (self.now + retain_s, runs[number].reuse_class) for block in part}
 
-    @precondition(lambda self: self.model.places)
-    @rule(data=st.data(), score=st.floats(-20, 20))
-    def raise_or_lower(self, data: st.DataObject, score: float) -> None:
-        block = data.draw(st.sampled_from(sorted(self.model.places)))
-        self.queue.rescore(self.pool.blocks[block], score)
-        self.model.raise_or_lower(block, score)
+    @rule(seconds=st.floats(0.3, 30.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.queue.expire(1000)
+        over = [block for block, (until, _) in self.until.items() if until <= self.now]
+        held = [block for block in over if self.free.get(block, (0,))[0] == RETAINED]
+        for block in sorted(held, key=lambda block: (self.until[block][0], self.free[block][2])):
+            self.note([self.pool.blocks[block]], self.until[block][1])
+        for block in over:
+            del self.until[block]
+
+    @rule(enabled=st.booleans())
+    def switch(self, enabled: bool) -> None:
+        self.queue.value_enabled = enabled
 
     @invariant()
-    def no_block_is_lost_doubled_or_out_of_order(self) -> None:
-        assert order(self.pool) == self.model.order()
-        assert self.queue.num_free_blocks + len(self.used) == BLOCKS - 1  # less the null block
+    def no_block_is_lost_or_doubled(self) -> None:
+        listed = order(self.pool)
+        assert listed[: len(self.front)] == self.front
+        assert sorted(listed[len(self.front) :]) == sorted(self.free)
+        running = sum(len(blocks) for blocks, _ in self.running)
+        assert self.queue.num_free_blocks + running == BLOCKS - 1  # less the null block
+        if not self.queue.value_enabled:
+            assert listed[len(self.front) :] == sorted(self.free, key=self.rank)
         check_links(self.queue)
 
 
@@ -134,29 +152,40 @@ def check_links(queue: LearnedFreeQueue) -> None:
     assert count == queue.num_free_blocks
 
 
-def test_without_credit_the_eviction_sequence_is_the_stock_queues_block_by_block() -> None:
+@pytest.mark.parametrize("classes", ["one", "many"])
+def test_least_recent_use_evicts_what_the_stock_queue_does_block_by_block(classes: str) -> None:
     def evictions(learned: bool) -> Iterator[int]:
-        rng = random.Random(7)
+        rng, choice = random.Random(7), random.Random(8)
         pool = pool_of(200)
+        queue: LearnedFreeQueue | None = None
         if learned:
             now = iter(range(10**9))
-            adopt(pool, lambda: next(now) * 0.01)
-        running: list[list[KVCacheBlock]] = []
+            queue = adopt(pool, lambda: next(now) * 0.01, value_enabled=False)
+        running: list[tuple[list[KVCacheBlock], list[bytes]]] = []
         contents = 0
         for _ in range(5000):
             if running and (rng.random() < 0.5 or pool.get_num_free_blocks() < 20):
-                pool.free_blocks(reversed(running.pop(rng.randrange(len(running)))))
+                blocks, hashes = running.pop(rng.randrange(len(running)))
+                if queue is None or classes == "one":
+                    pool.free_blocks(reversed(blocks))
+                else:
+                    middle = choice.randint(0, len(hashes))
+                    runs = [Run(middle, choice.randrange(CLASSES)), Run(len(hashes), choice.randrange(CLASSES))]
+                    ended = ended_with(hashes, *runs) if choice.random() < 0.8 else None
+                    queue.placing(ended, pool.free_blocks, reversed(blocks))
                 continue
             chain = pool.get_new_blocks(rng.randint(1, 20))
+            hashes = []
             for block in chain:
                 yield block.block_id
                 if rng.random() < 0.9:
                     contents += 1
                     give_hash(pool, block, contents)
+                    hashes.append(contents.to_bytes(32, "big"))
             free = [block for block in pool.free_block_queue.get_all_free_blocks() if block.block_hash is not None]
             hits = rng.sample(free, min(len(free), 3))
             pool.touch(hits)
-            running.append(hits + chain)
+            running.append((hits + chain, [bytes(block.block_hash or b"")[:-4] for block in hits] + hashes))
 
     assert list(evictions(True)) == list(evictions(False))
 
@@ -180,32 +209,66 @@ def test_built_from_blocks_the_queue_hands_them_out_in_order() -> None:
         queue.popleft()
 
 
-def test_who_walks_the_blocks_after_a_cursor_sees_those_freed_before_it() -> None:
-    pool = pool_of(10)
-    queue = adopt(pool, lambda: 0.0)
-    first, second = (pool.get_new_blocks(1)[0] for _ in range(2))
-    give_hash(pool, first, 1)
-    give_hash(pool, second, 2)
-    for block, score in ((first, 5.0), (second, -5.0)):
-        queue.keying(Keys(0.0, score), pool.free_blocks, [block])
-    cursor = queue.get_all_free_blocks()[-1]
-    assert cursor is first
-    assert second in list(queue.iter_blocks_after(cursor))
+def hashed_chain(blocks: Sequence[KVCacheBlock], first: int, *, group: int = 0, scale: int = 1) -> list[bytes]:
+    """Give blocks the hashes of a chain, of which each covers ``scale``; return the chain."""
+    chain = [content.to_bytes(32, "big") for content in range(first, first + scale * len(blocks))]
+    for place, block in enumerate(blocks):
+        block._block_hash = chain[(place + 1) * scale - 1] + group.to_bytes(4, "big")
+    return chain
 
 
-def test_a_batch_that_is_freed_later_keeps_its_order_and_its_keys_however_often_it_is_turned_round() -> None:
+def parts(queue: LearnedFreeQueue, blocks: Sequence[KVCacheBlock], ended: Ended) -> list[tuple[list[int], int]]:
+    return [(ids(part), reuse_class) for part, reuse_class in queue._parts(list(reversed(blocks)), ended)]
+
+
+def test_a_chain_is_split_where_its_runs_end() -> None:
+    blocks = [KVCacheBlock(block_id=i) for i in range(6)]
+    chain = hashed_chain(blocks, 1)
+    ended = ended_with(chain, Run(2, 1), Run(5, 3), Run(6, 0))
+    assert parts(LearnedFreeQueue(), blocks, ended) == [([5], 0), ([4, 3, 2], 3), ([1, 0], 1)]
+    # A shared start stays with others; the last block is not in the prefix cache yet.
+    assert parts(LearnedFreeQueue(), blocks[1:5], ended) == [([4, 3, 2], 3), ([1], 1)]
+    assert parts(LearnedFreeQueue(), blocks[5:], ended) == [([5], 0)]
+
+
+@pytest.mark.parametrize("freed", [[0, 1, 3, 4], [0, 1]], ids=["a gap", "another end"])
+def test_blocks_that_are_not_the_end_of_their_chain_lie_in_its_last_class(freed: list[int]) -> None:
+    blocks = [KVCacheBlock(block_id=i) for i in range(10)]
+    ended = ended_with(hashed_chain(blocks, 1), Run(4, 1), Run(10, 3))
+    found = parts(LearnedFreeQueue(), [blocks[number] for number in freed], ended)
+    assert found == [(freed[::-1], 3)]
+
+
+def test_each_group_of_a_hybrid_model_is_split_at_its_own_block_size() -> None:
+    small = [KVCacheBlock(block_id=i) for i in range(8)]
+    large = [KVCacheBlock(block_id=10 + i) for i in range(4)]
+    chain = hashed_chain(small, 1)
+    assert hashed_chain(large, 1, group=1, scale=2) == chain
+    queue = LearnedFreeQueue((), scales=(1, 2))
+    ended = ended_with(chain, Run(4, 1), Run(8, 3))
+    assert parts(queue, small, ended) == [([7, 6, 5, 4], 3), ([3, 2, 1, 0], 1)]
+    assert parts(queue, large[2:], ended) == [([13, 12], 3)]
+    assert parts(queue, [*small[:4], *large], ended)[-1] == ([3, 2, 1, 0], 3), "not the end of its chain"
+    assert parts(queue, [*large, *small], ended) == [
+        ([7, 6, 5, 4], 3),
+        ([3, 2, 1, 0], 1),
+        ([13, 12], 3),
+        ([11, 10], 1),
+    ]
+
+
+def test_a_batch_that_is_freed_later_keeps_its_order_and_its_request_however_often_it_is_reversed() -> None:
     blocks = [KVCacheBlock(block_id=i) for i in range(3)]
-    batch = KeyedBlocks(blocks, Keys(4.0, 5.0), "a", made=4.0, go_last=True)
-    once = reversed(batch)
-    assert isinstance(once, KeyedBlocks) and (once.keys, once.made, once.go_last) == (Keys(4.0, 5.0), 4.0, True)
-    assert once.request_id == "a" and ids(once) == [2, 1, 0]
-    assert ids(reversed(once)) == [0, 1, 2] == ids(batch)
-    assert once.keys_at(6.0) == Keys(6.0, 7.0)
+    ended = ended_with([])
+    once = reversed(FreedLater(blocks, ended))
+    assert isinstance(once, FreedLater) and once.ended is ended and ids(once) == [2, 1, 0]
+    assert ids(reversed(once)) == [0, 1, 2]
 
 
-def test_keys_are_in_force_for_one_free_even_when_that_fails() -> None:
+def test_classes_are_in_force_for_one_free_even_when_that_fails() -> None:
+    now = 100.0
     pool = pool_of(10)
-    queue = adopt(pool, lambda: 0.0)
+    queue = adopt(pool, lambda: now)
     blocks = pool.get_new_blocks(2)
     for number, block in enumerate(blocks):
         give_hash(pool, block, number)
@@ -215,9 +278,31 @@ def test_keys_are_in_force_for_one_free_even_when_that_fails() -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        queue.keying(Keys(0.0, 5.0), fail, blocks[:1])
+        queue.placing(ended_with([b"x"], Run(1, 3)), fail, blocks[:1])
     pool.free_blocks(blocks[1:])
-    assert {block.block_id: score for block, score in queue.iter_scored() if block in blocks} == {
-        blocks[0].block_id: 5.0,
-        blocks[1].block_id: 0.0,
-    }
+    assert ids(queue.get_all_free_blocks()[-2:]) == ids(blocks)
+    assert queue._newest[3] is not None and queue._newest[0] is not None
+
+
+def test_a_flood_of_hints_retains_no_more_than_the_share() -> None:
+    now = 100.0
+    pool = pool_of(101)
+    queue = adopt(pool, lambda: now)
+    queue.retained = Retained(10)
+    for number in range(50):
+        blocks = pool.get_new_blocks(2)
+        for place, block in enumerate(blocks):
+            give_hash(pool, block, 2 * number + place)
+        queue.placing(ended_with([b"x"], Run(1, 3), retain_s=60.0), pool.free_blocks, reversed(blocks))
+    assert (queue.retained.granted, queue.retained.refused, queue.retained.held) == (10, 90, 10)
+    kept = ids(queue.get_all_free_blocks()[-10:])
+    now += 60.0
+    queue.expire(1000)
+    assert queue._newest[RETAINED] is None
+    assert ids(queue.get_all_free_blocks()[-10:]) == kept, "as just used"
+    now += 1.0
+    blocks = pool.get_new_blocks(2)
+    for place, block in enumerate(blocks):
+        give_hash(pool, block, 100 + place)
+    queue.placing(ended_with([b"x"], Run(1, 3)), pool.free_blocks, reversed(blocks))
+    assert ids(queue.get_all_free_blocks()[-12:]) == [*kept, *ids(blocks)[::-1]]

@@ -15,14 +15,16 @@ from vllm.v1.request import RequestStatus
 
 from eviction_client import retention
 from eviction_client.background import AtOnce
-from eviction_client.engines.vllm.hooks import Hooks
+from eviction_client.curve import KNOTS
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.messages import Prediction
+from eviction_client.reuse import GAP_CLASSES
 from eviction_client.settings import ClientSettings
+from eviction_client.value_queue import DONE, GOES_ON, RETAINED
 from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
 from lpc.bench.processes import RedisServer
 from lpc.bench.told import ENDED_S
-from lpc.model.returns import MAX_CREDIT_S
 from tests.engine.pools import give_hash
 from tests.retaining import Coordinator
 
@@ -41,13 +43,26 @@ def window(request: pytest.FixtureRequest) -> int | None:
     return request.param
 
 
-def keys_of(engine: Engine) -> dict[int, float]:
-    """The keys that order, to the second, by block."""
-    return {block.block_id: value for block, value in engine.pool.free_block_queue.iter_scored() if value > -math.inf}
+def classes_of(engine: Engine) -> dict[int, int]:
+    """The reuse class of each free block with content."""
+    queue, found, number = engine.pool.free_block_queue, {}, None
+    for block in queue:
+        run = queue._run_of.get(block.block_id)
+        number = number if run is None else run[3]
+        if number is not None:
+            found[block.block_id] = number
+    return found
 
 
-SECOND = 0.51
-"""How exactly a queue keeps keys."""
+def ages_of(engine: Engine) -> dict[int, float]:
+    """Seconds since each free block with content was last used."""
+    queue, found, used = engine.pool.free_block_queue, {}, None
+    for block in queue:
+        run = queue._run_of.get(block.block_id)
+        used = used if run is None else run[1]
+        if used is not None:
+            found[block.block_id] = engine.now - used
+    return found
 
 
 def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), arguments: dict[str, Any] | None = None) -> Any:
@@ -57,93 +72,118 @@ def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), argu
     return request
 
 
-def test_without_predictions_blocks_are_evicted_as_in_stock_block_by_block(asynchronous: bool, window: int | None) -> None:
+def predicted(engine: Engine, group: int) -> None:
+    """Answer each request with a group."""
+    engine.told.take = lambda _: Prediction(0.5, "told", None, None, 1, group=group)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("tell", [None, 0.0], ids=["no sidecar", "answers"])
+def test_until_the_guard_finds_that_value_pays_the_order_is_stocks_block_by_block(
+    tell: float | None, asynchronous: bool, window: int | None
+) -> None:
     made = conversations(1, 120)
-    stock, ours = (
-        Engine(100 if window else 60, learned=learned, asynchronous=asynchronous, window=window).run(made)
-        for learned in (False, True)
-    )
+    blocks = 100 if window else 60
+    stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
+    engine = Engine(blocks, tell=lambda _: tell, guard=True, asynchronous=asynchronous, window=window, background=AtOnce)
+    engine.scheduler.lpc.plugin.ghosts.guard.observe = lambda *_: False
+    ours = engine.run(made)
     assert (window or stock.preempted > 0) and len(stock.evicted) > 1000
     assert ours.evicted == stock.evicted
     assert ours.outputs == stock.outputs
+    assert engine.scheduler.lpc.plugin.tables is not None and engine.scheduler.lpc.plugin.failures == 0
 
 
-def test_any_constant_credit_evicts_as_stock_too(asynchronous: bool) -> None:
-    made = conversations(2, 60)
-    stock = Engine(70, learned=False, asynchronous=asynchronous).run(made)
-    ours = Engine(70, tell=lambda _: 300.0, asynchronous=asynchronous).run(made)
-    assert ours.evicted == stock.evicted
-
-
-def test_while_nothing_is_trusted_the_order_is_stocks_whatever_is_predicted(asynchronous: bool, window: int | None) -> None:
-    made = conversations(2, 60)
-    blocks = 100 if window else 70
-    stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
-    engine = Engine(blocks, tell=oracle(made), guard=True, asynchronous=asynchronous, window=window)
-    engine.scheduler.lpc.scorer._learner._guards = False  # nothing is earned
-    assert engine.run(made).evicted == stock.evicted
-
-
-def test_an_oracle_hits_more_than_stock(asynchronous: bool, window: int | None) -> None:
+def test_two_groups_that_tell_the_future_hit_more_than_stock(asynchronous: bool, window: int | None) -> None:
     made = conversations(3, 200)
     blocks = 400 if window else 260
     stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
-    ours = Engine(blocks, tell=oracle(made), asynchronous=asynchronous, window=window).run(made)
+    engine = Engine(blocks, tell=oracle(made), asynchronous=asynchronous, window=window, background=AtOnce)
+    ours = engine.run(made)
     assert ours.outputs == stock.outputs
     assert ours.cached > 1.05 * stock.cached
+    assert engine.scheduler.lpc.plugin.failures == 0
 
 
-def test_inverted_predictions_under_the_guard_cost_less_than_a_point(asynchronous: bool) -> None:
+def test_inverted_predictions_are_only_another_way_of_grouping(asynchronous: bool) -> None:
     made = conversations(4, 1200, spread_s=4000.0)
     right = oracle(made)
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
-    trusting = Engine(260, tell=lambda name: ENDED_S - right(name), asynchronous=asynchronous).run(made)
     engine = Engine(260, tell=lambda name: ENDED_S - right(name), guard=True, asynchronous=asynchronous, background=AtOnce)
     guarded = engine.run(made)
-    rates = [outcome.hit_rate(since=0.25) for outcome in (stock, trusting, guarded)]
-    print(f"hit rate: stock {rates[0]:.2f}, inverted {rates[1]:.2f}, inverted under the guard {rates[2]:.2f}")
-    assert not engine.scheduler.lpc.scorer.trusting
-    assert rates[1] < rates[0] - 2, rates
-    assert rates[2] > rates[0] - 1, rates
+    assert guarded.hit_rate(since=0.25) > stock.hit_rate(since=0.25) - 1
 
 
-def test_right_predictions_earn_trust(asynchronous: bool) -> None:
+def test_the_value_comes_into_force_where_it_hits_more(asynchronous: bool) -> None:
     made = conversations(4, 1200, spread_s=4000.0)
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
     engine = Engine(260, tell=oracle(made), guard=True, asynchronous=asynchronous, background=AtOnce)
     guarded = engine.run(made)
-    assert engine.scheduler.lpc.scorer.trusting and engine.pool.free_block_queue.trusting
-    assert engine.pool.free_block_queue.unsettled == 0
+    assert engine.scheduler.lpc.plugin.value_enabled and engine.pool.free_block_queue.value_enabled
     assert guarded.outputs == stock.outputs
     assert guarded.cached > 1.03 * stock.cached
 
 
-def test_a_finished_request_gives_its_blocks_the_credit_of_its_prediction() -> None:
-    engine = Engine(100, tell=lambda _: 90.0)
-    finish(engine, "a")
-    assert list(keys_of(engine).values()) == pytest.approx([engine.now + 90.0] * 2, abs=SECOND)
+def test_a_finished_request_leaves_its_blocks_in_the_classes_of_its_stretches(asynchronous: bool) -> None:
+    engine = Engine(100, asynchronous=asynchronous, background=AtOnce)
+    predicted(engine, 3)
+    finish(engine, "a", range(6, 6 + 3 * BLOCK))
+    assert sorted(classes_of(engine).values()) == [3 * GAP_CLASSES] * 3
+    engine.now += 100.0
+    finish(engine, "b", [*range(6, 6 + 2 * BLOCK), *range(100, 100 + 2 * BLOCK)])
+    classes = classes_of(engine)
+    used, new = 3 * GAP_CLASSES + 3, 3 * GAP_CLASSES
+    assert sorted(classes.values()) == [new] * 3 + [used] * 2, "two blocks again after 100 s, two of b, one left of a"
+    newer, oldest = sorted(ages_of(engine).values())[-2:]
+    assert newer < 100.0 < oldest
+
+
+def test_each_group_of_a_hybrid_model_gets_the_classes_of_its_depths() -> None:
+    engine = Engine(200, window=64, background=AtOnce)
+    finish(engine, "a", range(6, 6 + 10 * BLOCK))
+    engine.now += 100.0
+    finish(engine, "b", [*range(6, 6 + 9 * BLOCK), *range(20, 20 + 2 * BLOCK)])
+    by_group: dict[int, set[int]] = {}
+    for number, reuse_class in classes_of(engine).items():
+        block_hash = engine.pool.blocks[number].block_hash
+        assert block_hash is not None
+        by_group.setdefault(int.from_bytes(block_hash[-4:], "big"), set()).add(reuse_class)
+    assert by_group == {0: {0, 3}, 1: {0, 3}} and engine.scheduler.lpc.plugin.failures == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "difference"),
+    ("arguments", "seconds"),
     [
         ({"lpc_retain_seconds": 200}, 200.0),
         ({"lpc_retain_seconds": "200"}, 200.0),
         ({"lpc_retain_seconds": 1e9}, 3600.0),
         ({"lpc_retain_seconds": "soon"}, 0.0),
         ({"lpc_retain_seconds": -300}, 0.0),
-        ({"lpc_done": True}, -2 * MAX_CREDIT_S),
-        ({"lpc_done": "true"}, -2 * MAX_CREDIT_S),
-        ({"lpc_done": 0}, 0.0),
     ],
 )
 @pytest.mark.parametrize("hints", [True, False])
-def test_a_hint_moves_the_key_only_if_the_operator_enables_hints(
-    arguments: dict[str, Any], difference: float, hints: bool
+@pytest.mark.parametrize("guard", [True, False])
+def test_a_hint_retains_blocks_only_if_the_operator_enables_hints(
+    arguments: dict[str, Any], seconds: float, hints: bool, guard: bool
 ) -> None:
-    engine = Engine(100, hints=hints)
+    engine = Engine(100, hints=hints, guard=guard)
     finish(engine, "a", arguments=arguments)
-    assert list(keys_of(engine).values()) == pytest.approx([engine.now + difference * hints] * 2, abs=SECOND)
+    kept = classes_of(engine)
+    assert set(kept.values()) == {RETAINED if hints and seconds else 0}
+    finish(engine, "b", range(106, 146))
+    ordered = [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
+    assert (set(ordered[-2:]) == set(kept)) == bool(hints and seconds)
+    engine.now += seconds
+    engine.step()
+    assert set(classes_of(engine).values()) == {0}
+    assert max(ages_of(engine)[block] for block in kept) <= 3.0 or not (hints and seconds)
+
+
+@pytest.mark.parametrize("done", [True, "true", 0])
+@pytest.mark.parametrize("hints", [True, False])
+def test_a_request_that_is_done_leaves_its_own_blocks_first_if_the_operator_enables_hints(done: object, hints: bool) -> None:
+    engine = Engine(100, hints=hints)
+    finish(engine, "a", arguments={"lpc_done": done})
+    assert set(classes_of(engine).values()) == {DONE if hints and done else 0}
 
 
 def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(asynchronous: bool, window: int | None) -> None:
@@ -153,20 +193,16 @@ def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(asynchrono
             engine.add(f"{wave}-{n}", range(6 + wave, 6 + wave + 2 * BLOCK), 3, {"lpc_retain_seconds": 3600})
         while engine.scheduler.has_unfinished_requests() or engine._flying:
             engine.step()
-    ahead = [block for block, key in keys_of(engine).items() if key > engine.now + 60]
-    scorer = engine.scheduler.lpc.scorer
-    assert 0 < len(ahead) <= scorer.retained.held <= 20
-    assert scorer.retained.refused > 0 and scorer.failures == 0
+
+    def retained() -> set[int]:
+        return {block for block, number in classes_of(engine).items() if number == RETAINED}
+
+    before, plugin = retained(), engine.scheduler.lpc.plugin
+    assert 0 < len(before) <= plugin.retained.held <= 20
+    assert plugin.retained.refused > 0 and plugin.failures == 0
     for n in range(60):  # and the rest of the cache is the others'
         finish(engine, f"other-{n}", range(500 + n, 500 + n + 2 * BLOCK))
-    ahead_still = [block for block, key in keys_of(engine).items() if key > engine.now + 60]
-    assert set(ahead_still) <= set(ahead)
-
-
-def test_a_preempted_request_does_not_get_the_time_that_a_hint_asked_for() -> None:
-    engine = Engine(100, hints=True)
-    finish(engine, "a", arguments={"lpc_retain_seconds": 3600})
-    assert engine.scheduler.lpc._highest().key <= engine.now + 1
+    assert retained() <= before
 
 
 @pytest.mark.parametrize("sessions", [True, False])
@@ -179,9 +215,9 @@ def test_a_finished_branch_does_not_evict_the_trunk_of_others(asynchronous: bool
             arguments["lpc_done"] = True
         text = range(400 if name == "branch" else 300, (400 if name == "branch" else 300) + 2 * BLOCK)
         finish(engine, name, trunk + list(text), arguments)
-    keys = sorted(keys_of(engine).values())
-    assert keys[:2] == pytest.approx([engine.now - 2 * MAX_CREDIT_S] * 2, abs=SECOND), "its own blocks go first"
-    assert keys[2:] == pytest.approx([engine.now] * 6, abs=60), "the trunk and the other branch stay"
+    numbers = sorted(classes_of(engine).values())
+    assert numbers[:2] == [DONE] * 2, "its own blocks go first"
+    assert min(numbers[2:]) >= 0 and len(numbers) == 8, "the trunk and the other branch stay"
 
 
 def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,55 +237,65 @@ def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pyt
     assert len(body["token_ids"]) >= 32
 
 
-def test_what_fails_in_a_step_does_not_keep_credit_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_in_a_step_does_not_keep_the_value_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(100, guard=True)
     hooks = engine.scheduler.lpc
-    hooks.queue.trusting = True
+    hooks.queue.value_enabled = True
 
-    def fail() -> None:
+    def fail(_: int) -> None:
         raise KeyError("what a user wrote")
 
-    monkeypatch.setattr(hooks.scorer, "late", fail)
+    monkeypatch.setattr(hooks.plugin, "in_use", fail)
     hooks.step()
-    assert not hooks.queue.trusting and hooks.scorer.failures == 1
+    assert not hooks.queue.value_enabled and hooks.plugin.failures == 1
 
 
-def test_an_aborted_request_gets_no_credit() -> None:
-    engine = Engine(100, tell=lambda _: 600.0)
+def test_an_aborted_request_has_no_group() -> None:
+    engine = Engine(100, background=AtOnce)
+    predicted(engine, 3)
     engine.add("a", list(range(6, 86)), 50)
     for _ in range(4):
         engine.step()
     engine.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    assert list(keys_of(engine).values()) == pytest.approx([engine.now] * 5, abs=SECOND)
-    assert engine.scheduler.lpc.scorer.scored["aborted"] == 1
+    assert set(classes_of(engine).values()) == {0}
+    assert engine.scheduler.lpc.plugin.ended["aborted"] == 1
 
 
-def test_a_preempted_requests_blocks_go_last_and_are_not_pinned() -> None:
-    engine = Engine(100, tell=lambda name: 600.0 if name == "kept" else 0.0)
+@pytest.mark.parametrize("guard", [True, False])
+def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(guard: bool) -> None:
+    engine = Engine(100, tell=lambda _: 0.0, guard=guard)
     finish(engine, "kept")
     request = engine.add("b", list(range(100, 200)), 50)
     engine.step()
     engine.scheduler.running.remove(request)
     engine.scheduler._preempt_request(request, engine.now)
-    order = [block.block_id for block in engine.pool.free_block_queue]
-    preempted = order[-6:]
-    keys = keys_of(engine)
-    assert {keys[block] for block in preempted} == {max(keys.values())}
-    assert max(keys.values()) <= engine.now + 600.0 + SECOND
+    queue = engine.pool.free_block_queue
+    if not guard:
+        queue.set_tables([[0.1 / (1.0 + age) for age in KNOTS]] * (engine.scheduler.lpc.plugin.classes))
+    preempted = [block.block_id for block in queue.get_all_free_blocks()[-6:]]
+    assert {classes_of(engine)[block] for block in preempted} == {GOES_ON}
+    engine.now += 3600.0
+    blocks = engine.pool.get_new_blocks(2)
+    for number, block in enumerate(blocks):
+        give_hash(engine.pool, block, number)
+    engine.pool.free_blocks(blocks)
+    ordered = [block.block_id for block in queue.get_all_free_blocks()]
+    assert ordered[-2:] == [block.block_id for block in blocks], "used since: it goes behind what did not resume"
 
 
 @pytest.mark.skipif(not hasattr(BlockPool, "unpin_blocks"), reason="came with vLLM 0.30")
-def test_unpinned_blocks_go_last() -> None:
-    engine = Engine(100, tell=lambda _: 600.0)
+def test_unpinned_blocks_are_as_just_used() -> None:
+    engine = Engine(100, tell=lambda _: 0.0)
     finish(engine, "a")
     blocks = engine.pool.get_new_blocks(2)
     engine.pool.unpin_blocks(blocks, lambda _: None)
-    order = list(engine.pool.free_block_queue)
-    assert order[-2:] == blocks
+    assert engine.pool.free_block_queue.get_all_free_blocks()[-2:] == blocks
+    assert {classes_of(engine)[block.block_id] for block in blocks} == {0}
 
 
-def test_keys_do_not_outlive_the_free_they_were_meant_for() -> None:
-    engine = Engine(100, tell=lambda _: 600.0)
+def test_classes_do_not_outlive_the_free_they_were_meant_for() -> None:
+    engine = Engine(100, background=AtOnce)
+    predicted(engine, 3)
     first = engine.add("a", list(range(6, 86)), 2)
     second = engine.add("b", list(range(6, 86)), 40)
     for _ in range(6):
@@ -257,99 +303,48 @@ def test_keys_do_not_outlive_the_free_they_were_meant_for() -> None:
     assert first.is_finished() and not second.is_finished()
     shared = engine.scheduler.kv_cache_manager.get_blocks("b").blocks[0][:4]
     assert all(block.ref_cnt == 1 for block in shared)
-    # Freed by nobody's request: the keys of a's free have gone with it.
+    # Freed by nobody's request: the classes of a's free have gone with it.
     engine.pool.free_blocks(list(reversed(shared)))
-    freed = [keys_of(engine)[block.block_id] for block in shared]
-    assert freed == pytest.approx([engine.now] * 4, abs=SECOND)
+    assert [classes_of(engine)[block.block_id] for block in shared] == [0] * 4
 
 
-def test_a_deferred_free_keeps_its_credit_and_only_that() -> None:
-    engine = Engine(100, tell=lambda _: 90.0, asynchronous=True)
+def test_a_deferred_free_keeps_its_classes_and_its_age_counts_from_the_free() -> None:
+    engine = Engine(100, asynchronous=True, background=AtOnce)
+    predicted(engine, 3)
     scheduler = engine.scheduler
     scheduler.defer_block_free = True
     engine.add("a", list(range(6, 86)), 4)
     engine.step()
     scheduler.finish_requests("a", RequestStatus.FINISHED_STOPPED)
-    assert scheduler.deferred_frees and not keys_of(engine)
+    assert scheduler.deferred_frees and not classes_of(engine)
     engine.now += 30
     while engine._flying:
         engine.step()
     assert not scheduler.deferred_frees
-    assert list(keys_of(engine).values()) == pytest.approx([engine.now + 90.0] * 5, abs=SECOND)
+    assert list(classes_of(engine).values()) == [3 * GAP_CLASSES] * 5
+    assert max(ages_of(engine).values()) < 1.0
     blocks = engine.pool.get_new_blocks(99)[-5:]
-    assert "append_n" not in vars(engine.pool.free_block_queue)
-    # The keys have gone with the batch: what is freed next, by nobody's request, gets no credit.
+    # The classes have gone with the batch: what is freed next, by nobody's request, is as used once.
     for number, block in enumerate(blocks):
         give_hash(engine.pool, block, number)
     engine.pool.free_blocks(blocks)
-    assert list(keys_of(engine).values()) == pytest.approx([engine.now] * 5, abs=SECOND)
+    assert list(classes_of(engine).values()) == [0] * 5
 
 
-def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(100, tell=lambda _: 90.0)
+def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(100, background=AtOnce)
+    predicted(engine, 3)
     scheduler = engine.scheduler
     monkeypatch.setattr(scheduler, "_connector_finished", lambda _: (True, None))
     engine.add("a", list(range(6, 86)), 2)
     for _ in range(2):
         engine.step()
-    assert scheduler.requests["a"].is_finished() and not keys_of(engine)
-    ended = engine.now
+    assert scheduler.requests["a"].is_finished() and not classes_of(engine)
     engine.now += 30
     scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_sending={"a"}))
     assert "a" not in scheduler.requests
-    assert list(keys_of(engine).values()) == pytest.approx([ended + 30 + 90.0] * 5, abs=SECOND)
-
-
-def test_a_late_answer_is_laid_on_what_is_still_free_of_its_request() -> None:
-    engine = Engine(100, tell=lambda _: None)
-    finish(engine, "a", range(6, 86))
-    ended = engine.now
-    assert engine.told.left == ["a"]
-    # Another conversation uses the first three blocks again, and ends.
-    finish(engine, "b", [*range(6, 54), *range(150, 182)])
-    engine.told.answer("a", 400.0)
-    engine.told.answer("b", None)
-    assert max(keys_of(engine).values()) < ended + 10
-    engine.step()
-    keys = sorted(keys_of(engine).values())
-    assert keys[-2:] == pytest.approx([ended + 400.0] * 2, abs=SECOND)
-    assert keys[-3] < ended + 10
-    assert not engine.scheduler.lpc._unanswered
-    assert engine.scheduler.lpc.scorer.scored["late"] == 1
-
-
-def test_an_answer_that_comes_while_a_free_is_put_off_goes_with_the_blocks() -> None:
-    engine = Engine(100, tell=lambda _: None, asynchronous=True)
-    scheduler = engine.scheduler
-    scheduler.defer_block_free = True
-    engine.add("a", list(range(6, 86)), 4)
-    engine.step()
-    scheduler.finish_requests("a", RequestStatus.FINISHED_STOPPED)
-    engine.told.answer("a", 400.0)
-    scheduler.lpc.step()
-    assert scheduler.deferred_frees and scheduler.lpc.scorer.scored["late"] == 1
-    while engine._flying:
-        engine.step()
-    assert list(keys_of(engine).values()) == pytest.approx([engine.now + 400.0] * 5, abs=SECOND)
-    assert not scheduler.lpc._unanswered and not scheduler.lpc._put_off
-    assert scheduler.lpc.scorer.failures == 0
-
-
-def test_most_answers_late_still_hit_more_than_stock(asynchronous: bool) -> None:
-    made = conversations(3, 200)
-    right = oracle(made)
-    stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
-    engine = Engine(260, tell=lambda _: None, asynchronous=asynchronous)
-    take_or_leave = engine.told.take_or_leave
-
-    def answered_later(request_id: Any) -> Any:
-        engine.told.answer(str(request_id), right(str(request_id)))
-        return take_or_leave(request_id)
-
-    engine.told.take_or_leave = answered_later  # type: ignore[method-assign]
-    ours = engine.run(made)
-    assert ours.outputs == stock.outputs
-    assert ours.cached > 1.05 * stock.cached
+    assert list(classes_of(engine).values()) == [3 * GAP_CLASSES] * 5
+    assert max(ages_of(engine).values()) < 1.0
 
 
 def test_a_retired_setting_is_named_once_and_harms_nothing(
@@ -382,61 +377,59 @@ def test_a_failing_hook_costs_neither_request_nor_order(caplog: pytest.LogCaptur
     engine = Engine(110, tell=tell)
     ours = engine.run(made)
     assert ours.outputs == stock.outputs and ours.evicted == stock.evicted
-    assert engine.scheduler.lpc.scorer.failures == len(ours.outputs)
+    assert engine.scheduler.lpc.plugin.failures == len(ours.outputs)
     assert sum("learned prefix cache" in record.message for record in caplog.records if record.levelname == "ERROR") == 1
     assert "secret" not in caplog.text
 
 
-def test_shadow_mode_leaves_the_stock_queue_and_reports() -> None:
+def test_a_dry_run_leaves_the_stock_queue_and_reports() -> None:
     made = conversations(6, 100)
     stock = Engine(260, learned=False).run(made)
-    engine = Engine(260, tell=oracle(made), shadow=True)
+    engine = Engine(260, tell=oracle(made), shadow=True, background=AtOnce)
     ours = engine.run(made)
     assert ours.evicted == stock.evicted
     assert type(engine.pool.free_block_queue) is not LearnedFreeQueue
-    assert engine.scheduler.lpc.scorer.settle()
     values = values_of(engine.scheduler.lpc)
-    assert values["lpc_shadow_blocks", "credit"] > values["lpc_shadow_blocks", "lru"] > 0
+    assert values["lpc_ghost_blocks", "asked"] > values["lpc_ghost_blocks", "value"] > 0 < values["lpc_ghost_blocks", "lru"]
+    assert values["lpc_refits", ""] > 0 < values["lpc_reuses", ""] and values["lpc_reuse_classes", ""] > 1
 
 
-def look_ahead_until_raised(hooks: Hooks) -> None:
-    """Blocks without content are asked about last of all, and an engine without other load would not take them."""
-    for _ in range(200):
-        hooks.look_ahead()
-        if hooks.raised:
-            break
-        time.sleep(0.02)
+def test_in_an_engine_with_a_background_thread_nothing_fails_and_all_is_learned_from(asynchronous: bool) -> None:
+    made = conversations(6, 100)
+    engine = Engine(260, tell=oracle(made), asynchronous=asynchronous, pooling="shared")
+    engine.run(made)
+    plugin = engine.scheduler.lpc.plugin
+    assert plugin.settle() and plugin.failures == 0
+    assert plugin.reuses > 50 and not plugin._stretches
 
 
-def test_a_prefix_shared_with_a_conversation_that_goes_on_is_raised_again() -> None:
-    engine = Engine(60, tell=lambda name: 600.0 if name == "goes on" else -600.0, pooling="shared")
-    finish(engine, "goes on", range(6, 86))
-    finish(engine, "ends", [*range(6, 54), *range(150, 182)])
-    hooks = engine.scheduler.lpc
-    assert hooks.scorer.settle()
-    low = min(keys_of(engine).values())
-    look_ahead_until_raised(hooks)
-    assert hooks.raised >= 1
-    assert max(keys_of(engine).values()) > low + 1000
-
-
-def test_an_engine_keeps_a_prefix_whose_conversation_goes_on_in_another(
+def test_an_engine_keeps_a_prefix_as_long_as_the_conversations_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
+    prefix = list(range(6, 6 + 3 * BLOCK))
     with RedisServer(tmp_path) as redis:
-        there = Engine(60, tell=lambda _: 600.0, pooling="fleet", redis_url=redis.url)
-        here = Engine(60, tell=lambda _: -600.0, pooling="fleet", redis_url=redis.url)
-        finish(there, "goes on", range(6, 86))
-        assert there.scheduler.lpc.scorer.settle() and there.scheduler.lpc.scorer.store.flush(5.0)
-        finish(here, "ends", [*range(6, 54), *range(150, 182)])
+        there, here = (Engine(60, pooling="fleet", redis_url=redis.url) for _ in range(2))
+        for engine, kept_s in ((there, 600.0), (here, 0.0)):
+            plugin = engine.scheduler.lpc.plugin
+            plugin._retain_s = [kept_s] * (plugin.classes - 1) + [600.0]
+            plugin._by_retain = sorted((seconds, number) for number, seconds in enumerate(plugin._retain_s))
+            plugin._fitted_at = math.inf
+        for name in ("one", "two"):
+            finish(there, name, [*prefix, *range(100 + 50 * len(name), 132 + 50 * len(name))], {"session_id": name})
+            plugin = there.scheduler.lpc.plugin
+            assert plugin.settle() and plugin.store.flush(5.0)
         hooks = here.scheduler.lpc
-        assert hooks.scorer.settle()
-        low = min(keys_of(here).values())
-        look_ahead_until_raised(hooks)
-        # The three blocks of the common prefix, and none of the tail that is this engine's own.
-        assert hooks.raised == 3
-        assert sorted(keys_of(here).values())[1] < low + 2 < low + 1000 < sorted(keys_of(here).values())[2]
+        finish(here, "three", [*prefix, *range(150, 182)], {"session_id": "three"})
+        here.add("four", [*prefix, *range(200, 232)], 40, {"session_id": "four"})
+        deadline = time.monotonic() + 20
+        while not hooks.plugin._pooled and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while here.scheduler.has_unfinished_requests():
+            here.step()
+        # The three blocks of the common prefix, and none of what is this engine's own.
+        highest = hooks.plugin.classes - 1
+        assert sorted(classes_of(here).values())[-4:] == [0, highest, highest, highest] and hooks.plugin.raised == 1
         for engine in (there, here):
             engine.scheduler.shutdown()
 

@@ -5,9 +5,9 @@ Three things are tried, in milliseconds, on pools made for the purpose; the engi
 1. *Interface.* Every name by which any loaded part of vLLM uses the pool's queue is one that ours has of its own, and what is
    wrapped takes the arguments that the wrapper passes on.
 2. *Order.* One random course of allocations, hits, frees, deferred frees, unpinnings, evictions and a reset is run through two
-   block pools of the engine's class: with the queue that it comes with, and with ours and the hooks. Without credit everything
-   that can be seen must be equal, block by block, under either rule.
-3. *Credit.* Chains leave the pool in the order of their keys, after a late answer and a change of rule, too.
+   block pools of the engine's class: with the queue that it comes with, and with ours and the hooks. While nothing is known of
+   reuse everything that can be seen must be equal, block by block, under either rule.
+3. *Value.* Chains, and the parts of one, leave the pool in the order of their classes' values, after changes of the rule, too.
 
 So a release that changes something else works the day it comes out, and one that changes what the plug-in relies on keeps its
 own order.
@@ -19,31 +19,29 @@ import inspect
 import logging
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, SimpleNamespace
 from typing import Any, Final, cast
 
-from eviction_client.credit import Lifetime
+from eviction_client.curve import KNOTS
+from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
-from eviction_client.finished import Finished
 from eviction_client.hints import Retained
-from eviction_client.score import Keys
+from eviction_client.value_queue import Table, ValueQueue
 
 BLOCKS: Final = 48
 OPERATIONS: Final = 240
 STEP_S: Final = 0.3
 """Between two operations of a course: some frees fall into one second, some do not."""
 
-_READ_ONLY: Final = frozenset(("get_all_free_blocks",))
-"""Methods that ours has from the stock queue: they walk the links, which are the same."""
 _WRAPPED: Final = {
     "kv_cache_manager.free": ["request"],
     "kv_cache_manager.pop_blocks_for_free": ["request"],
     "kv_cache_manager.block_pool.free_blocks": ["ordered_blocks"],
-    "kv_cache_manager.block_pool.unpin_blocks": ["blocks", "on_reuse"],
 }
-_OPTIONAL: Final = frozenset(("kv_cache_manager.block_pool.unpin_blocks",))
+_LOW, _MIDDLE, _HIGH = range(3)
+_TABLES: Final[list[Table]] = [[value / (1.0 + age) for age in KNOTS] for value in (1e-6, 1e-3, 1.0)]
 
 
 def why_not(scheduler: Any) -> str | None:
@@ -54,7 +52,7 @@ def why_not(scheduler: Any) -> str | None:
         if any(manager.block_pool is not pool for manager in managers):
             return "this model's KV cache lies in several block pools, which frees cross"
         with _undisturbed(type(pool)):
-            return _interface(scheduler) or _order(pool) or _credit(pool)
+            return _interface(scheduler) or _order(pool) or _value(pool)
     except Exception as error:
         return f"the check of its block pool failed: {type(error).__name__}: {error}"
 
@@ -66,7 +64,7 @@ def _interface(scheduler: Any) -> str | None:
         return f"its free queue is a {type(stock).__name__}, which ours cannot stand in for"
     ours = LearnedFreeQueue()
     for name in sorted(_names_used_on_queues(type(pool))):
-        if not hasattr(stock, name) or name in _READ_ONLY or name.startswith("__"):
+        if not hasattr(stock, name) or name.startswith("__"):
             continue
         is_method = callable(getattr(stock, name))
         if not hasattr(ours, name) or (is_method and getattr(type(ours), name) is getattr(type(stock), name)):
@@ -75,8 +73,6 @@ def _interface(scheduler: Any) -> str | None:
         found: Any = scheduler
         for name in path.split("."):
             found = getattr(found, name, None)
-        if found is None and path in _OPTIONAL:
-            continue
         if found is None or list(inspect.signature(found).parameters) != expected:
             return f"its {path}({', '.join(expected)}) is gone or takes other arguments"
     return None
@@ -110,46 +106,51 @@ class _Request:
 
     sampling_params = session_id = cache_salt = None
     status: object = None
-    num_computed_tokens = num_prompt_tokens = 0
-    block_hashes: tuple[bytes, ...] = ()
 
-    def __init__(self, request_id: str, blocks: list[Any], finished: bool = True) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        blocks: list[Any],
+        finished: bool = True,
+        *,
+        hashes: Sequence[bytes] = (),
+        block_size: int = 0,
+    ) -> None:
         self.request_id = request_id
         self.blocks = blocks
+        self.block_hashes = hashes
+        self.num_computed_tokens = self.num_prompt_tokens = len(hashes) * block_size
         self._finished = finished
 
     def is_finished(self) -> bool:
         return self._finished
 
 
-class _Scorer:
-    """A scorer as the hooks use it. Its clock is the course's."""
+class _Plugin:
+    """A plug-in as the hooks use it. Its clock is the course's."""
+
+    classes = len(_TABLES)
 
     def __init__(self) -> None:
         self.time = 1e9
-        self.lifetime = Lifetime(BLOCKS)
         self.retained: Retained[Any] = Retained(0)
         self.seconds = 0.0
-        self.trusting = False
-        self.credits: dict[str, float] = {}
-        self.coming: list[tuple[str, Keys]] = []
+        self.value_enabled = False
+        self.tables: list[Table] | None = None
+        self.runs: dict[str, list[Run]] = {}
 
     def now(self) -> float:
         return self.time
 
-    def finished(self, request_id: str, **_: object) -> Finished:
-        keys = Keys(self.time, self.time + self.credits.get(request_id, 0.0))
-        return Finished(None, (), 0, self.time, keys, None)
+    def finished(self, request_id: str, *, blocks: Sequence[Any], **_: object) -> Ended:
+        return Ended(request_id, None, blocks, 0, self.time, 0, self.runs.get(request_id, [Run(len(blocks), 0)]))
 
-    def awaits(self, request_id: str) -> bool:
-        return request_id not in self.credits
+    def follow(self, queue: ValueQueue[Any]) -> None:
+        queue.value_enabled = self.value_enabled
+        queue.set_tables(self.tables)
 
-    def late(self) -> list[tuple[str, Keys]]:
-        late, self.coming = self.coming, []
-        return late
-
-    def look_ahead(self, _: object) -> dict[bytes, float]:
-        return {}
+    def in_use(self, blocks: int) -> None:
+        pass
 
     def failed(self, error: Exception) -> None:
         raise error
@@ -161,18 +162,18 @@ class _Scorer:
 class _Engine:
     """The part of a scheduler that the hooks touch, around a small pool of the engine's class; with or without them."""
 
-    def __init__(self, pool: Any, *, learned: bool, trusting: bool = False) -> None:
+    def __init__(self, pool: Any, *, learned: bool, value_enabled: bool = False) -> None:
         parameters = inspect.signature(type(pool)).parameters.values()
         required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         given = {name: getattr(pool, name) for name in required}  # pools keep what they were built from
         self.block_pool: Any = type(pool)(**{**given, "num_gpu_blocks": BLOCKS, "enable_caching": True})
-        self.scorer = cast(Any, _Scorer())
-        self.scorer.trusting = trusting
+        self.plugin = cast(Any, _Plugin())
+        self.plugin.value_enabled = value_enabled
         self.block_size: int = self.block_pool.hash_block_size
         self.kv_cache_manager = self
         self._contents = 0
         if learned:
-            Hooks(self, self.scorer, adopt=True)
+            Hooks(self, self.plugin, adopt=True)
 
     def add_request(self, request: object) -> None: ...
 
@@ -203,14 +204,14 @@ class _Engine:
         return taken, hashes
 
     def order(self) -> list[int]:
-        """Ids of the free blocks in eviction order, as whoever walks the links sees them."""
+        """Ids of the free blocks in eviction order."""
         return [block.block_id for block in self.block_pool.free_block_queue.get_all_free_blocks()]
 
 
 def _order(pool: Any) -> str | None:
     stock = list(_course(_Engine(pool, learned=False)))
-    for trusting in (False, True):
-        ours = _course(_Engine(pool, learned=True, trusting=trusting))
+    for value_enabled in (False, True):
+        ours = _course(_Engine(pool, learned=True, value_enabled=value_enabled))
         for number, expected in enumerate(stock):
             found = next(ours, None)
             if found != expected:
@@ -227,7 +228,7 @@ def _course(engine: _Engine) -> Iterator[tuple[str, object]]:
     chains: list[list[bytes]] = []
     reused: list[int] = []
     for number in range(OPERATIONS):
-        engine.scorer.time += STEP_S
+        engine.plugin.time += STEP_S
         engine.schedule()
         kinds = ["allocate"] * 4 + ["hit"] * 2 * bool(chains) + ["free", "free", "defer", "preempt"] * bool(running)
         kinds += ["drain"] * bool(deferred) + ["evict"] * (number % 40 > 30)
@@ -270,27 +271,31 @@ def _course(engine: _Engine) -> Iterator[tuple[str, object]]:
     yield "all", [block.block_id for block in pool.get_new_blocks(BLOCKS - 1)]
 
 
-def _credit(pool: Any) -> str | None:
-    engine = _Engine(pool, learned=True, trusting=True)
-    scorer = engine.scorer
-    chains = {name: engine.allocate(3, 3)[0] for name in ("more", "less", "average", "late")}
+def _value(pool: Any) -> str | None:
+    engine = _Engine(pool, learned=True)
+    plugin = engine.plugin
+    plugin.tables = _TABLES
+    names = ("high", "low", "middle", "split")
+    chains = {name: engine.allocate(4, 4) for name in names}
     rest = engine.block_pool.get_new_blocks(engine.block_pool.get_num_free_blocks())
-    scorer.credits = {"more": 600.0, "less": -600.0, "average": 0.0}
-    for name, chain in chains.items():
-        scorer.time += STEP_S * 10
-        engine.free(_Request(name, chain))
-    scorer.coming = [("late", Keys(scorer.time, scorer.time + 300.0))]
+    plugin.runs = {"high": [Run(4, _HIGH)], "low": [Run(4, _LOW)], "middle": [Run(4, _MIDDLE)]}
+    plugin.runs["split"] = [Run(1, _HIGH), Run(4, _LOW)]
+    for name, (blocks, hashes) in chains.items():
+        plugin.time += STEP_S
+        engine.free(_Request(name, blocks, hashes=hashes, block_size=engine.block_size))
 
-    def order(*names: str) -> list[int]:
-        return [block.block_id for name in names for block in reversed(chains[name])]
+    def ids(name: str, start: int = 0) -> list[int]:
+        return [block.block_id for block in reversed(chains[name][0][start:])]
 
-    for trusting, expected in ((True, ("less", "average", "late", "more")), (False, tuple(chains)), (True, None)):
-        scorer.trusting = trusting
+    by_use = [number for name in names for number in ids(name)]
+    by_value = [*ids("low"), *ids("split", 1), *ids("middle"), *ids("high"), ids("split")[-1]]
+    for value_enabled, expected in ((True, by_value), (False, by_use), (True, by_value)):
+        plugin.value_enabled = value_enabled
         engine.schedule()
-        if engine.order() != order(*(expected or ("less", "average", "late", "more"))):
-            return "chains with credit do not leave its block pool in the order of their keys"
-    taken = [block.block_id for block in engine.block_pool.get_new_blocks(6)]
-    if taken != order("less", "average") or not rest:
+        if engine.order() != expected:
+            return "blocks do not lie in its block pool in the order of their values"
+    taken = [block.block_id for block in engine.block_pool.get_new_blocks(9)]
+    if taken != by_value[:9] or not rest:
         return "its block pool does not evict first what our queue has first"
     return None
 

@@ -1,88 +1,76 @@
-"""vLLM's free queue in the order of keys, and the batches whose free vLLM puts off."""
+"""vLLM's free queue by reuse classes, and the batches whose free vLLM puts off."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, Final
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.credit import Lifetime
-from eviction_client.credit_queue import CreditQueue
-from eviction_client.hints import NOTHING, Asked, Retained
-from eviction_client.score import Keys
+from eviction_client.ended import Ended
+from eviction_client.hints import Retained
+from eviction_client.value_queue import DONE, GOES_ON, ValueQueue
+
+GROUP_BYTES: Final = 4
+"""vLLM appends the number of the KV-cache group to a block's hash."""
+UNCACHED: Final = 4
+"""Blocks at the end of a chain that may be computed and not yet in the prefix cache, as with tokens in flight."""
 
 
-class KeyedBlocks(list[KVCacheBlock]):
-    """Blocks that are to be freed later, and their keys. Reversed, as vLLM frees them, they are still keyed blocks.
+class FreedLater(list[KVCacheBlock]):
+    """Blocks that are to be freed later, and the request that held them. Reversed, as vLLM frees them, they still know it.
 
     Attributes:
-        keys: of all these blocks, as decided when the batch was made; None: the untagged ones at the time of the free.
-        asked: what the hints of the request ask for.
-        request_id: of the request that held them.
-        made: when the batch was made, seconds since the epoch.
-        go_last: the request goes on: whatever is free when they are freed goes before them.
+        ended: the request that has ended; None: it goes on.
+    """
+
+    def __init__(self, blocks: Iterable[KVCacheBlock], ended: Ended | None) -> None:
+        super().__init__(blocks)
+        self.ended = ended
+
+    def __reversed__(self) -> "FreedLater":  # type: ignore[override]  # all that its caller does is iterate
+        return FreedLater(self[::-1], self.ended)
+
+
+class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
+    """vLLM's free queue by reuse classes. A drop-in: while least recent use is in force it is the stock queue.
+
+    Args:
+        classes: reuse classes.
+        scales: by KV-cache group the hashes of a chain that one block covers.
     """
 
     def __init__(
         self,
-        blocks: Iterable[KVCacheBlock],
-        keys: Keys | None,
-        request_id: str,
-        *,
-        made: float,
-        asked: Asked = NOTHING,
-        go_last: bool = False,
-    ) -> None:
-        super().__init__(blocks)
-        self.keys = keys
-        self.asked = asked
-        self.request_id = request_id
-        self.made = made
-        self.go_last = go_last
-
-    def __reversed__(self) -> "KeyedBlocks":  # type: ignore[override]  # all that its caller does is iterate
-        return KeyedBlocks(self[::-1], self.keys, self.request_id, made=self.made, asked=self.asked, go_last=self.go_last)
-
-    def keys_at(self, now: float) -> Keys | None:
-        """Return the keys where they are freed at ``now``: for stock vLLM they are last used then. Their credit stays."""
-        if self.keys is None:
-            return None
-        waited = max(now - self.made, 0.0)
-        return Keys(self.keys.t_last + waited, self.keys.key + waited)
-
-
-class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
-    """vLLM's free queue in the order of keys. A drop-in: without credit it is the stock queue."""
-
-    def __init__(
-        self,
         blocks: Sequence[KVCacheBlock] = (),
+        classes: int = 1,
         *,
-        lifetime: Lifetime | None = None,
+        scales: Sequence[int] = (1,),
         retained: Retained[KVCacheBlock] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(
-            KVCacheBlock(block_id=-1), KVCacheBlock(block_id=-1), lifetime=lifetime or Lifetime(len(blocks)), clock=clock
-        )
+        super().__init__(KVCacheBlock(block_id=-1), KVCacheBlock(block_id=-1), classes, clock=clock)
         self.fake_free_list_head = self.head
         self.fake_free_list_tail = self.tail
         self.retained: Retained[KVCacheBlock] = Retained(0) if retained is None else retained
-        self._keys_in_force: Keys | None = None
-        self._asked = NOTHING
+        self._scales = scales
+        self._ended: Ended | None = None
+        self._class = 0
         super().prepend_n(blocks)
 
-    def keying(self, keys: Keys | None, free: Callable[..., None], *arguments: Any, asked: Asked = NOTHING) -> None:
-        """Call ``free(*arguments)``, vLLM's own; the blocks with content that it appends get these keys (None: those of now),
-        as far as hints do not change them.
+    def placing(self, ended: Ended | None, free: Callable[..., None], *arguments: Any) -> None:
+        """Call ``free(*arguments)``, vLLM's own; the blocks with content that it appends are those of a request.
 
-        vLLM's frees end in ``append_n(blocks)``, which has no place for keys. They are kept for the length of this call.
+        vLLM's frees end in ``append_n(blocks)``, which has no parameter for it. It is kept for the length of this call.
+
+        Args:
+            ended: the request that has ended; None: it goes on, and its blocks go last.
         """
-        self._keys_in_force, self._asked = keys, asked
+        self._ended, self._class = ended, GOES_ON if ended is None else 0
         try:
             free(*arguments)
         finally:
-            self._keys_in_force, self._asked = None, NOTHING
+            self._ended, self._class = None, 0
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
@@ -90,17 +78,24 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         super().prepend_n(blocks)
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Put blocks with content into the order, ``blocks[0]`` to be evicted first."""
-        keys = self._keys_in_force
-        if keys is None:
-            now = self.clock()
-            keys = Keys(now, now)
-        if self._asked:
-            for part, placed in self.retained.placed(blocks, keys, self._asked, self.clock(), _number, _name):
-                self.insert_keyed(part, placed)
-        else:
+        """Add blocks with content that were just used, ``blocks[0]`` to be evicted first."""
+        if not blocks:
+            return
+        ended, now = self._ended, self._clock()
+        retained = False
+        if ended is not None and ended.retain_s:
+            numbers = {block.block_id: 1 for block in blocks}
+            retained = self.retained.hold(numbers, now + ended.retain_s, now)
+        if not retained:
             self.retained.release(block.block_id for block in blocks)
-            self.insert_keyed(blocks, keys)
+        if ended is None:
+            self.insert(blocks, self._class, now)
+            return
+        for part, reuse_class in self._parts(blocks, ended):
+            if retained and reuse_class != DONE:
+                self.retain(part, reuse_class, now + ended.retain_s)
+            else:
+                self.insert(part, reuse_class, now)
 
     def append(self, block: KVCacheBlock) -> None:
         """As :meth:`append_n`."""
@@ -112,16 +107,67 @@ class LearnedFreeQueue(CreditQueue[KVCacheBlock], FreeKVCacheBlockQueue):
             raise ValueError("No free blocks available")
         return self.popleft_n(1)[0]
 
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """Return all free blocks in eviction order. Their links are by class, so this is not the order of the links."""
+        return list(self.eviction_order())
+
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:  # noqa: ARG002
         """Iterate free blocks in eviction order, from the front: blocks freed since may lie before any cursor."""
-        return iter(self)
+        return self.eviction_order()
+
+    def _parts(self, blocks: Sequence[KVCacheBlock], ended: Ended) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
+        """Split a request's freed blocks, the deepest first, by their reuse class.
+
+        Shared blocks are always the start of a chain, so those that are freed are its end: the depth of the first gives that
+        of all. If the hashes disagree, all blocks get the class of the chain's end.
+        """
+        if len(ended.runs) < 2:
+            yield blocks, ended.runs[0].reuse_class if ended.runs else 0
+        elif len(self._scales) == 1:
+            yield from self._in_group(blocks, ended, self._scales[0])
+        else:
+            for number, part in groupby(blocks, key=_group_of):
+                scale = self._scales[number] if number < len(self._scales) else 1
+                yield from self._in_group(list(part), ended, scale)
+
+    @staticmethod
+    def _in_group(blocks: Sequence[KVCacheBlock], ended: Ended, scale: int) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
+        depth = _depth_of(blocks, ended.blocks, scale)
+        if depth is None:
+            yield blocks, ended.runs[-1].reuse_class
+            return
+        runs, at = ended.runs, 0
+        for number in range(len(runs) - 1, -1, -1):
+            start = runs[number - 1].end // scale if number else 0
+            count = depth - start + 1
+            if count > 0:
+                part = blocks[at : at + count]
+                yield part, runs[number].reuse_class
+                at += len(part)
+                depth -= len(part)
+                if at == len(blocks):
+                    return
 
 
-def _number(block: KVCacheBlock) -> int:
-    number: int = block.block_id
-    return number
+def _depth_of(blocks: Sequence[KVCacheBlock], chain: Sequence[bytes], scale: int) -> int | None:
+    """Return the place in its chain, in blocks, of the first of the blocks that a request has freed, the deepest first.
+
+    None: they are not the contiguous part of the chain that they should be.
+    """
+    end = len(chain) // scale
+    deepest, last = _name(blocks[0]), _name(blocks[-1])
+    for depth in range(end - 1, max(end - 1 - UNCACHED, -1), -1):
+        if chain[(depth + 1) * scale - 1] == deepest:
+            first = depth - len(blocks) + 1
+            return depth if first >= 0 and chain[(first + 1) * scale - 1] == last else None
+    return None
 
 
 def _name(block: KVCacheBlock) -> bytes:
-    name: bytes = (block.block_hash or b"")[:-4]  # the last four bytes are the number of the KV-cache group
+    """Return the hash that stands for a block's content in its request's chain."""
+    name: bytes = (block.block_hash or b"")[:-GROUP_BYTES]
     return name
+
+
+def _group_of(block: KVCacheBlock) -> int:
+    return int.from_bytes((block.block_hash or b"")[-GROUP_BYTES:], "big")

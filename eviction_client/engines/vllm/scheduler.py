@@ -19,9 +19,9 @@ from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics
 from eviction_client.offer import FindFiles
+from eviction_client.plugin import Plugin, Predictor
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.retention import Retention
-from eviction_client.scorer import Predictor, Scorer
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import MetadataStore, open_store
 from lpc.errors import LpcError
@@ -80,16 +80,16 @@ class LearnedScheduler:
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
         if reason is None:
-            mode = "shadow mode" if settings.shadow else f"on, keys pooled: {settings.pools}"
+            mode = "dry run" if settings.shadow else f"on, keys pooled: {settings.pools}"
             release = f"vLLM {RELEASE}" if RELEASE in TESTED else f"vLLM {RELEASE} is an untested release"
             logger.info("learned prefix cache: %s; %s, check passed in %.0f ms", mode, release, milliseconds)
-            cls._report(tiers, settings, scheduler.lpc.scorer)
+            cls._report(tiers, settings, scheduler.lpc.plugin)
             return scheduler
         stay_stock(settings, metrics, engine="vLLM", release=RELEASE, reason=reason, tested=TESTED)
         return scheduler
 
     @staticmethod
-    def _report(tiers: placing.Tiers, settings: ClientSettings, scorer: Scorer) -> None:
+    def _report(tiers: placing.Tiers, settings: ClientSettings, plugin: Plugin) -> None:
         """Say what became of the CPU offload tier, where there is one."""
         if tiers.reason is None:
             for policy in tiers.policies:
@@ -97,7 +97,7 @@ class LearnedScheduler:
             return
         reason = f"has no place in the CPU offload tier of this vLLM {RELEASE}: {tiers.reason}."
         if settings.on_unknown_engine == "refuse":
-            scorer.close()
+            plugin.close()
             raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU there.")
         logger.error("learned prefix cache: the plug-in %s vLLM's own LRU there; the GPU's blocks are not concerned", reason)
 
@@ -111,7 +111,7 @@ class LearnedScheduler:
 
         model = vllm_config.model_config
         served = model.served_model_name if isinstance(model.served_model_name, str) else model.model
-        scorer = Scorer(
+        plugin = Plugin(
             settings,
             capacity=scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
             predictor=cls.open_predictor(settings, settings.served_model or served, finder_of(vllm_config)),
@@ -123,15 +123,15 @@ class LearnedScheduler:
         retention = None if url is None else Retention(url.get_secret_value(), model.model)
         try:
             attached = scheduler.lpc = hooks.Hooks(
-                scheduler, scorer, adopt=not settings.shadow, tiers=tiers, retention=retention
+                scheduler, plugin, adopt=not settings.shadow, tiers=tiers, retention=retention
             )
-            tiers.link(scheduler, scorer)
+            tiers.link(scheduler, plugin)
         except BaseException:
-            scorer.close()
+            plugin.close()
             if retention is not None:
                 retention.close()
             raise
-        scorer.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
+        plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
 
 
 def _why_not(vllm_config: Any, scheduler: Any) -> str | None:

@@ -1,9 +1,9 @@
 """Proof, at start, that our policy does in the CPU offload tier of this very vLLM what its LRU does, and then what it should.
 
 One random course of lookups, stores that succeed, fail or stay in flight, loads, ends of requests and resets goes through two
-small managers of vLLM's own class, one with its LRU, one with our policy. Without credit all that can be seen must be equal,
-step by step, under either rule of the guard. With credit the smallest keys must leave first, and none that is protected, being
-loaded or being stored; where there are not enough to evict, nothing may change.
+small managers of vLLM's own class, one with its LRU, one with our policy. While nothing is known of reuse all that can be seen
+must be equal, step by step. With values the lowest must leave first, and none that is protected, being loaded or being stored;
+if there are not enough to evict, nothing may change.
 """
 
 import random
@@ -13,25 +13,27 @@ from typing import Any, Final
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from eviction_client.credit import CreditGrid
+from eviction_client.curve import KNOTS
+from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy, policies_made
-from eviction_client.finished import Finished
-from eviction_client.score import Keys
-from eviction_client.tier import Tier
+from eviction_client.value_queue import Table
+from eviction_client.value_tier import ValueTier
 
 FEW: Final = 12
 """Chunks of the tiers of the random course: most stores evict, some find too little that may go."""
 CHUNKS: Final = 24
 OPERATIONS: Final = 240
 STEP_S: Final = 0.4
-_GRID: Final = CreditGrid([1.0, 10_000.0])
+WRONG_ORDER: Final = "chunks do not leave its offload tier in the order of their values"
+LOWEST, LOW, MIDDLE, HIGH = range(4)
+TABLES: Final[list[Table]] = [[value / (1.0 + age) for age in KNOTS] for value in (1e-9, 1e-6, 1e-3, 1.0)]
 
 
 def why_not() -> str | None:
     """Return what our policy would not get right; None where it passed. Raises nothing."""
     try:
-        return _order() or _credit()
+        return _order() or _value()
     except Exception as error:
         return f"the check of its offload tier failed: {type(error).__name__}: {error}"
 
@@ -39,9 +41,9 @@ def why_not() -> str | None:
 class _Side:
     """A small tier, with vLLM's LRU or with our policy, and the requests that use it."""
 
-    def __init__(self, chunks: int, *, learned: bool, trusting: bool = False) -> None:
+    def __init__(self, chunks: int, *, learned: bool, tables: Sequence[Table] | None = None) -> None:
         self.now = 1e9
-        self.tier: Tier | None = None
+        self.tier: ValueTier | None = None
         self._contexts: dict[int, Any] = {}
         if not learned:
             self.manager = CPUOffloadingManager(num_chunks=chunks, cache_policy="lru")
@@ -50,8 +52,16 @@ class _Side:
             self.manager = CPUOffloadingManager(num_chunks=chunks, cache_policy=POLICY, cache_policy_module_path=MODULE)
         (policy,) = made
         assert isinstance(policy, LearnedCachePolicy)
-        self.tier = Tier("check", chunks, blocks=chunks, prompts_only=True, guarded=False, pools=True, clock=lambda: self.now)
-        self.tier.wanted = trusting
+        self.tier = ValueTier(
+            "check",
+            chunks,
+            blocks=chunks,
+            classes=len(TABLES),
+            prompts_only=True,
+            guarded=False,
+            tables=lambda: tables,
+            clock=lambda: self.now,
+        )
         self.tier.step()
         policy.link(self.tier, _fail)
 
@@ -65,13 +75,12 @@ class _Side:
             self.manager.on_new_request(context)
         return context
 
-    def end(self, request: int, chain: Sequence[bytes], credit: float | None = None) -> None:
+    def end(self, request: int, chain: Sequence[bytes], *runs: Run) -> None:
         """End a request, as the scheduler's hook and then the connector do."""
         context = self.context(request, chain)
         if self.tier is not None:
-            table = None if credit is None else _GRID.table([credit, credit])
-            finished = Finished(None, list(chain), len(chain), self.now, Keys(self.now, self.now), table)  # type: ignore[arg-type]
-            self.tier.ended(str(request), finished)
+            wanted = runs or (Run(len(chain), MIDDLE),)
+            self.tier.ended(Ended(str(request), None, list(chain), len(chain), self.now, 0, wanted))  # type: ignore[arg-type]
         self.manager.on_request_finished(context)
         del self._contexts[request]
 
@@ -86,13 +95,10 @@ def _fail(error: Exception) -> None:
 
 def _order() -> str | None:
     stock = list(_course(_Side(FEW, learned=False)))
-    for trusting in (False, True):
-        ours = _course(_Side(FEW, learned=True, trusting=trusting))
-        for number, expected in enumerate(stock):
-            if next(ours, None) != expected:
-                return (
-                    f"with our policy its offload tier is not as it was after operation {number} ({expected[0]}) of the check"
-                )
+    ours = _course(_Side(FEW, learned=True))
+    for number, expected in enumerate(stock):
+        if next(ours, None) != expected:
+            return f"with our policy its offload tier is not as it was after operation {number} ({expected[0]}) of the check"
     return None
 
 
@@ -158,12 +164,12 @@ def _course(side: _Side) -> Iterator[tuple[str, object]]:
         yield kind, (seen, held)
 
 
-def _credit() -> str | None:
-    side = _Side(CHUNKS, learned=True, trusting=True)
+def _value() -> str | None:
+    side = _Side(CHUNKS, learned=True, tables=TABLES)
     manager, tier = side.manager, side.tier
     assert tier is not None
-    seconds = {"more": 600.0, "less": -600.0, "even": 0.0, "busy": -900.0, "late": None}
-    chains = {name: [f"{name}{n}".encode().rjust(32) for n in range(4)] for name in seconds}
+    classes = {"high": HIGH, "low": LOW, "middle": MIDDLE, "busy": LOWEST, "high too": HIGH}
+    chains = {name: [f"{name}{n}".encode().rjust(32) for n in range(4)] for name in classes}
     for number, (name, chain) in enumerate(chains.items()):
         side.now += 10 * STEP_S
         keys = [_key(key) for key in chain]
@@ -171,7 +177,7 @@ def _credit() -> str | None:
         if manager.prepare_store(keys, context) is None:
             return "its offload tier takes nothing where it has room"
         manager.complete_store(keys, context)
-        side.end(number, chain, seconds[name])
+        side.end(number, chain, Run(4, classes[name]))
     reader = side.context(90, chains["busy"])
     manager.prepare_load([_key(key) for key in chains["busy"]], reader)
 
@@ -187,13 +193,14 @@ def _credit() -> str | None:
     if stored(92, fresh[4:]) is not None or list(tier.order()) != before:
         return "its offload tier changes where it cannot make room"
     # Three of the least, tail first, and the fourth is protected: it is offered itself.
-    if stored(93, [chains["less"][3], *fresh[4:7]]) != chains["less"][2::-1]:
-        return "chunks with credit do not leave its offload tier in the order of their keys"
-    side.end(93, [chains["less"][3]], -600.0)
-    if stored(94, fresh[7:12]) != [chains["less"][3], *reversed(chains["even"])]:
-        return "chunks with credit do not leave its offload tier in the order of their keys"
+    if stored(93, [chains["low"][3], *fresh[4:7]]) != chains["low"][2::-1]:
+        return WRONG_ORDER
+    side.end(93, [chains["low"][3]], Run(1, LOW))
+    if stored(94, fresh[7:12]) != [chains["low"][3], *reversed(chains["middle"])]:
+        return WRONG_ORDER
     manager.complete_load([_key(key) for key in chains["busy"]], reader)
-    side.end(90, chains["busy"], -900.0)
-    if stored(95, fresh[12:16]) != chains["busy"][::-1]:
-        return "chunks that were loaded do not leave its offload tier in the order of their keys"
+    # The parts of one chain in classes of their own.
+    side.end(90, chains["busy"], Run(1, HIGH), Run(4, LOWEST))
+    if stored(95, fresh[12:15]) != chains["busy"][:0:-1]:
+        return "chunks that were loaded do not leave its offload tier in the order of their values"
     return None

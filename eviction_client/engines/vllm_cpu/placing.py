@@ -47,14 +47,14 @@ class Tiers:
         """Whether a tier that has a place for our policy is vLLM's own LRU."""
         return self.reason is not None or any(policy.tier is None for policy in self.policies)
 
-    def link(self, scheduler: Any, scorer: Any) -> None:
-        """Let the credit of the scheduler's requests order the tiers. Raises nothing."""
+    def link(self, scheduler: Any, plugin: Any) -> None:
+        """Let the reuse classes of the scheduler's requests order the tiers. Raises nothing."""
         try:
             shapes = list(_shapes_of(scheduler.connector))
             for number, policy in enumerate(self.policies):
                 chunks = policy.cache_capacity
                 blocks_per_chunk, prompts_only = shapes[number] if len(shapes) == len(self.policies) else (1.0, True)
-                tier = scorer.add_tier(
+                tier = plugin.add_tier(
                     f"cpu{number or ''}",
                     chunks,
                     blocks=int(chunks * blocks_per_chunk),
@@ -63,8 +63,8 @@ class Tiers:
                 )
 
                 def failed(error: Exception, tier: Any = tier) -> None:
-                    scorer.drop_tier(tier)
-                    scorer.failed(error)
+                    plugin.drop_tier(tier)
+                    plugin.failed(error)
 
                 policy.link(tier, failed)
         except Exception as error:

@@ -1,12 +1,12 @@
 """The policy of vLLM's CPU offload tier: ``eviction_policy`` of an ``OffloadingConnector``.
 
-It holds vLLM's own LRU policy, which is told of everything, owns all that vLLM asks for, and evicts, unless the tier's order
-(:class:`eviction_client.tier.Tier`) differs: then that one chooses, and what it has chosen is removed there. So without credit,
-under the guard's other rule, in a release whose LRU is another one, and after anything that fails here, the tier evicts what
-vLLM's LRU evicts, key by key. Methods that a release adds go to its own policy.
+It holds vLLM's own LRU policy, which sees every call, owns all that vLLM asks for, and evicts, unless the tier's order
+(:class:`eviction_client.value_tier.ValueTier`) differs: then that one chooses, and its choice is removed there. So the tier
+evicts what vLLM's LRU evicts, key by key, while nothing is known of reuse, under the guard's other rule, in a release with
+another LRU, and after any failure here. Methods that a release adds go to its own policy.
 
-Credit reaches it through the scheduler plug-in (:mod:`eviction_client.engines.vllm_cpu.placing`): what vLLM tells a policy of a
-request is its id, neither tokens nor session, so that without the plug-in there is nothing to ask with, and it is LRU.
+Reuse classes reach it through the scheduler plug-in (:mod:`eviction_client.engines.vllm_cpu.placing`): vLLM gives a policy the
+id of a request, neither tokens nor session. Without the plug-in the policy is LRU.
 
 Nothing here raises into vLLM, which catches nothing.
 """
@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
-from eviction_client.tier import Tier
+from eviction_client.value_tier import ValueTier
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +46,12 @@ def policies_made() -> Iterator[list["LearnedCachePolicy"]]:
 
 
 class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where vLLM is not installed
-    """vLLM's LRU policy, and an order with credit before it. Made by vLLM, with the number of chunks that the tier holds."""
+    """vLLM's LRU policy, and an order by value before it. Made by vLLM, with the number of chunks that the tier holds."""
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self.lru: Any = LRUCachePolicy(cache_capacity)
-        self._tier: Tier | None = None
+        self._tier: ValueTier | None = None
         self._failed: Callable[[Exception], None] | None = None
         self._alone = _made is None
         if _made is not None:
@@ -61,8 +61,8 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
             if not name.startswith("_") and callable(method := getattr(self.lru, name)) and name not in _OURS:
                 setattr(self, name, method)
 
-    def link(self, tier: Tier, failed: Callable[[Exception], None]) -> None:
-        """Order by this tier's keys from now on.
+    def link(self, tier: ValueTier, failed: Callable[[Exception], None]) -> None:
+        """Order by this tier from now on.
 
         Args:
             failed: told of what is raised by it; from then on the policy is LRU.
@@ -70,8 +70,8 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         self._tier, self._failed = tier, failed
 
     @property
-    def tier(self) -> Tier | None:
-        """Whose keys order; None: it is LRU."""
+    def tier(self) -> ValueTier | None:
+        """Which orders; None: it is LRU."""
         return self._tier
 
     def step(self) -> None:
@@ -138,7 +138,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         elif self._alone:
             self._alone = False
             logger.warning(
-                "learned prefix cache: %s runs without our scheduler, from which its credit comes, and so is vLLM's own LRU: "
+                "learned prefix cache: %s runs without our scheduler, which gives it reuse classes, and so is vLLM's own LRU: "
                 "start vLLM with --scheduler-cls eviction_client.engines.vllm.LearnedScheduler",
                 type(self).__name__,
             )
@@ -151,7 +151,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         try:
             chosen = self._choose(tier, n, protected) if tier.decides else None
             if chosen is not None:
-                tier.evicted([key for key, _ in chosen], by="credit")
+                tier.evicted([key for key, _ in chosen], by="value")
         except Exception as error:
             self._give_up(error)
             return self._least_recent(n, protected)
@@ -176,7 +176,9 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
             except Exception as error:
                 self._give_up(error)
 
-    def _choose(self, tier: Tier, n: int, protected: Collection[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
+    def _choose(
+        self, tier: ValueTier, n: int, protected: Collection[OffloadKey]
+    ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         chosen: list[tuple[OffloadKey, ChunkStatus]] = []
         get = self.lru.get
         for key in tier.order():

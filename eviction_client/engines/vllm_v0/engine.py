@@ -169,7 +169,7 @@ def _attach(
     open_predictor: Callable[[ClientSettings, Any], Predictor],
     metrics: EngineMetrics,
 ) -> Hooks:
-    from eviction_client.engines.vllm.metrics import values_of
+    from eviction_client.engines.vllm_v0.metrics import values_of
 
     allocator = gpu_allocator(scheduler.block_manager)
     scorer = Scorer(

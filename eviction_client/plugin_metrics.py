@@ -1,0 +1,48 @@
+"""What a plug-in shows of itself in an engine's /metrics, whatever the engine."""
+
+from eviction_client.metrics import Values
+from eviction_client.offer import STATES
+from eviction_client.plugin import Plugin
+
+FATES = ("asked", "answered", "late", "failed", "refused", "dropped", "rejected", "forgotten")
+
+
+def values_of_plugin(plugin: Plugin) -> Values:
+    """Return what :class:`eviction_client.metrics.EngineMetrics` shows of a plug-in. From any thread."""
+    asked, ghosts = plugin.predictor.counters, plugin.ghosts
+    completed = plugin.ended["prediction"] + plugin.ended["unanswered"]
+    accounts = [plugin.retained, *(tier.retained for tier in plugin.tiers)]
+    values: Values = {("lpc_predictions", fate): getattr(asked, fate) for fate in FATES}
+    values |= {("lpc_requests_ended", by): count for by, count in plugin.ended.items()}
+    values |= {("lpc_hints", hint): count for hint, count in plugin.hinted.items()}
+    values |= {
+        ("lpc_hinted_blocks", "granted"): sum(account.granted for account in accounts),
+        ("lpc_hinted_blocks", "refused"): sum(account.refused for account in accounts),
+        ("lpc_retained_blocks", ""): sum(account.held for account in accounts),
+        ("lpc_fallback_share", ""): plugin.ended["unanswered"] / completed if completed else 0.0,
+        ("lpc_predictions_unread", ""): asked.unread,
+        ("lpc_curves_refused", ""): asked.bad_curves,
+        ("lpc_pooled_raises", ""): plugin.raised,
+        ("lpc_pooled_refused", ""): plugin.implausible,
+        ("lpc_scheduler_seconds", ""): plugin.seconds,
+        ("lpc_failures", ""): plugin.failures + asked.bugs + (0 if plugin.store is None else plugin.store.counters.bugs),
+        ("lpc_stock_fallback", ""): 0.0,
+        ("lpc_value_enabled", ""): float(plugin.value_enabled and plugin.tables is not None),
+        ("lpc_reuse_classes", ""): plugin.fitted_classes,
+        ("lpc_reuses", ""): plugin.reuses,
+        ("lpc_refits", ""): plugin.refits,
+        ("lpc_guard_switches", ""): ghosts.guard.switches,
+        ("lpc_guard_failures", ""): plugin.guard_failures,
+        ("lpc_regret", ""): ghosts.guard.regret,
+        ("lpc_ghost_blocks", "asked"): ghosts.asked,
+        ("lpc_ghost_blocks", "value"): ghosts.value_hits,
+        ("lpc_ghost_blocks", "lru"): ghosts.lru_hits,
+        ("lpc_predictor_connected", ""): float(plugin.predictor.healthy),
+        ("lpc_store_healthy", ""): float(plugin.store is not None and plugin.store.healthy),
+    }
+    values |= {("lpc_tokenizer_state", state): float(state == plugin.predictor.tokenizer_state) for state in STATES}
+    for tier in plugin.tiers:
+        values["lpc_tier_value_enabled", tier.name] = float(tier.value_enabled)
+        for by, count in tier.evictions.items():
+            values["lpc_tier_evictions", by] = values.get(("lpc_tier_evictions", by), 0.0) + count
+    return values
