@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from eviction_client.scorer import Predictor
+from eviction_client.plugin import Predictor
 from lpc.bench.closed_loop import ClosedLoop
 from lpc.bench.closed_prompts import LONGEST_REPLY, Prompts
 from lpc.bench.engine_replay import admit, clocked_engine

@@ -22,6 +22,7 @@ from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
 from eviction_client.plugin import Predictor
 from eviction_client.predictor_client import PredictorClient
+from eviction_client.prior import ReuseCurves
 from eviction_client.settings import ClientSettings
 from lpc.bench.tiny_engine import TinyEngine
 from lpc.bench.tiny_llama import SPECIAL
@@ -47,7 +48,6 @@ class Patient:
         self.told: dict[Hashable, float] = {}
         self.ask = client.ask
         self.forget = client.forget
-        self.late_answers = client.late_answers
         self.close = client.close
 
     def take(self, request_id: Hashable) -> Prediction | None:
@@ -61,10 +61,10 @@ class Patient:
             self.told[request_id] = answer.probability
         return answer
 
-    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
-        """Wait for the answer, then leave the request."""
-        answer = self.take(request_id)
-        return (answer, False) if answer is not None else self._client.take_or_leave(request_id)
+    @property
+    def reuse_curves(self) -> ReuseCurves | None:
+        """The client's."""
+        return self._client.reuse_curves
 
     @property
     def healthy(self) -> bool:

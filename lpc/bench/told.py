@@ -30,7 +30,7 @@ class Told:
         self.tokenizer_state: TokenizerState = "unknown"
 
     def ask(self, request_id: Hashable, **_: object) -> None:
-        """See `eviction_client.scorer.Predictor`, as for the others."""
+        """See `eviction_client.plugin.Predictor`, as for the others."""
         self.asked.append(str(request_id))
 
     def take(self, request_id: Hashable) -> Prediction | None:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Hashable
 from typing import Any, Final
 
-from eviction_client.plugin import Predictor
 from eviction_client.predictor_client import PredictorClient
 from lpc.bench.told import ENDED_S, Told
 from lpc.bench.trace_replay import Replay
@@ -40,7 +39,7 @@ class Asked(PredictorClient):
             time.sleep(0.0002)
 
 
-def predictor_of(side: str, replay: Replay, address: str | None) -> Predictor | None:
+def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | Told | None:
     """Return what a side asks: stock nothing, lru one whose answers change nothing, oracle the trace, the others a sidecar."""
     if side == "stock":
         return None
