@@ -1,4 +1,4 @@
-"""Real vLLM with its CPU offload tier: the same tokens, without credit the same evictions, with an oracle more hits."""
+"""Real vLLM with its CPU offload tier: the same tokens, the same evictions while LRU is in force, with an oracle more hits."""
 
 import json
 import os
@@ -51,7 +51,7 @@ for tier, think_s, asked in ((connector(320), 60.0, oracle(texts)), (connector(3
         knows = run(tier, think_s, predictor=Told(asked))
         row["tokens"] = row["tokens"] and knows.outputs == stock.outputs
         row["failures"] += knows.counters["lpc_failures"] + knows.counters["lpc_tier_stock_fallback"]
-        row["by credit"] = knows.counters["lpc_tier_evictions:credit"]
+        row["by value"] = knows.counters["lpc_tier_evictions:value"]
         row["cached"] = [stock.cached_tokens, even.cached_tokens, knows.cached_tokens]
     told.append(row)
 print(json.dumps(told))
@@ -74,6 +74,6 @@ def test_tokens_are_stocks_the_tiers_evictions_too_and_an_oracle_hits_more(tmp_p
         assert each["failures"] == 0
         assert min(each["evictions"]) > 100
     assert busy["preemptions"] > 0
-    assert usual["by credit"] > 100
+    assert usual["by value"] > 100
     stock, even, knows = usual["cached"]
     assert stock == even < knows

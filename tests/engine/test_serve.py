@@ -221,7 +221,7 @@ def test_two_engines_hit_and_tell_their_metrics(fleet: Fleet) -> None:
         assert metrics["lpc_failures_total", ""] == 0
         assert metrics["lpc_predictor_connected", ""] == 1
         assert metrics["lpc_store_healthy", ""] == 1
-        assert metrics["lpc_trusting", ""] in (0, 1)
+        assert metrics["lpc_value_enabled", ""] in (0, 1)
 
 
 @pytest.fixture

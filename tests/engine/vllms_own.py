@@ -49,7 +49,7 @@ from itertools import count
 from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
 
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy, policies_made
-from eviction_client.tier import Tier
+from eviction_client.value_tier import ValueTier
 
 
 def fail(error):
@@ -57,13 +57,19 @@ def fail(error):
 
 
 class Linked(LearnedCachePolicy):
-    # As under the scheduler plug-in, without credit.
+    # As under the scheduler plug-in, while nothing is known of reuse.
     def __init__(self, cache_capacity):
         with policies_made():
             super().__init__(cache_capacity)
         ticks = count(10**9)
-        tier = Tier(
-            "t", cache_capacity, blocks=cache_capacity, prompts_only=True, guarded=False, pools=True, clock=lambda: next(ticks)
+        tier = ValueTier(
+            *("t", cache_capacity),
+            blocks=cache_capacity,
+            classes=1,
+            prompts_only=True,
+            guarded=False,
+            tables=lambda: None,
+            clock=lambda: next(ticks),
         )
         self.link(tier, fail)
 
