@@ -18,9 +18,10 @@ import numpy as np
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
+from eviction_client.background import AtOnce
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
-from eviction_client.plugin import Predictor
+from eviction_client.plugin import MOST_FAILURES, Predictor
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.prior import ReuseCurves
 from eviction_client.settings import ClientSettings
@@ -105,23 +106,28 @@ def serve(
     learned: bool = True,
     think_s: float = THINK_S,
     connector: dict[str, Any] | None = None,
+    learns: bool = True,
     **settings: Any,
 ) -> Served:
     """Serve conversations (token ids of each user turn) on real vLLM with so many blocks.
 
     Args:
         connector: configuration of a KV connector, as of vLLM's ``--kv-transfer-config``.
+        learns: else least recent use stays in force.
         settings: of the plug-in.
     """
     now = [1e9]
     attributes = {
         "settings": ClientSettings(**{"pooling": "off", **settings}),
         "clock": staticmethod(lambda: now[0]),
+        "background": AtOnce,
         "open_predictor": staticmethod(lambda *_: predictor or Told(lambda _: None)),
     }
     options = {"max_model_len": 7168, "max_num_seqs": 16, **({"kv_transfer_config": connector} if connector else {})}
     tiny = TinyEngine(model, blocks, learned=attributes if learned else None, **options)
     engine, scheduler = tiny.engine, tiny.scheduler
+    if learned and not learns:
+        scheduler.lpc.plugin.guard_failures = MOST_FAILURES
     served = Served(evicted=tiny.evicted, tier_evicted=tiny.tier_evicted)
     stock_preempt = scheduler._preempt_request
 

@@ -34,11 +34,11 @@ for n in range(90):
     text = [[rng.randrange(6, 250) for _ in range(rng.randint(60, 200))] for _ in range(turns)]
     texts[f"c{n}"] = [system + text[0], *text[1:]]
 def run(tier, think_s, **sides):
-    return serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=think_s, guard=False, **sides)
+    return serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=think_s, guard=sides.pop('guard', False), **sides)
 told = []
 for tier, think_s, asked in ((connector(320), 60.0, oracle(texts)), (connector(320, late=3), 1.0, None)):
     stock = run(tier, think_s, learned=False)
-    even = run(tier, think_s, predictor=Told(lambda _: 0.0))
+    even = run(tier, think_s, predictor=Told(lambda _: 0.0), guard=True, learns=False)
     row = {
         "tokens": even.outputs == stock.outputs,
         "pool": even.evicted == stock.evicted,
