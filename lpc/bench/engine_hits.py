@@ -204,8 +204,8 @@ def hit_runs(model: Path, texts: dict[str, list[list[int]]], capacities: Sequenc
     identical, same_order = True, True
     for blocks, think_s in [(capacities[0], BUSY_S), *((blocks, THINK_S) for blocks in capacities)]:
         stock = serve(model, texts, blocks, learned=False, think_s=think_s)
-        constant = serve(model, texts, blocks, think_s=think_s)
-        told = serve(model, texts, blocks, predictor=Told(oracle(texts)), think_s=think_s)
+        constant = serve(model, texts, blocks, think_s=think_s, learns=False)
+        told = serve(model, texts, blocks, predictor=Told(oracle(texts)), think_s=think_s, guard=False)
         sides = {"stock": stock, "constant_prior": constant, "oracle": told}
         row: dict[str, Any] = {"blocks": blocks, "think_s": think_s, "requests": len(stock.outputs)}
         row |= {"prompt_tokens": stock.prompt_tokens, "evictions": len(stock.evicted), "preemptions": stock.preemptions}

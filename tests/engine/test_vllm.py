@@ -69,7 +69,7 @@ def run(name, **sides):
     extra = {"shared_storage_path": str(stored / name)}
     connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
     return serve(model, texts, 240, connector=connector, **sides)
-stock, ours = run("stock", learned=False), run("ours")
+stock, ours = run("stock", learned=False), run("ours", learns=False)
 stores = [sum(1 for path in (stored / name).rglob("*") if path.is_file()) for name in ("stock", "ours")]
 print(json.dumps([ours.outputs == stock.outputs, ours.evicted == stock.evicted, len(stock.evicted), stores, ours.counters]))
 """
