@@ -1,6 +1,6 @@
 """From a request's admission to the reuse classes of its blocks: the part of a plug-in that is the same in every engine.
 
-The engine's scheduler calls :meth:`Plugin.admitted` and :meth:`Plugin.finished`, which touch dictionaries and append to a
+The engine's scheduler calls :meth:`Plugin.admitted`, :meth:`Plugin.started` and :meth:`Plugin.finished`, which append to a
 bounded queue: microseconds. What costs more is done in the background (:mod:`eviction_client.background`), in the order in
 which the scheduler has called: reuse is counted, the ghost caches choose the rule, curves are fitted, the store is asked and
 written. The scheduler's next :meth:`Plugin.follow` hands rule and values to its queue.
@@ -17,6 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from eviction_client import grouping
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
 from eviction_client.clock import MonotoneClock
 from eviction_client.conversations import Conversations
@@ -37,6 +38,9 @@ from lpc.wire.bugs import log_bug
 
 logger = logging.getLogger(__name__)
 
+_OWN: Final = grouping.GROUPS - 1
+"""The sidecar's groups, numbered from 1, lie behind those that requests without a prediction have."""
+_GROUPS: Final = _OWN + MOST_GROUPS
 REFIT_S: Final = 30.0
 REMEMBERED: Final = 4
 """Blocks whose last use is remembered, in caches."""
@@ -67,8 +71,8 @@ class Predictor(BasePredictor, Protocol):
         """The predicted curves of the groups that predictions name; None: the sidecar has sent none."""
 
 
-class _Admitted(NamedTuple):
-    """A request that has arrived, with the full blocks of its prompt."""
+class _Started(NamedTuple):
+    """A request that has taken its blocks, with the full blocks of its prompt."""
 
     request_id: Hashable
     prompt: Sequence[BlockHash]
@@ -80,6 +84,7 @@ class Plugin:
 
     Args:
         capacity: blocks of the engine's cache.
+        block_tokens: tokens of a block, as the engine hashes them.
         predictor: asked at admission; closed with the plug-in.
         store: where the keys of shared blocks are pooled; None: they are not. Closed with the plug-in.
         clock: seconds since the epoch, the same in all engines of a fleet. If it steps back, time stands still.
@@ -106,6 +111,7 @@ class Plugin:
         settings: ClientSettings,
         *,
         capacity: int,
+        block_tokens: int,
         predictor: Predictor,
         store: MetadataStore | None = None,
         clock: Callable[[], float] = time.time,
@@ -114,7 +120,7 @@ class Plugin:
         self.settings = settings
         self.predictor = predictor
         self.store = store
-        self.classes = MOST_GROUPS * GAP_CLASSES
+        self.classes = _GROUPS * GAP_CLASSES
         self.value_enabled = not settings.guard
         self.tables: Sequence[Table] | None = None
         self.ended = {"prediction": 0, "unanswered": 0, "aborted": 0}
@@ -126,9 +132,10 @@ class Plugin:
         self.tiers: list[ValueTier] = []
         self._owners = Owners(capacity) if settings.hints else None
         self._capacity = capacity
+        self._block_tokens = block_tokens
         self._in_use = 0.0
         self._clock = MonotoneClock(clock)
-        self._events: deque[_Admitted | Ended] = deque(maxlen=MAX_WAITING)
+        self._events: deque[_Started | Ended] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
         self._stretches: OrderedDict[Hashable, list[Stretch]] = OrderedDict()
         """Of running requests. Written by the background only."""
@@ -141,7 +148,7 @@ class Plugin:
         self._to_ask = False
         self._rounds_left = 0
         self._epoch: str | None = None
-        self._monitor = ReuseMonitor(MOST_GROUPS, remembered=REMEMBERED * capacity)
+        self._monitor = ReuseMonitor(_GROUPS, remembered=REMEMBERED * capacity)
         self.ghosts: Ghosts[BlockHash] = Ghosts(capacity, self.classes, sampled, clock=self.now)
         self._fitted_at = -math.inf
         self._ticked_at = self._trimmed_at = time.monotonic()
@@ -149,22 +156,21 @@ class Plugin:
 
     # The scheduler's thread.
 
-    def admitted(
-        self,
-        request_id: Hashable,
-        token_ids: Sequence[int],
-        blocks: Sequence[BlockHash],
-        *,
-        session: str | None,
-        category: str = "",
-    ) -> None:
-        """Ask the predictor about a request, and have its prompt looked at.
+    def admitted(self, request_id: Hashable, token_ids: Sequence[int], *, session: str | None, category: str = "") -> None:
+        """Ask the predictor about a request. ``token_ids``: its prompt. Must not change afterwards."""
+        self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "")
+
+    def started(self, request_id: Hashable, blocks: Sequence[BlockHash]) -> None:
+        """Have the prompt of a request looked at that has taken its blocks.
+
+        Not when it joins the queue for them: blocks that are still waited for would seem to have missed their time, and go just
+        before they are hit. Measured on recorded agents in a closed loop, 96 sessions and 2M tokens: 0.0% of
+        hits in place of 30.9.
 
         Args:
-            token_ids, blocks: the prompt and the hashes of its full blocks. Must not change afterwards.
+            blocks: hashes of the prompt's full blocks. Must not change afterwards.
         """
-        self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "")
-        self._append(_Admitted(request_id, blocks, self.now()))
+        self._append(_Started(request_id, blocks, self.now()))
 
     def finished(
         self,
@@ -190,15 +196,16 @@ class Plugin:
         prediction = self.predictor.take(request_id)
         if prediction is None:
             self.predictor.forget(request_id)
-        group = 0
+        stretches = self._stretches.get(request_id, ())
+        group = grouping.group_of(stretches, self._block_tokens)
         if not completed:
             self.ended["aborted"] += 1
         elif prediction is None:
             self.ended["unanswered"] += 1
         else:
             self.ended["prediction"] += 1
-            group = prediction.group
-        runs = self._runs(self._stretches.get(request_id, ()), group, blocks, now)
+            group = _OWN + prediction.group if prediction.group else group
+        runs = self._runs(stretches, group, blocks, now)
         retain_s, own_from = self._asked(hints, session, blocks)
         if own_from < len(blocks):
             runs = [run for run in runs if run.end < own_from] + [
@@ -279,7 +286,7 @@ class Plugin:
         """Classes with a curve of their own."""
         return self._monitor.seen if self.tables is not None else 0
 
-    def _append(self, event: "_Admitted | Ended") -> None:
+    def _append(self, event: "_Started | Ended") -> None:
         if len(self._events) == MAX_WAITING:
             self._handled += 1  # the oldest goes
         self._events.append(event)
@@ -367,7 +374,7 @@ class Plugin:
         while self._events:
             event = self._events.popleft()
             try:
-                if isinstance(event, _Admitted):
+                if isinstance(event, _Started):
                     self._arrive(event)
                 else:
                     self._end(event)
@@ -385,13 +392,13 @@ class Plugin:
         curves = self.predictor.reuse_curves
         if curves is None:
             return
-        self._monitor.priors = curves.hazards
+        self._monitor.priors = {_OWN + group: hazards for group, hazards in curves.hazards.items()}
         if curves.epoch != self._epoch:
             if self._epoch is not None:
                 self._monitor.renumber()
             self._epoch = curves.epoch
 
-    def _arrive(self, admitted: _Admitted) -> None:
+    def _arrive(self, admitted: _Started) -> None:
         stretches = self._monitor.admitted(admitted.prompt, admitted.at)
         self._stretches[admitted.request_id] = stretches
         if len(self._stretches) > MAX_RUNNING:
@@ -476,7 +483,7 @@ class Plugin:
         for tier in self.tiers:
             tier.distrust()
         self._stretches.clear()
-        self._monitor = ReuseMonitor(MOST_GROUPS, remembered=REMEMBERED * self._capacity)
+        self._monitor = ReuseMonitor(_GROUPS, remembered=REMEMBERED * self._capacity)
         self.ghosts = self.ghosts.renewed()
         self._epoch = None
         self._fitted_at = -math.inf

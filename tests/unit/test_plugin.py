@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import pytest
 
+from eviction_client import grouping
 from eviction_client.background import AtOnce
 from eviction_client.book import PredictorCounters
 from eviction_client.curve import INTERVALS
@@ -25,6 +26,8 @@ from eviction_client.value_queue import DONE, ValueQueue
 
 NOW = 1.8e9
 SECRET = "what a user wrote"
+
+OWN = grouping.GROUPS - 1
 
 
 class Answers:
@@ -74,6 +77,7 @@ class Bench:
         self.plugin = Plugin(
             ClientSettings(**{"guard": False, **settings}),  # type: ignore[arg-type]
             capacity=400,
+            block_tokens=16,
             predictor=self.answers,
             store=store,
             clock=lambda: self.now,
@@ -81,7 +85,8 @@ class Bench:
         )
 
     def admit(self, name: str, blocks: Sequence[BlockHash]) -> None:
-        self.plugin.admitted(name, [1, 2, 3], blocks, session=None)
+        self.plugin.admitted(name, [1, 2, 3], session=None)
+        self.plugin.started(name, blocks)
 
     def finish(self, name: str, blocks: Sequence[BlockHash], *, completed: bool = True, **more: object) -> Ended:
         return self.plugin.finished(name, completed=completed, blocks=blocks, prompt_blocks=len(blocks), **more)  # type: ignore[arg-type]
@@ -131,7 +136,7 @@ def test_a_reply_belongs_to_the_last_stretch_of_its_prompt(bench: Bench) -> None
 
 
 def test_the_group_of_a_prediction_chooses_among_the_classes_of_a_gap(bench: Bench) -> None:
-    assert bench.serve("a", chain("a", 0, 2), group=3) == [Run(2, 3 * GAP_CLASSES)]
+    assert bench.serve("a", chain("a", 0, 2), group=3) == [Run(2, (OWN + 3) * GAP_CLASSES)]
     assert bench.serve("b", chain("b", 0, 2), group=0) == [Run(2, 0)]
     assert bench.plugin.ended == {"prediction": 2, "unanswered": 0, "aborted": 0}
 
@@ -191,13 +196,13 @@ def test_ghost_caches_have_the_room_that_requests_leave(bench: Bench) -> None:
 def test_a_new_numbering_of_the_groups_forgets_which_group_was_which(bench: Bench) -> None:
     bench.answers.reuse_curves = ReuseCurves("one", {1: (0.1,) * INTERVALS})
     bench.loop(20, 10, every_s=5.0, group=1)
-    number = GAP_CLASSES + 3  # used again after 100 s
+    number = (OWN + 1) * GAP_CLASSES + 3  # used again after 100 s
     assert number in bench.plugin._monitor._reuses
     bench.answers.reuse_curves = ReuseCurves("two", {1: (0.2,) * INTERVALS})
     bench.loop(20, 1, every_s=5.0, group=2)
     counted = bench.plugin._monitor._reuses
     assert number not in counted and sum(map(sum, counted.values())) > 50
-    assert bench.plugin._monitor.priors[1] == (0.2,) * INTERVALS
+    assert bench.plugin._monitor.priors[OWN + 1] == (0.2,) * INTERVALS
 
 
 def test_hints_are_ignored_and_counted_unless_the_operator_enables_them(bench: Bench) -> None:

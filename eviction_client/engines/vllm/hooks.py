@@ -7,7 +7,7 @@
   while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`FreedLater`, which brings the
   request's classes to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
 - the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request, ``schedule`` calls
-  :meth:`Hooks.step` first, ``shutdown`` closes the plug-in last.
+  :meth:`Hooks.step` first and :meth:`Hooks.started` last, ``shutdown`` closes the plug-in last.
 
 All of them are attributes of these very objects: their classes, and so every other engine of the process, stay vLLM's own.
 
@@ -20,7 +20,7 @@ blocks used once.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -33,6 +33,7 @@ from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.hints import Hints
 from eviction_client.plugin import Plugin
 from eviction_client.retention import Retention
+from eviction_client.stores.base import BlockHash
 
 EXPIRED_PER_STEP: Final = 16
 """Runs whose retention may end in one step of the scheduler."""
@@ -67,6 +68,8 @@ class Hooks:
         self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
         self._latest = 0.0
+        self._waiting: dict[str, Sequence[BlockHash]] = {}
+        """Full blocks of the prompts of requests that have not started."""
         self._hash_block_size: int = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
         manager = scheduler.kv_cache_manager
         pool = manager.block_pool
@@ -98,7 +101,9 @@ class Hooks:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """``Scheduler.schedule``, before which what is due is done."""
         self.step()
-        return self._stock_schedule(*args, **kwargs)
+        scheduled = self._stock_schedule(*args, **kwargs)
+        self.started(scheduled)
+        return scheduled
 
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
         """``Scheduler.shutdown``, which also lets go of predictor and store."""
@@ -116,10 +121,23 @@ class Hooks:
                 self.plugin.admitted(
                     request.request_id,
                     request.prompt_token_ids,
-                    request.block_hashes[: request.num_prompt_tokens // self._hash_block_size],
                     session=session_of(request),
                     category="" if lora is None else lora.lora_name,
                 )
+                self._waiting[request.request_id] = request.block_hashes[: request.num_prompt_tokens // self._hash_block_size]
+        except Exception as error:
+            self.plugin.failed(error)
+        self.plugin.seconds += time.perf_counter() - started
+
+    def started(self, scheduled: Any) -> None:
+        """Have the prompts of those requests looked at that a step has begun."""
+        started = time.perf_counter()
+        try:
+            if self._waiting:
+                for request in scheduled.scheduled_new_reqs:
+                    blocks = self._waiting.pop(request.req_id, None)
+                    if blocks is not None:
+                        self.plugin.started(request.req_id, blocks)
         except Exception as error:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started
@@ -169,6 +187,7 @@ class Hooks:
         ended: Ended | None = None
         try:
             if request.is_finished():
+                self._waiting.pop(request.request_id, None)
                 size = self._hash_block_size
                 computed = request.block_hashes[: request.num_computed_tokens // size]
                 ended = self.plugin.finished(

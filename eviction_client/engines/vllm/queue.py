@@ -91,11 +91,14 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         if ended is None:
             self.insert(blocks, self._class, now)
             return
+        if not retained:
+            self.insert_chain(self._parts(blocks, ended), now)
+            return
         for part, reuse_class in self._parts(blocks, ended):
-            if retained and reuse_class != DONE:
-                self.retain(part, reuse_class, now + ended.retain_s)
-            else:
+            if reuse_class == DONE:
                 self.insert(part, reuse_class, now)
+            else:
+                self.retain(part, reuse_class, now + ended.retain_s)
 
     def append(self, block: KVCacheBlock) -> None:
         """As :meth:`append_n`."""

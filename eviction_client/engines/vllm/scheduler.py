@@ -114,6 +114,7 @@ class LearnedScheduler:
         plugin = Plugin(
             settings,
             capacity=scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
+            block_tokens=getattr(scheduler, "hash_block_size", None) or scheduler.block_size,
             predictor=cls.open_predictor(settings, settings.served_model or served, finder_of(vllm_config)),
             store=_store(settings, vllm_config, scheduler),
             clock=cls.clock,
