@@ -41,14 +41,22 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         self.queue.retained = Retained(BLOCKS)
         self.front = order(self.pool)
         self.free: dict[int, tuple[int, float, int]] = {}  # id -> class, last use, place in the order of frees
+        self.chain: dict[int, int] = {}  # id -> the chain that it was freed with
         self.until: dict[int, tuple[float, int]] = {}
         self.running: list[tuple[list[KVCacheBlock], list[bytes]]] = []
-        self.places = self.contents = 0
+        self.places = self.contents = self.chains = 0
 
-    def note(self, blocks: Sequence[KVCacheBlock], reuse_class: int) -> None:
+    def note(self, blocks: Sequence[KVCacheBlock], reuse_class: int, *, same_chain: bool = False) -> None:
+        self.chains += not same_chain
         for block in blocks:
             self.places += 1
             self.free[block.block_id] = reuse_class, self.now, self.places
+            self.chain[block.block_id] = self.chains
+
+    def lowest(self, block: int) -> float:
+        """The lowest rank of the block and of those that cannot be reached without it: the shallower ones of its chain."""
+        chain, place = self.chain[block], self.free[block][2]
+        return min(self.rank(other)[0] for other in self.free if self.chain[other] == chain and self.free[other][2] >= place)
 
     def rank(self, block: int) -> tuple[float, float]:
         """What decides when a block is evicted: the lowest first."""
@@ -69,7 +77,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         front, self.front = self.front[: len(taken)], self.front[len(taken) :]
         assert ids(taken)[: len(front)] == front
         for block in ids(taken)[len(front) :]:
-            lowest = self.rank(block)[0]
+            lowest = self.lowest(block)
             del self.free[block]
             assert all(lowest <= self.rank(other)[0] * (1 + 1e-9) for other in self.free)
         contents = range(self.contents, self.contents + min(hashed, len(taken)))
@@ -107,7 +115,9 @@ class QueueInTheRealPool(RuleBasedStateMachine):
             start = runs[number - 1].end if number else 0
             part = [block for depth, block in enumerate(reversed(hashed)) if start <= depth < runs[number].end][::-1]
             retained = retain_s > 0.0 and runs[number].reuse_class != DONE
-            self.note(part, RETAINED if retained else runs[number].reuse_class)
+            self.note(
+                part, RETAINED if retained else runs[number].reuse_class, same_chain=not retain_s and number < len(runs) - 1
+            )
             if retained:
                 self.until |= {block.block_id: (self.now + retain_s, runs[number].reuse_class) for block in part}
 
@@ -134,7 +144,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         running = sum(len(blocks) for blocks, _ in self.running)
         assert self.queue.num_free_blocks + running == BLOCKS - 1  # less the null block
         if not self.queue.value_enabled:
-            assert listed[len(self.front) :] == sorted(self.free, key=self.rank)
+            assert listed[len(self.front) :] == sorted(self.free, key=lambda block: (self.lowest(block), self.free[block][2]))
         check_links(self.queue)
 
 

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from eviction_client import retention
+from eviction_client import grouping, retention
 from eviction_client.background import AtOnce
 from eviction_client.curve import KNOTS
 from eviction_client.engines.vllm.metrics import values_of
@@ -72,6 +72,10 @@ def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), argu
     return request
 
 
+PREDICTED = (grouping.GROUPS - 1 + 3) * GAP_CLASSES
+"""First class of the sidecar's group 3."""
+
+
 def predicted(engine: Engine, group: int) -> None:
     """Answer each request with a group."""
     engine.told.take = lambda _: Prediction(0.5, "told", None, None, 1, group=group)  # type: ignore[method-assign]
@@ -127,11 +131,11 @@ def test_a_finished_request_leaves_its_blocks_in_the_classes_of_its_stretches(as
     engine = Engine(100, asynchronous=asynchronous, background=AtOnce)
     predicted(engine, 3)
     finish(engine, "a", range(6, 6 + 3 * BLOCK))
-    assert sorted(classes_of(engine).values()) == [3 * GAP_CLASSES] * 3
+    assert sorted(classes_of(engine).values()) == [PREDICTED] * 3
     engine.now += 100.0
     finish(engine, "b", [*range(6, 6 + 2 * BLOCK), *range(100, 100 + 2 * BLOCK)])
     classes = classes_of(engine)
-    used, new = 3 * GAP_CLASSES + 3, 3 * GAP_CLASSES
+    used, new = PREDICTED + 3, PREDICTED
     assert sorted(classes.values()) == [new] * 3 + [used] * 2, "two blocks again after 100 s, two of b, one left of a"
     newer, oldest = sorted(ages_of(engine).values())[-2:]
     assert newer < 100.0 < oldest
@@ -321,7 +325,7 @@ def test_a_deferred_free_keeps_its_classes_and_its_age_counts_from_the_free() ->
     while engine._flying:
         engine.step()
     assert not scheduler.deferred_frees
-    assert list(classes_of(engine).values()) == [3 * GAP_CLASSES] * 5
+    assert list(classes_of(engine).values()) == [PREDICTED] * 5
     assert max(ages_of(engine).values()) < 1.0
     blocks = engine.pool.get_new_blocks(99)[-5:]
     # The classes have gone with the batch: what is freed next, by nobody's request, is as used once.
@@ -343,7 +347,7 @@ def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes(
     engine.now += 30
     scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_sending={"a"}))
     assert "a" not in scheduler.requests
-    assert list(classes_of(engine).values()) == [3 * GAP_CLASSES] * 5
+    assert list(classes_of(engine).values()) == [PREDICTED] * 5
     assert max(ages_of(engine).values()) < 1.0
 
 
@@ -422,6 +426,7 @@ def test_an_engine_keeps_a_prefix_as_long_as_the_conversations_of_another(
         hooks = here.scheduler.lpc
         finish(here, "three", [*prefix, *range(150, 182)], {"session_id": "three"})
         here.add("four", [*prefix, *range(200, 232)], 40, {"session_id": "four"})
+        here.step()
         deadline = time.monotonic() + 20
         while not hooks.plugin._pooled and time.monotonic() < deadline:
             time.sleep(0.01)
