@@ -85,7 +85,7 @@ vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} {hits}
 def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
     """Serve metrics under vLLM's names, half of whose tokens hit; yield their address.
 
-    Of the shadow caches LRU hits 30% and the one with credit 45%. A failing plug-in counts an exception at each scrape.
+    The ghost caches hit 30% under LRU and 45% under the value. A failing plug-in counts an exception at each scrape.
     """
     scrapes = iter(range(1, 10**9))
     plug_in = EngineMetrics("0")
@@ -98,8 +98,8 @@ def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
             }
             values |= {("lpc_failures", ""): float(queries) if failing else 0.0, ("lpc_fallback_share", ""): 0.0}
             values |= {("lpc_stock_fallback", ""): 0.0, ("lpc_tier_stock_fallback", ""): 0.0}
-            shadows = {"asked": 1.0, "credit": 0.45, "lru": 0.3}
-            values |= {("lpc_shadow_blocks", cache): share * queries for cache, share in shadows.items()}
+            ghosts = {"asked": 1.0, "value": 0.45, "lru": 0.3}
+            values |= {("lpc_ghost_blocks", cache): share * queries for cache, share in ghosts.items()}
             plug_in.update(values)
             ours = generate_latest(REGISTRY).decode().split("# HELP ")
             shown = "".join(f"# HELP {part}" for part in ours if part.startswith("lpc_"))

@@ -185,7 +185,7 @@ def eventually(condition: object, seconds: float = 30.0) -> bool:
 
 def scored(engine: VllmServer) -> float:
     """Requests whose blocks got a prediction's score."""
-    return engine.metrics().get(("lpc_requests_scored_total", "prediction"), 0.0)
+    return engine.metrics().get(("lpc_requests_ended_total", "prediction"), 0.0)
 
 
 @pytest.mark.timeout(400)
@@ -236,7 +236,7 @@ def busy_machine() -> Iterator[None]:
 
 def ended(fleet: Fleet) -> tuple[float, float]:
     """Requests that came to their end, and those of them for which a prediction came, in time or late."""
-    by = [{label: n for (name, label), n in e.metrics().items() if name == "lpc_requests_scored_total"} for e in fleet.engines]
+    by = [{label: n for (name, label), n in e.metrics().items() if name == "lpc_requests_ended_total"} for e in fleet.engines]
     predicted = sum(counts.get("prediction", 0.0) for counts in by)
     return predicted + sum(counts.get("unanswered", 0.0) for counts in by), predicted + sum(
         counts.get("late", 0.0) for counts in by

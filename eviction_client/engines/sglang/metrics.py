@@ -7,5 +7,4 @@ from eviction_client.metrics import Values
 
 def values_of(hooks: Hooks) -> Values:
     """Return what :class:`eviction_client.metrics.EngineMetrics` shows. From any thread."""
-    scorer = hooks.scorer
-    return figures_of(scorer, lifetime=scorer.lifetime.seconds if hooks.adopted else scorer.shadow_lifetime)
+    return figures_of(hooks.scorer)
