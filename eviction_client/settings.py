@@ -20,7 +20,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ClientSettings(RedisSettings):
-    """What an engine needs to know to evict by learned scores. Environment variables carry the prefix ``LPC_``."""
+    """What a plug-in needs to know. Environment variables carry the prefix ``LPC_``."""
 
     # Inputs are not shown in errors: a Redis URL may hold a password.
     model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, extra="ignore", hide_input_in_errors=True)
@@ -45,9 +45,11 @@ class ClientSettings(RedisSettings):
     predictor_capacity: int = Field(default=8192, ge=1, description="requests remembered; over it the oldest is dropped")
 
     guard: bool = Field(
-        default=True, description="order by credit only while two shadow caches show that it pays; before and else it is LRU"
+        default=True, description="order by retention value only while two ghost caches show that it pays; else it is LRU"
     )
-    shadow: bool = Field(default=False, description="keep the engine's own order and only report what ours would have hit")
+    shadow: bool = Field(
+        default=False, description="dry run: keep the engine's own order and only report what the plug-in's would hit"
+    )
     hints: bool = Field(
         default=False,
         description="act on the hints lpc_retain_seconds and lpc_done of requests; anyone who may use the engine's API may "
@@ -78,20 +80,22 @@ class ClientSettings(RedisSettings):
 
     pooling: Literal["auto", "off", "shared", "fleet"] = Field(
         default="auto",
-        description="who else's score a shared block keeps: nobody's, this engine's other conversations', or those of all "
-        "engines on one Redis; auto is fleet with a Redis URL and shared without",
+        description="which other conversations may keep a shared block: none, those of this engine, or those of all engines on "
+        "one Redis; auto is fleet with a Redis URL and shared without",
     )
     redis_url: SecretStr | None = Field(
         default=None,
-        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it scores stay in this process",
+        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it keys stay in this process",
     )
     redis_shards: int = Field(
         default=4,
         ge=1,
         le=1024,
-        description="keys over which scores are spread, equal in the whole fleet; on a cluster about 4 per primary",
+        description="Redis keys over which pooled keys are spread, equal in the whole fleet; on a cluster about 4 per primary",
     )
-    store_pending_blocks: int = Field(default=200_000, ge=1, description="scores waiting to be written; over it the oldest go")
+    store_pending_blocks: int = Field(
+        default=200_000, ge=1, description="pooled keys waiting to be written; over it the oldest go"
+    )
     store_blocks: int = Field(default=1_000_000, ge=1, description="blocks that the in-memory store remembers")
 
     _empty_is_none = field_validator(
