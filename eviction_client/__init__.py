@@ -11,6 +11,7 @@ from eviction_client.credit import CreditGrid, CreditTable, Lifetime
 from eviction_client.credit_queue import CreditQueue
 from eviction_client.queue import Block, FreeBlockQueue
 from eviction_client.score import Keys
+from eviction_client.value_queue import ValueQueue
 
 if TYPE_CHECKING:
     from eviction_client.errors import ClientError, EngineUnsupported, StoreError
@@ -42,6 +43,7 @@ __all__ = [
     "PredictorClient",
     "Scorer",
     "StoreError",
+    "ValueQueue",
     "open_store",
 ]
 

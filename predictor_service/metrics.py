@@ -158,7 +158,7 @@ class Metrics:
             self.label_rows.labels(fate)
         self.unread_prompts = Counter(
             "lpc_unread_prompts",
-            "Conversations whose token ids could not be read; on engines' streams they get a credit by lengths and times.",
+            "Conversations whose token ids could not be read; on engines' streams they are predicted from lengths and times.",
             ["reason"],
             registry=registry,
         )

@@ -135,7 +135,7 @@ class ServiceSettings(RedisSettings):
         ge=0,
         le=86_400,
         description="Seconds between two refits of the return model, which learns from the traffic when conversations return "
-        "(docs/learning.md); 0: nothing is learnt, and answers carry no credit.",
+        "(docs/learning.md); 0: nothing is learned, and answers carry no reuse group.",
     )
     returns_turns: int = Field(
         20_000, ge=200, le=1_000_000, description="Turns that the return model remembers. About 1 KB each."

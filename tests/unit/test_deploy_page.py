@@ -74,7 +74,7 @@ def test_the_go_example_names_what_the_contract_has() -> None:
         own |= {"".join(part.capitalize() for part in oneof.name.split("_")) for oneof in messages[message].oneofs}
         names = set(re.findall(r"(\w+):", body.split("}", 1)[0]))
         assert names <= ({member} if member else own), kind
-    assert {"RequestId", "CreditS"} <= set(re.findall(r"(?:answer|p)\.(\w+)", code)) <= {*fields, "GetPrediction"}
+    assert {"RequestId", "ReuseGroup"} <= set(re.findall(r"(?:answer|p)\.(\w+)", code)) <= {*fields, "GetPrediction"}
     assert "NewContinuationPredictorClient(conn).PredictStream(ctx)" in code
 
 

@@ -7,7 +7,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_the_engine_example_runs() -> None:
-    examples = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "CreditQueue" in block]
+    examples = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "ValueQueue" in block]
     assert len(examples) == 1
     exec(compile(examples[0], "README.md", "exec"), {})
 
