@@ -25,7 +25,7 @@ place of the value, so a change of rule moves nothing.
 
 Values change slowly: they are calculated for one instant, which is renewed every :data:`RENEWED_S`, and between renewals only
 for the classes whose ends have changed. Cost, C classes: ``insert`` of n blocks O(n), ``remove`` O(1), ``popleft_n`` O(n) and
-a minimum over C floats for each run that is evicted.
+O(log C) for each run that is evicted, ``renew`` O(C).
 """
 
 import heapq
@@ -47,6 +47,8 @@ RETAINED: Final = -1
 _EXTRA: Final = 3
 _PRICED_BLOCKS: Final = 1000.0
 """Blocks evicted over which the price is averaged."""
+_STALE_FROM: Final = 4
+"""Entries of the heap of classes' ends, per class, from which on those that have changed are thrown out."""
 _SWEPT_FROM: Final = 1024
 """Retentions from which on those that have ended before their time are searched for."""
 
@@ -93,12 +95,13 @@ class ValueQueue(FreeList[B]):
         self._value_enabled = False
         self._number = 0
         self._as_of = -math.inf
-        # By class: the lower value of its two ends, and whether the newest run has it.
-        self._least: list[float] = [math.inf] * (classes + _EXTRA)
-        self._at_newest: list[bool] = [False] * (classes + _EXTRA)
+        self._least: list[tuple[float, int, Run] | None] = [None] * (classes + _EXTRA)
+        """By class the end with the lower value: value, the run's number, run; None: the class is empty."""
+        self._worst: list[tuple[float, int, Run]] = []
+        """Heap of what is and was in ``_least``."""
+        self._newest_value: list[tuple[Run, float] | None] = [None] * (classes + _EXTRA)
+        """By class the newest run and its value, as last calculated."""
         self._stale: set[int] = set()
-        self._worst: Run | None = None
-        """Run to be evicted first, until a class's values change."""
         self._retained: list[tuple[float, int, Run, int]] = []
         """Heap of the retained runs: end of the time, number, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
@@ -221,14 +224,13 @@ class ValueQueue(FreeList[B]):
         popped: list[B] = []
         self._pop_from(self.head.next_free_block, self._start[_NEXT][_HEAD], n, popped)
         if len(popped) < n:
-            self._renew()
+            self.renew()
         while len(popped) < n:
-            worst = self._worst_run()
+            value, _, worst = self._lowest()
             run = self._deepest(worst)
             first, number = run[_HEAD], run[_CLASS]
             behind = run[_NEXT][_HEAD]
             before = len(popped)
-            value = self._least[worst[_CLASS]]
             left = self._pop_from(first, behind, n - before, popped)
             del self._run_of[first.block_id]
             if self._value_enabled and worst[_CLASS] >= 0 and self._tables is not None:
@@ -240,6 +242,7 @@ class ValueQueue(FreeList[B]):
             else:
                 self._forget(run)
                 self._value_ends(number)
+                self._stale.discard(number)
         self.num_free_blocks -= n
         return popped
 
@@ -251,14 +254,14 @@ class ValueQueue(FreeList[B]):
             block = block.next_free_block
         if block is self.tail:
             return
-        self._renew()
+        self.renew()
         ends: list[tuple[float, int, Run, Run, Run]] = []
-        for number, value in enumerate(self._least):
-            if value != math.inf:
-                oldest, newest = self._oldest[number], self._newest[number]
+        for least in self._least:
+            if least is not None:
+                value, number, run = least
+                oldest, newest = self._oldest[run[_CLASS]], self._newest[run[_CLASS]]
                 assert oldest is not None and newest is not None
-                run = self._end_of(number)
-                ends.append((value, run[_NUMBER], run, oldest, newest))
+                ends.append((value, number, run, oldest, newest))
         heapq.heapify(ends)
         walked: set[int] = set()
         """Numbers of the runs walked."""
@@ -281,9 +284,7 @@ class ValueQueue(FreeList[B]):
                 newest = newest[_PREVIOUS]
             if oldest[_NUMBER] in walked:
                 continue
-            value, at_newest = self._lower(oldest, newest)
-            run = newest if at_newest else oldest
-            heapq.heappush(ends, (value, run[_NUMBER], run, oldest, newest))
+            heapq.heappush(ends, (*self._lower(oldest, newest), oldest, newest))
 
     def first(self) -> B:
         """Return the block to be evicted first, which stays. Raises ValueError when there is none."""
@@ -291,8 +292,8 @@ class ValueQueue(FreeList[B]):
             raise ValueError("no block is free")
         block: Any = self.head.next_free_block
         if block is self._start[_NEXT][_HEAD]:
-            self._renew()
-            block = self._deepest(self._worst_run())[_HEAD]
+            self.renew()
+            block = self._deepest(self._lowest()[2])[_HEAD]
         found: B = block
         return found
 
@@ -320,30 +321,23 @@ class ValueQueue(FreeList[B]):
                 run = deeper
         return run
 
-    def _worst_run(self) -> Run:
-        """Return the run to be evicted first. There is one."""
-        if self._worst is None:
-            least = self._least
-            lowest = min(least)
-            if least.count(lowest) == 1:
-                self._worst = self._end_of(least.index(lowest))
-            else:
-                ends = (self._end_of(number) for number, value in enumerate(least) if value == lowest)
-                self._worst = min(ends, key=_number)
-        return self._worst
+    def _lowest(self) -> tuple[float, int, Run]:
+        """Return the run to be evicted first, with its value and number. There is one."""
+        worst = self._worst
+        while self._least[worst[0][2][_CLASS]] is not worst[0]:
+            heapq.heappop(worst)
+        return worst[0]
 
-    def _end_of(self, number: int) -> Run:
-        """Return the run of a class that has its lower value."""
-        run = (self._newest if self._at_newest[number] else self._oldest)[number]
-        assert run is not None
-        return run
+    def renew(self) -> None:
+        """Bring the values of the classes' ends up to date.
 
-    def _renew(self) -> None:
-        """Bring the values of the classes' ends up to date."""
+        Every reader does so. An engine does it once per step, so that an allocation does not have to wait for it: O(C).
+        """
         if self._value_enabled and self._tables is not None:
             now = self._clock()
             if now - self._as_of >= RENEWED_S:
                 self._as_of = now
+                self._newest_value = [None] * len(self._least)
                 self._stale.update(range(len(self._least)))
         elif self._as_of == -math.inf:
             self._as_of = math.inf
@@ -351,27 +345,35 @@ class ValueQueue(FreeList[B]):
         for number in self._stale:
             self._value_ends(number)
         self._stale.clear()
+        if len(self._worst) > _STALE_FROM * len(self._least):
+            self._worst = [least for least in self._least if least is not None]
+            heapq.heapify(self._worst)
 
     def _value_ends(self, number: int) -> None:
         """Calculate the lower value of a class's two ends."""
-        self._worst = None
         oldest, newest = self._oldest[number], self._newest[number]
         if oldest is None or newest is None:
-            self._least[number] = math.inf
+            self._least[number] = None
             return
-        self._least[number], self._at_newest[number] = self._lower(oldest, newest)
+        self._least[number] = least = self._lower(oldest, newest)
+        heapq.heappush(self._worst, least)
 
-    def _lower(self, oldest: Run, newest: Run) -> tuple[float, bool]:
-        """Return the lower of the values of two runs of a class, and whether the newer one has it."""
+    def _lower(self, oldest: Run, newest: Run) -> tuple[float, int, Run]:
+        """Return the lower of the values of two runs of a class, the number of the run that has it, and that run."""
         reuse_class = oldest[_CLASS]
         if reuse_class in (DONE, RETAINED):
-            return (-math.inf if reuse_class == DONE else sys.float_info.max), False
+            return (-math.inf if reuse_class == DONE else sys.float_info.max), oldest[_NUMBER], oldest
         if not self._value_enabled or self._tables is None:
-            return oldest[_NUMBER], False
+            return oldest[_NUMBER], oldest[_NUMBER], oldest
         table, as_of = _SOON if reuse_class == GOES_ON else self._tables[reuse_class], self._as_of
-        low = value_at(table, max(as_of - oldest[_USED], 0.0))
-        high = low if newest is oldest else value_at(table, max(as_of - newest[_USED], 0.0))
-        return (high, True) if high < low else (low, False)
+        known = self._newest_value[reuse_class]
+        if known is not None and known[0] is newest:
+            high = known[1]
+        else:
+            high = value_at(table, max(as_of - newest[_USED], 0.0))
+            self._newest_value[reuse_class] = newest, high
+        low = high if newest is oldest else value_at(table, max(as_of - oldest[_USED], 0.0))
+        return (high, newest[_NUMBER], newest) if high < low else (low, oldest[_NUMBER], oldest)
 
     def _behead(self, block: B, after: Any) -> None:
         """Note that a run has lost its head, which stood before ``after``."""
@@ -392,11 +394,4 @@ class ValueQueue(FreeList[B]):
         if self._newest[number] is run:
             self._newest[number] = previous if previous[_CLASS] == number else None
             self._stale.add(number)
-        if run is self._worst:
-            self._worst = None
         run[_PREVIOUS] = run[_NEXT] = None  # ended runs must not wait for the cycle collector
-
-
-def _number(run: Run) -> int:
-    number: int = run[_NUMBER]
-    return number

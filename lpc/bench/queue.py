@@ -3,7 +3,8 @@
 One operation is what an engine does for one request: a returning conversation *touches* its chain (takes it out of the
 queue, root first), its end *frees* the chain (tail first), and a new request *allocates* as many blocks from the front.
 Both sides get the same sequence in alternating order. Half a second passes per freed chain (two requests
-a second), and each chain lies in one of 64 reuse classes, drawn at random.
+a second), and each chain lies in one of 64 reuse classes, drawn at random. *Renew* calculates the values of all classes, as an engine
+does four times a second.
 """
 
 import gc
@@ -105,16 +106,17 @@ class Queue(Protocol):
 
 @dataclass
 class Side:
-    """One contestant: its queue, its chains (tail first), how it frees a chain."""
+    """One contestant: its queue, its chains (tail first), how it frees a chain, what a step of the scheduler does."""
 
     queue: Queue
     chains: list[list[Block]]
     free: Callable[[list[Block], Use], object]
+    renew: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Row:
-    """Median time per block of ours over the LRU list's, and both in nanoseconds."""
+    """Median time per block of ours over the LRU list's, and ours in nanoseconds; a renewal in microseconds."""
 
     blocks: int
     chain: int
@@ -124,6 +126,7 @@ class Row:
     allocate_ns: float
     free_ns: float
     touch_ns: float
+    renew_us: float
 
 
 def run(*, quick: bool = False) -> dict[str, Any]:
@@ -134,13 +137,13 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     for blocks, chain in track(cases, description="bench queue", console=screen, transient=True):
         rows.append(_measure(blocks, chain, rounds=3 if quick else 9, budget_s=1.0 if quick else 4.0))
     table = Table(title="free queue / plain LRU list: time per block, median of rounds")
-    for column in ("blocks", "chain", "allocate", "free", "touch", "allocate ns", "free ns", "touch ns"):
+    for column in ("blocks", "chain", "allocate", "free", "touch", "allocate ns", "free ns", "touch ns", "renew us"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             *(f"{row.blocks:,}", str(row.chain)),
             *(f"{ratio:.2f}x" for ratio in (row.allocate_ratio, row.free_ratio, row.touch_ratio)),
-            *(f"{ns:.0f}" for ns in (row.allocate_ns, row.free_ns, row.touch_ns)),
+            *(f"{ns:.0f}" for ns in (row.allocate_ns, row.free_ns, row.touch_ns, row.renew_us)),
         )
     screen.print(table)
     return {"rows": [asdict(row) for row in rows]}
@@ -153,13 +156,14 @@ def _measure(num_blocks: int, chain: int, *, rounds: int, budget_s: float) -> Ro
         plain, ours = _round(num_blocks, chain, random.Random(seed), budget_s / rounds)
         ratios.append(tuple(a / b for a, b in zip(ours, plain, strict=True)))
         ours_ns.append(ours)
-    middle = [statistics.median(column) for column in zip(*ratios, strict=True)]
-    times = [statistics.median(column) / chain for column in zip(*ours_ns, strict=True)]
-    return Row(num_blocks, chain, *(round(value, 3) for value in middle), *(round(value, 1) for value in times))
+    middle = [statistics.median(column) for column in zip(*ratios, strict=True)][:3]
+    *times, renew = (statistics.median(column) for column in zip(*ours_ns, strict=True))
+    per_block = (round(value / chain, 1) for value in times)
+    return Row(num_blocks, chain, *(round(value, 3) for value in middle), *per_block, round(renew / 1e3, 1))
 
 
 def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean nanoseconds (allocate, free, touch) per operation of the LRU list and of our queue."""
+    """Return the mean nanoseconds (allocate, free, touch, renew) per operation of the LRU list and of our queue."""
     num_chains = num_blocks // chain
     now = 1.8e9
 
@@ -173,7 +177,7 @@ def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> 
     for use, index in initial:
         for side in (lru, ours):
             side.free(side.chains[index], use)
-    spent = {id(lru): [0, 0, 0, 0, 0], id(ours): [0, 0, 0, 0, 0]}
+    spent = {id(lru): [0, 0, 0, 0, 0, 0], id(ours): [0, 0, 0, 0, 0, 0]}
     deadline = perf_counter_ns() + int(budget_s * 1e9)
     gc.disable()
     try:
@@ -187,8 +191,8 @@ def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> 
         gc.enable()
     means = []
     for side in (lru, ours):
-        allocate, free, touch, count, touched = spent[id(side)]
-        means.append((allocate / count, free / count, touch / max(1, touched)))
+        allocate, free, touch, count, touched, renew = spent[id(side)]
+        means.append((allocate / count, free / count, touch / max(1, touched), max(renew / count, 1.0)))
     return means[0], means[1]
 
 
@@ -208,7 +212,10 @@ def _serve(side: Side, wanted: int, chain: int, after_touch: Use, after_allocate
         spent[1] += freed - touched
         spent[4] += 1
         spent[3] += 1
+        renewed = perf_counter_ns()
+        side.renew()
         start = perf_counter_ns()
+        spent[5] += start - renewed
         allocated = queue.popleft_n(chain)
         spent[0] += perf_counter_ns() - start
         free(allocated, after_allocate)
@@ -217,7 +224,7 @@ def _serve(side: Side, wanted: int, chain: int, after_touch: Use, after_allocate
 def _lru_side(num_blocks: int, chain: int) -> Side:
     blocks = [Block(i) for i in range(num_blocks)]
     lru = LruList(Block(-1), Block(-1))
-    return Side(lru, _chains(blocks, chain), lru.insert)
+    return Side(lru, _chains(blocks, chain), lru.insert, lambda: None)
 
 
 def _our_side(num_blocks: int, chain: int, clock: Callable[[], float]) -> Side:
@@ -225,7 +232,7 @@ def _our_side(num_blocks: int, chain: int, clock: Callable[[], float]) -> Side:
     queue = ValueQueue(Block(-1), Block(-1), len(TABLES), clock=clock)
     queue.set_tables(TABLES)
     queue.value_enabled = True
-    return Side(queue, _chains(blocks, chain), lambda freed, use: queue.insert(freed, use.reuse_class, use.last))
+    return Side(queue, _chains(blocks, chain), lambda freed, use: queue.insert(freed, use.reuse_class, use.last), queue.renew)
 
 
 def _chains(blocks: list[Block], chain: int) -> list[list[Block]]:

@@ -143,7 +143,7 @@ class Hooks:
         self.plugin.seconds += time.perf_counter() - started
 
     def step(self) -> None:
-        """Do what is due before a step of the scheduler: follow the guard and the latest curves, end retentions."""
+        """Do what is due before a step of the scheduler: follow the guard and the curves, end retentions, renew values."""
         plugin, queue = self.plugin, self.queue
         started = time.perf_counter()
         if queue is not None:
@@ -152,6 +152,7 @@ class Hooks:
             plugin.in_use(self._blocks - self._free_blocks_of())
             if queue is not None:
                 queue.expire(EXPIRED_PER_STEP)
+                queue.renew()
         except Exception as error:
             plugin.failed(error)
         for policy in self.tiers.policies:
