@@ -3,8 +3,8 @@
 One operation is what an engine does for one request: a returning conversation *touches* its chain (takes it out of the
 queue, root first), its end *frees* the chain (tail first), and a new request *allocates* as many blocks from the front.
 Both sides get the same sequence in alternating order. Half a second passes per freed chain (two requests
-a second), and each chain lies in one of 64 reuse classes, drawn at random. *Renew* calculates the values of all classes, as an engine
-does four times a second.
+a second), and each chain lies in one of 64 reuse classes, drawn at random. *Renew* calculates the values of all classes,
+as an engine does four times a second.
 """
 
 import gc
@@ -156,10 +156,10 @@ def _measure(num_blocks: int, chain: int, *, rounds: int, budget_s: float) -> Ro
         plain, ours = _round(num_blocks, chain, random.Random(seed), budget_s / rounds)
         ratios.append(tuple(a / b for a, b in zip(ours, plain, strict=True)))
         ours_ns.append(ours)
-    middle = [statistics.median(column) for column in zip(*ratios, strict=True)][:3]
-    *times, renew = (statistics.median(column) for column in zip(*ours_ns, strict=True))
-    per_block = (round(value / chain, 1) for value in times)
-    return Row(num_blocks, chain, *(round(value, 3) for value in middle), *per_block, round(renew / 1e3, 1))
+    middle = [round(statistics.median(column), 3) for column in zip(*ratios, strict=True)]
+    times = [statistics.median(column) for column in zip(*ours_ns, strict=True)]
+    per_block = [round(value / chain, 1) for value in times[:3]]
+    return Row(num_blocks, chain, *(*middle[:3], *per_block, round(times[3] / 1e3, 1)))
 
 
 def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
