@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from eviction_client.credit import CreditGrid, CreditTable, Lifetime
 from eviction_client.credit_queue import CreditQueue
+from eviction_client.curve import values
 from eviction_client.queue import Block, FreeBlockQueue
 from eviction_client.score import Keys
 from eviction_client.value_queue import ValueQueue
@@ -45,6 +46,7 @@ __all__ = [
     "StoreError",
     "ValueQueue",
     "open_store",
+    "values",
 ]
 
 _HOMES: Final = {

@@ -35,7 +35,7 @@ SLOW_REDIS_S: Final = 0.01
 """An answer of Redis within a data centre takes less than a millisecond."""
 SKEW_WARN_S: Final = 1.0
 SKEW_FAIL_S: Final = 10.0
-"""Scores are times: a clock that is ahead by a tenth of a mean think time (100 s) makes an engine's blocks look fresher."""
+"""Keys are times: a clock that is ahead by a tenth of a mean think time (100 s) makes an engine's blocks look fresher."""
 ROUND_TRIPS: Final = 5
 
 
@@ -221,7 +221,7 @@ def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:
 
 def _hash_seed(settings: ClientSettings, seed: str | None) -> Iterator[Finding]:
     if settings.redis_url is None:
-        yield Finding("hash seed", "ok", "scores stay in each process: no seed is shared")
+        yield Finding("hash seed", "ok", "pooled keys stay in each process: no seed is shared")
     elif seed is None:
         advice = "set PYTHONHASHSEED to one number in all engines, unless their vLLM gives its sha256 hashes a fixed seed"
         yield Finding("hash seed", "warn", "PYTHONHASHSEED is not set", advice)
@@ -234,7 +234,7 @@ def _hash_seed(settings: ClientSettings, seed: str | None) -> Iterator[Finding]:
 
 def _redis(settings: ClientSettings) -> Iterator[Finding]:
     if settings.redis_url is None:
-        yield Finding("redis", "ok", "none: scores stay in this process (LPC_REDIS_URL)")
+        yield Finding("redis", "ok", "none: pooled keys stay in this process (LPC_REDIS_URL)")
         return
     import redis
 
