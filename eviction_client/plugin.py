@@ -31,7 +31,7 @@ from eviction_client.reuse import GAP_CLASSES, ReuseMonitor, Stretch
 from eviction_client.score import OLDEST_S, Keys
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockHash, MetadataStore
-from eviction_client.value_queue import DONE, Table, ValueQueue
+from eviction_client.value_queue import DONE, Table
 from eviction_client.value_tier import ValueTier
 from lpc.model.returns import MAX_CREDIT_S
 from lpc.wire.bugs import log_bug
@@ -69,6 +69,19 @@ class Predictor(BasePredictor, Protocol):
     @property
     def reuse_curves(self) -> ReuseCurves | None:
         """The predicted curves of the groups that predictions name; None: the sidecar has sent none."""
+
+
+class Ordered(Protocol):
+    """What orders blocks by the rule and the values in force, as :class:`eviction_client.value_queue.ValueQueue` does."""
+
+    value_enabled: bool
+
+    @property
+    def tables(self) -> Sequence[Table] | None:
+        """The classes' values, as last set."""
+
+    def set_tables(self, tables: Sequence[Table] | None) -> None:
+        """Take the classes' values; None: nothing is known."""
 
 
 class _Started(NamedTuple):
@@ -218,7 +231,7 @@ class Plugin:
         self._append(ended)
         return ended
 
-    def follow(self, queue: ValueQueue[Any], *, value_enabled: bool | None = None) -> None:
+    def follow(self, queue: Ordered, *, value_enabled: bool | None = None) -> None:
         """Give a queue the rule and the values in force. ``value_enabled``: a rule of the queue's own."""
         queue.value_enabled = self.value_enabled if value_enabled is None else value_enabled
         if queue.tables is not self.tables:
@@ -302,16 +315,16 @@ class Plugin:
         for end, gap in stretches:
             end = min(end, most)
             if not runs or end > runs[-1].end:
-                runs.append(Run(end, self._raised(first + gap, blocks[end - 1], now)))
+                runs.append(Run(end, self._raised(first + gap, blocks, end - 1, now)))
         if not runs:
             return [Run(most, first)]
         if runs[-1].end < most:
             runs[-1] = Run(most, runs[-1].reuse_class)
         return runs
 
-    def _raised(self, reuse_class: int, block: BlockHash, now: float) -> int:
+    def _raised(self, reuse_class: int, blocks: Sequence[BlockHash], deepest: int, now: float) -> int:
         """Return the class of a stretch: another one, if other conversations give its deepest block a later key."""
-        key = self._pooled.get(block)
+        key = self._pooled.get(blocks[deepest]) if self._pooled else None  # in SGLang a look at a hash makes all of them
         if key is None or not self.value_enabled:
             return reuse_class
         if not now - OLDEST_S <= key <= now + MAX_CREDIT_S:  # NaN is not, either

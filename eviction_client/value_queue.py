@@ -64,7 +64,7 @@ _DEEPER: Final = 6
 
 Table = Sequence[float]
 """A class's retention value at `eviction_client.curve.KNOTS`."""
-_SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
+SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
 """Of ``GOES_ON``: more than any class has that is not used every second."""
 
 
@@ -365,7 +365,7 @@ class ValueQueue(FreeList[B]):
             return (-math.inf if reuse_class == DONE else sys.float_info.max), oldest[_NUMBER], oldest
         if not self._value_enabled or self._tables is None:
             return oldest[_NUMBER], oldest[_NUMBER], oldest
-        table, as_of = _SOON if reuse_class == GOES_ON else self._tables[reuse_class], self._as_of
+        table, as_of = SOON if reuse_class == GOES_ON else self._tables[reuse_class], self._as_of
         known = self._newest_value[reuse_class]
         if known is not None and known[0] is newest:
             high = known[1]

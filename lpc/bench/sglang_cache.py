@@ -20,7 +20,8 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 
 from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import build
-from eviction_client.scorer import Predictor, Scorer
+from eviction_client.engines.sglang.chain import BLOCK_TOKENS
+from eviction_client.plugin import Plugin, Predictor
 from eviction_client.settings import ClientSettings
 
 BACKENDS: Final = ("rust", "python")
@@ -34,7 +35,7 @@ class Cache:
     Args:
         tokens: room.
         policy: SGLang's eviction policy.
-        backend: which of its two cores.
+        backend: which of its two cores; the plug-in has the Python one built.
         predictor: with one the plug-in is attached.
         settings: of the plug-in.
         longest: tokens of the longest request.
@@ -68,11 +69,12 @@ class Cache:
         )
         self.context = SimpleNamespace(params=params, server_args=ARGS, tp_size=tp_size, tp_worker=None)
 
-        def opens(given: ClientSettings, _: Any) -> Scorer:
+        def opens(given: ClientSettings, _: Any) -> Plugin:
             assert predictor is not None
-            return Scorer(
+            return Plugin(
                 given.model_copy(update=settings),
-                capacity=tokens // 64,
+                capacity=tokens // BLOCK_TOKENS,
+                block_tokens=BLOCK_TOKENS,
                 predictor=predictor,
                 clock=clock,
                 background=AtOnce,
@@ -94,10 +96,10 @@ class Cache:
         self.tree._evict_device_leaf = seen
 
     @property
-    def scorer(self) -> Scorer:
-        """The plug-in's."""
-        scorer: Scorer = self.tree.lpc.scorer
-        return scorer
+    def plugin(self) -> Plugin:
+        """The plug-in's part that is the same in every engine."""
+        plugin: Plugin = self.tree.lpc.plugin
+        return plugin
 
     def arrive(self, name: str, tokens: Iterable[int], **known: Any) -> Req:
         """A request comes, and is matched for the first time; ``known``: arguments of SGLang's ``Req``."""

@@ -12,7 +12,7 @@ from array import array
 from pathlib import Path
 from typing import Any, Final
 
-from eviction_client.scorer import Predictor
+from eviction_client.plugin import MOST_FAILURES, Predictor
 from lpc.bench.sglang_environment import settle
 from lpc.bench.trace_predictors import predictor_of
 from lpc.bench.trace_replay import Replay
@@ -49,8 +49,10 @@ def serve(
         predictor=predictor,
         clock=clock,
         longest=longest,
-        guard=side in ("plugin", "even"),  # as shipped: without a gain least recent use stays in force
+        guard=side != "oracle",  # as shipped: without a gain least recent use stays in force
     )
+    if side == "lru":
+        cache.plugin.guard_failures = MOST_FAILURES
     start = clock()
     prompt: list[int] = []
     cached: list[int] = []
@@ -64,11 +66,11 @@ def serve(
     figures: dict[str, Any] = {"cached": cached, "prompt": prompt, "seconds": round(time.perf_counter() - started, 1)}
     figures["evicted_nodes"] = len(cache.evicted)
     if predictor is not None:
-        scorer = cache.scorer
-        figures["failures"] = scorer.failures
-        figures["answered_share"] = scorer.scored["prediction"] / len(cached)
-        figures["lifetime_s"] = scorer.lifetime.seconds
-        figures["switches"] = scorer.switches
+        plugin = cache.plugin
+        figures["failures"] = plugin.failures
+        figures["answered_share"] = plugin.ended["prediction"] / len(cached)
+        figures["reuses"] = plugin.reuses
+        figures["switches"] = plugin.ghosts.guard.switches
     return figures
 
 
@@ -77,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=Path, required=True)
     parser.add_argument("--clock", type=Path, required=True)
-    parser.add_argument("--side", choices=("stock", "even", "oracle", "plugin"), required=True)
+    parser.add_argument("--side", choices=("stock", "lru", "oracle", "plugin"), required=True)
     parser.add_argument("--core", choices=CORES, default="rust")
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--predictor")

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from eviction_client.background import AtOnce
+from eviction_client.curve import KNOTS
+from eviction_client.engines.sglang.building import CORE
+from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.hooks import Hooks
-from eviction_client.scorer import Scorer
+from eviction_client.plugin import MOST_FAILURES, Plugin
 from eviction_client.settings import ClientSettings
 from lpc.bench.told import Told
 
@@ -23,25 +26,32 @@ pytestmark = pytest.mark.supports(
 )
 
 
-@pytest.mark.parametrize("guard", [True, False])
+@pytest.mark.parametrize("value_enabled", [True, False])
 @pytest.mark.parametrize(
     "cfg",
     [config for config in CONFIGS if config.has_swa and not config.has_mamba and config.page_size == 1],
     ids=lambda config: config.label,
 )
-def test_sglangs_own_random_operations_leave_its_tree_intact(cfg: Any, guard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglangs_own_random_operations_leave_its_tree_intact(
+    cfg: Any, value_enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stock = insert_walk.build_fixture
     attached: list[Hooks] = []
 
     def build(*args: Any, **kwargs: Any) -> Any:
         cache, allocator, slots = stock(*args, **kwargs)
-        scorer = Scorer(ClientSettings(guard=guard), capacity=4, predictor=Told(lambda _: 0.0), background=AtOnce)
-        attached.append(Hooks(cache, scorer, adopt=True))
+        plugin = Plugin(
+            ClientSettings(), capacity=4, block_tokens=BLOCK_TOKENS, predictor=Told(lambda _: 0.0), background=AtOnce
+        )
+        plugin.guard_failures = MOST_FAILURES
+        plugin.value_enabled, plugin.tables = value_enabled, [[1.0 + age for age in KNOTS]] * plugin.classes
+        attached.append(Hooks(cache, plugin, adopt=True))
         return cache, allocator, slots
 
+    monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", CORE)
     monkeypatch.setattr(fixtures, "get_device", lambda: "cpu")
     monkeypatch.setattr(insert_walk, "build_fixture", build)
     fuzz = insert_walk.SegmentLockFuzzFixtures()
     fuzz.cfg = cfg
     fuzz._run_seed(1)
-    assert [hooks.scorer.failures for hooks in attached] == [0]
+    assert [hooks.plugin.failures for hooks in attached] == [0]

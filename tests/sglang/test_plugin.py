@@ -29,4 +29,4 @@ def test_sglang_loads_it_by_its_entry_point_and_nothing_else_of_ours() -> None:
     assert result.returncode == 0, result.stderr[-2000:]
     ours = result.stdout.split("\n")[-2].split()
     assert "eviction_client.engines.sglang.plugin" in ours
-    assert not {"eviction_client.metrics", "eviction_client.scorer", "eviction_client.engines.sglang.building"} & set(ours)
+    assert not {"eviction_client.metrics", "eviction_client.plugin", "eviction_client.engines.sglang.building"} & set(ours)

@@ -1,4 +1,4 @@
-"""Building a radix cache of SGLang, with the plug-in attached where that is asked for, and where it can be."""
+"""Building a radix cache of SGLang, with the plug-in attached if that is asked for and works."""
 
 import logging
 import os
@@ -10,8 +10,8 @@ from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.versions import TESTED, installed, unsuitable, why_not
 from eviction_client.engines.tokenizer_files import finder
 from eviction_client.metrics import EngineMetrics
+from eviction_client.plugin import Plugin, Predictor
 from eviction_client.predictor_client import PredictorClient
-from eviction_client.scorer import Predictor, Scorer
 from eviction_client.settings import ClientSettings
 from lpc.errors import LpcError
 from lpc.wire.variables import unknown_variables
@@ -19,16 +19,19 @@ from lpc.wire.variables import unknown_variables
 logger = logging.getLogger(__name__)
 
 POLICY: Final = "priority"
-"""SGLang's own eviction policy, by which the tree is ordered."""
+"""SGLang's eviction policy that switches the plug-in on."""
+CORE: Final = "python"
+"""SGLang's tree core whose eviction strategy can be set. The default one, in Rust, has its strategies built in."""
 
-OpenScorer = Callable[[ClientSettings, Any], Scorer]
+OpenPlugin = Callable[[ClientSettings, Any], Plugin]
 
 
-def open_scorer(settings: ClientSettings, ctx: Any) -> Scorer:
-    """Return what gives an engine's requests their keys. ``ctx``: SGLang's ``TreeCacheBuildContext``."""
-    return Scorer(
+def open_plugin(settings: ClientSettings, ctx: Any) -> Plugin:
+    """Return the part of the plug-in that is the same in every engine. ``ctx``: SGLang's ``TreeCacheBuildContext``."""
+    return Plugin(
         settings,
         capacity=ctx.params.token_to_kv_pool_allocator.size // BLOCK_TOKENS,
+        block_tokens=BLOCK_TOKENS,
         predictor=open_predictor(settings, ctx.server_args),
     )
 
@@ -43,7 +46,7 @@ def open_predictor(settings: ClientSettings, server_args: Any) -> Predictor:
     )
 
 
-def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenScorer = open_scorer, **kwargs: Any) -> Any:
+def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = open_plugin, **kwargs: Any) -> Any:
     """``create_tree_cache``: return the radix cache that SGLang builds, with the plug-in attached where that is asked for.
 
     Args:
@@ -59,45 +62,48 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenScorer = o
     params = ctx.params
     if params.disable:
         return stock(ctx, *args, **kwargs)
-    ordered = params.eviction_policy == POLICY
-    if not ordered and "LPC_SHADOW" not in os.environ:
+    wanted = params.eviction_policy == POLICY
+    if not wanted and "LPC_SHADOW" not in os.environ:
         logger.info("learned prefix cache: off; --radix-eviction-policy %s switches it on", POLICY)
         return stock(ctx, *args, **kwargs)
     settings = _settings()
-    if not ordered and not settings.shadow:
+    if not wanted and not settings.shadow:
         return stock(ctx, *args, **kwargs)
     metrics = EngineMetrics(str(getattr(ctx.tp_worker, "dp_rank", None) or 0))
-    scorer, reason = None, why_not() or unsuitable(ctx)
+    plugin, reason = None, why_not() or unsuitable(ctx)
     if reason is None:
         try:
             import eviction_client.engines.sglang.hooks as hooks
             import eviction_client.engines.sglang.metrics as shown
 
-            scorer = opens(settings, ctx)
+            plugin = opens(settings, ctx)
         except LpcError:
             raise  # a setting that cannot be
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-    if ordered and (reason is not None or settings.shadow):
-        # Without keys that policy would evict every reply before any prompt.
-        params.eviction_policy = "lru"
+    if wanted:
+        params.eviction_policy = "lru"  # ours takes its place; if it does not, SGLang's default is right
+    adopt = plugin is not None and not settings.shadow
+    core = getattr(params, "tree_core_backend", None)
+    if adopt:
+        params.tree_core_backend = CORE
     cache = stock(ctx, *args, **kwargs)
-    if scorer is not None:
+    if plugin is not None:
         try:
-            attached = cache.lpc = hooks.Hooks(cache, scorer, adopt=not settings.shadow)
-            scorer.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
+            attached = cache.lpc = hooks.Hooks(cache, plugin, adopt=adopt)
+            plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
         except Exception as error:
-            scorer.close()
+            plugin.close()
             reason = f"{type(error).__name__}: {error}"
-            if ordered and not settings.shadow:
-                # A tree that was not foreseen: nothing lies in it yet, and it is built once more, in its own order.
-                params.eviction_policy = "lru"
+            if adopt:
+                # Nothing lies in the tree yet: it is built once more, as SGLang would.
+                params.tree_core_backend = core
                 cache = stock(ctx, *args, **kwargs)
     if reason is not None:
         stay_stock(settings, metrics, engine="SGLang", release=installed(), reason=reason, tested=TESTED)
     else:
         known = "" if installed() in TESTED else " is an untested release"
-        logger.info("learned prefix cache: %s; SGLang %s%s", "shadow mode" if settings.shadow else "on", installed(), known)
+        logger.info("learned prefix cache: %s; SGLang %s%s", "dry run" if settings.shadow else "on", installed(), known)
     return cache
 
 
@@ -107,5 +113,5 @@ def _settings() -> ClientSettings:
     for unknown in unknown_variables(os.environ):
         logger.warning("learned prefix cache: %s", unknown)
     if settings.pools == "fleet":
-        logger.warning("learned prefix cache: SGLang does not say what it evicts next, so keys of other engines are not used")
-    return settings.model_copy(update={"pooling": "shared", "redis_url": None})
+        logger.warning("learned prefix cache: keys are not pooled between SGLang engines, so LPC_REDIS_URL is not used")
+    return settings

@@ -1,7 +1,7 @@
-"""Names for pieces of a request's tokens, which SGLang's tree has none of: the guard's shadow caches go by them."""
+"""Names for the blocks of a request's tokens. SGLang's tree has none; the reuse monitor and the ghost caches need them."""
 
 from array import array
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, overload
 
@@ -38,13 +38,6 @@ class TokenChain(Sequence[BlockHash]):
     def __getitem__(self, place: slice) -> list[BlockHash]: ...
     def __getitem__(self, place: int | slice) -> BlockHash | list[BlockHash]:
         return self._made()[place]
-
-    def sizes(self, rest: "array[int]") -> Mapping[Hashable, int]:
-        """Return the tokens of each block of the chain, and of the ``rest`` behind the last one. Makes the digests."""
-        sizes: dict[Hashable, int] = dict.fromkeys(self, BLOCK_TOKENS)
-        if rest:
-            sizes[self[-1] if self._length else self._space, rest.tobytes()] = len(rest)
-        return sizes
 
     def _made(self) -> list[BlockHash]:
         tokens = self._tokens  # before the look at the digests: another thread may make them now

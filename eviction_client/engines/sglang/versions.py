@@ -21,17 +21,18 @@ OTHER_TREES: Final = {
 _NEEDED: Final = {
     "plugins/hook_registry.py": ("class HookRegistry", "AROUND ="),
     "mem_cache/registry.py": ("def create_tree_cache(ctx",),
+    "mem_cache/cache_init_params.py": ("tree_core_backend:",),
     "mem_cache/unified_radix_cache.py": (
         "def checkpoint_into_tree(self, req: Req, *, up_to",
         "def match_prefix(self, params",
-        "def insert(self, params",
         "def on_release(self, req: Req, *, checkpointed",
-        "def path_device_indices(self, node",
-        "def _apply_cache_actions(",
-        "def _evict_device_leaf(",
     ),
-    "mem_cache/unified_cache/unified_tree_core.py": ("node.priority = max(node.priority", "def collect_path_info("),
-    "mem_cache/evict_policy.py": ("return (node.priority, node.last_access_time)",),
+    "mem_cache/unified_cache/unified_tree_core.py": (
+        "self.eviction_strategy =",
+        "def node_by_id(self, node_id",
+        "def full_protected_size(",
+    ),
+    "mem_cache/unified_cache/components/full.py": ("self.tree_core.eviction_strategy.get_priority",),
 }
 """Files under ``sglang/srt`` and what must stand in them."""
 

@@ -1,0 +1,192 @@
+"""The order in which SGLang's tree evicts, on nodes that have nothing but a time of last access."""
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eviction_client.curve import KNOTS, value_at
+from eviction_client.ended import Ended, Run
+from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
+from eviction_client.engines.sglang.order import ValueStrategy, classes_of
+from eviction_client.engines.sglang.versions import why_not
+from eviction_client.plugin import Plugin
+from eviction_client.reuse import GAP_CLASSES, Stretch
+from eviction_client.settings import ClientSettings
+from eviction_client.value_queue import DONE, GOES_ON
+from lpc.bench.told import Told
+
+NOW = 1.8e9
+TABLES = [
+    [1.0 / (1.0 + age) for age in KNOTS],
+    [0.01 + age / 1000.0 for age in KNOTS],
+    [0.2] * len(KNOTS),
+]
+
+
+class Order(ValueStrategy):
+    """By a clock that stands; ``errors``: what it was told to have failed."""
+
+    def __init__(self, *, value_enabled: bool = True) -> None:
+        self.time = NOW
+        self.errors: list[Exception] = []
+        super().__init__(lambda: self.time, self.errors.append)
+        self.value_enabled = value_enabled
+        self.set_tables(TABLES)
+
+
+class Never:
+    """A background that runs no round."""
+
+    def __init__(self, work: Callable[[], bool]) -> None:
+        del work
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def node(last_access: int) -> SimpleNamespace:
+    return SimpleNamespace(last_access_time=last_access)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 20_000)), min_size=1), st.floats(0, 5000))
+def test_nodes_are_ordered_by_their_classs_value_at_their_present_age(nodes: list[tuple[int, float]], later: float) -> None:
+    order = Order()
+    for number, (reuse_class, age) in enumerate(nodes):
+        one = node(number)
+        order.time = NOW
+        order.used([one], [reuse_class], NOW - age)
+        order.time = NOW + later
+        assert order.get_priority(one) == (0, value_at(TABLES[reuse_class], NOW + later - (NOW - age)))
+    assert not order.errors
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_without_values_in_force_the_order_is_that_of_the_last_access(known: bool) -> None:
+    order = Order(value_enabled=not known)
+    order.set_tables(TABLES if known else None)
+    nodes = [node(access) for access in (5, 3, 9)]
+    order.used(nodes, [1, 0, 2], NOW - 100)
+    assert [order.get_priority(one) for one in nodes] == [(0, 5), (0, 3), (0, 9)]
+
+
+@pytest.mark.parametrize("value_enabled", [True, False])
+def test_done_goes_first_and_what_is_retained_last_until_its_time_is_over(value_enabled: bool) -> None:
+    order = Order(value_enabled=value_enabled)
+    plain, done, kept = node(2), node(3), node(1)
+    order.used([plain], [0], NOW)
+    order.used([done], [DONE], NOW, until=NOW + 60)
+    order.used([kept], [0], NOW, until=NOW + 60)
+    assert sorted([plain, done, kept], key=order.get_priority) == [done, plain, kept]
+    order.time = NOW + 61
+    assert order.get_priority(kept) == (0, value_at(TABLES[0], 1.0) if value_enabled else 1), "as if just used"
+    assert order.get_priority(done) < order.get_priority(plain)
+
+
+def test_a_node_that_no_ended_request_has_used_goes_last_and_sinks() -> None:
+    order = Order()
+    stopped, known = node(1), node(2)
+    order.used([known], [2], NOW)
+    assert order.get_priority(stopped) > order.get_priority(known)
+    order.time = NOW + 600
+    assert order.get_priority(stopped) < order.get_priority(known)
+
+
+def test_a_later_use_replaces_class_age_and_retention() -> None:
+    order = Order()
+    one = node(1)
+    order.used([one], [GOES_ON], NOW, until=NOW + 1000)
+    order.time = NOW + 10
+    order.used([one], [0], NOW + 10)
+    assert order.get_priority(one) == (0, TABLES[0][0])
+
+
+def test_what_fails_is_told_and_leaves_the_order_of_last_access() -> None:
+    order = Order()
+    one = node(7)
+    order.used([one], [99], NOW)
+    assert order.get_priority(one) == (0, 7)
+    assert [type(error) for error in order.errors] == [IndexError]
+
+
+def ended(*runs: tuple[int, int], group: int = 0) -> Ended:
+    return Ended("id", None, (), 0, NOW, group, [Run(*run) for run in runs])
+
+
+def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:
+    two = ended((2, 4), (5, 8))
+    assert classes_of(two, [2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS]) == [4, 8]
+    assert classes_of(two, [2 * BLOCK_TOKENS + 63, BLOCK_TOKENS, 900]) == [4, 8, 8], "a part of a block decides nothing"
+    assert classes_of(two, [BLOCK_TOKENS - 1]) == [0]
+    assert classes_of(ended(group=3), [30]) == [3 * GAP_CLASSES], "too short for a block: used once"
+
+
+def test_a_shared_node_is_not_done_because_of_a_block_that_reaches_beyond_it() -> None:
+    branch = ended((1, 4), (3, DONE))
+    assert classes_of(branch, [100, 92]) == [4, DONE]
+
+
+def test_chains_that_begin_alike_have_the_same_first_blocks() -> None:
+    shared = array("q", range(10 * BLOCK_TOKENS))
+    one, other = (TokenChain(shared + array("q", range(start, start + 100))) for start in (0, 5_000))
+    assert len(one) == 11 and list(one)[:10] == list(other)[:10] and one[10] != other[10]
+    assert TokenChain(shared, b"tenant")[0] != one[0]
+    assert TokenChain(array("q", [1, *list(shared)[1:]]))[9] != one[9], "a block's name tells all that is before it, too"
+    assert len(TokenChain(array("q", range(BLOCK_TOKENS - 1)))) == 0
+    assert one[:3] == [one[0], one[1], one[2]]
+
+
+def sources(folder: Path, seam: str) -> Path:
+    """The lines of SGLang's sources that the check looks for."""
+    text = {
+        "plugins/hook_registry.py": 'class HookRegistry:\n    AROUND = "around"\n',
+        "mem_cache/registry.py": "def create_tree_cache(ctx: TreeCacheBuildContext) -> BasePrefixCache:\n",
+        "mem_cache/cache_init_params.py": "    tree_core_backend: Optional[str] = None\n",
+        "mem_cache/unified_radix_cache.py": f"""
+    def {seam}(self, req: Req, *, up_to: int, **kwargs) -> None:
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+    def on_release(self, req: Req, *, checkpointed: bool) -> None:
+""",
+        "mem_cache/unified_cache/unified_tree_core.py": """
+        self.eviction_strategy = get_eviction_strategy(
+    def node_by_id(self, node_id: NodeId) -> UnifiedTreeNode:
+    def full_protected_size(self) -> int:
+""",
+        "mem_cache/unified_cache/components/full.py": "                self.tree_core.eviction_strategy.get_priority\n",
+    }
+    for name, lines in text.items():
+        file = folder / "sglang/srt" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(lines)
+    return folder / "sglang"
+
+
+def test_a_release_without_the_hook_is_refused_with_its_name(tmp_path: Path) -> None:
+    assert why_not(sources(tmp_path, "checkpoint_into_tree")) is None
+    reason = why_not(sources(tmp_path, "insert_req"))
+    assert reason is not None and "def checkpoint_into_tree" in reason and "unified_radix_cache.py" in reason
+    (tmp_path / "sglang/srt/mem_cache/registry.py").unlink()
+    assert why_not(tmp_path / "sglang") == "it has no sglang/srt/mem_cache/registry.py"
+
+
+def test_where_there_is_no_sglang_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert why_not() == "SGLang is not installed"
+
+
+def test_no_token_is_hashed_in_the_schedulers_thread() -> None:
+    """With a background that never runs, and a prompt that was looked at."""
+    plugin = Plugin(ClientSettings(), capacity=64, block_tokens=BLOCK_TOKENS, predictor=Told(lambda _: 0.0), background=Never)
+    plugin._stretches["id"] = [Stretch(2, 0), Stretch(5, 1)]
+    chain = TokenChain(array("q", range(6 * BLOCK_TOKENS)))
+    plugin.started("id", chain)
+    found = plugin.finished("id", completed=True, blocks=chain, prompt_blocks=5)
+    assert [run.end for run in found.runs] == [2, 6]
+    assert chain._hashes is None
