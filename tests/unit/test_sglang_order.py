@@ -29,12 +29,12 @@ TABLES = [
 
 
 class Order(ValueStrategy):
-    """By a clock that stands; ``errors``: what it was told to have failed."""
+    """At a time that stands; ``errors``: what it was told to have failed."""
 
     def __init__(self, *, value_enabled: bool = True) -> None:
-        self.time = NOW
         self.errors: list[Exception] = []
-        super().__init__(lambda: self.time, self.errors.append)
+        super().__init__(self.errors.append)
+        self.now = NOW
         self.value_enabled = value_enabled
         self.set_tables(TABLES)
 
@@ -61,9 +61,9 @@ def test_nodes_are_ordered_by_their_classs_value_at_their_present_age(nodes: lis
     order = Order()
     for number, (reuse_class, age) in enumerate(nodes):
         one = node(number)
-        order.time = NOW
+        order.now = NOW
         order.used([one], [reuse_class], NOW - age)
-        order.time = NOW + later
+        order.now = NOW + later
         assert order.get_priority(one) == (0, value_at(TABLES[reuse_class], NOW + later - (NOW - age)))
     assert not order.errors
 
@@ -85,7 +85,7 @@ def test_done_goes_first_and_what_is_retained_last_until_its_time_is_over(value_
     order.used([done], [DONE], NOW, until=NOW + 60)
     order.used([kept], [0], NOW, until=NOW + 60)
     assert sorted([plain, done, kept], key=order.get_priority) == [done, plain, kept]
-    order.time = NOW + 61
+    order.now = NOW + 61
     assert order.get_priority(kept) == (0, value_at(TABLES[0], 1.0) if value_enabled else 1), "as if just used"
     assert order.get_priority(done) < order.get_priority(plain)
 
@@ -95,7 +95,7 @@ def test_a_node_that_no_ended_request_has_used_goes_last_and_sinks() -> None:
     stopped, known = node(1), node(2)
     order.used([known], [2], NOW)
     assert order.get_priority(stopped) > order.get_priority(known)
-    order.time = NOW + 600
+    order.now = NOW + 600
     assert order.get_priority(stopped) < order.get_priority(known)
 
 
@@ -103,7 +103,7 @@ def test_a_later_use_replaces_class_age_and_retention() -> None:
     order = Order()
     one = node(1)
     order.used([one], [GOES_ON], NOW, until=NOW + 1000)
-    order.time = NOW + 10
+    order.now = NOW + 10
     order.used([one], [0], NOW + 10)
     assert order.get_priority(one) == (0, TABLES[0][0])
 
@@ -157,6 +157,7 @@ def sources(folder: Path, seam: str) -> Path:
         "mem_cache/unified_cache/unified_tree_core.py": """
         self.eviction_strategy = get_eviction_strategy(
     def node_by_id(self, node_id: NodeId) -> UnifiedTreeNode:
+    def evict_device_start(
     def full_protected_size(self) -> int:
 """,
         "mem_cache/unified_cache/components/full.py": "                self.tree_core.eviction_strategy.get_priority\n",

@@ -5,6 +5,7 @@
   time its prompt is looked at for reuses; at its end the nodes get their reuse classes.
 - ``on_release``: the nodes of a request that was stopped and goes on later count as used soon.
 - ``reset``: the nodes are gone.
+- ``tree_core.evict_device_start``, where an eviction begins: the time at which the nodes are valued.
 - ``tree_core.eviction_strategy`` becomes a :class:`eviction_client.engines.sglang.order.ValueStrategy`.
 
 All of them are attributes of these very objects: their classes, and so every other cache of the process, stay SGLang's own.
@@ -59,7 +60,9 @@ class Hooks:
         if adopt:
             if not hasattr(self._core, "eviction_strategy"):
                 raise TypeError("its tree core takes no eviction strategy")
-            self._core.eviction_strategy = self.order = ValueStrategy(plugin.now, plugin.failed)
+            self._stock_evict: Callable[..., None] = self._core.evict_device_start
+            self._core.eviction_strategy = self.order = ValueStrategy(plugin.failed)
+            self._core.evict_device_start = self.evict_device_start
             plugin.follow(self.order)
         cache.match_prefix, cache.checkpoint_into_tree = self.match_prefix, self.checkpoint_into_tree
         cache.on_release, cache.reset = self.on_release, self.reset
@@ -117,6 +120,15 @@ class Hooks:
                 self.plugin.failed(error)
         self._stock_release(req, checkpointed=checkpointed)
 
+    def evict_device_start(self, *args: Any, **kwargs: Any) -> None:
+        """``UnifiedTreeCore.evict_device_start``, which asks the strategy about all leaves, as they are now."""
+        assert self.order is not None
+        try:
+            self.order.now = self.plugin.now()
+        except Exception as error:
+            self.plugin.failed(error)
+        self._stock_evict(*args, **kwargs)
+
     def reset(self) -> None:
         """``UnifiedRadixCache.reset``, with which the nodes are gone."""
         self.plugin.retained.clear()
@@ -130,11 +142,12 @@ class Hooks:
 
     def _ended(self, req: Any, up_to: int) -> Ended:
         """Note the end of a request."""
+        blocks = _chain_of(req, up_to)
         return self.plugin.finished(
             req.rid,
             completed=completed(req),
-            blocks=_chain_of(req, up_to),
-            prompt_blocks=min(len(req.origin_input_ids), up_to) // BLOCK_TOKENS,
+            blocks=blocks,
+            prompt_blocks=min(len(req.origin_input_ids) // BLOCK_TOKENS, len(blocks)),
             session=session_of(req),
             hints=Hints.of(arguments_of(req)),
         )
@@ -162,4 +175,5 @@ class Hooks:
 
 
 def _chain_of(req: Any, up_to: int) -> TokenChain:
-    return TokenChain(array("q", req.full_untruncated_fill_ids[:up_to]), space_of(req))
+    """Return a request's blocks; none if its tokens do not name its prompt."""
+    return TokenChain(array("q", () if asks_nothing(req) else req.full_untruncated_fill_ids[:up_to]), space_of(req))

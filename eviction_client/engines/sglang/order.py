@@ -50,17 +50,17 @@ class ValueStrategy:
     A node without a place belongs to a request that has not ended. If such a node can be evicted, the request was put off.
 
     Args:
-        clock: seconds; never goes back.
         failed: told of exceptions. The node then has its place in the order of least recent use.
 
     Attributes:
         value_enabled: the retention value orders; else least recent use.
+        now: seconds; the time at which the tree evicts. It is the same for all nodes of one walk.
     """
 
-    def __init__(self, clock: Callable[[], float], failed: Callable[[Exception], None]) -> None:
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
         self.value_enabled = False
+        self.now = 0.0
         self._tables: Sequence[Table] | None = None
-        self._clock = clock
         self._failed = failed
 
     @property
@@ -75,7 +75,7 @@ class ValueStrategy:
     def get_priority(self, node: Any) -> tuple[int, float]:
         """Return a node's rank, and within it the retention value at its present age or the time of its last access."""
         try:
-            now = self._clock()
+            now = self.now
             place = getattr(node, "lpc", None)
             if place is None:
                 place = node.lpc = Place(GOES_ON, now)

@@ -30,6 +30,7 @@ _NEEDED: Final = {
     "mem_cache/unified_cache/unified_tree_core.py": (
         "self.eviction_strategy =",
         "def node_by_id(self, node_id",
+        "def evict_device_start(",
         "def full_protected_size(",
     ),
     "mem_cache/unified_cache/components/full.py": ("self.tree_core.eviction_strategy.get_priority",),
