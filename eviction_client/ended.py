@@ -23,7 +23,7 @@ class Ended:
         blocks: hashes of its chain from the start, as far as computed.
         prompt_blocks: how many of these its prompt filled.
         at: seconds since the epoch.
-        group: of requests that are alike.
+        first_class: reuse class of blocks that were used for the first time; see `eviction_client.reuse.first_class`.
         runs: the reuse classes of its blocks, from the chain's start; empty without blocks.
         retain_s: seconds for which a hint retains all of them; 0: no hint.
     """
@@ -33,6 +33,6 @@ class Ended:
     blocks: Sequence[BlockHash]
     prompt_blocks: int
     at: float
-    group: int
+    first_class: int
     runs: Sequence[Run]
     retain_s: float = 0.0

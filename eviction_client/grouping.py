@@ -1,4 +1,4 @@
-"""Groups of requests that an engine makes by itself, without a sidecar: by how many tokens of a prompt are new.
+"""What an engine knows of a request without a sidecar: how many tokens of its prompt are new, and how its reply ended.
 
 New are the blocks at the end of a prompt whose last use the reuse monitor does not remember. That does not depend on the
 policy: a block that was evicted is not new. A long new part is a new conversation or a pasted document, a short one is a reply
@@ -11,10 +11,11 @@ from earlier uses of the prefix 14.62 21.87 28.27. New tokens with reply length 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import Final
 
-from eviction_client.reuse import Stretch
+from eviction_client.reuse import REPLY_ENDS, Stretch
 
 NEW_TOKENS: Final = (1024, 4096, 16384)
 """Bounds of the groups."""
@@ -27,3 +28,35 @@ def group_of(stretches: Sequence[Stretch], block_tokens: int) -> int:
         return 0
     begins = stretches[-2].end if len(stretches) > 1 else 0
     return bisect_right(NEW_TOKENS, (stretches[-1].end - begins) * block_tokens)
+
+
+COUNTED: Final = 100
+"""Replies of which the ends are counted at a time."""
+SHARE: Final = 0.1
+"""Of these replies, that must end alike for a class of their own."""
+
+
+class ReplyEnds:
+    """Numbers the ways in which replies end, which nobody has to name: 1 and up for the frequent ones, 0 for all others.
+
+    A way is any value that is equal for replies that end alike, such as the last token before the end-of-sequence token: a tool
+    call ends with its closing tag. A way keeps its number.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._counts: Counter[Hashable] = Counter()
+
+    def number(self, end: Hashable) -> int:
+        """Return the number of a way, in [0, REPLY_ENDS), and count it. None: not known."""
+        if end is None:
+            return 0
+        known = self._numbers.get(end)
+        if known is None and len(self._numbers) < REPLY_ENDS - 1:
+            self._counts[end] += 1
+            if self._counts.total() >= COUNTED:
+                most, count = self._counts.most_common(1)[0]
+                if count >= SHARE * COUNTED:
+                    self._numbers[most] = len(self._numbers) + 1
+                self._counts.clear()
+        return known or 0

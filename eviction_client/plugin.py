@@ -27,7 +27,7 @@ from eviction_client.ghost import Freed, Ghosts, sampled
 from eviction_client.hints import NO_HINTS, Hints, Owners, Retained
 from eviction_client.predictor import BasePredictor
 from eviction_client.prior import MOST_GROUPS, ReuseCurves
-from eviction_client.reuse import GAP_CLASSES, ReuseMonitor, Stretch
+from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
 from eviction_client.score import OLDEST_S, Keys
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockHash, MetadataStore
@@ -133,7 +133,7 @@ class Plugin:
         self.settings = settings
         self.predictor = predictor
         self.store = store
-        self.classes = _GROUPS * GAP_CLASSES
+        self.classes = _GROUPS * KINDS
         self.value_enabled = not settings.guard
         self.tables: Sequence[Table] | None = None
         self.ended = {"prediction": 0, "unanswered": 0, "aborted": 0}
@@ -147,6 +147,7 @@ class Plugin:
         self._capacity = capacity
         self._block_tokens = block_tokens
         self._in_use = 0.0
+        self._reply_ends = grouping.ReplyEnds()
         self._clock = MonotoneClock(clock)
         self._events: deque[_Started | Ended] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
@@ -192,6 +193,7 @@ class Plugin:
         completed: bool,
         blocks: Sequence[BlockHash],
         prompt_blocks: int,
+        reply_end: Hashable = None,
         session: str | None = None,
         hints: Hints = NO_HINTS,
     ) -> Ended:
@@ -203,6 +205,7 @@ class Plugin:
             completed: it came to its end; else (aborted, failed) its prediction counts for nothing.
             blocks: hashes of its chain from the start, as far as computed. Must not change afterwards.
             prompt_blocks: how many of these its prompt filled.
+            reply_end: equal for replies that end alike; see `eviction_client.grouping.ReplyEnds`.
             session: names the conversation in all engines, if the caller knows it.
         """
         now = self.now()
@@ -218,14 +221,15 @@ class Plugin:
         else:
             self.ended["prediction"] += 1
             group = _OWN + prediction.group if prediction.group else group
-        runs = self._runs(stretches, group, blocks, now)
+        first = first_class(group, self._reply_ends.number(reply_end) if completed else 0)
+        runs = self._runs(stretches, first, blocks, now)
         retain_s, own_from = self._asked(hints, session, blocks)
         if own_from < len(blocks):
             runs = [run for run in runs if run.end < own_from] + [
                 Run(own_from, run.reuse_class) for run in runs if run.end >= own_from > 0
             ][:1]
             runs.append(Run(len(blocks), DONE))
-        ended = Ended(request_id, session, blocks, prompt_blocks, now, group, runs, retain_s)
+        ended = Ended(request_id, session, blocks, prompt_blocks, now, first, runs, retain_s)
         for tier in self.tiers:
             tier.ended(ended)
         self._append(ended)
@@ -306,11 +310,11 @@ class Plugin:
         self._appended += 1
         self._background.wake()
 
-    def _runs(self, stretches: Sequence[Stretch], group: int, blocks: Sequence[BlockHash], now: float) -> list[Run]:
+    def _runs(self, stretches: Sequence[Stretch], first: int, blocks: Sequence[BlockHash], now: float) -> list[Run]:
         """Return the classes of a chain; what lies behind its prompt belongs to the last stretch."""
         if not blocks:
             return []
-        first, most = group * GAP_CLASSES, len(blocks)
+        most = len(blocks)
         runs: list[Run] = []
         for end, gap in stretches:
             end = min(end, most)
@@ -426,7 +430,7 @@ class Plugin:
         if stretches and stretches[-1].end > len(prompt):  # aborted before its prompt was computed
             stretches = [Stretch(min(end, len(prompt)), gap) for end, gap in stretches]
             stretches = [s for n, s in enumerate(stretches) if s.end > (stretches[n - 1].end if n else 0)]
-        self._monitor.finished(prompt, stretches, ended.group, ended.at)
+        self._monitor.finished(prompt, stretches, ended.first_class, ended.at)
         starts = (0, *(run.end for run in ended.runs))
         freed = [Freed(ended.blocks[start : run.end], run.reuse_class) for start, run in zip(starts, ended.runs, strict=False)]
         above = self.ghosts.following(self.value_enabled)

@@ -1,16 +1,17 @@
 """Reuse classes and curves, learned from what this engine's own prompts use again.
 
-A block's reuse class is a pair: a group of requests that are alike (from the sidecar, or one group for all), and the *gap*
-between the block's last two uses. A prompt falls into stretches of equal gap: a system prompt that was used two seconds ago,
-the conversation's history that was used two minutes ago, and what is new. The gap needs no identity, so it also finds prompts
-that repeat without one: evaluation suites, retries, documents, few-shot templates. It is remembered beyond eviction; a gap that
-ended at eviction would depend on the policy.
+A block's reuse class has three parts: a group of requests that are alike (from the sidecar, or `eviction_client.grouping`), how
+the reply ended (a tool call is answered in seconds, a turn's end when the user has read it), and the *gap* between the block's
+last two uses. A prompt falls into stretches of equal gap: a system prompt that was used two seconds ago, the conversation's
+history that was used two minutes ago, and what is new. The gap needs no identity, so it also finds prompts that repeat without
+one: evaluation suites, retries, documents, few-shot templates. It is remembered beyond eviction; a gap that ended at eviction
+would depend on the policy.
 
 For each stretch of a finished request the monitor watches the deepest block. If a later prompt contains a watched block,
 whoever sends it, that is a reuse at the age that the block then has. Blocks that still wait count for the ages that they have
 reached (censoring; Kaplan and Meier 1958). The hazard of an interval is (reuses + M x prior) / (at risk + M). The prior of a
-class is the curve that the sidecar predicts for its group, or the curve over all classes with its gap. So a wrong prediction is
-only a bad way of grouping: the class has its own curve after minutes.
+class is the curve that the sidecar predicts for its group, or the curve over all groups with its gap and reply end. A wrong
+prediction is only a bad way of grouping: the class has its own curve after minutes.
 
 Measured on the Mooncake conversation trace, hit rate in %, no sidecar, no guard, caches of 2, 5 and 8% of the working set: LRU
 7.9 20.5 26.8, gap classes 14.6 22.0 28.3, classes by "shared with another conversation" instead 11.2 20.7 26.9. On the
@@ -30,6 +31,10 @@ from eviction_client.curve import EDGES, HORIZON_S, INTERVALS, interval_of, valu
 GAPS: Final = (10.0, 60.0, 300.0, 1200.0)
 """Bounds of the gap classes, seconds. A block used for the first time has a class of its own."""
 GAP_CLASSES: Final = len(GAPS) + 2
+REPLY_ENDS: Final = 4
+"""Ways in which replies end that have classes of their own; 0 stands for all others."""
+KINDS: Final = REPLY_ENDS * GAP_CLASSES
+"""Reuse classes of a group."""
 PRIOR_WEIGHT: Final = 100.0
 """Blocks at risk that the prior counts for, in each interval."""
 HALF_LIFE_S: Final = 1800.0
@@ -52,6 +57,11 @@ class Stretch(NamedTuple):
 
 GIVEN_UP_PER_STEP: Final = 500
 """Blocks that one step of a fit stops watching, about a third of a millisecond."""
+
+
+def first_class(group: int, reply_end: int = 0) -> int:
+    """Return the class of blocks that were used for the first time; that of others is this plus the gap's number."""
+    return group * KINDS + reply_end * GAP_CLASSES
 
 
 class Watch:
@@ -80,7 +90,7 @@ class ReuseMonitor:
     def __init__(self, groups: int, *, remembered: int, prior_weight: float = PRIOR_WEIGHT) -> None:
         self.priors: Mapping[int, Sequence[float]] = {}
         self.reused = self.seen = 0
-        self.classes = groups * GAP_CLASSES
+        self.classes = groups * KINDS
         self._remembered = remembered
         self._weight = prior_weight
         self._last_use: dict[Hashable, float] = {}
@@ -111,15 +121,16 @@ class ReuseMonitor:
                 stretches.append(Stretch(depth, gap))
         return stretches
 
-    def finished(self, prompt: Sequence[Hashable], stretches: Iterable[Stretch], group: int, now: float) -> None:
+    def finished(self, prompt: Sequence[Hashable], stretches: Iterable[Stretch], first: int, now: float) -> None:
         """Note a request's last use of its blocks, and watch the deepest block of each stretch.
 
         Args:
+            first: as of :func:`first_class`.
             now: seconds; never goes back.
         """
         self.note_use(prompt, now)
         for end, gap in stretches:
-            self._watch(prompt[end - 1], group * GAP_CLASSES + gap, now)
+            self._watch(prompt[end - 1], first + gap, now)
 
     def note_use(self, prompt: Sequence[Hashable], now: float) -> None:
         """Note the last use of blocks; forget the ones used longest ago beyond as many as are remembered."""
@@ -131,14 +142,14 @@ class ReuseMonitor:
             del last_use[next(iter(last_use))]
 
     def renumber(self) -> None:
-        """The groups have new numbers: go on counting by gap alone what was counted until now."""
+        """The groups have new numbers: go on counting without them what was counted until now."""
         for counts in (self._reuses, self._at_risk):
-            by_gap: dict[int, Counts] = {}
+            by_kind: dict[int, Counts] = {}
             for number, of_class in counts.items():
                 other = self._ungrouped(number)
-                by_gap[other] = _sum((by_gap[other], of_class)) if other in by_gap else of_class
+                by_kind[other] = _sum((by_kind[other], of_class)) if other in by_kind else of_class
             counts.clear()
-            counts.update(by_gap)
+            counts.update(by_kind)
         for watch in self._watches:
             watch.number = self._ungrouped(watch.number)
         self._watches = [Watch(number) for number in range(self.classes)] + [w for w in self._watches if w.blocks]
@@ -171,38 +182,45 @@ class ReuseMonitor:
                 at_risk[watch.number] = _sum((at_risk.get(watch.number, nothing), _waiting(watch, now)))
                 yield
         every = nothing, nothing
-        of_gap = [(nothing, nothing) for _ in range(GAP_CLASSES)]
+        of_kind = [(nothing, nothing) for _ in range(KINDS)]
         for number, risk in at_risk.items():
             counted = reuses.get(number, nothing), risk
-            gap = number % GAP_CLASSES
+            kind = number % KINDS
             every = _sum((every[0], counted[0])), _sum((every[1], counted[1]))
-            of_gap[gap] = _sum((of_gap[gap][0], counted[0])), _sum((of_gap[gap][1], counted[1]))
+            of_kind[kind] = _sum((of_kind[kind][0], counted[0])), _sum((of_kind[kind][1], counted[1]))
             yield
         if sum(every[0]) < FEWEST_REUSES:
             return None
         base = with_tail([(e + 0.01) / (n + 0.5) for e, n in zip(*every, strict=True)], *every)
+        of_gap = [(nothing, nothing) for _ in range(GAP_CLASSES)]
+        for kind, counted in enumerate(of_kind):
+            gap = kind % GAP_CLASSES
+            of_gap[gap] = _sum((of_gap[gap][0], counted[0])), _sum((of_gap[gap][1], counted[1]))
         by_gap = [self._blend(*counted, base) for counted in of_gap]
         yield
-        unseen = []
-        for hazards in by_gap:
-            unseen.append(values(hazards))
+        by_kind, unseen = [], []
+        for kind, counted in enumerate(of_kind):
+            by_kind.append(self._blend(*counted, by_gap[kind % GAP_CLASSES]))
+            unseen.append(values(by_kind[kind]))
             yield
         tables = []
         self.seen = sum(number < self.classes for number in at_risk)
-        for number in range(self.classes):
-            group, gap = divmod(number, GAP_CLASSES)
+        for group in range(self.classes // KINDS):
             prior = self.priors.get(group)
-            if prior is None and number not in at_risk:
-                tables.append(unseen[gap])
-                continue
-            blended = self._blend(reuses.get(number, nothing), at_risk.get(number, nothing), prior or by_gap[gap])
-            tables.append(values(blended))
-            yield
+            predicted = None if prior is None else values(prior)
+            for kind in range(KINDS):
+                number = group * KINDS + kind
+                if number not in at_risk:
+                    tables.append(predicted or unseen[kind])
+                    continue
+                blended = self._blend(reuses.get(number, nothing), at_risk[number], prior or by_kind[kind])
+                tables.append(values(blended))
+                yield
         return tables
 
     def _ungrouped(self, number: int) -> int:
-        """Return the class that counts, beyond all others, for the gap of a class."""
-        return self.classes + number % GAP_CLASSES
+        """Return the class that counts, beyond all others, for the gap and the reply end of a class."""
+        return self.classes + number % KINDS
 
     def _watch(self, block: Hashable, number: int, now: float) -> None:
         before = self._watch_of.pop(block, None)

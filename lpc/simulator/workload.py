@@ -23,6 +23,7 @@ class Turn:
         gap: seconds between the end of the turn before and this one's arrival (closed workloads).
         next: the conversation's next turn, None at its end.
         probability: what a predictor said on arrival; None where none was asked.
+        reply_end: how the reply ended, as an engine sees it; empty: unknown.
         named: what a response cache calls it; None where none was asked, or the log does not tell.
     """
 
@@ -38,6 +39,7 @@ class Turn:
     gap: float = 0.0
     next: "Turn | None" = None
     probability: float | None = None
+    reply_end: str = ""
     named: Named | None = None
 
 
@@ -132,6 +134,7 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
             contents,
             len(turns),
             request.arrival,
+            reply_end=request.reply_end,
         )
         before = latest.get(request.conversation)
         if before is not None:

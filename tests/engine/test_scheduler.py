@@ -19,7 +19,7 @@ from eviction_client.curve import KNOTS
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.messages import Prediction
-from eviction_client.reuse import GAP_CLASSES
+from eviction_client.reuse import first_class
 from eviction_client.settings import ClientSettings
 from eviction_client.value_queue import DONE, GOES_ON, RETAINED
 from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
@@ -72,7 +72,7 @@ def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), argu
     return request
 
 
-PREDICTED = (grouping.GROUPS - 1 + 3) * GAP_CLASSES
+PREDICTED = first_class(grouping.GROUPS - 1 + 3)
 """First class of the sidecar's group 3."""
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from eviction_client.grouping import GROUPS, NEW_TOKENS, group_of
-from eviction_client.reuse import ReuseMonitor, Stretch
+from eviction_client.grouping import COUNTED, GROUPS, NEW_TOKENS, ReplyEnds, group_of
+from eviction_client.reuse import REPLY_ENDS, ReuseMonitor, Stretch
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,18 @@ def test_a_block_is_new_once_and_stays_known_whatever_is_evicted() -> None:
     prompt = range(300)
     first = monitor.admitted(prompt, 0.0)
     assert group_of(first, 16) == 2
-    monitor.finished(prompt, first, 2, 1.0)
+    monitor.finished(prompt, first, 0, 1.0)
     assert group_of(monitor.admitted(range(310), 60.0), 16) == 0
+
+
+def test_the_frequent_ends_of_replies_get_numbers_and_keep_them() -> None:
+    ends = ReplyEnds()
+    for turn in range(20 * COUNTED):
+        ends.number("</tool_call>" if turn % 2 else "." if turn % 4 else f"rare {turn}")
+    tool, point = ends.number("</tool_call>"), ends.number(".")
+    assert {tool, point} == {1, 2}
+    for turn in range(20 * COUNTED):
+        ends.number(f"later {turn % 5}")
+    assert (ends.number("</tool_call>"), ends.number(".")) == (tool, point)
+    assert 0 < max(ends.number(f"later {n}") for n in range(5)) < REPLY_ENDS
+    assert ends.number("rare 0") == ends.number(None) == 0

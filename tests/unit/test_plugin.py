@@ -17,7 +17,7 @@ from eviction_client.offer import TokenizerState
 from eviction_client.plugin import REFIT_S, Plugin
 from eviction_client.prior import ReuseCurves
 from eviction_client.queue import Block
-from eviction_client.reuse import GAP_CLASSES
+from eviction_client.reuse import first_class
 from eviction_client.score import Keys
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
@@ -136,7 +136,7 @@ def test_a_reply_belongs_to_the_last_stretch_of_its_prompt(bench: Bench) -> None
 
 
 def test_the_group_of_a_prediction_chooses_among_the_classes_of_a_gap(bench: Bench) -> None:
-    assert bench.serve("a", chain("a", 0, 2), group=3) == [Run(2, (OWN + 3) * GAP_CLASSES)]
+    assert bench.serve("a", chain("a", 0, 2), group=3) == [Run(2, first_class(OWN + 3))]
     assert bench.serve("b", chain("b", 0, 2), group=0) == [Run(2, 0)]
     assert bench.plugin.ended == {"prediction": 2, "unanswered": 0, "aborted": 0}
 
@@ -196,7 +196,7 @@ def test_ghost_caches_have_the_room_that_requests_leave(bench: Bench) -> None:
 def test_a_new_numbering_of_the_groups_forgets_which_group_was_which(bench: Bench) -> None:
     bench.answers.reuse_curves = ReuseCurves("one", {1: (0.1,) * INTERVALS})
     bench.loop(20, 10, every_s=5.0, group=1)
-    number = (OWN + 1) * GAP_CLASSES + 3  # used again after 100 s
+    number = first_class(OWN + 1) + 3  # used again after 100 s
     assert number in bench.plugin._monitor._reuses
     bench.answers.reuse_curves = ReuseCurves("two", {1: (0.2,) * INTERVALS})
     bench.loop(20, 1, every_s=5.0, group=2)

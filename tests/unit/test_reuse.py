@@ -5,7 +5,7 @@ import random
 import pytest
 
 from eviction_client.curve import HORIZON_S, INTERVALS, value_at
-from eviction_client.reuse import FEWEST_REUSES, GAP_CLASSES, PRIOR_WEIGHT, ReuseMonitor, Stretch
+from eviction_client.reuse import FEWEST_REUSES, KINDS, PRIOR_WEIGHT, ReuseMonitor, Stretch, first_class
 
 
 def monitor_of(groups: int = 1) -> ReuseMonitor:
@@ -13,10 +13,10 @@ def monitor_of(groups: int = 1) -> ReuseMonitor:
     return ReuseMonitor(groups, remembered=100_000)
 
 
-def ask(monitor: ReuseMonitor, prompt: list[object], now: float, group: int = 0) -> list[Stretch]:
+def ask(monitor: ReuseMonitor, prompt: list[object], now: float, group: int = 0, reply_end: int = 0) -> list[Stretch]:
     """Run a request that ends as it arrives."""
     stretches = monitor.admitted(prompt, now)
-    monitor.finished(prompt, stretches, group, now)
+    monitor.finished(prompt, stretches, first_class(group, reply_end), now)
     return stretches
 
 
@@ -79,8 +79,19 @@ def test_a_wrong_prediction_gives_way_to_what_happens() -> None:
             before = monitor.fit(now)
     after = monitor.fit(now)
     assert before is not None and after is not None
-    assert value_at(before[0], 5.0) > value_at(before[GAP_CLASSES], 5.0)
-    assert value_at(after[0], 5.0) < value_at(after[GAP_CLASSES + 2], 5.0) / 10
+    assert value_at(before[0], 5.0) > value_at(before[KINDS], 5.0)
+    assert value_at(after[0], 5.0) < value_at(after[KINDS + 2], 5.0) / 10
+
+
+def test_how_a_reply_ended_has_a_curve_of_its_own() -> None:
+    monitor = monitor_of()
+    for turn in range(600):
+        ask(monitor, [f"tool {turn % 3}"], 2.0 * turn, reply_end=1)
+        ask(monitor, [f"user {turn % 200}"], 2.0 * turn + 1.0, reply_end=2)
+    tables = monitor.fit(1200.0)
+    assert tables is not None
+    # Both were used again before; the tool's prompts after 6 s, the user's after 400 s.
+    assert value_at(tables[first_class(0, 1) + 1], 4.0) > 10 * value_at(tables[first_class(0, 2) + 4], 4.0)
 
 
 def test_what_is_remembered_and_watched_is_bounded() -> None:
@@ -99,9 +110,9 @@ def test_a_class_that_was_never_seen_has_the_curve_of_its_gap(groups: int) -> No
     for turn in range(200):
         ask(monitor, ["prompt"], 10.0 * turn)
     tables = monitor.fit(2000.0)
-    assert tables is not None and len(tables) == groups * GAP_CLASSES
+    assert tables is not None and len(tables) == groups * KINDS
     assert PRIOR_WEIGHT > 0
-    assert tables[-GAP_CLASSES] == tables[(groups - 1) * GAP_CLASSES]
+    assert tables[-KINDS] == tables[(groups - 1) * KINDS]
 
 
 def test_after_a_new_numbering_of_the_groups_the_gaps_keep_what_was_counted() -> None:
@@ -113,7 +124,7 @@ def test_after_a_new_numbering_of_the_groups_the_gaps_keep_what_was_counted() ->
     after = monitor.fit(4000.0)
     assert before is not None and after is not None
     used = 3  # used again after 80 s
-    assert after[used] == after[GAP_CLASSES + used], "no group has a curve of its own"
+    assert after[used] == after[KINDS + used], "no group has a curve of its own"
     assert value_at(after[used], 70.0) == pytest.approx(value_at(before[used], 70.0), rel=0.2)
     for turn in range(400, 480):
         ask(monitor, [f"again {turn % 8}"], 10.0 * turn)

@@ -28,7 +28,7 @@ from vllm.v1.request import Request
 
 from eviction_client.ended import Ended
 from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
-from eviction_client.engines.vllm.requests import arguments_of, completed, session_of
+from eviction_client.engines.vllm.requests import arguments_of, completed, reply_end_of, session_of
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.hints import Hints
 from eviction_client.plugin import Plugin
@@ -196,6 +196,7 @@ class Hooks:
                     completed=completed(request),
                     blocks=computed,
                     prompt_blocks=min(len(computed), request.num_prompt_tokens // size),
+                    reply_end=reply_end_of(request),
                     session=session_of(request),
                     hints=Hints.of(arguments_of(request)),
                 )

@@ -18,6 +18,14 @@ def completed(request: Request) -> bool:
     return request.status in _COMPLETED
 
 
+def reply_end_of(request: Request) -> int | None:
+    """Return the last token of a reply that has come to its end, before the token that ended it; None: it was cut off."""
+    if request.status != RequestStatus.FINISHED_STOPPED or len(request.output_token_ids) < 2:
+        return None
+    last: int = request.output_token_ids[-2]
+    return last
+
+
 def arguments_of(request: Request) -> dict[str, Any] | None:
     """Return the extra arguments that the caller sent with a request (``vllm_xargs``)."""
     return None if request.sampling_params is None else request.sampling_params.extra_args

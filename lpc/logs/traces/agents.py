@@ -2,7 +2,7 @@
 
 Format: a tar of one JSON per session with `block_size` and `requests` of `t` s, `in`, `out`, `hash_ids` (local to the session),
 `stop`, `api_time` s. Requests of a session keep their recorded distances. The reason why a reply ended (a tool call, or the
-end of the turn) is the request's class: an engine knows it, and it says most of when the session returns.
+end of the turn) predicts best when the session returns. An engine sees it in the reply; it is the category of the next request.
 """
 
 import json
@@ -31,17 +31,20 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
     for number, session in enumerate(sessions):
         slot = min(range(active), key=free_at.__getitem__)
         start = free_at[slot]
+        kind = ""
         for turn, record in enumerate(session["requests"], 1):
             blocks = ids.chain(record["hash_ids"][: record["in"] // block_tokens], within=number)
             arrival = start + record["t"]
             took = record.get("api_time") or 0.0
-            kind = str(record.get("stop") or "unknown")
+            reply_end = str(record.get("stop") or "unknown")
             requests.append(
                 TracedRequest(
                     *(arrival, record["in"], record["out"], blocks, session["id"], turn, kind),
+                    reply_end=reply_end,
                     served_s=took,
                 )
             )
+            kind = reply_end
             free_at[slot] = max(free_at[slot], arrival + took)
     requests.sort(key=lambda request: request.arrival)
     return Trace(path.name, block_tokens, requests)

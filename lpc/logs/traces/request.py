@@ -44,6 +44,7 @@ class TracedRequest:
         linkable: whether a later turn could be recognised as this conversation's. Where not, nobody knows whether the
             conversation went on, and the turn is not an example of it.
         with_reply: content ids of the blocks of prompt and reply together, where the format has the reply's text; else None.
+        reply_end: how the reply ended, as the engine saw it: a tool call, the end of a turn; empty: unknown.
         served_s: seconds from arrival to the end of the reply; None where the log does not say.
     """
 
@@ -56,6 +57,7 @@ class TracedRequest:
     category: str
     linkable: bool = True
     with_reply: tuple[int, ...] | None = None
+    reply_end: str = ""
     served_s: float | None = None
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from eviction_client import grouping
 from eviction_client.ghost import Freed, Ghosts
-from eviction_client.reuse import GAP_CLASSES, ReuseMonitor, Stretch
+from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
 from eviction_client.value_queue import ValueQueue
 from lpc.model.returns.groups import GROUPS, CurveGroups
 from lpc.simulator.blocks import EDGE, Piece
@@ -37,14 +37,16 @@ class Reuse(Policy[Piece]):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._now = 0.0
-        classes = self.groups * GAP_CLASSES
+        classes = self.groups * KINDS
         self.monitor = _Monitor(self.groups, remembered=REMEMBERED * capacity)
         self.ghosts: Ghosts[int] = Ghosts(capacity, classes, _all, clock=self._clock)
         self.queue: ValueQueue[Piece] = ValueQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), classes, clock=self._clock)
         self.queue.value_enabled = not settings.guard
         self._fitted_at = -math.inf
         self._stretches: dict[Turn, list[Stretch]] = {}
-        self._group_of: dict[Turn, int] = {}
+        self._first_class: dict[Turn, int] = {}
+        """Of blocks that a turn has used for the first time, by turn."""
+        self._reply_ends = grouping.ReplyEnds()
         self._followed: dict[Segment, tuple[int, ...]] = {}
 
     def group(self, turn: Turn) -> int:
@@ -58,14 +60,13 @@ class Reuse(Policy[Piece]):
         return {}
 
     def start(self, turn: Turn, now: float) -> None:
-        """Count reuses; find the turn's stretches and group; refit when it is time.
+        """Count reuses; find the turn's stretches; refit when it is time.
 
         A use is when a request takes its blocks, not when it joins the queue for them: blocks that were looked for and are
         still waited for would seem to have missed their time, and go just before they are hit.
         """
         self._now = now
         self._stretches[turn] = self.monitor.admitted(self._prompt(turn), now)
-        self._group_of[turn] = self.group(turn)
         if now - self._fitted_at >= REFIT_S:
             self._fitted_at = now
             self.monitor.priors = dict(self.priors())
@@ -79,7 +80,8 @@ class Reuse(Policy[Piece]):
         if turn not in self._stretches:
             self.start(turn, now)
         prompt = self._prompt(turn)
-        self.monitor.finished(prompt, self._stretches[turn], self._group_of[turn], now)
+        self._first_class[turn] = first_class(self.group(turn), self._reply_ends.number(turn.reply_end or None))
+        self.monitor.finished(prompt, self._stretches[turn], self._first_class[turn], now)
         if self.settings.guard:
             path = self.path(turn)
             freed = [Freed(self._follow(path[start:end]), number) for start, end, number in self._runs(turn, len(path))]
@@ -96,7 +98,7 @@ class Reuse(Policy[Piece]):
                 at += 1
             parts.append((pieces[begin:at], number))
         self.queue.insert_chain(parts, now)
-        del self._stretches[turn], self._group_of[turn]
+        del self._stretches[turn], self._first_class[turn]
 
     def touch(self, piece: Piece, now: float) -> None:
         """Take the piece out of the queue."""
@@ -135,7 +137,7 @@ class Reuse(Policy[Piece]):
 
     def _runs(self, turn: Turn, segments: int) -> list[tuple[int, int, int]]:
         """Return (start, end, reuse class) of a turn's stretches, in segments; its reply belongs to the last."""
-        first = self._group_of[turn] * GAP_CLASSES
+        first = self._first_class[turn]
         runs, start = [], 0
         for end, gap in self._stretches[turn]:
             runs.append((start, end, first + gap))

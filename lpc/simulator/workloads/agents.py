@@ -10,8 +10,8 @@ session.
   opens with 3,000 tokens more (median, sigma 0.8).
 - Bursts of calls: geometric, mean 5; pauses of a tool lognormal, median 3.5 s, sigma 0.6; of the human median 240 s, sigma
   1.5. After each burst a session goes on with 0.8.
-- Where a context passes 28,000 tokens it is compacted: the history becomes 4,000 new tokens. Named sessions; the caller says
-  whether a reply called a tool, as engines see it in the reply's end: category `tool` or `turn`. Blocks of 128 tokens.
+- Where a context passes 28,000 tokens it is compacted: the history becomes 4,000 new tokens. Named sessions. An engine
+  sees how a reply ended, `tool` (a call) or `turn`; the next request has that as its category. Blocks of 128 tokens.
 """
 
 from typing import Final
@@ -58,7 +58,7 @@ def work(timeline: Timeline, start: float, end: float, every: float, prompts: li
 
 def _session(timeline: Timeline, at: float, prompt: Prefix) -> None:
     random = timeline.random
-    user, text, turn = timeline.user(), timeline.text(prompt, TOOL_PROMPT), 0
+    user, text, turn, category = timeline.user(), timeline.text(prompt, TOOL_PROMPT), 0, "turn"
     context = TOOL_PROMPT + int(np.clip(lognormal(random, 3_000, 0.8, 1)[0], 300, 20_000))
     while True:
         calls = int(random.geometric(1 / BURST))
@@ -70,8 +70,9 @@ def _session(timeline: Timeline, at: float, prompt: Prefix) -> None:
             if context + new + reply > COMPACT_AT:
                 text, context = timeline.text(prompt, TOOL_PROMPT), TOOL_PROMPT + COMPACTED
             turn, context = turn + 1, context + new
-            category = "tool" if number < calls else "turn"
-            end = timeline.ask(at, user, turn, text, context, reply, category=category)
+            reply_end = "tool" if number < calls else "turn"
+            end = timeline.ask(at, user, turn, text, context, reply, category=category, reply_end=reply_end)
+            category = reply_end
             context += reply
             at = end + pause
         if random.random() >= GOES_ON:

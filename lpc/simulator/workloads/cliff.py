@@ -11,8 +11,8 @@ server has twenty times the work, and latency and throughput fall off a cliff.
   (median, sigma 0.9), 24 calls on average (geometric). It ends where its context would pass 40,000 tokens. Agents share no
   blocks, as recorded sessions (`--format agents`) share none. Assumed, but for the replies.
 - Pauses: of 20 calls 19 wait for a tool (lognormal, median 6 s, sigma 0.6), one for a human (median 90 s, sigma 0.8).
-  Recorded tools take 3.8, 8, 90 s (quantiles 0.1, 0.5, 0.9; callanjfox/kv-cache-tester). Category `tool` or `turn`, as
-  engines see it in the reply's end.
+  Recorded tools take 3.8, 8, 90 s (quantiles 0.1, 0.5, 0.9; callanjfox/kv-cache-tester). An engine sees
+  how a reply ended, `tool` (a call) or `turn`; the next request has that as its category.
 - Blocks of 128 tokens. At 20,000 tokens/s the server has time to spare below the cliff, and too little beyond it.
 """
 
@@ -59,12 +59,14 @@ def _session(timeline: Timeline, at: float) -> tuple[float, int]:
     human = random.random(calls) < HUMAN_SHARE
     tool_s = np.clip(lognormal(random, 6.0, 0.6, calls), 1.0, 60.0)
     pauses = np.where(human, np.clip(lognormal(random, 90.0, 0.8, calls), 10.0, 1_800.0), tool_s).tolist()
-    user, text, context, made = timeline.user(), timeline.text(), 0, 0
+    user, text, context, made, category = timeline.user(), timeline.text(), 0, 0, "turn"
     for prompt, reply, waits, pause in zip(new.tolist(), replies.tolist(), human.tolist(), pauses, strict=True):
         if context + prompt + reply > MOST_TOKENS:
             break
         made, context = made + 1, context + prompt
-        end = timeline.ask(at, user, made, text, context, reply, category="turn" if waits else "tool")
+        reply_end = "turn" if waits else "tool"
+        end = timeline.ask(at, user, made, text, context, reply, category=category, reply_end=reply_end)
+        category = reply_end
         context += reply
         at = end + pause
     return at, made

@@ -53,6 +53,7 @@ class _Request:
     output_tokens: int
     blocks: tuple[int, ...]
     linked: bool
+    reply_end: str
 
 
 class Timeline:
@@ -92,6 +93,7 @@ class Timeline:
         *,
         category: str = "",
         linked: bool = True,
+        reply_end: str = "",
     ) -> float:
         """Add a request; return when it ends at nominal cost, seconds.
 
@@ -103,9 +105,10 @@ class Timeline:
             category: the request's class, where the caller's system would send one.
             linked: whether those who serve it can tell whose it is. If not (plain prompts without an id), it looks like the
                 only request of its conversation; the bounds still know what follows.
+            reply_end: how its reply ends, as an engine sees it.
         """
         blocks = text.blocks(input_tokens + output_tokens)
-        self._requests.append(_Request(at, user, turn, category, input_tokens, output_tokens, blocks, linked))
+        self._requests.append(_Request(at, user, turn, category, input_tokens, output_tokens, blocks, linked, reply_end))
         return at + input_tokens / self._cost.prefill_tokens_s + output_tokens * self._cost.output_token_s
 
     def converse(
@@ -170,6 +173,7 @@ class Timeline:
                 request.blocks,
                 index,
                 request.arrival - start,
+                reply_end=request.reply_end,
             )
             before = latest.get(request.user)
             if before is not None:
@@ -186,6 +190,7 @@ class Timeline:
                     number,
                     request.category,
                     request.linked,
+                    reply_end=request.reply_end,
                 )
             )
         return Workload(
