@@ -17,7 +17,7 @@ from eviction_client.engines.sglang.metrics import values_of
 from eviction_client.errors import EngineUnsupported
 from eviction_client.messages import Prediction
 from eviction_client.plugin import MOST_FAILURES, Plugin
-from eviction_client.reuse import GAP_CLASSES
+from eviction_client.reuse import KINDS, first_class
 from eviction_client.settings import ClientSettings
 from lpc.bench.sglang_cache import BACKENDS, Cache
 from lpc.bench.told import Told, told
@@ -85,8 +85,8 @@ def values(cache: Cache, *by_group: Sequence[float]) -> None:
     plugin.value_enabled = True
     tables = [list(FALLING)] * plugin.classes
     for group, table in enumerate(by_group, 1):
-        first = (grouping.GROUPS - 1 + group) * GAP_CLASSES
-        tables[first : first + GAP_CLASSES] = [list(table)] * GAP_CLASSES
+        first = first_class(grouping.GROUPS - 1 + group)
+        tables[first : first + KINDS] = [list(table)] * KINDS
     plugin.tables = tables
 
 

@@ -15,7 +15,7 @@ from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
 from eviction_client.engines.sglang.versions import why_not
 from eviction_client.plugin import Plugin
-from eviction_client.reuse import GAP_CLASSES, Stretch
+from eviction_client.reuse import Stretch, first_class
 from eviction_client.settings import ClientSettings
 from eviction_client.value_queue import DONE, GOES_ON
 from lpc.bench.told import Told
@@ -117,7 +117,7 @@ def test_what_fails_is_told_and_leaves_the_order_of_last_access() -> None:
 
 
 def ended(*runs: tuple[int, int], group: int = 0) -> Ended:
-    return Ended("id", None, (), 0, NOW, group, [Run(*run) for run in runs])
+    return Ended("id", None, (), 0, NOW, first_class(group), [Run(*run) for run in runs])
 
 
 def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:
@@ -125,7 +125,7 @@ def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:
     assert classes_of(two, [2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS]) == [4, 8]
     assert classes_of(two, [2 * BLOCK_TOKENS + 63, BLOCK_TOKENS, 900]) == [4, 8, 8], "a part of a block decides nothing"
     assert classes_of(two, [BLOCK_TOKENS - 1]) == [0]
-    assert classes_of(ended(group=3), [30]) == [3 * GAP_CLASSES], "too short for a block: used once"
+    assert classes_of(ended(group=3), [30]) == [first_class(3)], "too short for a block: used once"
 
 
 def test_a_shared_node_is_not_done_because_of_a_block_that_reaches_beyond_it() -> None:

@@ -24,7 +24,7 @@ from weakref import WeakSet
 from eviction_client.ended import Ended
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
-from eviction_client.engines.sglang.requests import arguments_of, asks_nothing, completed, session_of, space_of
+from eviction_client.engines.sglang.requests import arguments_of, asks_nothing, completed, reply_end_of, session_of, space_of
 from eviction_client.hints import Hints, Retained
 from eviction_client.plugin import Plugin
 from eviction_client.value_queue import GOES_ON
@@ -148,6 +148,7 @@ class Hooks:
             completed=completed(req),
             blocks=blocks,
             prompt_blocks=min(len(req.origin_input_ids) // BLOCK_TOKENS, len(blocks)),
+            reply_end=reply_end_of(req),
             session=session_of(req),
             hints=Hints.of(arguments_of(req)),
         )

@@ -18,7 +18,6 @@ from typing import Any, Final
 from eviction_client.curve import value_at
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
-from eviction_client.reuse import GAP_CLASSES
 from eviction_client.value_queue import DONE, GOES_ON, SOON, Table
 
 FIRST: Final = -1
@@ -106,7 +105,7 @@ def classes_of(ended: Ended, tokens: Sequence[int]) -> list[int]:
     one conversation while the node is shared: it must not make the node ``DONE``.
     """
     ends = [run.end for run in ended.runs]
-    new = Run(0, ended.group * GAP_CLASSES)
+    new = Run(0, ended.first_class)
     classes, depth = [], 0
     for count in tokens:
         depth += count

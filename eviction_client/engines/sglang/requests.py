@@ -3,7 +3,7 @@
 from typing import Any
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_MATCHED_TOKEN
 
 from lpc.wire.session import name_under_salt
 
@@ -16,6 +16,13 @@ def asks_nothing(req: Any) -> bool:
 def completed(req: Any) -> bool:
     """Say whether a request has come to its end; else it runs, or was aborted."""
     return bool(req.finished()) and not isinstance(req.finished_reason, FINISH_ABORT)
+
+
+def reply_end_of(req: Any) -> int | None:
+    """Return the last token of a reply that a token has ended, before that token; None: it ended otherwise."""
+    if not isinstance(req.finished_reason, FINISH_MATCHED_TOKEN) or len(req.output_ids) < 2:
+        return None
+    return int(req.output_ids[-2])
 
 
 def arguments_of(req: Any) -> dict[str, Any] | None:
