@@ -104,6 +104,7 @@ def test_under_least_recent_use_the_hits_are_those_of_sglangs_own_lru(backend: s
     assert side.hits[1] == side.hits[0] and sum(side.hits[0]) > 0
     assert len(ours.evicted) == len(lru.evicted)
     assert ours.tree.evictable_size() == lru.tree.evictable_size()
+    assert (lru.tree._tree_core_backend, ours.tree._tree_core_backend) == (backend, "python")
     assert ours.plugin.failures == 0
 
 
@@ -303,6 +304,31 @@ def test_a_stopped_request_that_does_not_go_on_is_forgotten(clock: Clock) -> Non
     assert cache.plugin.ended["aborted"] == 1 and cache.plugin._stretches == {}
 
 
+def test_the_ghost_caches_lose_the_room_that_running_requests_hold(clock: Clock) -> None:
+    cache = Cache(1000, predictor=Told(lambda _: None), clock=clock)
+    running = cache.arrive("running", tokens(0, 640))
+    cache.compute(running)
+    for _ in range(20):
+        cache.match(running)
+    assert 0 < cache.plugin._in_use < 640 / 64
+    cache.end(running, [7])
+    held = cache.plugin._in_use
+    cache.serve("other", tokens(1))
+    assert cache.plugin._in_use < held
+
+
+def test_nothing_is_learned_from_tokens_that_do_not_name_the_prompt(clock: Clock) -> None:
+    cache = Cache(1000, predictor=Told(lambda _: None), clock=clock)
+    for i in range(3):
+        clock[0] += 10
+        req = cache.arrive(str(i), tokens(0, 640))
+        req.input_embeds = [[0.0]]
+        cache.compute(req)
+        cache.end(req, [7])
+    assert cache.plugin.reuses == 0 and cache.plugin.ghosts.asked == 0
+    assert cache.plugin.failures == 0
+
+
 def test_a_reset_forgets_what_hints_retain(clock: Clock) -> None:
     cache = Cache(1000, predictor=Told(lambda _: 0.0), clock=clock, hints=True, hints_share=0.5)
     cache.serve("0", tokens(0), custom_params={"lpc_retain_seconds": 600})
@@ -371,7 +397,7 @@ def test_more_than_one_rank_is_refused_with_one_message_and_plain_lru(clock: Clo
 def test_a_tree_of_another_kind_is_in_its_own_lru_and_is_built_once_where_that_is_foreseen(
     flag: str | None, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = Cache(500)
+    cache = Cache(500, backend="rust")
     if flag is not None:
         monkeypatch.setattr(cache.context, "server_args", SimpleNamespace(**{flag: "other"}))
     built = []
@@ -387,6 +413,7 @@ def test_a_tree_of_another_kind_is_in_its_own_lru_and_is_built_once_where_that_i
         tree = build(stock, cache.context, opens=opens)
     assert tree is built[-1] and type(tree.eviction_strategy).__name__ == "LRUStrategy"
     assert len(built) == (2 if flag is None else 1)
+    assert cache.context.params.tree_core_backend == "rust"
     assert len([record for record in caplog.records if "Stock LRU instead" in record.message]) == 1
 
 
