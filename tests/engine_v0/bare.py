@@ -17,53 +17,36 @@ from vllm.sequence import Logprob, Sequence, SequenceGroup, SequenceStatus
 
 from eviction_client.background import AtOnce
 from eviction_client.book import PredictorCounters
-from eviction_client.credit import CreditGrid
 from eviction_client.engines.vllm_v0.hooks import Hooks, gpu_allocator
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
-from eviction_client.scorer import Scorer
+from eviction_client.plugin import Plugin
+from eviction_client.prior import ReuseCurves
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import MemoryStore
 
 BLOCK = 16
 STEP_S = 0.05
 START_S = 1.8e9
-GRID = CreditGrid([1.0, 10_800.0])
-EARLY = not hasattr(vllm.core.scheduler.Scheduler, "get_prefix_cache_hit_rate")
-
-
-def told(credit: float) -> Prediction:
-    """Return a prediction with this credit, seconds at any lifetime."""
-    return Prediction(0.5, "told", None, None, 1, GRID.table([credit] * len(GRID.lifetimes)))
 
 
 class Told:
-    """A predictor that answers with what a function gives a request's id; None: what ``answers`` gets later comes late."""
+    """A predictor that answers with the group that a function gives a request's id; None: it does not answer."""
 
-    def __init__(self, tell: Callable[[str], float | None]) -> None:
+    def __init__(self, tell: Callable[[str], int | None]) -> None:
         self.tell = tell
-        self.answers: list[tuple[Hashable, Prediction | None]] = []
-        self.asked: list[tuple[Hashable, dict[str, Any]]] = []
         self.counters = PredictorCounters()
         self.healthy = True
+        self.reuse_curves: ReuseCurves | None = None
         self.tokenizer_state: TokenizerState = "unknown"
 
-    def ask(self, request_id: Hashable, **of: Any) -> None:
-        self.asked.append((request_id, of))
+    def ask(self, request_id: Hashable, **_: Any) -> None: ...
 
     def take(self, request_id: Hashable) -> Prediction | None:
-        credit = self.tell(str(request_id))
-        return None if credit is None else told(credit)
+        group = self.tell(str(request_id))
+        return None if group is None else Prediction(0.5, "told", None, None, 1, group=group)
 
     def forget(self, request_id: Hashable) -> None: ...
-
-    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
-        answer = self.take(request_id)
-        return answer, answer is None
-
-    def late_answers(self) -> list[tuple[Hashable, Prediction | None]]:
-        answers, self.answers = self.answers, []
-        return answers
 
     def close(self) -> None: ...
 
@@ -95,7 +78,7 @@ class Engine:
         self,
         blocks: int,
         *,
-        tell: Callable[[str], float | None] | None = None,
+        tell: Callable[[str], int | None] | None = None,
         learned: bool = True,
         **settings: Any,
     ) -> None:
@@ -114,15 +97,16 @@ class Engine:
         self.predictor = Told(tell or (lambda _: None))
         self.hooks: Hooks | None = None
         if learned:
-            scorer = Scorer(
+            plugin = Plugin(
                 ClientSettings(**{"guard": False, "pooling": "off", **settings}),
                 capacity=blocks,
+                block_tokens=BLOCK,
                 predictor=self.predictor,
                 store=MemoryStore() if settings.get("pooling") == "shared" else None,
                 clock=lambda: self.now,
                 background=AtOnce,
             )
-            self.hooks = Hooks(self.scheduler, scorer, adopt=not settings.get("shadow"))
+            self.hooks = Hooks(self.scheduler, plugin, adopt=not settings.get("shadow"))
         self._ids = itertools.count()
         self._outputs: dict[str, int] = {}
         self._log_evictions()

@@ -10,8 +10,9 @@ from vllm.core.block.block_table import BlockTable
 from vllm.core.block.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from vllm.utils import Device
 
-from eviction_client.credit import Lifetime
-from eviction_client.engines.vllm_v0.evictor import LearnedEvictor, Worth
+from eviction_client.curve import KNOTS
+from eviction_client.ended import Ended, Run
+from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
 
 pytestmark = pytest.mark.supports(
     engine="vLLM V0",
@@ -31,12 +32,14 @@ def allocators() -> tuple[Any, Any]:
     return both, both._allocators[Device.GPU]
 
 
-def learned(worth: Worth, trusting: bool) -> tuple[Any, Any]:
+TABLES = [[value / (1.0 + age) for age in KNOTS] for value in (1e-6, 1e-3, 1.0)]
+
+
+def learned(*, value_enabled: bool) -> tuple[Any, Any]:
     both, gpu = allocators()
-    gpu.evictor = LearnedEvictor(
-        lifetime=Lifetime(BLOCKS), clock=lambda: 2e9, ties_by_id=hasattr(gpu.evictor, "priority_queue")
-    )
-    gpu.evictor.worth, gpu.evictor.trusting = worth, trusting
+    gpu.evictor = LearnedEvictor(gpu.evictor, len(TABLES), block_size=BLOCK, clock=lambda: 2e9)
+    gpu.evictor.queue.set_tables(TABLES)
+    gpu.evictor.queue.value_enabled = value_enabled
     return both, gpu
 
 
@@ -98,14 +101,12 @@ def course(both: Any, gpu: Any, seed: int) -> Iterator[Seen]:
         )
 
 
-@pytest.mark.parametrize("rule", ["lru", "constant"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_after_every_operation_all_is_as_with_the_stock_evictor(seed: int, rule: str) -> None:
-    ours = learned(Worth.of(0.0, 77.7) if rule == "constant" else Worth(), trusting=rule == "constant")
+def test_under_least_recent_use_all_is_as_with_the_stock_evictor_after_every_operation(seed: int) -> None:
     done: dict[str, int] = {}
     copied = evicted = hits = 0
     before: dict[int, int] = {}
-    for stock, mine in zip(course(*allocators(), seed), course(*ours, seed), strict=True):
+    for stock, mine in zip(course(*allocators(), seed), course(*learned(value_enabled=False), seed), strict=True):
         assert mine == stock
         done[stock.operation] = done.get(stock.operation, 0) + 1
         copied += len(stock.copies)
@@ -116,27 +117,39 @@ def test_after_every_operation_all_is_as_with_the_stock_evictor(seed: int, rule:
     assert copied > OPERATIONS / 100 and evicted > OPERATIONS / 10 and hits > 2
 
 
+def test_by_value_the_allocator_keeps_its_accounts() -> None:
+    both, gpu = learned(value_enabled=True)
+    evicted = 0
+    before: dict[int, int] = {}
+    for seen in course(both, gpu, 3):
+        free = {block for block in seen.cached.values() if not seen.references[block]}
+        assert gpu.evictor.num_blocks == gpu.evictor.queue.num_free_blocks == len(free)
+        assert all(block in gpu.evictor for block in free)
+        evicted += len(before.keys() - seen.cached.keys())
+        before = seen.cached
+    assert evicted > OPERATIONS / 10
+
+
 def chain(both: Any, tokens: list[int]) -> Any:
     table = BlockTable(block_size=BLOCK, block_allocator=both)
     table.allocate(token_ids=tokens, device=Device.GPU)
     return table
 
 
-def test_with_credit_the_least_key_goes_first_and_of_a_chain_its_tail() -> None:
-    both, gpu = learned(Worth(), trusting=True)
+def test_by_value_the_lowest_goes_first_and_of_a_chain_its_deepest_block() -> None:
+    both, gpu = learned(value_enabled=True)
     freed = {}
-    for name, credit in (("more", 600.0), ("less", -600.0), ("average", 0.0)):
+    for reuse_class, name in ((2, "high"), (0, "low"), (1, "middle")):
         table = chain(both, [ord(name[0])] * 12)
         freed[name] = table.physical_block_ids
         gpu.mark_blocks_as_accessed(freed[name], 1e9)
-        gpu.evictor.worth = Worth.of(0.0, credit)
-        table.free()
+        gpu.evictor.placing(Ended(None, None, (), 0, 0.0, 0, [Run(3, reuse_class)]), table.free)
     order = [gpu.evictor.evict()[0] for _ in range(9)]
-    assert order == [block for name in ("less", "average", "more") for block in reversed(freed[name])]
+    assert order == [block for name in ("low", "middle", "high") for block in reversed(freed[name])]
 
 
-def test_stock_loses_a_free_block_that_is_updated_and_ours_moves_it() -> None:
-    both, gpu = learned(Worth(), trusting=False)
+def test_stock_loses_a_free_block_that_is_updated_and_ours_does_not() -> None:
+    both, gpu = learned(value_enabled=False)
     table = chain(both, list(range(8)))
     first, second = table.physical_block_ids
     gpu.mark_blocks_as_accessed([first, second], 1e9)

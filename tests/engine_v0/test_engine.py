@@ -14,6 +14,8 @@ from eviction_client.engines.vllm_v0 import engine as adapter
 from eviction_client.engines.vllm_v0 import register
 from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
 from eviction_client.errors import EngineUnsupported
+from eviction_client.grouping import GROUPS
+from eviction_client.reuse import GAP_CLASSES
 from eviction_client.settings import ClientSettings
 from tests.engine_v0.bare import BLOCK, Engine, Told
 
@@ -69,10 +71,10 @@ def test_where_it_is_asked_for_every_engine_gets_the_hooks(
     (hooks,) = engine.lpc
     assert isinstance(adapter.gpu_allocator(engine.scheduler[0].block_manager).evictor, LearnedEvictor)
     assert f"on in the V0 engine; vLLM {RELEASE}, check passed" in caplog.text
-    hooks.scorer.on_tick[0]()
+    hooks.plugin.on_tick[0]()
     assert fallback() == 0.0
     assert engine._add_processed_request() == "added" and engine.lpc == [hooks]
-    hooks.scorer.close()
+    hooks.plugin.close()
 
 
 def test_an_engine_that_was_being_built_when_plug_ins_were_loaded_gets_them_with_its_first_request(
@@ -83,7 +85,7 @@ def test_an_engine_that_was_being_built_when_plug_ins_were_loaded_gets_them_with
     register()
     assert engine._add_processed_request() == "added"
     assert len(engine.lpc) == 1
-    engine.lpc[0].scorer.close()
+    engine.lpc[0].plugin.close()
 
 
 def drifted(scheduler: Any) -> None:
@@ -109,14 +111,26 @@ def test_an_evictor_that_takes_other_arguments_stays_with_one_error_and_a_metric
 
 
 @pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="an evictor or allocator that works otherwise: stock LRU")
-def test_an_allocator_that_evicts_in_another_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_that_reads_its_evictors_own_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Engine(40, learned=False).scheduler
     assert adapter.why_not(scheduler) is None
-    stock = type(adapter.gpu_allocator(scheduler.block_manager).evictor)
-    add = stock.add
-    monkeypatch.setattr(stock, "add", lambda self, b, h, num_hashed_tokens, t: add(self, b, h, -num_hashed_tokens, t))
+    allocator = type(adapter.gpu_allocator(scheduler.block_manager))
+    evicted = allocator._maybe_allocate_evicted_block_id
+    monkeypatch.setattr(
+        allocator, "_maybe_allocate_evicted_block_id", lambda self: evicted(self) if len(self.evictor.free_table) else None
+    )
+    assert "free_table" in (adapter.why_not(scheduler) or "")
+
+
+@pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="an evictor or allocator that works otherwise: stock LRU")
+def test_an_allocator_that_gives_blocks_another_depth_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Engine(40, learned=False).scheduler
+    add = adapter.LearnedEvictor.add
     monkeypatch.setattr(adapter, "_interface", lambda _: None)
+    monkeypatch.setattr(adapter.LearnedEvictor, "add", lambda self, b, h, tokens, t: add(self, b, h, -tokens, t))
     assert "not as it was" in (adapter.why_not(scheduler) or "")
+    monkeypatch.setattr(adapter, "_order", lambda _: None)
+    assert "order of their values" in (adapter.why_not(scheduler) or "")
 
 
 @pytest.mark.refuses(
@@ -161,7 +175,7 @@ def test_a_setting_that_cannot_be_is_one_line_and_no_exception(
 
 
 def test_sequences_that_share_a_request_are_one_request() -> None:
-    engine = Engine(40, tell=lambda _: 40.0)
+    engine = Engine(40, tell=lambda _: 3)
     group = engine.send("a", list(range(2 * BLOCK)), 9)
     engine.step()
     assert engine.hooks is not None
@@ -174,6 +188,9 @@ def test_sequences_that_share_a_request_are_one_request() -> None:
     for sequence in (parent, child):
         sequence.status = type(sequence.status).FINISHED_STOPPED
         engine.scheduler.free_seq(sequence)
-    assert hooks.scorer.scored["prediction"] == 1
-    assert hooks.queue is not None
-    assert {round(block.key - block.t_last) for block in hooks.queue.next_blocks(9)} == {40}
+    assert hooks.plugin.ended["prediction"] == 1
+    assert hooks.evictor is not None
+    queue = hooks.evictor.queue
+    assert {queue._run_of[block.block_id][3] for block in queue if block.block_id in queue._run_of} == {
+        (GROUPS - 1 + 3) * GAP_CLASSES
+    }

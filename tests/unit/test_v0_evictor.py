@@ -1,4 +1,4 @@
-"""The evictor for vLLM's V0 engine against a sorted list; the allocator itself is in tests/engine_v0."""
+"""The evictor for vLLM's V0 engine around a plain LRU evictor; V0's own and its allocator are in tests/engine_v0."""
 
 import random
 import sys
@@ -7,94 +7,148 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eviction_client.credit import Lifetime
-from eviction_client.credit_queue import BUCKETS
+from eviction_client.curve import KNOTS
+from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm_v0 import register
-from eviction_client.engines.vllm_v0.evictor import STALE, FreeBlock, LearnedEvictor, Worth
+from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
+from eviction_client.hints import Retained
+from eviction_client.value_queue import DONE
 
 NOW = 1.8e9
+TOKENS = 16
+TABLES = [[value / (1.0 + age) for age in KNOTS] for value in (1e-6, 1e-3, 1.0)]
 
 
-def evictor(blocks: int = 100, **options: bool) -> LearnedEvictor:
-    return LearnedEvictor(lifetime=Lifetime(blocks), clock=lambda: NOW, **options)
+class Stock:
+    """Evicts the least recently used block, of equal ones that with the most tokens, as V0's evictor."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, tuple[float, int, int]] = {}
+
+    def add(self, block_id: int, content_hash: int, num_hashed_tokens: int, last_accessed: float) -> None:
+        self.free[block_id] = (last_accessed, -num_hashed_tokens, content_hash)
+
+    def remove(self, block_id: int) -> None:
+        if block_id not in self.free:
+            raise ValueError("Attempting to remove block that's not in the evictor")
+        del self.free[block_id]
+
+    def evict(self) -> tuple[int, int]:
+        if not self.free:
+            raise ValueError("No usable cache memory left")
+        block_id = min(self.free, key=lambda block: (*self.free[block][:2], block))
+        return block_id, self.free.pop(block_id)[2]
+
+
+def evictor(hinted: int = 0) -> LearnedEvictor:
+    return LearnedEvictor(Stock(), len(TABLES), block_size=TOKENS, retained=Retained(hinted), clock=lambda: NOW)
+
+
+def finish(ours: LearnedEvictor, first: int, blocks: int, runs: list[Run], retain_s: float = 0.0) -> None:
+    """Free a chain of blocks whose ids begin at ``first``, the root first, as V0 does."""
+
+    def free() -> None:
+        for place in range(blocks):
+            ours.add(first + place, 1000 + first + place, TOKENS * (place + 1), NOW)
+
+    ours.placing(Ended(None, None, (), 0, NOW, 0, runs, retain_s), free)
+
+
+def evicted(ours: LearnedEvictor) -> list[int]:
+    return [ours.evict()[0] for _ in range(ours.num_blocks)]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.booleans())
-def test_it_evicts_the_least_key_then_the_most_tokens_whatever_happened_and_whichever_rule_is_in_force(
-    seed: int, ties_by_id: bool
-) -> None:
+@given(st.integers(0, 2**32))
+def test_under_least_recent_use_it_evicts_what_stock_would_whatever_happened_before(seed: int) -> None:
     rng = random.Random(seed)
-    ours = evictor(ties_by_id=ties_by_id)
-    model: dict[int, FreeBlock] = {}
+    ours, stock = evictor(), Stock()
+    ours.queue.set_tables(TABLES)
     for number in range(200):
-        kind = rng.choice(["add", "add", "add", "evict", "remove", "update", "lay", "raise", "rule"])
-        if kind == "add":
-            block = rng.randrange(60)
-            if block in ours:
-                continue
-            ours.worth = Worth.of(rng.choice([0.0, 5.0]), rng.choice([0.0, -50.0, 50.0, rng.uniform(-99, 99)]))
-            ours.add(block, number, rng.randrange(4), NOW - rng.randrange(5))
-            (model[block],) = ours.added_since(ours.stamp - 1)
+        kind = rng.choice(["add", "add", "finish", "evict", "evict", "remove", "update", "rule"])
+        free = sorted(stock.free)
+        if kind == "add" and number not in ours:
+            ours.add(number, 7, TOKENS, NOW - rng.randrange(5))
+            stock.add(number, 7, TOKENS, ours._stock.free[number][0])
+        elif kind == "finish":
+            first = 1000 * (number + 1)
+            finish(ours, first, 3, [Run(1, rng.randrange(3)), Run(3, rng.randrange(3))])
+            for place in range(3):
+                stock.add(first + place, 1000 + first + place, TOKENS * (place + 1), NOW)
         elif kind == "rule":
-            ours.trusting = not ours.trusting
-        elif not model:
-            continue
-        elif kind == "evict":
-            order = sorted(
-                model.values(),
-                key=lambda b: (
-                    b.key if ours.trusting else b.t_last,
-                    -b.num_hashed_tokens,
-                    b.block_id if ties_by_id else b.stamp,
-                ),
-            )
-            assert ours.next_blocks(7) == order[:7]
-            assert ours.evict() == (order[0].block_id, order[0].content_hash)
-            del model[order[0].block_id]
-        else:
-            block = rng.choice(sorted(model))
-            if kind == "remove":
-                ours.remove(block)
-                del model[block]
-            elif kind == "update":
-                ours.update(block, NOW - rng.randrange(5))
-                (model[block],) = ours.added_since(ours.stamp - 1)
-            elif kind == "lay":
-                ours.lay([model[block]], rng.uniform(-99, 99))
+            ours.queue.value_enabled = not ours.queue.value_enabled
+        elif free and kind == "evict":
+            if ours.queue.value_enabled:
+                stock.remove(ours.evict()[0])
             else:
-                ours.raise_to(model[block], NOW + rng.uniform(-99, 99))
-        assert ours.num_blocks == len(model) and all(block in ours for block in model)
-        assert ours.num_runs <= 2 * (64 + STALE * 60 + 64)
+                assert ours.evict() == stock.evict()
+        elif free and kind == "remove":
+            ours.remove(block := rng.choice(free))
+            stock.remove(block)
+        elif free and kind == "update":
+            ours.update(block := rng.choice(free), NOW + number)
+            _, tokens, content = stock.free[block]
+            stock.add(block, content, -tokens, NOW + number)
+        assert ours._stock.free == stock.free and ours.num_blocks == ours.queue.num_free_blocks == len(stock.free)
+        assert all(block in ours for block in stock.free)
 
 
-def test_what_is_no_longer_free_is_not_touched_by_what_comes_late() -> None:
+def test_by_value_each_part_of_a_chain_leaves_in_the_order_of_its_class_the_deepest_first() -> None:
     ours = evictor()
-    ours.add(1, 11, 16, NOW)
-    (before,) = ours.added_since(0)
-    ours.remove(1)
-    ours.add(1, 11, 16, NOW + 1)
-    ours.lay([before], 500.0)
-    (now,) = ours.next_blocks(1)
-    assert now.key == NOW + 1
+    ours.queue.set_tables(TABLES)
+    ours.queue.value_enabled = True
+    finish(ours, 10, 3, [Run(3, 2)])
+    finish(ours, 20, 3, [Run(1, 2), Run(3, 0)])
+    finish(ours, 30, 2, [Run(2, 1)])
+    assert evicted(ours) == [22, 21, 31, 30, 12, 11, 10, 20]
 
 
-def test_an_empty_evictor_and_a_block_that_is_not_free_say_so_in_v0s_words() -> None:
-    with pytest.raises(ValueError, match="No usable cache memory left"):
-        evictor().evict()
-    with pytest.raises(ValueError, match="not in the evictor"):
-        evictor().remove(3)
+def test_blocks_behind_the_known_chain_lie_in_its_last_class() -> None:
+    ours = evictor()
+    ours.queue.set_tables(TABLES)
+    ours.queue.value_enabled = True
+    finish(ours, 10, 4, [Run(1, 2), Run(2, 1)])
+    finish(ours, 20, 1, [Run(1, 0)])
+    assert evicted(ours) == [20, 13, 12, 11, 10]
 
 
-def test_evictions_teach_the_lifetime_and_blocks_never_accessed_do_not() -> None:
-    ours = evictor(blocks=1)
-    ours.add(1, 11, 16, NOW - 100)
-    ours.add(2, 12, 16, -1)
-    assert ours.evict() == (2, 12)
-    assert sum(ours.evictions) == 0
-    ours.evict()
-    assert ours.lifetime.seconds == 100
-    assert ours.evictions[BUCKETS.index(-60.0)] == 1
+def test_without_values_the_order_is_stocks_whichever_rule_is_in_force() -> None:
+    ours = evictor()
+    ours.queue.value_enabled = True
+    finish(ours, 10, 2, [Run(2, 0)])
+    finish(ours, 20, 2, [Run(2, 0)])
+    assert evicted(ours) == [11, 21, 10, 20]
+
+
+def test_by_value_blocks_of_a_request_that_goes_on_leave_last() -> None:
+    ours = evictor()
+    ours.queue.set_tables(TABLES)
+    ours.queue.value_enabled = True
+    ours.placing(None, lambda: ours.add(1, 7, TOKENS, NOW))
+    finish(ours, 10, 1, [Run(1, 2)])
+    assert evicted(ours) == [10, 1]
+
+
+@pytest.mark.parametrize("value_enabled", [True, False])
+def test_hints_order_blocks_under_either_rule_within_their_share(value_enabled: bool) -> None:
+    ours = evictor(hinted=2)
+    ours.queue.set_tables(TABLES)
+    ours.queue.value_enabled = value_enabled
+    finish(ours, 10, 2, [Run(2, 0)], retain_s=60.0)
+    finish(ours, 20, 2, [Run(2, 1)], retain_s=60.0)  # more than hints may retain
+    finish(ours, 30, 2, [Run(1, 2), Run(2, DONE)])
+    assert evicted(ours) == [31, 21, 20, 30, 11, 10]
+
+
+def test_an_empty_evictor_and_a_block_that_is_not_free_raise_v0s_errors() -> None:
+    ours = evictor()
+    ours.queue.set_tables(TABLES)
+    for value_enabled in (False, True):
+        ours.queue.value_enabled = value_enabled
+        with pytest.raises(ValueError, match="No usable cache memory left"):
+            ours.evict()
+        with pytest.raises(ValueError, match="not in the evictor"):
+            ours.remove(3)
 
 
 def test_the_entry_point_loads_nothing_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 V0 has no flag for a scheduler before 0.8, so the general plug-in (:func:`eviction_client.engines.vllm_v0.register`) asks
 :func:`watch` to look after ``LLMEngine.__init__``: each engine that is built in this process gets the hooks on its schedulers.
-(In 0.6.0 plug-ins are loaded inside that very method; there the hooks come with the first request.) Before, :func:`why_not`
-tries our evictor in a small allocator of the engine's own class beside the stock one, whatever the release.
+(In 0.6.0 plug-ins are loaded inside that very method; there the hooks come with the first request.) Before that,
+:func:`why_not` tries our evictor in small allocators of the engine's own class, whatever the release.
 """
 
 import atexit
@@ -11,11 +11,11 @@ import inspect
 import json
 import logging
 import random
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from eviction_client.credit import Lifetime
+from eviction_client.curve import KNOTS
+from eviction_client.ended import Ended, Run
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.vllm.logs import join_vllms_logging
 from eviction_client.engines.vllm.tokenizer import finder_of
@@ -23,9 +23,10 @@ from eviction_client.engines.vllm_v0 import TESTED
 from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
 from eviction_client.engines.vllm_v0.hooks import Hooks, gpu_allocator
 from eviction_client.errors import EngineUnsupported
-from eviction_client.metrics import EngineMetrics
+from eviction_client.metrics import EngineMetrics, Values
+from eviction_client.plugin import Plugin, Predictor
+from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.predictor_client import PredictorClient
-from eviction_client.scorer import Predictor, Scorer
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import MetadataStore, open_store
 from eviction_client.stores.namespace import Namespace
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 INTERFACE: Final = ("add", "evict", "remove", "update", "num_blocks", "__contains__")
 """All that an allocator uses of its evictor."""
 BLOCKS: Final = 24
+BLOCK_TOKENS: Final = 4
 OPERATIONS: Final = 200
 
 
@@ -98,7 +100,7 @@ def _attach_to_all(
         if reason is not None:
             stay_stock(settings, metrics, engine="vLLM", release=release, variant=" (V0)", reason=reason, tested=TESTED)
             return
-    mode = "shadow mode" if settings.shadow else "on"
+    mode = "dry run" if settings.shadow else "on"
     tested = f"vLLM {release}" if release in TESTED else f"vLLM {release} is an untested release"
     logger.info("learned prefix cache: %s in the V0 engine; %s, check passed", mode, tested)
 
@@ -110,7 +112,7 @@ def why_not(scheduler: Any) -> str | None:
         if not hasattr(manager, "block_allocator"):
             return f"its {type(manager).__name__} has no evictor of blocks by id: start it with --use-v2-block-manager"
         allocator = gpu_allocator(manager)
-        return _interface(allocator.evictor) or _order(allocator)
+        return _interface(allocator.evictor) or _order(allocator) or _value(allocator)
     except Exception as error:
         return f"the check of its allocator failed: {type(error).__name__}: {error}"
 
@@ -129,14 +131,39 @@ def _interface(stock: Any) -> str | None:
 
 def _order(allocator: Any) -> str | None:
     """Run one random course through two small allocators of this class, with the stock evictor and with ours."""
-    stock, learned = (type(allocator)(num_blocks=BLOCKS, block_size=4) for _ in range(2))
-    ties_by_id = hasattr(stock.evictor, "priority_queue")
-    learned.evictor = LearnedEvictor(lifetime=Lifetime(BLOCKS), clock=lambda: 2e9, ties_by_id=ties_by_id)
+    stock, learned = _small(allocator), _small(allocator)
+    learned.evictor = LearnedEvictor(learned.evictor, 1, block_size=BLOCK_TOKENS, clock=lambda: 2e9)
     courses = [_course(stock), _course(learned)]
     for number, (theirs, ours) in enumerate(zip(*courses, strict=True)):
         if theirs != ours:
             return f"with our evictor its allocator is not as it was after operation {number} of the check"
     return None
+
+
+def _value(allocator: Any) -> str | None:
+    """Free three chains, and evict them by value: the lowest first, of a chain the deepest part first."""
+    small = _small(allocator)
+    small.evictor = evictor = LearnedEvictor(small.evictor, 2, block_size=BLOCK_TOKENS, clock=lambda: 2e9)
+    evictor.queue.set_tables([[value / (1.0 + age) for age in KNOTS] for value in (1e-6, 1.0)])
+    evictor.queue.value_enabled = True
+    chains = []
+    for family, runs in enumerate(([Run(2, 1)], [Run(2, 0)], [Run(1, 1), Run(2, 0)])):
+        chain: list[Any] = []
+        for place in range(2):
+            content = [family, place, 0, 0]
+            chain.append(small.allocate_immutable_block(prev_block=chain[-1] if chain else None, token_ids=content))
+        chains.append([block.block_id for block in chain])
+        ended = Ended(None, None, (), 0, 0.0, 0, runs)
+        evictor.placing(ended, lambda blocks: [small.free(block) for block in blocks], chain)
+    (high, high_tail), (low, low_tail), (split, split_tail) = chains
+    expected = [low_tail, low, split_tail, high_tail, high, split]
+    if [evictor.evict()[0] for _ in expected] != expected:
+        return "blocks do not leave its allocator in the order of their values"
+    return None
+
+
+def _small(allocator: Any) -> Any:
+    return type(allocator)(num_blocks=BLOCKS, block_size=BLOCK_TOKENS)
 
 
 def _course(allocator: Any) -> list[object]:
@@ -169,24 +196,30 @@ def _attach(
     open_predictor: Callable[[ClientSettings, Any], Predictor],
     metrics: EngineMetrics,
 ) -> Hooks:
-    from eviction_client.engines.vllm_v0.metrics import values_of
-
     allocator = gpu_allocator(scheduler.block_manager)
-    scorer = Scorer(
+    block_size = scheduler.block_manager.block_size
+    plugin = Plugin(
         settings,
         capacity=allocator.get_num_total_blocks(),
+        block_tokens=block_size,
         predictor=open_predictor(settings, engine),
-        store=_store(settings, scheduler.block_manager.block_size),
-        clock=time.time,
+        store=_store(settings, block_size),
     )
     try:
-        hooks = Hooks(scheduler, scorer, adopt=not settings.shadow)
+        hooks = Hooks(scheduler, plugin, adopt=not settings.shadow)
     except BaseException:
-        scorer.close()
+        plugin.close()
         raise
-    scorer.on_tick.append(lambda: metrics.update(values_of(hooks)))
-    atexit.register(scorer.close)  # a V0 scheduler is never told to shut down
+    plugin.on_tick.append(lambda: metrics.update(_values_of(hooks)))
+    atexit.register(plugin.close)  # a V0 scheduler is never told to shut down
     return hooks
+
+
+def _values_of(hooks: Hooks) -> Values:
+    values = values_of_plugin(hooks.plugin)
+    if hooks.evictor is not None:
+        values["lpc_queue_runs", ""] = hooks.evictor.queue.num_runs
+    return values
 
 
 def _predictor(settings: ClientSettings, engine: Any) -> Predictor:

@@ -1,113 +1,88 @@
-"""The evictor of V0's prefix-caching allocator, under two rules: least recently used, and with credit.
+"""The evictor of V0's prefix-caching allocator: stock's own while least recent use is in force, else by retention value.
 
-    key = last_accessed + credit          the smallest goes; of equal keys the block with the most hashed tokens, as in stock
+It holds the stock evictor, which sees every call and evicts, unless the retention value is in force: then the lowest value in
+a :class:`eviction_client.value_queue.ValueQueue` of the same blocks goes first. So while nothing is known of reuse, and under
+the guard's other rule, V0 evicts what it would evict without the plug-in, block by block, in every release. The queue alone
+could not do that: V0 hands blocks over one by one, from a chain's root on, and of blocks with the same time of last use it
+evicts those with the most hashed tokens first, those of one request between those of another.
 
-V0 hands over block by block, from a chain's root on, and nobody walks its order. What ends in one step has the same time of
-last use, and of that the blocks go by their hashed tokens, those of one request between those of another. The project's own
-queue (:class:`eviction_client.credit_queue.CreditQueue`) keeps what was freed together together and evicts it in the order in
-which it was freed: on the course of tests/engine_v0/test_scheduler.py, even with exact times and chains turned tail first,
-1,689 of 1,911 evictions were others than stock's. So there are two heaps of the same blocks here, one per rule: without credit
-the order is exactly stock's, and when the rule in force changes nothing has to be moved. As in stock's heap, what is out of
-date is left in and passed over; a heap of more than STALE times the blocks is made anew.
+Once a hint has moved blocks, the queue evicts under either rule: stock's evictor has no such places.
 
-The stock evictor of 0.6.4 and later loses a block whose ``update`` comes while it is free: it stays counted and is never found
-again. V0 updates only blocks in use, so that this is seen in no engine; here it moves.
+The stock evictor of 0.6.4 and later loses a free block whose last use is updated: it stays counted and is never found again.
+V0 updates only blocks in use, so that this is seen in no engine; here the block is just used.
 """
 
-import heapq
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from itertools import groupby
+from typing import Any
 
-from eviction_client.credit import Lifetime
-from eviction_client.credit_queue import BUCKETS, SAMPLED, SAMPLED_FROM
-from eviction_client.hints import NOTHING, Retained
-from eviction_client.score import Keys
+from eviction_client.ended import Ended
+from eviction_client.hints import Retained
+from eviction_client.queue import Block
 from eviction_client.stores.base import BlockHash
-
-STALE: Final = 4
-"""Entries of a heap per free block, at most, before it is made anew; a few more in a small one."""
-GRAIN: Final = 1024.0
-"""Credits are multiples of 1/1024 s, so that equal ones, added to equal times, give equal keys."""
+from eviction_client.value_queue import DONE, GOES_ON, ValueQueue
 
 
-class Worth(NamedTuple):
-    """What a request's end says of its blocks, seconds: ``shift`` moves their last use, ``credit`` comes on top of it."""
+class FreeBlock(Block):
+    """A block in the evictor. ``num_hashed_tokens``: of its chain, up to its own end."""
 
-    shift: float = 0.0
-    credit: float = 0.0
+    __slots__ = ("content_hash", "num_hashed_tokens")
 
-    @classmethod
-    def of(cls, shift: float, credit: float) -> "Worth":
-        """Return a worth in grains. Raises ValueError: one is NaN, OverflowError: one is infinite."""
-        return cls(round(shift * GRAIN) / GRAIN, round(credit * GRAIN) / GRAIN)
-
-
-AVERAGE: Final = Worth()
-
-
-class FreeBlock:
-    """A block in the evictor. ``stamp`` is its own: a block that is freed again is another."""
-
-    __slots__ = ("block_id", "content_hash", "key", "num_hashed_tokens", "shift", "stamp", "t_last")
-
-    def __init__(
-        self, block_id: int, content_hash: int, num_hashed_tokens: int, t_last: float, key: float, shift: float, stamp: int
-    ) -> None:
-        self.block_id = block_id
+    def __init__(self, block_id: int, content_hash: int = 0, num_hashed_tokens: int = 0) -> None:
+        super().__init__(block_id)
         self.content_hash = content_hash
         self.num_hashed_tokens = num_hashed_tokens
-        self.t_last = t_last
-        self.key = key
-        self.shift = shift
-        self.stamp = stamp
-
-
-Entry = tuple[float, int, int, int]
-"""Key, hashed tokens negated, what breaks the tie, stamp."""
 
 
 class LearnedEvictor:
     """Stands in for ``vllm.core.evictor.LRUEvictor``. Not thread-safe: it belongs to the engine's thread.
 
     Args:
-        lifetime: of this cache; learns from evictions.
-        clock: seconds since the epoch.
-        ties_by_id: of blocks with equal key and tokens the lowest id goes first (0.6.4 and later), else the one freed first.
+        stock: the allocator's own, empty. It is the evictor's from now on.
+        classes: reuse classes.
+        block_size: tokens of a block.
+        retained: the account of the blocks that hints retain; None: none may be.
+        clock: seconds since the epoch; never goes back.
 
     Attributes:
-        trusting: the key with credit orders; else least recent use. May change at any time.
-        evictions: blocks evicted by :data:`eviction_client.credit_queue.BUCKETS`.
-        worth: what the blocks get that are added now.
-        asked: what the hints of their request ask for.
-        retained: blocks that hints retain.
+        queue: the free blocks in classes.
     """
 
     def __init__(
         self,
+        stock: Any,
+        classes: int,
         *,
-        lifetime: Lifetime,
+        block_size: int,
         retained: Retained[int] | None = None,
         clock: Callable[[], float] = time.time,
-        ties_by_id: bool = True,
     ) -> None:
-        self.lifetime = lifetime
-        self.clock = clock
-        self.trusting = False
-        self.evictions = [0] * (len(BUCKETS) + 1)
-        self.worth = AVERAGE
-        self.asked = NOTHING
-        self.retained: Retained[int] = Retained(0) if retained is None else retained
-        self._ties_by_id = ties_by_id
-        self._sampled = self._unsampled = SAMPLED if lifetime.capacity >= SAMPLED_FROM else 1
-        """Evictions from one that is looked at to the next."""
-        self._stamp = 0
+        self.queue: ValueQueue[FreeBlock] = ValueQueue(FreeBlock(-1), FreeBlock(-1), classes, clock=clock)
+        self._stock = stock
+        self._block_size = block_size
+        self._retained: Retained[int] = Retained(0) if retained is None else retained
+        self._clock = clock
         self._free: dict[int, FreeBlock] = {}
-        self._stamped: dict[int, FreeBlock] = {}
-        self._by_use: list[Entry] = []
-        self._by_key: list[Entry] = []
-        self._highest = 0.0
+        self._freed: list[FreeBlock] | None = None
+        """Blocks that a request has freed so far, which are not in the queue yet; None: no request frees any."""
+        self._hinted = False
+
+    def placing(self, ended: Ended | None, free: Callable[..., None], *arguments: Any) -> None:
+        """Call ``free(*arguments)``, V0's own; the blocks that it adds are those of a request, from its chain's root on.
+
+        Args:
+            ended: the request that has ended; None: it goes on, and its blocks go last.
+        """
+        self._freed = freed = []
+        try:
+            free(*arguments)
+        finally:
+            self._freed = None
+            if freed:
+                freed.reverse()
+                self._place(freed, ended)
 
     # V0's interface.
 
@@ -120,146 +95,61 @@ class LearnedEvictor:
         return len(self._free)
 
     def add(self, block_id: int, content_hash: int, num_hashed_tokens: int, last_accessed: float) -> None:
-        """Take a block in, which nobody uses any more. ``last_accessed``: seconds since the epoch; -1: never."""
-        shift, credit = self.worth
-        t_last = last_accessed + shift
-        keys = Keys(t_last, t_last + credit)
-        if self.asked:
-            ((_, keys),) = self.retained.placed(
-                (block_id,), keys, self.asked, last_accessed, lambda number: number, lambda _: named(content_hash)
-            )
+        """Take in a block that nobody uses any more. ``last_accessed``: seconds since the epoch; -1: never."""
+        self._stock.add(block_id, content_hash, num_hashed_tokens, last_accessed)
+        self._free[block_id] = block = FreeBlock(block_id, content_hash, num_hashed_tokens)
+        if self._freed is not None:
+            self._freed.append(block)
         else:
-            self.retained.release((block_id,))
-        self._enter(block_id, content_hash, num_hashed_tokens, keys, keys.t_last - last_accessed)
+            self._retained.release((block_id,))
+            self.queue.insert((block,), 0, self._clock())
 
     def update(self, block_id: int, last_accessed: float) -> None:
-        """Move a free block's last use; its credit stays. Raises KeyError: it is not free."""
+        """Note a later use of a free block. Raises KeyError: it is not free."""
         block = self._free[block_id]
-        t_last = last_accessed + block.shift
-        keys = Keys(t_last, t_last + (block.key - block.t_last), retained=block.shift > 0.0)
         self.remove(block_id)
-        self._enter(block_id, block.content_hash, block.num_hashed_tokens, keys, block.shift)
+        self.add(block_id, block.content_hash, block.num_hashed_tokens, last_accessed)
 
     def remove(self, block_id: int) -> None:
         """Take a block out, because a request uses it again. Raises ValueError, in V0's words, when it is not free."""
-        block = self._free.pop(block_id, None)
-        if block is None:
-            raise ValueError("Attempting to remove block that's not in the evictor")
-        del self._stamped[block.stamp]
+        self._stock.remove(block_id)
+        self.queue.remove(self._free.pop(block_id))
 
     def evict(self) -> tuple[int, int]:
         """Take out the block to be evicted first; return its id and content hash. Raises ValueError when there is none."""
-        trusting, stamped = self.trusting, self._stamped
-        heap = self._by_key if trusting else self._by_use
-        while heap:
-            key, _, _, stamp = heapq.heappop(heap)
-            block = stamped.get(stamp)
-            if block is not None and (block.key if trusting else block.t_last) == key:
-                del self._free[block.block_id], stamped[stamp]
-                self._unsampled -= 1
-                if not self._unsampled:
-                    self._learn(block)
-                return block.block_id, block.content_hash
-        raise ValueError("No usable cache memory left")
+        queue = self.queue
+        if self._free and (self._hinted or (queue.value_enabled and queue.tables is not None)):
+            block = queue.popleft()
+            self._stock.remove(block.block_id)
+            del self._free[block.block_id]
+            return block.block_id, block.content_hash
+        block_id, content_hash = self._stock.evict()
+        queue.remove(self._free.pop(block_id))
+        return block_id, content_hash
 
-    # Ours.
-
-    @property
-    def stamp(self) -> int:
-        """Blocks taken in so far."""
-        return self._stamp
-
-    @property
-    def num_runs(self) -> int:
-        """Entries of both heaps, those out of date among them."""
-        return len(self._by_use) + len(self._by_key)
-
-    @property
-    def highest(self) -> float:
-        """No block has had a higher key, under either rule, but those that a hint retained."""
-        return self._highest
-
-    def added_since(self, stamp: int) -> list[FreeBlock]:
-        """Return the blocks taken in since :attr:`stamp` was so much, as far as they are still free."""
-        return [block for number in range(stamp + 1, self._stamp + 1) if (block := self._stamped.get(number)) is not None]
-
-    def lay(self, blocks: Sequence[FreeBlock], credit: float) -> None:
-        """Give the blocks that are still free another credit, seconds: they lie as if they had had it all along."""
-        credit = Worth.of(0.0, credit).credit
-        for block in blocks:
-            self._rekey(block, block.t_last + credit)
-
-    def raise_to(self, block: FreeBlock, key: float) -> None:
-        """Give a block a higher key with credit, because another conversation holds it."""
-        if key > block.key:
-            self._rekey(block, key)
-
-    def next_blocks(self, n: int) -> list[FreeBlock]:
-        """Return the next n blocks to be evicted, in order; nothing is changed. O(n log n), whatever lies behind."""
-        heap = self._by_key if self.trusting else self._by_use
-        found: list[FreeBlock] = []
-        fringe: list[tuple[Entry, int]] = [(heap[0], 0)] if heap else []
-        seen: set[int] = set()
-        while fringe and len(found) < n:
-            entry, place = heapq.heappop(fringe)
-            block = self._current(entry)
-            if block is not None and block.stamp not in seen:
-                seen.add(block.stamp)
-                found.append(block)
-            for child in (2 * place + 1, 2 * place + 2):
-                if child < len(heap):
-                    heapq.heappush(fringe, (heap[child], child))
-        return found
-
-    def _current(self, entry: Entry) -> FreeBlock | None:
-        """Return the block of an entry of the heap in force; None where it is out of date."""
-        block = self._stamped.get(entry[3])
-        if block is None or (block.key if self.trusting else block.t_last) != entry[0]:
-            return None
-        return block
-
-    def _enter(self, block_id: int, content_hash: int, num_hashed_tokens: int, keys: Keys, shift: float) -> None:
-        t_last, key, retained = keys
-        self._stamp = stamp = self._stamp + 1
-        block = FreeBlock(block_id, content_hash, num_hashed_tokens, t_last, key, shift, stamp)
-        self._free[block_id] = self._stamped[stamp] = block
-        if not retained:
-            self._highest = max(self._highest, key, t_last)
-        tie = block_id if self._ties_by_id else stamp
-        heapq.heappush(self._by_use, (t_last, -num_hashed_tokens, tie, stamp))
-        heapq.heappush(self._by_key, (key, -num_hashed_tokens, tie, stamp))
-        if stamp % 64:
+    def _place(self, blocks: Sequence[FreeBlock], ended: Ended | None) -> None:
+        """Put the blocks that a request has freed, the deepest first, into its reuse classes."""
+        now, numbers = self._clock(), [block.block_id for block in blocks]
+        if ended is None:
+            self._retained.release(numbers)
+            self.queue.insert(blocks, GOES_ON, now)
             return
-        most = 64 + STALE * len(self._free)
-        if len(self._by_use) > most:
-            self._by_use = self._made_anew(trusting=False)
-        if len(self._by_key) > most:
-            self._by_key = self._made_anew(trusting=True)
+        ends = [run.end for run in ended.runs]
 
-    def _rekey(self, block: FreeBlock, key: float) -> None:
-        if self._stamped.get(block.stamp) is block and key != block.key:
-            block.key = key
-            self._highest = max(self._highest, key)
-            tie = block.block_id if self._ties_by_id else block.stamp
-            heapq.heappush(self._by_key, (key, -block.num_hashed_tokens, tie, block.stamp))
+        def class_of(block: FreeBlock) -> int:
+            # The last class is that of blocks behind the known chain, too: another sequence of the request may be longer.
+            place = bisect_left(ends, -(-block.num_hashed_tokens // self._block_size))
+            return ended.runs[min(place, len(ends) - 1)].reuse_class if ends else 0
 
-    def _made_anew(self, *, trusting: bool) -> list[Entry]:
-        heap = [
-            (b.key if trusting else b.t_last, -b.num_hashed_tokens, b.block_id if self._ties_by_id else b.stamp, b.stamp)
-            for b in self._free.values()
-        ]
-        heapq.heapify(heap)
-        return heap
-
-    def _learn(self, block: FreeBlock) -> None:
-        self._unsampled = self._sampled
-        if block.t_last <= 0.0:
-            return  # never accessed: says nothing of how long blocks live
-        keys, now = Keys(block.t_last, block.key), self.clock()
-        key = keys.key if self.trusting else keys.t_last
-        self.evictions[bisect_left(BUCKETS, key - now)] += self._sampled
-        if keys.tells_the_price_of_room:
-            self.lifetime.evicted(self._sampled, key, now)
+        parts = [(list(part), reuse_class) for reuse_class, part in groupby(blocks, class_of)]
+        if ended.retain_s and self._retained.hold(dict.fromkeys(numbers, 1), now + ended.retain_s, now):
+            self._hinted = True
+            for part, reuse_class in parts:
+                self.queue.retain(part, reuse_class, now + ended.retain_s)
+            return
+        self._retained.release(numbers)
+        self._hinted = self._hinted or any(reuse_class == DONE for _, reuse_class in parts)
+        self.queue.insert_chain(parts, now)
 
 
 def named(content_hash: int) -> BlockHash:

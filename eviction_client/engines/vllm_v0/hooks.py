@@ -1,15 +1,17 @@
 """What the plug-in hangs into a scheduler of vLLM's V0 engine.
 
-- the GPU allocator's ``evictor`` becomes a :class:`LearnedEvictor`, and is one again after ``reset_prefix_cache``;
+- the GPU allocator's ``evictor`` becomes a :class:`LearnedEvictor` around itself, and again after ``reset_prefix_cache``;
 - ``block_manager.free(seq)`` becomes :meth:`Hooks.free`. Finish, abort and preemption by recompute pass there: the blocks that
-  it adds to the evictor get what the request is worth;
-- the scheduler's ``add_seq_group`` asks the predictor once V0 has taken the request, ``schedule`` does what is due first, and
-  ``fork_seq`` says whose child a sequence is.
+  it adds to the evictor get the request's reuse classes;
+- the scheduler's ``add_seq_group`` asks the predictor once V0 has taken the request, ``schedule`` calls :meth:`Hooks.step`
+  first and :meth:`Hooks.started` last, and ``fork_seq`` says whose child a sequence is.
 
-All of them are attributes of these very objects. What is freed otherwise (swapped out, copy on write) gets no credit. Blocks of
-a preempted request get the highest key given so far: they go last among those with credit, where they lie under LRU, too.
+All of them are attributes of these very objects. Blocks that are freed otherwise (swapped out, copy on write) go to the class
+of blocks used once, as just used. Blocks of a preempted request go last while values order, and sink if it does not resume;
+else they lie where stock's evictor has them.
 
-Nothing here may raise into the scheduler: a hook that fails is counted and logged once, and the blocks get no credit.
+Nothing here may raise into the scheduler: a hook that fails is counted and logged once, and the blocks lie in the class of
+blocks used once.
 """
 
 import time
@@ -18,51 +20,54 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from eviction_client.engines.vllm_v0.evictor import AVERAGE, FreeBlock, LearnedEvictor, Worth, named
-from eviction_client.hints import NOTHING, Asked, Hints
-from eviction_client.scorer import Scorer
+from eviction_client.ended import Ended
+from eviction_client.engines.vllm_v0.evictor import LearnedEvictor, named
+from eviction_client.hints import Hints
+from eviction_client.plugin import Plugin
+from eviction_client.stores.base import BlockHash
 
-LOOK_AHEAD: Final = 256
-"""Blocks to be evicted next about which the store is asked."""
 MOST_KNOWN: Final = 65_536
-"""Sequences whose request is remembered; over it the oldest's blocks get no credit."""
+"""Sequences whose request is remembered; over it the oldest's blocks lie in the class of blocks used once."""
+EXPIRED_PER_STEP: Final = 16
+"""Runs whose retention may end in one step of the scheduler."""
 COMPLETED: Final = frozenset(("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
 
 
 @dataclass(slots=True)
 class Group:
-    """A request. ``worth`` and ``asked``: what its blocks get, and its hints ask for, once one of its sequences has ended."""
+    """A request. ``started``: its prompt was looked at. ``ended``: once one of its sequences has ended."""
 
     request_id: str
     session: str | None
     hints: Hints
-    worth: Worth | None = None
-    asked: Asked = NOTHING
+    started: bool = False
+    ended: Ended | None = None
 
 
 class Hooks:
     """What is attached to one scheduler. All methods belong to its thread.
 
     Args:
-        adopt: put our evictor into the allocator; else (shadow mode) the engine's own order stays.
+        adopt: put our evictor into the allocator; else (dry run) the engine's own order stays.
 
     Raises:
         Exception: the engine has no such parts. Then nothing was attached.
 
     Attributes:
-        queue: our evictor; None in shadow mode.
-        raised: blocks whose key was raised because another conversation holds them.
+        evictor: ours; None in a dry run.
     """
 
-    def __init__(self, scheduler: Any, scorer: Scorer, *, adopt: bool) -> None:
-        self.scorer = scorer
-        self.queue: LearnedEvictor | None = None
-        self.raised = 0
+    def __init__(self, scheduler: Any, plugin: Plugin, *, adopt: bool) -> None:
+        self.plugin = plugin
+        self.evictor: LearnedEvictor | None = None
+        self._latest = 0.0
         self._group_of: OrderedDict[int, Group] = OrderedDict()
-        self._unanswered: dict[str, list[FreeBlock]] = {}
+        self._waiting = 0
+        """Requests that have not started, at most."""
         self._manager = scheduler.block_manager
         self._allocator = gpu_allocator(self._manager)
         self._block_size: int = self._manager.block_size
+        self._blocks: int = self._allocator.get_num_total_blocks()
         self._stock_add: Callable[..., None] = scheduler.add_seq_group
         self._stock_schedule: Callable[..., Any] = scheduler.schedule
         self._stock_fork: Callable[..., None] = scheduler.fork_seq
@@ -71,8 +76,7 @@ class Hooks:
         if adopt:
             if self._allocator.evictor.num_blocks:
                 raise RuntimeError("its prefix cache is in use already")
-            self._ties_by_id = hasattr(self._allocator.evictor, "priority_queue")
-            self.queue = self._adopted()
+            self._adopt()
             if self._stock_reset is not None:
                 self._allocator.reset_prefix_cache = self.reset_prefix_cache
         self._manager.free = self.free
@@ -90,14 +94,15 @@ class Hooks:
             sequences = seq_group.get_seqs()
             for sequence in sequences:
                 self._know(sequence.seq_id, group)
+            self._waiting += 1
             if sampling is not None and (prompt := sequences[0].prompt_token_ids):
                 lora = seq_group.lora_request
-                self.scorer.admitted(
+                self.plugin.admitted(
                     group.request_id, prompt, session=group.session, category="" if lora is None else lora.lora_name
                 )
         except Exception as error:
-            self.scorer.failed(error)
-        self.scorer.seconds += time.perf_counter() - started
+            self.plugin.failed(error)
+        self.plugin.seconds += time.perf_counter() - started
 
     def fork_seq(self, parent_seq: Any, child_seq: Any) -> None:
         """``Scheduler.fork_seq``: the child is of its parent's request."""
@@ -108,88 +113,86 @@ class Hooks:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """``Scheduler.schedule``, before which what is due is done."""
         self.step()
-        return self._stock_schedule(*args, **kwargs)
+        scheduled = self._stock_schedule(*args, **kwargs)
+        self.started(scheduled)
+        return scheduled
 
     def step(self) -> None:
-        """Do what is due before a step of the scheduler: follow the guard, lay credit that came late."""
-        scorer, queue = self.scorer, self.queue
-        if queue is not None:
-            queue.trusting = scorer.trusting  # first: what fails below must not keep a rule in force
+        """Do what is due before a step of the scheduler: follow the guard and the latest curves, end retentions."""
+        plugin, evictor = self.plugin, self.evictor
+        started = time.perf_counter()
+        if evictor is not None:
+            plugin.follow(evictor.queue)  # first: what fails below must not keep a rule in force
         try:
-            for request_id, keys in scorer.late():
-                blocks = self._unanswered.pop(str(request_id), ())
-                if queue is not None and keys is not None:
-                    queue.lay(blocks, keys.key - keys.t_last)
+            plugin.in_use(self._blocks - self._allocator.get_num_free_blocks())
+            if evictor is not None:
+                evictor.queue.expire(EXPIRED_PER_STEP)
         except Exception as error:
-            scorer.failed(error)
+            plugin.failed(error)
+        plugin.seconds += time.perf_counter() - started
+
+    def started(self, scheduled: Any) -> None:
+        """Have the prompts of those requests looked at that a step has begun. ``scheduled``: what ``schedule`` returns."""
+        if not self._waiting:
+            return
+        started = time.perf_counter()
+        try:
+            for each in scheduled[1].scheduled_seq_groups:
+                sequence = each.seq_group.get_seqs()[0]
+                group = self._group_of.get(sequence.seq_id)
+                if group is not None and not group.started:
+                    group.started = True
+                    self._waiting -= 1
+                    hashes = self._hashes(sequence, len(sequence.prompt_token_ids) // self._block_size)
+                    self.plugin.started(group.request_id, hashes)
+        except Exception as error:
+            self.plugin.failed(error)
+        self.plugin.seconds += time.perf_counter() - started
 
     def free(self, seq: Any) -> None:
-        """``BlockSpaceManager.free``, whose blocks get what their request is worth."""
-        worth, asked, request_id = self._worth_of(seq)
-        queue = self.queue
-        if queue is None:
+        """``BlockSpaceManager.free``, whose blocks get their request's classes."""
+        ended = self._ended(seq)
+        if self.evictor is None:
             self._stock_free(seq)
-            return
-        before, queue.worth, queue.asked = queue.stamp, worth, asked
-        try:
-            self._stock_free(seq)
-        finally:
-            queue.worth, queue.asked = AVERAGE, NOTHING
-        if request_id is not None and self.scorer.awaits(request_id):
-            self._unanswered.setdefault(request_id, []).extend(queue.added_since(before))
-        self.look_ahead()
+        else:
+            self.evictor.placing(ended, self._stock_free, seq)
 
     def reset_prefix_cache(self) -> bool:
         """``PrefixCachingBlockAllocator.reset_prefix_cache``, which makes itself a stock evictor."""
         assert self._stock_reset is not None
         done = self._stock_reset()
-        if self._allocator.evictor is not self.queue:
-            self.queue = self._adopted()
+        if self.evictor is not self._allocator.evictor:
+            self._adopt()
         return done
-
-    def look_ahead(self) -> None:
-        """Ask the store about the blocks to be evicted next; raise those of which it has answered that others hold them."""
-        queue = self.queue
-        if queue is None:
-            return
-        started = time.perf_counter()
-        try:
-            pooled = self.scorer.look_ahead(lambda: [named(block.content_hash) for block in queue.next_blocks(LOOK_AHEAD)])
-            if pooled and queue.trusting:
-                for block in queue.next_blocks(LOOK_AHEAD):
-                    known = pooled.get(named(block.content_hash))
-                    if known is not None and known > block.key + 1.0:
-                        queue.raise_to(block, known)
-                        self.raised += 1
-        except Exception as error:
-            self.scorer.failed(error)
-        self.scorer.seconds += time.perf_counter() - started
 
     # None of these raises.
 
-    def _worth_of(self, seq: Any) -> tuple[Worth, Asked, str | None]:
-        """Return what a sequence's blocks are worth, its hints, and which request has ended with it; None where none has."""
+    def _ended(self, seq: Any) -> Ended | None:
+        """Note the end of a sequence; None: its request goes on."""
         started = time.perf_counter()
-        worth, asked, request_id = AVERAGE, NOTHING, None
+        ended: Ended | None = None
         try:
-            if not seq.is_finished():
-                if self.queue is not None:
-                    worth = Worth.of(0.0, max(self.queue.highest - self._now(), 0.0))
-            elif (group := self._group_of.pop(seq.seq_id, None)) is not None:
-                if group.worth is None:
-                    group.worth, group.asked = self._ended(group, seq)
-                worth, asked, request_id = group.worth, group.asked, group.request_id
+            if seq.is_finished():
+                group = self._group_of.pop(seq.seq_id, None)
+                if group is None:
+                    ended = _UNKNOWN
+                else:
+                    if group.ended is None:
+                        group.ended = _UNKNOWN  # if what follows fails
+                        group.ended = self._finished(group, seq)
+                    ended = group.ended
         except Exception as error:
-            self.scorer.failed(error)
-        self.scorer.seconds += time.perf_counter() - started
-        return worth, asked, request_id
+            self.plugin.failed(error)
+            ended = _UNKNOWN
+        self.plugin.seconds += time.perf_counter() - started
+        return ended
 
-    def _ended(self, group: Group, seq: Any) -> tuple[Worth, Asked]:
-        table = self._manager.block_tables.get(seq.seq_id)
-        computed = seq.data.get_num_computed_tokens() // self._block_size
-        blocks = [] if table is None else table.blocks[:computed]
-        hashes = [named(block.content_hash) for block in blocks if block.content_hash is not None]
-        finished = self.scorer.finished(
+    def _finished(self, group: Group, seq: Any) -> Ended:
+        if not group.started:
+            group.started = True
+            self._waiting -= 1
+        hashes = self._hashes(seq, seq.data.get_num_computed_tokens() // self._block_size)
+        return self.plugin.finished(
             group.request_id,
             completed=seq.status.name in COMPLETED,
             blocks=hashes,
@@ -197,31 +200,44 @@ class Hooks:
             session=group.session,
             hints=group.hints,
         )
-        # V0 itself gives the time of the last use.
-        return Worth.of(0.0, finished.keys.key - finished.keys.t_last), finished.asked
+
+    def _hashes(self, seq: Any, blocks: int) -> list[BlockHash]:
+        """Return the names of the first full blocks of a sequence."""
+        table = self._manager.block_tables.get(seq.seq_id)
+        found = [] if table is None else table.blocks[:blocks]
+        return [named(block.content_hash) for block in found if block.content_hash is not None]
 
     def _know(self, seq_id: int, group: Group) -> None:
         self._group_of[seq_id] = group
         if len(self._group_of) > MOST_KNOWN:
-            self._group_of.popitem(last=False)
+            _, forgotten = self._group_of.popitem(last=False)
+            if not forgotten.started:
+                forgotten.started = True
+                self._waiting -= 1
 
-    def _adopted(self) -> LearnedEvictor:
-        ours = LearnedEvictor(
-            lifetime=self.scorer.lifetime, retained=self.scorer.retained, clock=self._now, ties_by_id=self._ties_by_id
+    def _adopt(self) -> None:
+        self.evictor = LearnedEvictor(
+            self._allocator.evictor,
+            self.plugin.classes,
+            block_size=self._block_size,
+            retained=self.plugin.retained,
+            clock=self._now,
         )
-        self.scorer.retained.clear()
-        ours.trusting = self.scorer.trusting
-        self._allocator.evictor = ours
-        return ours
+        self.plugin.retained.clear()
+        self.plugin.follow(self.evictor.queue)
+        self._allocator.evictor = self.evictor
 
     def _now(self) -> float:
         try:
-            now = self.scorer.now()
-            if now == now:
-                return now
+            now = self.plugin.now()
+            if now >= self._latest:  # NaN is not
+                self._latest = now
         except Exception as error:
-            self.scorer.failed(error)
-        return self.queue.highest if self.queue is not None else 0.0
+            self.plugin.failed(error)
+        return self._latest
+
+
+_UNKNOWN: Final = Ended(None, None, (), 0, 0.0, 0, ())
 
 
 def gpu_allocator(manager: Any) -> Any:
