@@ -249,7 +249,7 @@ test-go: setup ## build the client in Go (clients/go) and run it against a real 
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $(GO_PACKAGES); } || \
 	  { echo "install $(GO_PACKAGES) with your system's package manager"; exit 1; }
 	clients/go/build.sh data/go
-	LPC_TEST_GO=$(CURDIR)/data/go/lpc-replay $(BIN)/pytest tests/integration/test_go_client.py
+	LPC_TEST_GO=$(CURDIR)/data/go/lpc-retain $(BIN)/pytest tests/integration/test_go_client.py
 
 .PHONY: test-vllm-v0
 RELEASES_V0 := 0.6.0 0.6.3.post1 0.6.6.post1 0.7.3 0.8.5 0.9.2 0.10.2

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Generates the stubs and builds and tests the client against Debian's Go packages: build.sh FOLDER leaves FOLDER/lpc-replay.
+# Generates the stubs and builds and tests the client against Debian's Go packages: build.sh FOLDER leaves FOLDER/lpc-retain.
 # Wants golang-go, golang-google-grpc-dev, golang-google-protobuf-dev, protobuf-compiler, protoc-gen-go and protoc-gen-go-grpc.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,4 +13,4 @@ cd "$folder/src/learnedprefixcache"
 test -z "$(gofmt -l lpc cmd)" || { gofmt -d lpc cmd; exit 1; }
 go vet ./lpc ./cmd/...
 go test ./lpc
-go build -o "$folder/lpc-replay" ./cmd/lpc-replay
+go build -o "$folder/lpc-retain" ./cmd/lpc-retain

@@ -19,7 +19,6 @@ type book struct {
 	most  int
 	lines map[string]*list.Element
 	order list.List // of *line, by when they were asked
-	fresh []string  // answered since the engine last looked, at most as many
 }
 
 func newBook(most int) *book {
@@ -35,45 +34,23 @@ func (b *book) ask(id string, now time.Time) {
 	b.lines[id] = b.order.PushBack(&line{id: id, at: now})
 }
 
-// answer enters an answer; ok false: there will be none. Answers to what nobody has asked are nothing.
-func (b *book) answer(id string, answer Answer, ok bool) {
-	element := b.lines[id]
-	if element == nil {
-		return
-	}
-	if !ok {
-		b.forget(id)
-		return
-	}
-	found := element.Value.(*line)
-	found.answer, found.answered = answer, true
-	if len(b.fresh) < b.most {
-		b.fresh = append(b.fresh, id)
+// answer enters an answer. Answers to what nobody has asked are nothing.
+func (b *book) answer(id string, answer Answer) {
+	if element := b.lines[id]; element != nil {
+		found := element.Value.(*line)
+		found.answer, found.answered = answer, true
 	}
 }
 
-// take returns an answer, once; expected: it is not there, but may still come.
-func (b *book) take(id string, now time.Time) (answer Answer, answered, expected bool) {
+// take returns an answer and forgets the question; false: it is not there.
+func (b *book) take(id string) (Answer, bool) {
 	element := b.lines[id]
 	if element == nil {
-		return
+		return Answer{}, false
 	}
+	b.forget(id)
 	found := element.Value.(*line)
-	expected = !found.answered && now.Sub(found.at) < Timeout
-	if !expected {
-		b.forget(id)
-	}
-	return found.answer, found.answered, expected
-}
-
-// takeFresh returns at most so many ids that were answered since they were last returned.
-func (b *book) takeFresh(most int) []string {
-	if len(b.fresh) < most {
-		most = len(b.fresh)
-	}
-	some := b.fresh[:most:most]
-	b.fresh = b.fresh[most:]
-	return some
+	return found.answer, found.answered
 }
 
 func (b *book) forget(id string) {

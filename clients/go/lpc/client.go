@@ -1,3 +1,8 @@
+// Package lpc asks the sidecar when the requests of an engine will return, for engines that evict prefix-cache blocks themselves.
+//
+// Client asks over one PredictStream; an answer has the retention values of the request's reuse group by age. Retainer makes them
+// one number, the retain seconds: how long after their last use the request's blocks are worth their room. Nothing here waits
+// for the sidecar.
 package lpc
 
 import (
@@ -24,19 +29,18 @@ const (
 	longestPause   = 5 * time.Second
 	// A stream on which questions wait is left when nothing was heard on it for so long: a peer that is gone without a word.
 	longestSilence = 10 * time.Second
-	// Late answers that are handed out at once, in a step of the scheduler.
-	lateAtOnce = 32
 )
 
-// An Answer is a credit table and the grid that it belongs to.
+// An Answer is what the sidecar predicts of a request.
 type Answer struct {
+	// Probability that the conversation goes on.
 	Probability float64
-	Table       []float32
-	Grid        Grid
+	// Table has the retention values of the request's reuse group; nil: nothing is known.
+	Table Table
 }
 
 // Client holds one stream to a sidecar and opens it again whenever it breaks. Safe for concurrent use. No method waits, and
-// none fails: what is not answered is LRU.
+// none fails.
 type Client struct {
 	address string
 	token   string
@@ -92,25 +96,12 @@ func (c *Client) Ask(id string, conversation *lpcv1.Conversation) {
 	}
 }
 
-// Take returns the answer about a request, once, if it is there; expected: it is not, but may still come.
-func (c *Client) Take(id string) (answer Answer, answered, expected bool) {
+// Take returns the answer about a request and forgets the request; false: there is none. Call it when the request ends, or was
+// aborted.
+func (c *Client) Take(id string) (Answer, bool) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	return c.book.take(id, time.Now())
-}
-
-// late returns ids of questions that were answered since it was last asked, some at a time.
-func (c *Client) late() []string {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	return c.book.takeFresh(lateAtOnce)
-}
-
-// Forget forgets a request, which was aborted.
-func (c *Client) Forget(id string) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	c.book.forget(id)
+	return c.book.take(id)
 }
 
 // Connected says whether a stream is open.
@@ -159,9 +150,11 @@ func (c *Client) serve(parent context.Context) {
 	if err != nil {
 		return
 	}
-	grid := Grid(info.CreditLifetimesS)
-	if grid.Check() != nil {
-		return
+	curved := info.ReuseCurves != nil && sameEdges(info.ReuseEdgesS)
+	var tables map[uint32]Table
+	if curved {
+		tables, err = tablesOf(info.ReuseCurves)
+		curved = err == nil
 	}
 	stream, err := stub.PredictStream(ctx)
 	if err != nil {
@@ -192,7 +185,7 @@ func (c *Client) serve(parent context.Context) {
 				// What cannot be sent would end the stream, and with it what all others have asked.
 				message, err := proto.Marshal(question)
 				if err != nil || (most > 0 && len(message) > most) {
-					c.Forget(question.RequestId)
+					c.Take(question.RequestId)
 				} else if stream.SendMsg(encoded(message)) != nil {
 					cancel()
 					return
@@ -205,14 +198,18 @@ func (c *Client) serve(parent context.Context) {
 		if err != nil {
 			return
 		}
-		p := response.GetPrediction()
-		answer, ok := Answer{}, p != nil && len(p.CreditS) == len(grid)
-		if ok {
-			answer = Answer{p.Probability, p.CreditS, grid}
+		if curves := response.GetReuseCurves(); curves != nil && curved {
+			if changed, err := tablesOf(curves); err == nil {
+				tables = changed
+			}
 		}
 		c.mutex.Lock()
 		c.heard = time.Now()
-		c.book.answer(response.RequestId, answer, ok)
+		if p := response.GetPrediction(); p != nil {
+			c.book.answer(response.RequestId, Answer{p.Probability, tables[p.ReuseGroup]})
+		} else {
+			c.book.forget(response.RequestId)
+		}
 		c.mutex.Unlock()
 	}
 }

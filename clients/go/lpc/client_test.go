@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -19,8 +20,16 @@ func init() { encoding.RegisterCodec(codec{}) } // for the server below
 
 const mostBytes = 4096
 
-// A sidecar that answers, but not on its first streams.
+func curves(hazard float32) *lpcv1.ReuseCurves {
+	hazards := make([]float32, len(Edges)-1)
+	hazards[0] = hazard
+	return &lpcv1.ReuseCurves{Epoch: "e", Curves: []*lpcv1.ReuseCurve{{Group: 1, Hazards: hazards}}}
+}
+
+// A sidecar that answers with group 1, but not on its first streams. Before each answer it sends curves, where it has some.
 type sidecar struct {
+	edges   []float64
+	changed *lpcv1.ReuseCurves
 	lpcv1.UnimplementedContinuationPredictorServer
 	silent  int
 	mutex   sync.Mutex
@@ -28,7 +37,9 @@ type sidecar struct {
 }
 
 func (s *sidecar) GetModelInfo(context.Context, *lpcv1.GetModelInfoRequest) (*lpcv1.GetModelInfoResponse, error) {
-	return &lpcv1.GetModelInfoResponse{CreditLifetimesS: []float64{1, 100}, Limits: &lpcv1.Limits{MaxRequestBytes: mostBytes}}, nil
+	return &lpcv1.GetModelInfoResponse{
+		Limits: &lpcv1.Limits{MaxRequestBytes: mostBytes}, ReuseEdgesS: s.edges, ReuseCurves: curves(0.5),
+	}, nil
 }
 
 func (s *sidecar) PredictStream(stream lpcv1.ContinuationPredictor_PredictStreamServer) error {
@@ -44,8 +55,15 @@ func (s *sidecar) PredictStream(stream lpcv1.ContinuationPredictor_PredictStream
 		if silent {
 			continue
 		}
+		if s.changed != nil {
+			if err := stream.Send(&lpcv1.PredictStreamResponse{
+				Result: &lpcv1.PredictStreamResponse_ReuseCurves{ReuseCurves: s.changed},
+			}); err != nil {
+				return err
+			}
+		}
 		answer := &lpcv1.PredictStreamResponse{RequestId: question.RequestId}
-		answer.Result = &lpcv1.PredictStreamResponse_Prediction{Prediction: &lpcv1.Prediction{CreditS: []float32{1, 1}}}
+		answer.Result = &lpcv1.PredictStreamResponse_Prediction{Prediction: &lpcv1.Prediction{ReuseGroup: 1}}
 		if err := stream.Send(answer); err != nil {
 			return err
 		}
@@ -69,15 +87,22 @@ func served(t *testing.T, s *sidecar, silence time.Duration) *Client {
 }
 
 // Asks until there is an answer.
-func answered(t *testing.T, c *Client, id string) {
+func answered(t *testing.T, c *Client, id string) Answer {
 	for until := time.Now().Add(20 * time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
-		if _, here, expected := c.Take(id); here {
-			return
-		} else if !expected {
+		c.mutex.Lock()
+		asked := c.book.lines[id]
+		here := asked != nil && asked.Value.(*line).answered
+		c.mutex.Unlock()
+		if here {
+			answer, _ := c.Take(id)
+			return answer
+		}
+		if asked == nil {
 			c.Ask(id, said("hello"))
 		}
 	}
 	t.Fatal("no answer to " + id)
+	return Answer{}
 }
 
 func said(prompt string) *lpcv1.Conversation {
@@ -102,9 +127,28 @@ func TestWhatCannotBeSentEndsNoStream(t *testing.T) {
 	if s.streams != 1 {
 		t.Fatal("another stream was needed")
 	}
-	for _, id := range []string{"no text", "too long"} {
-		if _, _, expected := c.Take(id); expected {
-			t.Fatal(id + " is waited for")
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if len(c.book.lines) != 0 {
+		t.Fatal("they are waited for")
+	}
+}
+
+func TestAnAnswerHasTheValuesOfItsGroup(t *testing.T) {
+	bad := curves(2)
+	for _, of := range []struct {
+		edges   []float64
+		changed *lpcv1.ReuseCurves
+		want    Table
+	}{
+		{Edges, nil, Values(curves(0.5).Curves[0].Hazards)},
+		{Edges, curves(0.25), Values(curves(0.25).Curves[0].Hazards)},
+		{Edges, bad, Values(curves(0.5).Curves[0].Hazards)},
+		{Edges[1:], curves(0.25), nil},
+	} {
+		c := served(t, &sidecar{edges: of.edges, changed: of.changed}, longestSilence)
+		if got := answered(t, c, "a").Table; !reflect.DeepEqual(got, of.want) {
+			t.Fatal(of.changed, got)
 		}
 	}
 }
@@ -115,40 +159,19 @@ func TestWhatNobodyComesBackForStopsNothing(t *testing.T) {
 	for n := 0; n < 1000; n++ {
 		id := fmt.Sprint(n)
 		b.ask(id, now)
-		b.answer(id, Answer{}, n%3 != 0)
+		if n%3 == 0 {
+			b.forget(id)
+		} else {
+			b.answer(id, Answer{})
+		}
 		if n%7 == 0 {
 			b.ask("again", now)
 		}
 	}
-	if len(b.lines) > 100 || b.order.Len() != len(b.lines) || len(b.fresh) > 100 {
-		t.Fatal(len(b.lines), b.order.Len(), len(b.fresh))
+	if len(b.lines) > 100 || b.order.Len() != len(b.lines) {
+		t.Fatal(len(b.lines), b.order.Len())
 	}
-	if _, here, _ := b.take("998", now); !here {
+	if _, ok := b.take("998"); !ok {
 		t.Fatal("the latest is forgotten")
-	}
-}
-
-func TestWhatEndsWithoutAnAnswerIsWaitedForNoLongerThanAnAnswerIsWorth(t *testing.T) {
-	s := &sidecar{silent: 9}
-	c := served(t, s, longestSilence)
-	e := NewEngine(c, 100, false)
-	for until := time.Now().Add(20 * time.Second); !c.Connected() && time.Now().Before(until); {
-		time.Sleep(10 * time.Millisecond)
-	}
-	for n := 0; n < 50; n++ {
-		id := fmt.Sprint(n)
-		e.Admitted(id, said("hello"), []string{id})
-		e.Ended(id, id, []string{id}, true, float64(n))
-	}
-	if len(e.late) != 50 {
-		t.Fatal(len(e.late))
-	}
-	e.Step()
-	for _, of := range e.waiting {
-		of.until = of.until.Add(-2 * Timeout)
-	}
-	e.Step()
-	if len(e.late)+len(e.waiting)+len(c.book.lines) != 0 {
-		t.Fatal(len(e.late), len(e.waiting), len(c.book.lines))
 	}
 }
