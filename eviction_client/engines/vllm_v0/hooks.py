@@ -118,7 +118,7 @@ class Hooks:
         return scheduled
 
     def step(self) -> None:
-        """Do what is due before a step of the scheduler: follow the guard and the latest curves, end retentions."""
+        """Do what is due before a step of the scheduler: follow the guard and the curves, end retentions, renew values."""
         plugin, evictor = self.plugin, self.evictor
         started = time.perf_counter()
         if evictor is not None:
@@ -127,6 +127,7 @@ class Hooks:
             plugin.in_use(self._blocks - self._allocator.get_num_free_blocks())
             if evictor is not None:
                 evictor.queue.expire(EXPIRED_PER_STEP)
+                evictor.queue.renew()
         except Exception as error:
             plugin.failed(error)
         plugin.seconds += time.perf_counter() - started
