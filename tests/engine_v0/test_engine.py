@@ -15,7 +15,7 @@ from eviction_client.engines.vllm_v0 import register
 from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
 from eviction_client.errors import EngineUnsupported
 from eviction_client.grouping import GROUPS
-from eviction_client.reuse import GAP_CLASSES
+from eviction_client.reuse import first_class
 from eviction_client.settings import ClientSettings
 from tests.engine_v0.bare import BLOCK, Engine, Told
 
@@ -192,5 +192,5 @@ def test_sequences_that_share_a_request_are_one_request() -> None:
     assert hooks.evictor is not None
     queue = hooks.evictor.queue
     assert {queue._run_of[block.block_id][3] for block in queue if block.block_id in queue._run_of} == {
-        (GROUPS - 1 + 3) * GAP_CLASSES
+        first_class(GROUPS - 1 + 3, 0)
     }

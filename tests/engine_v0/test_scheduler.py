@@ -8,7 +8,7 @@ from vllm.sequence import SequenceStatus
 
 from eviction_client.curve import KNOTS
 from eviction_client.grouping import GROUPS
-from eviction_client.reuse import GAP_CLASSES
+from eviction_client.reuse import first_class
 from eviction_client.value_queue import DONE, GOES_ON, RETAINED
 from tests.engine_v0.bare import BLOCK, Engine, Turn
 
@@ -86,7 +86,7 @@ def order(engine: Engine) -> list[int]:
 def test_a_finished_request_leaves_its_blocks_in_the_classes_of_its_stretches() -> None:
     engine = Engine(40, tell=lambda _: 3)
     finish(engine, "a", list(range(3 * BLOCK)))
-    new = (GROUPS - 1 + 3) * GAP_CLASSES
+    new = first_class(GROUPS - 1 + 3, 0)
     assert list(classes_of(engine).values()) == [new] * 3
     engine.now += 100.0
     finish(engine, "b", list(range(3 * BLOCK)) + [7] * 2 * BLOCK)
@@ -161,6 +161,27 @@ def test_a_request_is_looked_at_once_it_has_its_blocks() -> None:
     for _ in range(3):
         engine.step()
     assert seen == [("a", 2)]
+
+
+def test_the_token_before_the_one_that_ends_a_reply_says_how_it_ended() -> None:
+    engine = Engine(40)
+    assert engine.hooks is not None
+    ends: list[object] = []
+    stock = engine.hooks.plugin.finished
+
+    def finished(*args: Any, reply_end: object, **kwargs: Any) -> Any:
+        ends.append(reply_end)
+        return stock(*args, reply_end=reply_end, **kwargs)
+
+    engine.hooks.plugin.finished = finished  # type: ignore[method-assign]
+    finish(engine, "cut off", list(range(BLOCK)))
+    group = engine.send("b", list(range(BLOCK)), 9)
+    for _ in range(3):
+        engine.step()
+    (sequence,) = group.get_seqs()
+    sequence.status = SequenceStatus.FINISHED_STOPPED
+    engine.scheduler.free_seq(sequence)
+    assert ends == [None, sequence.get_output_token_ids()[-2]]
 
 
 def test_a_cache_that_is_reset_gets_our_evictor_again() -> None:

@@ -198,6 +198,7 @@ class Hooks:
             completed=seq.status.name in COMPLETED,
             blocks=hashes,
             prompt_blocks=min(len(hashes), len(seq.prompt_token_ids) // self._block_size),
+            reply_end=_reply_end(seq),
             session=group.session,
             hints=group.hints,
         )
@@ -239,6 +240,12 @@ class Hooks:
 
 
 _UNKNOWN: Final = Ended(None, None, (), 0, 0.0, 0, ())
+
+
+def _reply_end(seq: Any) -> int | None:
+    """Return the last token of a reply that has come to its end, before the token that ended it; None: it was cut off."""
+    tokens = seq.get_output_token_ids() if seq.status.name == "FINISHED_STOPPED" else ()
+    return tokens[-2] if len(tokens) > 1 else None
 
 
 def gpu_allocator(manager: Any) -> Any:
