@@ -69,13 +69,14 @@ class LearnedEvictor:
         """Blocks that a request has freed so far, which are not in the queue yet; None: no request frees any."""
         self._hinted = False
 
-    def placing(self, ended: Ended | None, free: Callable[..., None], *arguments: Any) -> None:
+    def placing(self, ended: Ended | None, free: Callable[..., object], *arguments: Any) -> None:
         """Call ``free(*arguments)``, V0's own; the blocks that it adds are those of a request, from its chain's root on.
 
         Args:
             ended: the request that has ended; None: it goes on, and its blocks go last.
         """
-        self._freed = freed = []
+        freed: list[FreeBlock] = []
+        self._freed = freed
         try:
             free(*arguments)
         finally:

@@ -244,8 +244,9 @@ _UNKNOWN: Final = Ended(None, None, (), 0, 0.0, 0, ())
 
 def _reply_end(seq: Any) -> int | None:
     """Return the last token of a reply that has come to its end, before the token that ended it; None: it was cut off."""
-    tokens = seq.get_output_token_ids() if seq.status.name == "FINISHED_STOPPED" else ()
-    return tokens[-2] if len(tokens) > 1 else None
+    if seq.status.name != "FINISHED_STOPPED" or seq.get_output_len() < 2:
+        return None
+    return int(seq.get_output_token_ids()[-2])
 
 
 def gpu_allocator(manager: Any) -> Any:
