@@ -97,8 +97,17 @@ def value_at(table: Sequence[float], age: float) -> float:
     return low + (high - low) * (age - before) / (KNOTS[place] - before)
 
 
-def retain_seconds(table: Sequence[float], price: float) -> float:
-    """Return the first of KNOTS at which a value lies below a price (uses per second), in seconds; 0 without a price."""
+def retain_seconds(table: Sequence[float], price: float, age: float = 0.0) -> float:
+    """Return the first of KNOTS, from an age on, at which a value lies below a price (uses per second); 0 without a price."""
     if price <= 0.0:
         return 0.0
-    return next((age for age, value in zip(KNOTS, table, strict=True) if value < price), HORIZON_S)
+    return next((knot for knot, value in zip(KNOTS, table, strict=True) if knot >= age and value < price), HORIZON_S)
+
+
+def reused_between(hazards: Sequence[float], age: float, until: float) -> float:
+    """Return the probability of a use between two ages (seconds), if there was none before, of the curve with these hazards."""
+    waiting = 1.0
+    for low, high, hazard in zip(EDGES, EDGES[1:], hazards, strict=False):
+        within = max(min(high, until) - max(low, age), 0.0)
+        waiting *= (1.0 - min(hazard, _MOST)) ** (within / (high - low))
+    return 1.0 - waiting

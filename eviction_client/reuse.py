@@ -83,12 +83,14 @@ class ReuseMonitor:
 
     Attributes:
         priors: hazards [INTERVALS] by group, where the sidecar has predicted any.
+        curves: hazards [INTERVALS] by class, as of the latest fit.
         reused: reuses counted so far.
         seen: classes with a curve of their own, as of the latest fit.
     """
 
     def __init__(self, groups: int, *, remembered: int, prior_weight: float = PRIOR_WEIGHT) -> None:
         self.priors: Mapping[int, Sequence[float]] = {}
+        self.curves: Sequence[Sequence[float]] = ()
         self.reused = self.seen = 0
         self.classes = groups * KINDS
         self._remembered = remembered
@@ -203,7 +205,7 @@ class ReuseMonitor:
             by_kind.append(self._blend(*counted, by_gap[kind % GAP_CLASSES]))
             unseen.append(values(by_kind[kind]))
             yield
-        tables = []
+        tables, curves = [], []
         self.seen = sum(number < self.classes for number in at_risk)
         for group in range(self.classes // KINDS):
             prior = self.priors.get(group)
@@ -212,10 +214,13 @@ class ReuseMonitor:
                 number = group * KINDS + kind
                 if number not in at_risk:
                     tables.append(predicted or unseen[kind])
+                    curves.append(prior or by_kind[kind])
                     continue
                 blended = self._blend(reuses.get(number, nothing), at_risk[number], prior or by_kind[kind])
                 tables.append(values(blended))
+                curves.append(blended)
                 yield
+        self.curves = curves
         return tables
 
     def _ungrouped(self, number: int) -> int:

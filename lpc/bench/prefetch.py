@@ -3,7 +3,7 @@
 Real vLLM, LMCache and sidecar on this machine's CPU, users who think for a while, and a mock of a remote store behind memory
 that is as slow, chunk by chunk, as one is for a large model (:mod:`lpc.bench.lmcache_stack`). Both sides are asked the same
 things, one after the other, in the other order in every second round, whose users are others. The first turns, from which
-return curves are learnt, count on neither side.
+reuse curves are learned, count on neither side.
 
 LMCache alone keeps what a look-up has loaded in memory (``--l2-prefetch-policy retain``), which is not its default and better
 for it here. Its coordinator runs our controller as well, which only watches: it fetches nothing, and has nothing deleted,
@@ -22,14 +22,14 @@ from typing import Any, Final
 from lpc.bench import prefetch_counted
 from lpc.bench.chat_users import Habits, Talk, Turn, talk
 from lpc.bench.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node
-from lpc.bench.prefetch_counted import LEARNED_TRIGGER, LEARNED_WATERMARK, REFIT_S
+from lpc.bench.prefetch_counted import LEARNED_TRIGGER, LEARNED_WATERMARK
 from lpc.bench.processes import Sidecar
 
 MEMORY_CHUNKS: Final = 192
 DISK_S_PER_CHUNK: Final = 0.033
 """80 MiB, a chunk of a model of 70 billion parameters (80 layers, 8 heads of 128, 2 bytes), at 2.5 GB/s."""
 WARM_UP: Final = 260
-"""Turns before anything counts: the return model begins to tell after 200."""
+"""Turns before anything counts."""
 MEASURED: Final = 240
 HABITS: Final = Habits(think_s=12.0)
 SIDES: Final = ("lmcache", "learned")
@@ -110,12 +110,11 @@ def _side(models: Path, model: str, measured: int, seed: int, *, learned: bool) 
         settings: Figures = {"lmcache_prefetch": False, "lmcache_watermark": 0.99}
         options = ["--eviction-trigger-watermark", str(LEARNED_TRIGGER)] if learned else []
         if learned:
-            sidecar = stack.enter_context(Sidecar(folder, models.absolute(), model, returns_refit_s=int(REFIT_S)))
+            sidecar = stack.enter_context(Sidecar(folder, models.absolute(), model))
             settings = {
                 "predictor_address": sidecar.address,
                 "lmcache_served_model": MODEL,
                 "lmcache_tokenizer": folder / "model",
-                "lmcache_refit_s": REFIT_S,
                 "lmcache_watermark": LEARNED_WATERMARK,
             }
         coordinator = stack.enter_context(Coordinator(folder, learned=True, **settings))

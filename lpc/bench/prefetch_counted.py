@@ -1,30 +1,24 @@
 """`lpc bench prefetch --counted`: the same users and the same decisions on a virtual clock, for as many seeds as are wanted.
 
-The service is the one that runs in LMCache's coordinator, and so are the return models behind it and behind the credits. What
-is modelled is named in :mod:`lpc.bench.virtual_lmcache`. A virtual clock counts what becomes of each chunk, exactly and the
-same on every machine; how long a real user waits is for the real run.
+The service is the one that runs in LMCache's coordinator, without a sidecar. What is modelled is named in
+:mod:`lpc.bench.virtual_lmcache`. A virtual clock counts what becomes of each chunk, exactly and the same on every machine; how
+long a real user waits is for the real run.
 """
 
-import math
 import statistics
 from array import array
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from eviction_client import CreditGrid, Prediction
 from lpc.bench.chat_users import Habits, Said, reply_of, script
 from lpc.bench.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
 from lpc.lmcache.chain import ObjectId
 from lpc.lmcache.events import Event, Place
 from lpc.lmcache.fetching import Fetch
-from lpc.lmcache.loop import POLL_S, TICK_S
+from lpc.lmcache.loop import POLL_S, REFIT_S, TICK_S
 from lpc.lmcache.service import Service
 from lpc.lmcache.settings import LMCacheSettings
-from lpc.lmcache.tree import Conversation
-from lpc.model.returns.credit import LIFETIMES
-from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import ReturnModel
 
 PREFILL_S: Final = 1.5e-4
 """Per token that is computed."""
@@ -35,9 +29,6 @@ LEARNED_TRIGGER: Final = 0.95
 """Of LMCache's own eviction, where ours makes room: what is stored until ours has seen it lies between."""
 LEARNED_WATERMARK: Final = 0.73
 """Ours, so that as much of memory is filled in the mean as LMCache's own eviction leaves (`mean_memory`)."""
-REFIT_S: Final = 10.0
-ANSWERS_S: Final = 0.3
-"""Until the sidecar has answered."""
 
 
 class Memory(NamedTuple):
@@ -79,8 +70,6 @@ class World:
             self.service = Service(LMCacheSettings(watermark=LEARNED_WATERMARK), clock=self.time, keys=self.node.keys)
             self.service.declare(Place("l1", NODE), memory.chunks * memory.chunk_bytes)
             self.service.declare(Place("l2", NODE), 0)
-            self._sidecar = ReturnModel()
-            self._grid = CreditGrid(LIFETIMES.tolist())
             self.time.after(TICK_S, self._tick)
             self.time.after(REFIT_S, self._refit)
         self._reply = habits.reply
@@ -105,8 +94,10 @@ class World:
 
             def ended(found: Found) -> None:
                 # What was generated is not what the next prompt brings as the reply.
-                self.node.store(self.node.objects(list((said.prompt + "z" * self._reply).encode())))
+                chain = self.node.objects(list((said.prompt + "z" * self._reply).encode()))
+                self.node.store(chain)
                 self.node.read(objects[: found.memory + found.disk])
+                self.node.end(chain)
                 self._say(says, says.send(reply_of(self._reply)))
 
             self.node.look_up(objects, looked_up, keep=True)
@@ -123,7 +114,7 @@ class World:
         assert self.service is not None
         plan = self.service.plan()
         for conversation in plan.ask:
-            self._ask(conversation)
+            self.service.answered(conversation, conversation.turns, None)
         for place, objects in plan.delete.items():
             self.service.spare(place, objects)
             skipped = self.node.delete(objects)
@@ -134,17 +125,6 @@ class World:
         for fetch in plan.fetch:
             self._fetch(fetch)
         self.time.after(TICK_S, self._tick)
-
-    def _ask(self, conversation: Conversation) -> None:
-        turn = conversation.turns
-        arrived = Arrived(conversation.name.encode(), self.time(), turn, float(conversation.length), math.nan, math.nan)
-        credit = self._grid.table(self._sidecar.answer([arrived]).credit_s[0].tolist())
-
-        def answered() -> None:
-            assert self.service is not None
-            self.service.answered(conversation, turn, Prediction(0.5, "counted", None, None, turn, credit, unread=True))
-
-        self.time.after(ANSWERS_S, answered)
 
     def _fetch(self, fetch: Fetch) -> None:
         objects: list[ObjectId] = self.node.objects(fetch.conversation.tokens())
@@ -160,8 +140,8 @@ class World:
 
     def _refit(self) -> None:
         assert self.service is not None
-        self.service.foretelling.refit(self.time())
-        self._sidecar.refit(self.time())
+        for _ in self.service.refit():
+            pass
         self.time.after(REFIT_S, self._refit)
 
 

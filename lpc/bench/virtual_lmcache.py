@@ -154,7 +154,7 @@ class VirtualNode:
                 self._memory.move_to_end(object_)
             self._tell("access", held)
             if not keep:
-                self.read(held, tell=False)
+                self.read(held)
             self._in_flight -= 1
             if self._queue:
                 self._queue.popleft()()
@@ -162,13 +162,15 @@ class VirtualNode:
 
         self._time.after(len(load) * self._disk_s + 0.002, loaded)
 
-    def read(self, objects: Sequence[ObjectId], *, tell: bool = True) -> None:
-        """Let go of what was kept, and report that its request has ended."""
-        here = [object_ for object_ in objects if object_ in self._memory]
-        for object_ in here:
-            self._read[object_] = max(self._read.get(object_, 0) - 1, 0)
-        if tell:
-            self._tell("access", here)
+    def read(self, objects: Sequence[ObjectId]) -> None:
+        """Let go of what was kept."""
+        for object_ in objects:
+            if object_ in self._memory:
+                self._read[object_] = max(self._read.get(object_, 0) - 1, 0)
+
+    def end(self, objects: Sequence[ObjectId]) -> None:
+        """Report the end of a request that has used or stored these."""
+        self._tell("access", [object_ for object_ in objects if object_ in self._memory])
 
     def store(self, objects: Sequence[ObjectId], *, copy: bool = True) -> None:
         """Store chunks in memory; ``copy``: and behind it on disk."""

@@ -9,7 +9,9 @@ from typing import Final
 
 STEP: Final = 0.005
 """By which one fetch of the mean size moves the probability needed."""
-MARGIN: Final = 0.1
+IDLE_STEP: Final = 0.0005
+"""By which it falls in a plan without a fetch."""
+MARGIN: Final = 0.05
 """By which the share is aimed higher than it was asked for."""
 LEAST: Final = 0.1
 MOST: Final = 0.95
@@ -63,6 +65,10 @@ class PrefetchBudget:
     def release(self, held: int) -> None:
         """Hold it no longer."""
         self.held -= held
+
+    def idle(self) -> None:
+        """Nothing that was fetched waits, so nothing would ever lower what is needed: lower it."""
+        self.needed = max(self.needed - IDLE_STEP, LEAST)
 
     def settle(self, used: int, useless: int) -> None:
         """Note what has become of a fetch: so many bytes were used, so many were not."""

@@ -1,17 +1,13 @@
 """Which conversations are fetched from disk into memory before they are asked for, and what became of those that were."""
 
-import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-import numpy as np
-
+from eviction_client.curve import retain_seconds, value_at
 from lpc.lmcache.budget import PrefetchBudget
+from lpc.lmcache.classes import Classes
 from lpc.lmcache.room import Room
 from lpc.lmcache.tree import Chunk, Conversation
-from lpc.model.returns.credit import log_index
-from lpc.model.returns.due import Due, log_price
-from lpc.model.returns.hazards import Floats
 
 COMES_S: Final = 15.0
 """For a fetch to come; what has not come by then will not."""
@@ -51,21 +47,19 @@ class Fetch:
         return sum(self.waiting.values())
 
 
-class Candidate:
+class Candidate(NamedTuple):
     """A conversation that might be fetched.
 
-    ``curve``: [ages] from its arrival on; ``index``: [ages] its logarithmic Gittins index; ``missing``: bytes by chunk;
-    ``here``: bytes of its other chunks, which lie in memory.
+    Attributes:
+        reuse_class: of the deepest chunk.
+        missing: bytes by chunk.
+        here: bytes of its other chunks, which lie in memory.
     """
 
-    __slots__ = ("conversation", "curve", "here", "index", "missing")
-
-    def __init__(self, conversation: Conversation, curve: Floats, index: Floats, missing: dict[Chunk, int], here: int) -> None:
-        self.conversation = conversation
-        self.curve = curve
-        self.index = index
-        self.missing = missing
-        self.here = here
+    conversation: Conversation
+    reuse_class: int
+    missing: dict[Chunk, int]
+    here: int
 
 
 class Fetching:
@@ -100,47 +94,45 @@ class Fetching:
         budget = self.budgets.get(node)
         return budget is not None and budget.held < budget.bytes
 
-    def choose(self, node: str, candidates: list[Candidate], room: Room, average: Floats, now: float) -> list[Fetch]:
-        """Return what is due, within the budget, and take it into the books."""
-        budget = self.budgets.get(node)
-        if budget is None or not candidates:
-            return []
+    def choose(self, node: str, candidates: list[Candidate], room: Room, classes: Classes, now: float) -> list[Fetch]:
+        """Return what is due, within the budget, the highest value first, and take it into the books.
+
+        A conversation is due while its value is above the price of room, if it is likely enough to be back before it falls
+        below it. Until something had to go from memory, room costs nothing, and half its value now stands for the price.
+        """
+        budget, tables, price = self.budgets.get(node), classes.tables, room.price
         free = AT_ONCE - sum(fetch.node == node and not fetch.done for fetch in self._fetches.values())
-        if free <= 0:
+        if budget is None or tables is None or free <= 0:
             return []
-        price = log_price(log_index(average[None, :])[0], room.lifetime.seconds)
-        due = Due(np.array([c.curve for c in candidates]), np.array([c.index for c in candidates]))
-        rows = np.arange(len(candidates))
-        age = np.array([max(now - c.conversation.arrived_at, 0.0) for c in candidates])
-        until, chance = due.chance(rows, age, price, self._longest_s)
-        stay, fits = until, due.over(rows, age, price) > 0.0
-        if not room.pressed:  # while memory has room to spare, room costs nothing
-            stay, chance = due.chance(rows, age, -math.inf, self._longest_s)
-            fits[:] = True
-        # A fetch costs as many uses as it needs: of those that are likely enough, what room brings beyond that decides.
-        gain = due.gain(rows, age, stay, budget.needed)
-        best = np.flatnonzero(fits & (chance >= budget.needed))
+        if not self.of_node(node):
+            budget.idle()
+        due: list[tuple[float, int, float]] = []
+        for place, candidate in enumerate(candidates):
+            table, age = tables[candidate.reuse_class], max(now - candidate.conversation.used_at, 0.0)
+            value = value_at(table, age)
+            if value > price:
+                until = min(retain_seconds(table, price or value / 2.0, age), age + self._longest_s)
+                if classes.chance(candidate.reuse_class, age, until) >= budget.needed:
+                    due.append((-value, place, now + until - age))
         chosen: list[Fetch] = []
-        for place in best[np.argsort(-gain[best], kind="stable")].tolist():
+        for _, place, until in sorted(due):
             if len(chosen) == free:
                 break
-            candidate = candidates[place]
-            size = sum(candidate.missing.values())
-            if budget.take(size, size + candidate.here):
-                ends = candidate.conversation.arrived_at + float(until[place])
-                fetch = Fetch(candidate.conversation, node, now, ends, dict(candidate.missing), size + candidate.here)
-                self._fetches[candidate.conversation] = fetch
+            conversation, _, missing, here = candidates[place]
+            size = sum(missing.values())
+            if budget.take(size, size + here):
+                fetch = self._fetches[conversation] = Fetch(conversation, node, now, until, dict(missing), size + here)
                 chosen.append(fetch)
         return chosen
 
-    def came(self, chunk: Chunk, node: str) -> bool:
-        """Note that a chunk has come into a node's memory; return whether a fetch has brought it."""
+    def came(self, chunk: Chunk, node: str) -> Fetch | None:
+        """Note that a chunk has come into a node's memory; return the fetch that has brought it."""
         for conversation in chunk.holders:
             fetch = self._fetches.get(conversation)
             if fetch is not None and fetch.node == node and chunk in fetch.waiting and chunk not in fetch.come:
                 fetch.come.add(chunk)
-                return True
-        return False
+                return fetch
+        return None
 
     def returned(self, conversation: Conversation, node: str, read: set[Chunk]) -> int:
         """Note that a conversation has returned and what was read; return bytes that a fetch had brought."""
@@ -167,12 +159,11 @@ class Fetching:
                 fetch.come.discard(chunk)
                 self.budgets[node].settle(0, fetch.waiting.pop(chunk))
 
-    def settle(self, now: float) -> list[Conversation]:
-        """Settle what has ended: nothing has come, all has gone, its time is over. Return whose fetches these were.
+    def settle(self, now: float) -> None:
+        """Settle what has ended: nothing has come, all has gone, its time is over.
 
         What has come and still lies in memory when its time is over may be used yet, and is counted as what it turns out to be.
         """
-        ended = []
         for conversation, fetch in list(self._fetches.items()):
             budget = self.budgets[fetch.node]
             missing = [chunk for chunk in fetch.waiting if chunk not in fetch.come]
@@ -181,12 +172,9 @@ class Fetching:
                 budget.untake(sum(fetch.waiting.pop(chunk) for chunk in missing))
             if not fetch.waiting or now > fetch.until + self._longest_s:
                 self.drop(conversation)
-                ended.append(conversation)
             elif now > fetch.until and fetch.done and not fetch.over:
                 fetch.over = True
                 budget.release(fetch.held)
-                ended.append(conversation)
-        return ended
 
     def drop(self, conversation: Conversation, *, refused: bool = False) -> None:
         """Give a fetch up: its bytes were useless. ``refused``: it was never under way."""

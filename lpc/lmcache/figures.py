@@ -11,7 +11,8 @@ from lpc.lmcache.pins import Retained
 PREFIX: Final = "lpc_lmcache"
 _FETCHED: Final = ("prefetched_bytes", "used_bytes", "useless_bytes", "refused")
 _BUDGETED: Final = ("budget_bytes", "held_bytes", "waiting_bytes", "needed_probability")
-_COUNTED: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_stores", "dropped_events")
+_TIERS: Final = ("capacity_bytes", "used_bytes", "value_enabled", "retained_bytes")
+_COUNTED: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_stores", "dropped_events", "reuses")
 
 
 def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
@@ -25,7 +26,8 @@ def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
                 "capacity_bytes": room.capacity,
                 "used_bytes": room.used,
                 "chunks": len(room),
-                "lifetime_s": round(room.lifetime.seconds, 3),
+                "value_enabled": room.queue.value_enabled and room.queue.tables is not None,
+                "price": room.price,
                 "deleted_bytes": room.deleted,
                 "lost_bytes": room.lost,
                 "retained_bytes": room.retained.held,
@@ -52,9 +54,8 @@ def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
         "disk_chunks": service.counters.disk_chunks,
         "known_chunks": len(service.conversations),
         "unread_stores": service.conversations.unread,
-        "turns_learnt": service.foretelling.turns,
-        "returns_learnt": service.foretelling.returns,
-        "foretells": service.foretelling.average is not None,
+        "reuses": service.classes.reuses,
+        "reuse_classes": service.classes.fitted,
         "retained_objects": len(retained),
         "dropped_events": loop.dropped,
         "failures": loop.failures,
@@ -70,7 +71,10 @@ class _Figures:
         now = self._now
         tiers = ("tier", "node")
         metrics: list[Metric] = [
-            *(_family(name, now["tiers"], tiers) for name in ("capacity_bytes", "used_bytes", "lifetime_s", "retained_bytes")),
+            *(
+                _family(name, now["tiers"], tiers)
+                for name in ("capacity_bytes", "used_bytes", "value_enabled", "retained_bytes")
+            ),
             *(_family(name, now["tiers"], tiers, counts=True) for name in ("deleted_bytes", "lost_bytes", "refused_bytes")),
         ]
         metrics += [_family(name, now["prefetch"], ("node",), counts=True, of="prefetch_") for name in _FETCHED]
@@ -88,7 +92,7 @@ def _family(
     name: str, rows: list[dict[str, Any]], labels: tuple[str, ...], *, counts: bool = False, of: str = ""
 ) -> CounterMetricFamily | GaugeMetricFamily:
     kind = CounterMetricFamily if counts else GaugeMetricFamily
-    family = kind(f"{PREFIX}_{of}{name.removesuffix('_s')}{'_seconds' if name.endswith('_s') else ''}", name, labels=labels)
+    family = kind(f"{PREFIX}_{of}{name}", name, labels=labels)
     for row in rows:
         family.add_metric([row[label] for label in labels], row[name])
     return family

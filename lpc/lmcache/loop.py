@@ -12,11 +12,12 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, Final, Protocol
 
 from eviction_client import Prediction
+from eviction_client.prior import ReuseCurves
 from lpc.lmcache.chain import ObjectId
 from lpc.lmcache.events import Event, Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.node import Node, NodeError
-from lpc.lmcache.service import ANSWER_S, Service
+from lpc.lmcache.service import ENDED_S, Service
 from lpc.lmcache.tree import Conversation
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ AT_ONCE_S: Final = 0.02
 MOST_EVENTS: Final = 20_000
 """That wait; over it further ones are dropped, and our count of what lies where is off until LMCache evicts by itself. What
 nodes declare, and that they have restarted, is not said again: it is never dropped."""
+REFIT_S: Final = 30.0
 POLL_S: Final = 0.5
 POLLS: Final = 60
 """Then a fetch is asked after no more."""
@@ -34,6 +36,10 @@ POLLS: Final = 60
 
 class Predictor(Protocol):
     """The part of `eviction_client.PredictorClient` that is used."""
+
+    @property
+    def reuse_curves(self) -> ReuseCurves | None:
+        """The predicted curves of the groups that predictions name."""
 
     def ask(self, request_id: Hashable, *, token_ids: Sequence[int], served_model: str, conversation_id: str) -> None:
         """Ask whether a conversation continues."""
@@ -93,7 +99,7 @@ class Loop:
                     await self.tick()
                 except Exception as error:
                     self._failed("tick", error)
-                if started - refitted >= self.service.settings.refit_s:
+                if started - refitted >= REFIT_S:
                     refitted = started
                     await self._refit()
                 await asyncio.sleep(max(TICK_S - (time.monotonic() - started), 0.01))
@@ -115,6 +121,7 @@ class Loop:
             if left and time.monotonic() >= until:
                 await asyncio.sleep(0)
                 until = time.monotonic() + AT_ONCE_S
+        self.service.follow(self._predictor.reuse_curves)
         self._collect()
         if not self.ready:
             return
@@ -154,7 +161,7 @@ class Loop:
             prediction = self._predictor.take(name)
             if prediction is not None:
                 self.service.answered(conversation, name[1], prediction)
-            elif now - asked_at < ANSWER_S:
+            elif now - asked_at < ENDED_S:
                 continue
             else:
                 self._predictor.forget(name)
@@ -198,8 +205,10 @@ class Loop:
 
     async def _refit(self) -> None:
         try:
-            await asyncio.to_thread(self.service.refit)
+            for _ in self.service.refit():
+                await asyncio.sleep(0)
         except Exception as error:
+            self.service.distrust()
             self._failed("refit", error)
 
     def _failed(self, what: str, error: Exception) -> None:

@@ -2,34 +2,30 @@
 
 from dataclasses import dataclass, field
 
-from eviction_client import Prediction
 from lpc.lmcache.chain import ObjectId
 from lpc.lmcache.events import Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.tree import Conversation
-from lpc.model.returns.hazards import Floats
 
 
 @dataclass(slots=True)
 class State:
-    """What is thought of a conversation.
+    """What is known of a conversation.
 
     Attributes:
-        turn: which one the following is about.
-        asked_at: when the sidecar was asked.
-        prediction: its answer.
-        curve: [ages] from the turn's arrival on; None where not known.
-        index: [ages] `lpc.model.returns.due.log_gittins` of it.
-        learnt: the turn was taken into the return model.
+        asked: the turn about which the sidecar was asked.
+        answered: it has answered, or cannot.
+        group: its answer; 0: none.
+        ended: the latest turn whose chunks have their classes.
+        reuse_class: of its deepest chunk then.
         vain: the turn for which a fetch has found nothing.
     """
 
-    turn: int = 0
-    asked_at: float = 0.0
-    prediction: Prediction | None = None
-    curve: Floats | None = None
-    index: Floats | None = None
-    learnt: bool = True
+    asked: int = 0
+    answered: bool = False
+    group: int = 0
+    ended: int = 0
+    reuse_class: int = 0
     vain: int = 0
 
 

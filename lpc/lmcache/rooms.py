@@ -1,21 +1,37 @@
 """The rooms of all nodes' tiers, and what the nodes have declared of them."""
 
+from collections.abc import Callable, Sequence
+
+from eviction_client.value_queue import Table
 from lpc.lmcache.events import Place
 from lpc.lmcache.room import Room
 
 
 class Rooms(dict[Place, Room]):
-    """Rooms by place. ``watermark``, ``hints_share``: as :class:`Room` has them."""
+    """Rooms by place. Arguments: as :class:`Room` has them."""
 
-    def __init__(self, watermark: float, hints_share: float) -> None:
+    def __init__(self, watermark: float, hints_share: float, classes: int, clock: Callable[[], float]) -> None:
         super().__init__()
-        self._watermark = watermark
-        self._hints_share = hints_share
+        self._made_of = watermark, hints_share, classes, clock
+        self._tables: Sequence[Table] | None = None
         self._declared: dict[Place, tuple[int, dict[str, int]]] = {}
 
     def __missing__(self, place: Place) -> Room:
-        room = self[place] = Room(0, self._watermark, self._hints_share)
+        room = self[place] = Room(0, *self._made_of)
+        room.refitted(self._tables)
         return room
+
+    def refitted(self, tables: Sequence[Table] | None) -> None:
+        """Take the classes' values; None: nothing is known."""
+        self._tables = tables
+        for room in self.values():
+            room.refitted(tables)
+
+    def distrust(self) -> None:
+        """Put least recent use into force everywhere; see :meth:`Room.distrust`."""
+        self._tables = None
+        for room in self.values():
+            room.distrust()
 
     def declare(self, place: Place, capacity: int, backend: str, revision: int) -> int:
         """Note the capacity of one of a tier's media, bytes; return that of the tier: 0 where one of them has no bound.

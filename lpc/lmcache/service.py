@@ -1,30 +1,32 @@
 """What should be deleted, fetched and asked: decided from LMCache's events and the sidecar's answers, without any I/O.
 
 Events come by :meth:`Service.take`, answers by :meth:`Service.answered`; every tick :meth:`Service.plan` says what to do.
-Whatever is missing, sidecar, answers, tokens, has the same end: credit 0, and the order is that of least recent use.
+Without the sidecar the classes are those that the events alone tell; without evidence that the value pays, and after a failure,
+the order is that of least recent use.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
 from eviction_client import Prediction
+from eviction_client.ghost import Freed
+from eviction_client.prior import ReuseCurves
+from eviction_client.value_queue import DONE
 from lpc.lmcache.chain import ChunkId, KeyChain, ObjectId
-from lpc.lmcache.conversations import Conversations
+from lpc.lmcache.classes import CLASSES, Classes
+from lpc.lmcache.conversations import LONGEST_TURN_S, Conversations
 from lpc.lmcache.events import Event, Place
 from lpc.lmcache.fetching import Candidate, Fetch, Fetching
-from lpc.lmcache.foretelling import Foretelling
 from lpc.lmcache.plan import Counters, Plan, State
-from lpc.lmcache.ranking import Ranking
 from lpc.lmcache.room import SPARED_S, Room
 from lpc.lmcache.rooms import Rooms
 from lpc.lmcache.settings import LMCacheSettings
 from lpc.lmcache.tree import Chunk, Conversation, Resident
-from lpc.model.returns.due import log_gittins
 
 SETTLED_S: Final = 1.5
 """After the last event of a turn: then its chunks are there, and the sidecar is asked about it."""
-ANSWER_S: Final = 3.0
-"""For the sidecar's answer; then the turn is learnt from without."""
+ENDED_S: Final = 4.5
+"""After the last event of a turn that has ended: then its chunks get their classes, even if the sidecar has not answered."""
 FRESH_S: Final = 10.0
 """A chunk that is not on disk yet is not deleted from memory for so long after it was stored: the copy is on its way."""
 PAUSED_S: Final = 5.0
@@ -47,21 +49,18 @@ class Service:
         *,
         clock: Callable[[], float],
         keys: KeyChain | None = None,
-        foretelling: Foretelling | None = None,
         pinned: Callable[[list[ObjectId]], set[ObjectId]] = lambda _: set(),
     ) -> None:
         self.settings = settings
         self._chain = KeyChain() if keys is None else keys
         self.conversations = Conversations(settings.chunks, self._chain)
-        self.foretelling = Foretelling() if foretelling is None else foretelling
+        self.classes = Classes(settings.chunks)
         self.fetching = Fetching(settings.prefetch_used, settings.prefetch_share, settings.prefetch_longest_s)
-        self.rooms = Rooms(settings.watermark, settings.hints_share)
+        self.rooms = Rooms(settings.watermark, settings.hints_share, CLASSES, clock)
         self.counters = Counters()
         self.pinned = pinned
         self._clock = clock
         self._states: dict[Conversation, State] = {}
-        self._ranking = Ranking(self._states, self.fetching)
-        self._rank = self._ranking.rank
         self._to_consider: list[Conversation] = []
         self._paused: dict[str, float] = {}
         """By node: until when it is asked for no fetch."""
@@ -103,17 +102,26 @@ class Service:
         self._paused.pop(node, None)
         self.rooms.leave(node)
 
-    def refit(self) -> None:
-        """Learn when conversations return: in a thread of its own, tenths of a second, while nothing else is called."""
-        self.foretelling.refit(self._clock())
+    def follow(self, curves: ReuseCurves | None) -> None:
+        """Take what the sidecar predicts for its groups; None: nothing."""
+        self.classes.follow(curves)
+
+    def refit(self) -> Generator[None, None, None]:
+        """Fit the reuse curves, in steps of well under a millisecond. Nothing else may be called between them but `retain`."""
+        yield from self.classes.refit(self._clock())
+        self.rooms.refitted(self.classes.tables)
+
+    def distrust(self) -> None:
+        """Put least recent use into force everywhere, and begin to learn again."""
+        self.classes = Classes(self.settings.chunks)
+        self.rooms.distrust()
 
     def answered(self, conversation: Conversation, turn: int, prediction: Prediction | None) -> None:
         """Take in the sidecar's answer about a turn; None: there is none."""
         state = self._states.get(conversation)
-        if state is not None and state.turn == turn == conversation.turns:
-            state.prediction = prediction
-            self._learn(conversation, state)
-            self._rank(conversation)
+        if state is not None and state.asked == turn == conversation.turns:
+            state.answered = True
+            state.group = 0 if prediction is None else prediction.group
 
     def find_prompt(self, model: str, salt: str, tokens: Sequence[int], chunk_size: int) -> list[Chunk]:
         """Return the known chunks that a prompt begins with."""
@@ -141,7 +149,7 @@ class Service:
                 room.retained.refused += sum(here.values())
                 return None
         for room, here in sizes.items():
-            room.retain(here, until, now)
+            room.retain(here, until)
         for chunk in chunks:
             chunk.retained_until = max(chunk.retained_until, until)
         return until
@@ -162,9 +170,8 @@ class Service:
         now = self._clock()
         plan = Plan()
         self._forget_ended()
-        self._ask(plan, now)
-        for conversation in self.fetching.settle(now):
-            self._rank(conversation)
+        self._end_turns(plan, now)
+        self.fetching.settle(now)
         if self.settings.prefetch:
             self._fetch(plan, now)
         for place, room in self.rooms.items():
@@ -225,36 +232,51 @@ class Service:
     def _give_up(self, fetch: Fetch) -> None:
         if self.fetching.find(fetch.conversation) is fetch:
             self.fetching.drop(fetch.conversation, refused=True)
-            self._rank(fetch.conversation)
 
-    def _ask(self, plan: Plan, now: float) -> None:
+    def _end_turns(self, plan: Plan, now: float) -> None:
+        """Ask about turns, and give the chunks of those that have ended their classes."""
         for conversation, state in self._states.items():
-            if state.turn < conversation.turns:
-                if now - conversation.used_at >= SETTLED_S:
-                    state.turn, state.asked_at, state.learnt = conversation.turns, now, False
-                    state.prediction = state.curve = state.index = None
-                    plan.ask.append(conversation)
-            elif not state.learnt and now - state.asked_at >= ANSWER_S:
-                self._learn(conversation, state)
+            if state.ended == conversation.turns:
+                continue
+            quiet = now - conversation.used_at
+            if state.asked < conversation.turns and quiet >= SETTLED_S:
+                state.asked, state.answered, state.group = conversation.turns, False, 0
+                plan.ask.append(conversation)
+            answered = state.answered and state.asked == conversation.turns
+            if quiet >= (LONGEST_TURN_S if conversation.open else SETTLED_S if answered else ENDED_S):
+                self._end(conversation, state, conversation.turns, conversation.arrived_at, conversation.used_at)
 
-    def _learn(self, conversation: Conversation, state: State) -> None:
-        if not state.learnt:
-            state.learnt = True
-            state.curve = self.foretelling.turn(conversation, state.prediction)
-            state.index = None if state.curve is None else log_gittins(state.curve[None, :])[0]
+    def _end(self, conversation: Conversation, state: State, turn: int, began_at: float, ended_at: float) -> None:
+        """A turn has ended: its chunks get their reuse classes. After a failure least recent use is in force everywhere."""
+        state.ended = turn
+        chain = conversation.chunks()
+        try:
+            runs = self.classes.ended(chain, state.group if state.asked == turn else 0, began_at, ended_at)
+            state.reuse_class = runs[-1].reuse_class
+            starts = (0, *(run.end for run in runs))
+            parts = [(chain[start : run.end], run.reuse_class) for start, run in zip(starts, runs, strict=False)]
+            prompt = [chunk.block for chunk in chain]
+            freed = [Freed([chunk.block for chunk in chunks], number) for chunks, number in parts]
+            memory = self.rooms[Place("l1", conversation.node)]
+            for disk in self.rooms.behind(conversation.node):
+                disk.use((chunks[::-1], number) for chunks, number in reversed(parts))
+                if self.settings.evict_disk:  # first: what memory has of this turn is what it had before
+                    disk.learn(prompt, freed, memory.ghost)
+            memory.use((chunks[::-1], number) for chunks, number in reversed(parts))
+            memory.learn(prompt, freed)
+        except Exception:
+            self.distrust()
+            raise
 
     def _fetch(self, plan: Plan, now: float) -> None:
-        average = self.foretelling.average
-        if average is None:
+        if self.classes.tables is None:
             return
         candidates: dict[str, list[Candidate]] = {}
         for conversation in self._next_to_consider():
             state = self._states.get(conversation)
             if (
                 state is None
-                or state.curve is None
-                or state.index is None
-                or state.turn < conversation.turns
+                or state.ended < conversation.turns
                 or state.vain == conversation.turns
                 or now < self._paused.get(conversation.node, 0.0)
                 or not self.fetching.takes(conversation.node)
@@ -263,12 +285,9 @@ class Service:
                 continue
             missing, here = self._missing(conversation)
             if missing:
-                candidate = Candidate(conversation, state.curve, state.index, missing, here)
-                candidates.setdefault(conversation.node, []).append(candidate)
+                candidates.setdefault(conversation.node, []).append(Candidate(conversation, state.reuse_class, missing, here))
         for node, some in candidates.items():
-            for fetch in self.fetching.choose(node, some, self.rooms[Place("l1", node)], average, now):
-                plan.fetch.append(fetch)
-                self._rank(fetch.conversation)
+            plan.fetch.extend(self.fetching.choose(node, some, self.rooms[Place("l1", node)], self.classes, now))
 
     def _next_to_consider(self) -> list[Conversation]:
         """Return some conversations; all in turn."""
@@ -313,50 +332,59 @@ class Service:
         room = self.rooms[event.place]
         if event.tier == "l1":
             known = [chunk for entry in event.entries if (chunk := self.conversations.find(entry.object.chunk)) is not None]
-            touched = self.conversations.stored(event)
+            for conversation in self.conversations.stored(event):
+                self._goes_on(conversation)
             self._forget_forgotten()
-            for chunk in dict.fromkeys(known):
-                if self.conversations.find(chunk.id) is not chunk:
-                    continue  # forgotten for want of room
-                if chunk not in room and not self.fetching.came(chunk, event.node):
-                    self._loaded.add(chunk)
-        else:
-            touched = []
-        for entry in event.entries:
-            chunk = self.conversations.find(entry.object.chunk)
-            if chunk is not None:
-                room.store(chunk, entry.object, entry.size, event.at)
-                resident = room.find(chunk)
-                retained = (
-                    resident is not None
-                    and chunk.retained_until > event.at
-                    and room.retain({chunk: resident.bytes}, chunk.retained_until, event.at)
-                )
-                if event.tier == "l2":
-                    if retained:
-                        self.to_pin[entry.object] = chunk.retained_until
-                    touched.extend(holder for holder in chunk.holders if holder.leaf is chunk)
-        for conversation in touched:
-            self._states.setdefault(conversation, State())
-            self._rank(conversation)
+        entries = [
+            (chunk, entry.object, entry.size)
+            for entry in event.entries
+            if (chunk := self.conversations.find(entry.object.chunk)) is not None
+        ]
+        new = room.store(entries)
+        for chunk, object_, _ in entries:
+            if chunk.retained_until > event.at and (resident := room.find(chunk)) is not None:
+                held = room.retain({chunk: resident.bytes}, chunk.retained_until)
+                if held and event.tier == "l2":
+                    self.to_pin[object_] = chunk.retained_until
+        if event.tier == "l1":
+            self._brought(room, event.node, set(new).intersection(known))
+
+    def _brought(self, room: Room, node: str, chunks: set[Chunk]) -> None:
+        """Chunks have come back into memory: for a fetch, which keeps them for its time, or for a look-up."""
+        fetches: dict[Conversation, Fetch] = {}
+        for chunk in chunks:
+            fetch = self.fetching.came(chunk, node)
+            if fetch is None:
+                self._loaded.add(chunk)
+            else:
+                fetches[fetch.conversation] = fetch
+        for conversation, fetch in fetches.items():
+            chain = conversation.chunks()
+            room.keep((chunk for chunk in chain if chunk not in fetch.come), fetch.until)
+            room.keep((chunk for chunk in chain if chunk in fetch.come), fetch.until, reuse_class=DONE)
 
     def _read(self, event: Event) -> None:
-        found = self.conversations.read(event, self.fetching.reads)
-        read = set(found.chunks)
+        fetched: dict[Conversation, bool] = {}
+        found = self.conversations.read(event, lambda reader: fetched.setdefault(reader, self.fetching.reads(reader)))
+        read, room = set(found.chunks), self.rooms[event.place]
+        for conversation in found.touched:
+            self._goes_on(conversation)
+        used = read.intersection(chunk for reader in found.touched for chunk in reader.chunks())
+        room.go_on(used)
+        room.touch(read - used - {chunk for reader, fetch in fetched.items() if fetch for chunk in reader.chunks()})
         for conversation in found.began:
             self.counters.turns += 1
-            state = self._states.setdefault(conversation, State())
-            self._learn(conversation, state)
             self.fetching.returned(conversation, event.node, read)
             mine = read.intersection(conversation.chunks())
             self.counters.disk_chunks += len(mine & self._loaded)
             self.counters.memory_chunks += len(mine - self._loaded)
         self._loaded -= read
-        for chunk in read:
-            if len(chunk.holders) != 1:
-                self._ranking.lift(chunk, event.at)
-        for conversation in found.touched:
-            self._rank(conversation)
+
+    def _goes_on(self, conversation: Conversation) -> None:
+        """A conversation was heard of: if its next turn has begun, the one before has ended."""
+        state = self._states.setdefault(conversation, State())
+        if state.ended < conversation.turns - 1:
+            self._end(conversation, state, conversation.turns - 1, *conversation.before)
 
     def _drop(self, place: Place, object_: ObjectId, now: float, *, asked: bool) -> None:
         chunk = self.conversations.find(object_.chunk)
@@ -366,7 +394,7 @@ class Service:
         resident = room.find(chunk)
         # A node may report a deletion before it answers the call.
         asked = asked or (resident is not None and now - resident.asked_at < SPARED_S)
-        room.gone(chunk, object_, now, asked=asked)
+        room.gone(chunk, object_, asked=asked)
         if place.tier == "l1" and chunk not in room:
             self.fetching.gone(chunk, place.node)
         self._forget_if_nowhere(chunk)

@@ -30,7 +30,9 @@ class LMCacheSettings(BaseSettings):
         ge=0,
         description="bytes of disk or remote storage, where LMCache declares no capacity; 0: no bound",
     )
-    evict_disk: bool = Field(default=False, description="delete the smallest keys from disk or remote storage as well")
+    evict_disk: bool = Field(
+        default=False, description="delete the chunks least worth keeping from disk or remote storage as well"
+    )
     prefetch: bool = Field(default=True, description="have conversations that are due fetched from disk into memory")
     prefetch_share: Share = Field(
         default=0.5,
@@ -43,7 +45,6 @@ class LMCacheSettings(BaseSettings):
         ge=1,
         description="chunks that are known, 1.5 KiB each; those used longest ago are forgotten and left to LMCache's own LRU",
     )
-    refit_s: Seconds = Field(default=60.0, description="time between two lessons in when conversations return")
     max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application may ask for")
     hints_share: Share = Field(
         default=0.1, description="largest share of a node's memory, and of its disk, that retained chunks may take"

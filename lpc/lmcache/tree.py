@@ -5,40 +5,38 @@ from array import array
 from hashlib import blake2b
 from typing import Protocol
 
-from eviction_client import Lifetime
+from eviction_client import Block, BlockHash
+from eviction_client.value_queue import GOES_ON
 from lpc.lmcache.chain import ChunkId, ObjectId
 
 
 class Shelf(Protocol):
     """What a chunk knows of a place where it lies, a :class:`lpc.lmcache.room.Room`."""
 
-    lifetime: Lifetime
-
-    def rank(self, chunk: "Chunk", t_last: float, key: float) -> None:
-        """Give a chunk that lies there its place in the order."""
-
     def forget(self, chunk: "Chunk") -> None:
         """Count a chunk no longer."""
 
 
-class Resident:
+class Resident(Block):
     """A chunk where it lies.
 
     Attributes:
         objects: bytes by object.
-        t_last, key: as `eviction_client.Keys` has them.
+        reuse_class: as `eviction_client.value_queue` has them.
+        last_use: seconds since the epoch.
         since: when it came.
         asked_at: when it was last asked to go.
         retained_until: seconds since the epoch; a hint has it ranked here as if last used then, where that is later.
     """
 
-    __slots__ = ("asked_at", "chunk", "key", "objects", "retained_until", "since", "t_last")
+    __slots__ = ("asked_at", "chunk", "last_use", "objects", "retained_until", "reuse_class", "since")
 
-    def __init__(self, chunk: "Chunk", at: float) -> None:
+    def __init__(self, number: int, chunk: "Chunk", at: float) -> None:
+        super().__init__(number)
         self.chunk = chunk
         self.objects: dict[ObjectId, int] = {}
-        self.t_last = at
-        self.key = at
+        self.reuse_class = GOES_ON
+        self.last_use = at
         self.since = at
         self.asked_at = -math.inf
         self.retained_until = 0.0
@@ -54,6 +52,7 @@ class Chunk:
 
     Attributes:
         before: the chunk before; None of a first one, and where it is not known.
+        block: names it among the chunks of all models and tenants.
         depth: tokens before it.
         tokens: of it; empty where not known.
         holders: conversations that lead through it, the one that stored it first.
@@ -61,11 +60,12 @@ class Chunk:
         retained_until: seconds since the epoch; a hint wants it kept until then, also where it comes to lie later.
     """
 
-    __slots__ = ("before", "depth", "hash", "holders", "id", "lies", "retained_until", "tokens")
+    __slots__ = ("before", "block", "depth", "hash", "holders", "id", "lies", "retained_until", "tokens")
 
     def __init__(self, id_: ChunkId, before: "Chunk | None", depth: int, tokens: "array[int]") -> None:
         self.id = id_
         self.hash = bytes.fromhex(id_.hash)
+        self.block = BlockHash(blake2b(repr((id_.model, id_.salt)).encode() + self.hash, digest_size=16).digest())
         self.before = before
         self.depth = depth
         self.tokens = tokens
@@ -83,13 +83,14 @@ class Conversation:
         turns: so far.
         arrived_at: beginning of its latest turn, seconds since the epoch.
         used_at: its latest event.
+        before: beginning and latest event of the turn before.
         world_size: ranks of the engine that stored it.
         open: a turn has begun whose end was not reported yet.
         grown: the turn that last stored anything.
         node: where it was last seen.
     """
 
-    __slots__ = ("arrived_at", "grown", "leaf", "name", "node", "open", "turns", "used_at", "world_size")
+    __slots__ = ("arrived_at", "before", "grown", "leaf", "name", "node", "open", "turns", "used_at", "world_size")
 
     def __init__(self, leaf: Chunk, at: float, node: str, world_size: int) -> None:
         self.name = blake2b(repr(leaf.id).encode(), digest_size=16).hexdigest()
@@ -97,6 +98,7 @@ class Conversation:
         self.turns = 1
         self.arrived_at = at
         self.used_at = at
+        self.before = (at, at)
         self.node = node
         self.world_size = world_size
         self.open = True
@@ -123,6 +125,7 @@ class Conversation:
     def begin(self, at: float) -> None:
         """Begin its next turn."""
         self.turns += 1
+        self.before = (self.arrived_at, self.used_at)
         self.arrived_at = self.used_at = at
         self.open = True
 

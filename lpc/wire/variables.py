@@ -41,7 +41,7 @@ GATEWAY: Final = """
 """Fields of `lpc.gateway.settings.GatewaySettings`."""
 LMCACHE: Final = """
     lmcache_chunks, lmcache_disk_bytes, lmcache_evict_disk, lmcache_hints_share, lmcache_max_retain_s, lmcache_prefetch,
-    lmcache_prefetch_longest_s, lmcache_prefetch_share, lmcache_prefetch_used, lmcache_refit_s, lmcache_served_model,
+    lmcache_prefetch_longest_s, lmcache_prefetch_share, lmcache_prefetch_used, lmcache_served_model,
     lmcache_token, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """
 """Fields of `lpc.lmcache.settings.LMCacheSettings`, with the prefix that their variables have."""

@@ -16,7 +16,7 @@ from lpc.lmcache.chain import KeyChain
 from tests.lmcache.conftest import CHUNKS, Stack
 
 pytestmark = pytest.mark.supports(
-    engine="LMCache", tier="MP mode", what="eviction by credit, retention, tokens, and all of it killed"
+    engine="LMCache", tier="MP mode", what="eviction by value, retention, tokens, and all of it killed"
 )
 
 

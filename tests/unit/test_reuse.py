@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from eviction_client.curve import HORIZON_S, INTERVALS, value_at
+from eviction_client.curve import HORIZON_S, INTERVALS, KNOTS, retain_seconds, reused_between, value_at, values
 from eviction_client.reuse import FEWEST_REUSES, KINDS, PRIOR_WEIGHT, ReuseMonitor, Stretch, first_class
 
 
@@ -48,6 +48,20 @@ def test_a_block_that_returns_after_a_minute_is_worth_most_shortly_before_it() -
     assert tables is not None
     looped = tables[3]  # the gap class of 60 to 300 s
     assert value_at(looped, 75.0) > 2 * value_at(looped, 1.0)
+
+
+def test_a_value_that_rises_first_is_below_a_price_twice() -> None:
+    table = [1.0 if 20.0 <= age < 60.0 else 0.1 for age in KNOTS]
+    assert retain_seconds(table, 0.5) == 0.0
+    assert retain_seconds(table, 0.5, 30.0) == 60.0
+
+
+def test_uses_between_two_ages_follow_the_hazards() -> None:
+    hazards = [0.0, 0.0, 0.0, 0.0, 0.5, 0.2] + [0.0] * (INTERVALS - 6)  # between 10 and 15 s, and 15 and 20 s
+    assert reused_between(hazards, 0.0, 15.0) == pytest.approx(0.5)
+    assert reused_between(hazards, 0.0, HORIZON_S) == pytest.approx(1.0 - 0.5 * 0.8)
+    assert reused_between(hazards, 12.5, 15.0) == pytest.approx(1.0 - 0.5**0.5)
+    assert reused_between(hazards, 20.0, HORIZON_S) == 0.0
 
 
 def test_blocks_that_still_wait_lower_the_value() -> None:
@@ -113,6 +127,7 @@ def test_a_class_that_was_never_seen_has_the_curve_of_its_gap(groups: int) -> No
     assert tables is not None and len(tables) == groups * KINDS
     assert PRIOR_WEIGHT > 0
     assert tables[-KINDS] == tables[(groups - 1) * KINDS]
+    assert tables == [values(hazards) for hazards in monitor.curves]
 
 
 def test_after_a_new_numbering_of_the_groups_the_gaps_keep_what_was_counted() -> None:

@@ -21,7 +21,7 @@ from lpc.lmcache.node import Node, NodeError
 from lpc.lmcache.pins import Retained
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words
-from tests.unit.lmcache.test_service import DISK, MEMORY, World, prompts, settle
+from tests.unit.lmcache.test_service import DISK, MEMORY, World, due_world, prompts
 
 PROMPT = Prompt(*words(1, 2))
 OBJECTS = [object_ for objects in PROMPT.objects for object_ in objects]
@@ -85,6 +85,8 @@ async def test_nobody_at_the_address_is_an_error(client: httpx.AsyncClient) -> N
 
 class Sidecar:
     """Answers what it was told to."""
+
+    reuse_curves = None
 
     def __init__(self, prediction: Prediction | None = None) -> None:
         self.asked: list[Any] = []
@@ -174,12 +176,7 @@ async def test_a_due_conversation_is_fetched_with_all_its_tokens(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loops, "POLL_S", 0.01)
-    world = World()
-    (prompt,) = prompts(1)
-    world.serve(prompt)
-    settle(world)
-    world.credit(prompt, 0.0)
-    world.service.take(event("delete", prompt.entries(), world.now))
+    world, prompt = due_world()
     server = NodeServer()
     async with serving(server.app) as address:
         loop = Loop(world.service, Sidecar(), lambda _: Node(client, address))
@@ -191,12 +188,7 @@ async def test_a_due_conversation_is_fetched_with_all_its_tokens(
 
 
 async def test_a_fetch_that_is_refused_costs_no_budget(client: httpx.AsyncClient) -> None:
-    world = World()
-    (prompt,) = prompts(1)
-    world.serve(prompt)
-    settle(world)
-    world.credit(prompt, 0.0)
-    world.service.take(event("delete", prompt.entries(), world.now))
+    world, _ = due_world()
     server = NodeServer()
     server.fault = FAULTS["breaks"]
     async with serving(server.app) as address:

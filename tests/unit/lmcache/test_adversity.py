@@ -7,9 +7,9 @@ import pytest
 from lpc.lmcache.clock import reported_at, steady
 from lpc.lmcache.events import Place
 from lpc.lmcache.room import SPARED_S
-from lpc.lmcache.service import PAUSED_S
+from lpc.lmcache.service import ENDED_S, PAUSED_S
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words
-from tests.unit.lmcache.test_service import DISK, MEMORY, World, evicted, prompts, settle
+from tests.unit.lmcache.test_service import DISK, MEMORY, World, due_world, end_turns, evicted, prompts
 
 
 def test_what_is_forgotten_for_want_of_room_is_counted_nowhere_any_more() -> None:
@@ -89,16 +89,6 @@ def test_what_a_node_never_deletes_does_not_stop_the_others() -> None:
     assert stuck <= set(world.service.plan().delete[MEMORY])
 
 
-def due_world(**settings: object) -> tuple[World, Prompt]:
-    world = World(**settings)
-    (prompt,) = prompts(1)
-    world.serve(prompt)
-    settle(world)
-    world.credit(prompt, 0.0)
-    evicted(world, prompt)
-    return world, prompt
-
-
 def test_a_fetch_that_found_nothing_is_not_asked_for_again_in_this_turn() -> None:
     """The disk has lost it, and said nothing."""
     world, prompt = due_world()
@@ -109,8 +99,7 @@ def test_a_fetch_that_found_nothing_is_not_asked_for_again_in_this_turn() -> Non
         assert world.service.plan().fetch == []
     world.look_up(prompt)  # its next turn is another matter
     world.look_up(prompt)
-    settle(world)
-    world.credit(prompt, 0.0)
+    world.pass_(ENDED_S)
     assert len(world.service.plan().fetch) == 1
 
 
@@ -161,15 +150,15 @@ def test_the_capacities_of_a_tiers_media_add_up_and_a_new_declaration_replaces_a
 
 
 def test_keeping_a_prompt_touches_its_own_chunks_only() -> None:
-    """However many conversations begin alike: a thousand would be ranked anew for each hint."""
+    """However many conversations begin alike: a thousand would be ranked again for each hint."""
     world = World(prefetch=False)
     start = words(1, 1)
     for seed in range(2, 40):
         world.serve(Prompt(*start, *words(seed, 1)), first=0 if seed == 2 else 1)
-    room = world.service.rooms[MEMORY]
-    before = room._entered
-    assert world.service.retain(world.service.find_prompt("llama", "", [*start, *words(5, 1)], 4), 600.0)
-    assert room._entered - before == 2
+    chunks = world.service.find_prompt("llama", "", [*start, *words(5, 1)], 4)
+    assert world.service.retain(chunks, 600.0)
+    here = world.service.rooms[MEMORY]._here
+    assert [chunk for chunk, resident in here.items() if resident.retained_until > world.now] == chunks
 
 
 def test_a_plan_looks_at_some_conversations_at_a_time_and_at_all_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +167,10 @@ def test_a_plan_looks_at_some_conversations_at_a_time_and_at_all_in_turn(monkeyp
     all_ = prompts(10, 1)
     for prompt in all_:
         world.serve(prompt)
-    settle(world)
+    end_turns(world)
     for prompt in all_:
-        world.credit(prompt, 0.0)
         evicted(world, prompt)
+    world.know()
     asked = set()
     for _ in range(4):
         for fetch in world.service.plan().fetch:

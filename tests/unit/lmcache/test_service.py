@@ -1,35 +1,24 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-from eviction_client import CreditGrid, Prediction
+from eviction_client import Prediction
+from eviction_client.curve import INTERVALS, value_at, values
+from eviction_client.reuse import KINDS
+from eviction_client.value_queue import Table
+from lpc.lmcache.classes import CLASSES
 from lpc.lmcache.events import Place
-from lpc.lmcache.foretelling import Foretelling
-from lpc.lmcache.service import FRESH_S, SETTLED_S, Service
+from lpc.lmcache.service import ENDED_S, FRESH_S, SETTLED_S, Service
 from lpc.lmcache.settings import LMCacheSettings
 from lpc.lmcache.tree import Conversation
-from lpc.model.returns.hazards import AGES, Floats
 from tests.unit.lmcache.nodes import KEYS, MIB, Prompt, event, words
 
 MEMORY = Place("l1", "a")
 DISK = Place("l2", "a")
-GRID = CreditGrid([1.0, 10_000.0])
-
-
-class Told(Foretelling):
-    """A curve for all: back within ten seconds around the 60th, or never."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.curve: Floats = 0.9 / (1.0 + np.exp(-(AGES - 60.0) / 2.0))
-        self.average = 0.98 * -np.expm1(-AGES / 15.0)
-        self.learnt: list[str] = []
-
-    def turn(self, conversation: Conversation, prediction: Prediction | None) -> Floats:
-        self.learnt.append(conversation.name)
-        return self.curve
+SOON = [0.0] * 9 + [0.5, 0.9] + [0.001] * (INTERVALS - 11)
+"""Hazards of whoever comes back between the 45th and the 75th second, or hardly ever."""
+NEVER = [1e-6] * INTERVALS
 
 
 class World:
@@ -37,15 +26,27 @@ class World:
 
     def __init__(self, **settings: Any) -> None:
         self.now = 1000.0
-        self.told = Told()
         self.service = Service(
             LMCacheSettings(**{"watermark": 0.7, "prefetch_share": 0.5, "hints_share": 0.3, **settings}),
             clock=lambda: self.now,
             keys=KEYS,
-            foretelling=self.told,
         )
         self.service.declare(MEMORY, 10 * MIB)
         self.service.declare(DISK, 0)
+
+    def know(self, hazards: Callable[[int], list[float]] = lambda _: SOON) -> None:
+        """Curves are known, by the sidecar's group: 0 of all that it has said nothing about."""
+        curves = [hazards(max(number // KINDS - 3, 0)) for number in range(CLASSES)]
+        known: dict[int, Table] = {id(curve): values(curve) for curve in {id(curve): curve for curve in curves}.values()}
+        tables = [known[id(curve)] for curve in curves]
+        self.service.classes.tables = tables
+        self.service.classes._monitor.curves = curves
+        self.service.rooms.refitted(tables)
+
+    def answer(self, prompt: Prompt, group: int = 0) -> None:
+        """The sidecar answers the question about a conversation, and its turn ends."""
+        conversation = self.conversation(prompt)
+        self.service.answered(conversation, conversation.turns, Prediction(0.5, "v", None, None, 1, group=group))
 
     def serve(self, prompt: Prompt, *, first: int = 0, on_disk: bool = True) -> None:
         """A request: its new chunks are stored in memory and copied, and it ends."""
@@ -62,12 +63,6 @@ class World:
         chunk = self.service.conversations.find(prompt.objects[-1][0].chunk)
         assert chunk is not None
         return next(iter(chunk.holders))
-
-    def credit(self, prompt: Prompt, seconds: float) -> None:
-        """The sidecar answers the question about a conversation."""
-        conversation = self.conversation(prompt)
-        prediction = Prediction(0.5, "v", None, None, 1, GRID.table([seconds, seconds]))
-        self.service.answered(conversation, conversation.turns, prediction)
 
     def pass_(self, seconds: float) -> None:
         self.now += seconds
@@ -88,51 +83,54 @@ def settle(world: World) -> list[Conversation]:
     return world.service.plan().ask
 
 
+def end_turns(world: World) -> None:
+    world.pass_(ENDED_S)
+    world.service.plan()
+
+
 def test_without_answers_the_order_is_least_recent_use() -> None:
     world = World(prefetch=False)
     all_ = prompts(3)
     for prompt in all_:
         world.serve(prompt)
         world.pass_(60)
+        world.service.plan()
+    world.look_up(all_[0])
     world.look_up(all_[0])
     world.pass_(60)
     world.serve(Prompt(*words(9, 2)))
     assert set(world.gone(*all_)) == {1}
 
 
-def test_the_conversation_with_the_least_credit_goes_first_and_its_tail_before_its_head() -> None:
+def test_the_conversation_that_is_worth_least_goes_first_and_its_tail_before_its_head() -> None:
     world = World(prefetch=False)
+    world.know(lambda group: SOON if group == 1 else NEVER)
     all_ = prompts(3)
     for prompt in all_:
         world.serve(prompt)
     assert len(settle(world)) == 3
-    for prompt, credit in zip(all_, (50.0, -50.0, 0.0), strict=True):
-        world.credit(prompt, credit)
+    for prompt, group in zip(all_, (1, 2, 1), strict=True):
+        world.answer(prompt, group)
+    world.service.plan()
     world.serve(Prompt(*words(9, 2)))
     world.pass_(20)
-    objects = world.service.plan().delete[MEMORY]
-    assert objects == [all_[1].objects[1][0], all_[1].objects[0][0]]
+    room = world.service.rooms[MEMORY]
+    assert world.service.plan().delete[MEMORY][0] == all_[0].objects[1][0], "until the guard has seen it pay"
+    room.queue.value_enabled = True
+    assert world.service.plan().delete[MEMORY] == [all_[1].objects[1][0], all_[1].objects[0][0]]
 
 
-def test_a_shared_beginning_keeps_the_highest_key_of_those_who_share_it() -> None:
+def test_a_shared_beginning_is_as_recent_as_its_latest_use() -> None:
     world = World(prefetch=False)
     one, two = Prompt(*words(1, 2), *words(2, 1)), Prompt(*words(1, 2), *words(3, 1))
     world.serve(one)
+    world.pass_(100)
+    world.look_up(two, 2)
     world.serve(two, first=2)
-    settle(world)
-    world.credit(one, -100.0)
-    world.credit(two, 80.0)
-    room = world.service.rooms[MEMORY]
-    keys = {o.hash: resident.key for resident in room for o in resident.objects}
-    shared, own_one, own_two = (keys[objects[0].hash] for objects in (one.objects[0], one.objects[2], two.objects[2]))
-    assert shared == own_two > own_one
-    settle(world)
-    world.pass_(500)
-    world.look_up(two)
-    settle(world)
-    world.credit(two, -100.0)  # its later turn replaces its own key
-    keys = {o.hash: resident.key for resident in room for o in resident.objects}
-    assert keys[one.objects[0][0].hash] == keys[two.objects[2][0].hash]
+    end_turns(world)
+    world.pass_(100)
+    world.serve(Prompt(*words(4, 4)))
+    assert world.service.plan().delete[MEMORY][0] == one.objects[2][0]
 
 
 def test_an_answer_about_an_earlier_turn_is_no_answer() -> None:
@@ -141,11 +139,72 @@ def test_an_answer_about_an_earlier_turn_is_no_answer() -> None:
     world.serve(prompt)
     settle(world)
     conversation = world.conversation(prompt)
-    world.pass_(60)
     world.look_up(prompt)
-    world.service.answered(conversation, 1, Prediction(0.5, "v", None, None, 1, GRID.table([500.0, 500.0])))
-    resident = next(iter(world.service.rooms[MEMORY]))
-    assert resident.key == resident.t_last == world.now
+    world.look_up(prompt)
+    world.service.answered(conversation, 1, Prediction(0.5, "v", None, None, 1, group=9))
+    end_turns(world)
+    assert world.service._states[conversation].reuse_class < 4 * KINDS
+
+
+def test_a_turn_without_an_answer_ends_all_the_same_and_an_answer_ends_it_sooner() -> None:
+    world = World()
+    one, two = prompts(2)
+    world.serve(one)
+    world.serve(two)
+    settle(world)
+    world.answer(two, 7)
+    world.service.plan()
+    ended = [world.service._states[world.conversation(prompt)].ended for prompt in (one, two)]
+    assert ended == [0, 1]
+    world.pass_(ENDED_S)
+    world.service.plan()
+    assert world.service._states[world.conversation(one)].ended == 1
+
+
+def test_what_returns_at_once_has_ended_its_turn_before() -> None:
+    world = World(prefetch=False)
+    (prompt,) = prompts(1)
+    world.serve(prompt)
+    world.pass_(1.0)
+    world.look_up(prompt)
+    assert world.service._states[world.conversation(prompt)].ended == 1
+    end_turns(world)
+    assert world.service.classes.reuses == 0  # it still runs
+    world.look_up(prompt)
+    end_turns(world)
+    assert world.service.classes.reuses == 1
+
+
+def test_curves_are_learnt_from_returns_whatever_the_reply_was_rendered_as() -> None:
+    world = World(prefetch=False, chunks=4000)
+    for n in range(400):
+        world.serve(Prompt(*words(3 * n, 1), *words(3 * n + 1, 1)))
+        if n >= 6:
+            asked = Prompt(*words(3 * (n - 6), 1), *words(3 * n + 2, 1))
+            world.look_up(asked, 1)
+            world.serve(asked, first=1)
+        world.pass_(5.0)
+        world.service.deleted(MEMORY, world.service.plan().delete.get(MEMORY, []))
+    assert world.service.classes.reuses > 380
+    for _ in world.service.refit():
+        pass
+    assert world.service.classes.tables is not None
+    new = world.service.classes.tables[0]
+    ages = [value_at(new, age) for age in (1.0, 20.0, 60.0)]
+    assert ages[0] < ages[1] > 20 * ages[2]  # all come back after 30 s
+
+
+def test_after_a_failure_least_recent_use_is_in_force_and_learning_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(prefetch=False)
+    world.know()
+    world.serve(*prompts(1))
+    room = world.service.rooms[MEMORY]
+    room.queue.value_enabled = True
+    monkeypatch.delattr(world.service.classes, "_monitor")
+    with pytest.raises(AttributeError):
+        end_turns(world)
+    assert not room.queue.value_enabled and room.queue.tables is None and world.service.classes.tables is None
+    end_turns(world)  # it does not fail again
 
 
 def test_a_chunk_whose_copy_to_disk_is_under_way_is_left_alone_for_a_while() -> None:
@@ -206,43 +265,58 @@ def evicted(world: World, prompt: Prompt) -> None:
     world.service.take(event("delete", prompt.entries(), world.now))
 
 
-def test_a_conversation_on_disk_is_fetched_shortly_before_it_is_expected_and_not_earlier() -> None:
-    world = World()
-    all_ = prompts(4)
-    for prompt in all_:
-        world.serve(prompt)
-    settle(world)
-    for prompt in all_:
-        world.credit(prompt, 0.0)
-    evicted(world, all_[0])
-    world.serve(Prompt(*words(9, 1)))  # memory stays as full as it may be
-    while not world.service.plan().fetch:
-        world.pass_(1.0)
-        assert world.now < 1100.0
-    assert 1030.0 < world.now < 1062.0
-
-
-def test_while_memory_has_room_to_spare_nothing_is_waited_for() -> None:
-    world = World()
-    (prompt,) = prompts(1)
-    world.serve(prompt)
-    settle(world)
-    world.credit(prompt, 0.0)
-    evicted(world, prompt)
-    assert world.service.plan().fetch
-
-
 def fetched_world() -> tuple[World, Prompt]:
-    world = World()
-    (prompt,) = prompts(1)
-    world.serve(prompt)
-    settle(world)
-    world.credit(prompt, 0.0)
-    evicted(world, prompt)
+    """A conversation that is expected back soon lies on disk alone, and is being fetched."""
+    world, prompt = due_world()
     world.pass_(50)
     (fetch,) = world.service.plan().fetch
     assert fetch.bytes == 2 * MIB
     return world, prompt
+
+
+def due_world(**settings: Any) -> tuple[World, Prompt]:
+    world = World(**settings)
+    (prompt,) = prompts(1)
+    world.serve(prompt)
+    end_turns(world)
+    evicted(world, prompt)
+    world.know()
+    return world, prompt
+
+
+def test_a_conversation_on_disk_is_fetched_when_its_value_rises_above_the_price_of_room() -> None:
+    world, _ = due_world()
+    world.service.rooms[MEMORY].price = 0.03
+    while not world.service.plan().fetch:
+        world.pass_(1.0)
+        assert world.now < 1100.0
+    assert 1020.0 < world.now < 1050.0
+
+
+def test_what_is_hardly_expected_back_is_never_fetched() -> None:
+    world, _ = due_world()
+    world.know(lambda _: NEVER)
+    for _ in range(100):
+        world.pass_(10.0)
+        assert not world.service.plan().fetch
+
+
+def test_while_memory_has_room_to_spare_nothing_is_waited_for() -> None:
+    world, _ = due_world()
+    assert world.service.plan().fetch
+
+
+def test_what_was_fetched_is_kept_for_its_time_and_goes_first_afterwards() -> None:
+    world, prompt = fetched_world()
+    world.service.take(event("store", prompt.entries(size=MIB), world.now))
+    all_ = prompts(4)[1:]
+    for other in all_:
+        world.serve(other)
+    world.pass_(10)
+    mine = {objects[0] for objects in prompt.objects}
+    assert not mine & set(world.service.plan().delete[MEMORY])
+    world.pass_(60)
+    assert set(world.service.plan().delete[MEMORY][:2]) == mine
 
 
 def test_what_was_fetched_and_is_looked_up_was_used_and_found_in_memory() -> None:
@@ -332,7 +406,7 @@ def test_a_flood_of_hints_retains_no_more_than_its_share_of_memory() -> None:
     room = world.service.rooms[MEMORY]
     assert taken == [world.now + 600.0, None, None]
     assert (room.retained.held, room.retained.refused) == (2 * MIB, 4 * MIB)
-    assert sum(resident.key > world.now for resident in room) == 2
+    assert sum(resident.retained_until > world.now for resident in room._here.values()) == 2
 
 
 def test_what_hints_may_not_retain_on_disk_is_not_pinned() -> None:
@@ -359,17 +433,6 @@ def test_what_is_retained_and_comes_to_disk_later_is_to_be_pinned_as_long() -> N
     assert not world.service.to_pin
 
 
-def test_a_turn_without_an_answer_is_learnt_from_all_the_same() -> None:
-    world = World()
-    (prompt,) = prompts(1)
-    world.serve(prompt)
-    settle(world)
-    assert world.told.learnt == []
-    settle(world)
-    settle(world)
-    assert world.told.learnt == [world.conversation(prompt).name]
-
-
 def test_conversations_that_are_nowhere_any_more_are_forgotten() -> None:
     world = World()
     all_ = prompts(3)
@@ -384,18 +447,15 @@ def test_conversations_that_are_nowhere_any_more_are_forgotten() -> None:
 
 
 def test_many_sharers_do_not_make_a_look_up_slow() -> None:
+    """However many conversations begin alike, a look-up touches the chunks of its own prompt only."""
     world = World(prefetch=False)
     start = words(1, 1)
-    looked: list[Callable[[], None]] = []
-    for seed in range(2, 40):
-        prompt = Prompt(*start, *words(seed, 1))
-        world.serve(prompt, first=0 if seed == 2 else 1)
-        looked.append(lambda prompt=prompt: world.look_up(prompt))  # type: ignore[misc]
-    world.pass_(100)
-    for look in looked:
-        look()
-    shared = world.service.conversations.find(Prompt(*start).objects[0][0].chunk)
-    assert shared is not None
-    resident = world.service.rooms[MEMORY].find(shared)
-    assert resident is not None
-    assert resident.key == world.now
+    all_ = [Prompt(*start, *words(seed, 1)) for seed in range(2, 40)]
+    for n, prompt in enumerate(all_):
+        world.serve(prompt, first=0 if n == 0 else 1)
+    end_turns(world)
+    room = world.service.rooms[MEMORY]
+    before = {chunk: resident.last_use for chunk, resident in room._here.items()}
+    world.pass_(1.0)
+    world.look_up(all_[5])
+    assert sorted(c.depth for c, resident in room._here.items() if resident.last_use > before[c]) == [0, 4]

@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 
-from lpc.lmcache.budget import LEAST, MOST, PrefetchBudget
 from lpc.model.returns.due import Due
 from lpc.model.returns.hazards import AGES, Floats
 
@@ -41,36 +40,3 @@ def test_who_is_less_likely_to_come_than_a_fetch_costs_gains_nothing() -> None:
 def test_a_fetch_that_costs_nothing_gains_the_index() -> None:
     due, rows = due_of(exponential(0.01))
     assert due.gain(rows, np.array([20.0]), np.array([320.0]), 0.0)[0] == pytest.approx(0.01, rel=0.08)
-
-
-def test_the_budget_of_bytes_is_kept() -> None:
-    budget = PrefetchBudget(100, 0.6)
-    assert budget.take(50, 60)  # ten of them were in memory before
-    assert not budget.take(50, 60)
-    assert (budget.waiting, budget.held, budget.refused) == (50, 60, 1)
-    budget.release(60)
-    budget.settle(50, 0)
-    assert budget.take(50, 60)
-
-
-def test_useless_fetches_raise_what_is_needed_and_used_ones_lower_it() -> None:
-    budget = PrefetchBudget(10**9, 0.6)
-    for _ in range(200):
-        budget.take(1, 1)
-        budget.settle(0, 1)
-    assert budget.needed == MOST
-    for _ in range(1000):
-        budget.take(1, 1)
-        budget.settle(1, 0)
-    assert budget.needed == LEAST
-
-
-def test_with_curves_that_promise_too_much_the_share_used_is_held_all_the_same() -> None:
-    draws = np.random.default_rng(0)
-    budget = PrefetchBudget(10**9, 0.6)
-    for _ in range(4000):
-        promised = draws.uniform()
-        if promised >= budget.needed:
-            budget.take(1, 1)
-            budget.settle(*((1, 0) if draws.uniform() < promised * 0.85 else (0, 1)))
-    assert budget.used / budget.prefetched > 0.6
