@@ -122,7 +122,7 @@ sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 1
 
 .PHONY: workloads
 WORKLOADS :=
-workloads: setup ## docs/workloads.md: every policy on every generated workload (half an hour; WORKLOADS='--policies lru,plugin')
+workloads: setup ## docs/workloads.md: every policy on every generated workload (half an hour; WORKLOADS='--policies lru,value')
 	$(BIN)/python docs/make_workloads.py $(WORKLOADS)
 
 .PHONY: prefetch-table

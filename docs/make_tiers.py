@@ -35,7 +35,7 @@ def rows_by_side(specs: Sequence[WorkloadSpec], pools: Sequence[float], jobs: in
         [
             replay
             for pool in pools
-            for replay in (Replay(spec, pool, "lru"), Replay(spec, pool, "plugin"), Replay(spec, pool, "plugin", inverted=True))
+            for replay in (Replay(spec, pool, "lru"), Replay(spec, pool, "value"), Replay(spec, pool, "value", inverted=True))
         ]
         for spec in specs
     ]
@@ -50,7 +50,7 @@ def by_side(rows: Iterable[dict[str, Any]]) -> Rows:
 
 def side_of(row: dict[str, Any]) -> str:
     """Return the name of a side: `stock`, `pool` (the tier is LRU), `both`; of inverted predictions with a mark."""
-    side = "stock" if row["policy"] == "lru" else "both" if row["tier_policy"] == "credit" else "pool"
+    side = "stock" if row["policy"] == "lru" else "both" if row["tier_policy"] == "value" else "pool"
     return f"{side}, inverted" if row["inverted"] else side
 
 

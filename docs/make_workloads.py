@@ -1,6 +1,6 @@
 """Write docs/workloads.md and docs/workloads.png: every policy on every generated workload, and how the plug-in stands to LRU.
 
-`make workloads` runs it: 14 workloads, 5 capacities; with all policies half an hour on two cores, with `--policies lru,plugin`
+`make workloads` runs it: 14 workloads, 5 capacities; with all policies half an hour on two cores, with `--policies lru,value`
 some minutes.
 """
 
@@ -30,7 +30,7 @@ Rows = list[dict[str, Any]]
 
 def rows_of(policies: Sequence[str], names: Sequence[str], seeds: int, jobs: int) -> Rows:
     """Run everything; the plug-in also with its sidecar's answers inverted."""
-    asked = [(policy, False) for policy in policies] + ([("plugin", True)] if "plugin" in policies else [])
+    asked = [(policy, False) for policy in policies] + ([("value", True)] if "value" in policies else [])
     runs = [
         Run(WorkloadSpec(workload=name, seed=seed), policy, share, settings=PolicySettings(invert=inverted))
         for name in names
@@ -53,7 +53,7 @@ def mean(rows: Rows, column: str, **want: object) -> float:
 def above(rows: Rows, name: str, share: float, inverted: bool) -> tuple[float, float]:
     """Return the points that the plug-in is above LRU: after the first 500 requests, and over the whole run."""
     afterwards, overall = (
-        mean(rows, column, workload=name, share=share, policy="plugin", inverted=inverted)
+        mean(rows, column, workload=name, share=share, policy="value", inverted=inverted)
         - mean(rows, column, workload=name, share=share, policy="lru")
         for column in ("hit_rate", "whole_hit_rate")
     )
@@ -67,10 +67,10 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: int) 
     yield f"`make workloads` writes this page; {seeds} seed(s). The workloads and the policies: [simulator](simulator.md)."
     yield ""
     yield "![The plug-in's distance from LRU on each workload](workloads.png)"
-    if "plugin" in policies:
+    if "value" in policies:
         for inverted, how in ((False, "as learnt"), (True, "inverted")):
             yield ""
-            yield f"## `plugin` against `lru`, predictions {how}"
+            yield f"## `value` against `lru`, predictions {how}"
             yield ""
             yield "Points of hit rate above LRU after the first 500 requests, in brackets over the whole run."
             yield ""
@@ -92,7 +92,7 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: int) 
     yield "In % of prompt tokens, after the first 500 requests. The bounds look into the future."
     yield ""
     shown = [
-        f"{policy} (bound)" if REGISTRY[policy].bound else f"**{policy}**" if policy == "plugin" else policy
+        f"{policy} (bound)" if REGISTRY[policy].bound else f"**{policy}**" if policy == "value" else policy
         for policy in policies
     ]
     yield "| workload | capacity | " + " | ".join(shown) + " |"
@@ -131,7 +131,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     lines = list(page(rows, policies, names, asked.seeds))
     (asked.out / "workloads.md").write_text("\n".join(lines) + "\n", "utf-8")
-    if "plugin" in policies:
+    if "value" in policies:
         draw(rows, names, asked.out / "workloads.png")
         print(next(line for line in lines if line.startswith("Worst:")))
 

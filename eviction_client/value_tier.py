@@ -56,6 +56,7 @@ class ValueTier:
         guarded: the value orders only while the ghost caches show that it pays; else always.
         hints_share: of the tier's chunks, that hints may retain.
         named: the block hash that names the content of a chunk.
+        sampled: as of :class:`Ghosts`.
         tables: returns the classes' values as they are now.
         clock: seconds since the epoch; never goes back, never raises.
 
@@ -76,6 +77,7 @@ class ValueTier:
         guarded: bool,
         hints_share: float = 0.0,
         named: Callable[[Any], bytes] = bytes,
+        sampled: Callable[[BlockHash, int], bool] = sampled,
         tables: Callable[[], Sequence[Table] | None],
         clock: Callable[[], float],
     ) -> None:

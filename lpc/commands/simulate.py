@@ -49,9 +49,7 @@ def simulate(
             "[NAME=]CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]], such as memory=5% and disk=50%:50K:5."
         ),
     ] = None,
-    tier_policy: Annotated[
-        str, typer.Option(help="By which the tiers evict: lru, credit (each at its own lifetime), oracle; names with commas.")
-    ] = "lru",
+    tier_policy: Annotated[str, typer.Option(help="By which the tiers evict: lru, value, oracle; names with commas.")] = "lru",
     exclusive_tiers: Annotated[
         bool, typer.Option("--exclusive-tiers", help="A block that is loaded leaves its tier; default: it stays, as in vLLM.")
     ] = False,
@@ -59,7 +57,7 @@ def simulate(
         str,
         typer.Option(
             help="When blocks go into a tier: as they are evicted, or computed, as in vLLM's CPU offloading, whose LRU "
-            "and the plug-in's policy for it are lru and credit then."
+            "and its order by retention value are lru and value then."
         ),
     ] = "evicted",
     prefetch: Annotated[

@@ -61,6 +61,6 @@ class TierOptions:
             )
         if self.stored() == "computed" and (len(self.tiers) != 1 or "oracle" in policies or self.exclusive):
             raise SimulationError(
-                "--tier-stores computed is vLLM's CPU offloading: one --tier, --tier-policy lru or credit, no --exclusive-tiers"
+                "--tier-stores computed is vLLM's CPU offloading: one --tier, --tier-policy lru or value, no --exclusive-tiers"
             )
         return [(policy, prefetch) for policy in policies for prefetch in prefetches]

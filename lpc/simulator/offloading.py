@@ -12,7 +12,7 @@ from lpc.simulator.amounts import tokens
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.policies.plugin import Plugin
+from lpc.simulator.policies.value import Reuse
 from lpc.simulator.run import WorkloadSpec, build
 from lpc.simulator.tiers import TierFigures, TierSpec
 from lpc.simulator.tiers.offload import Offload
@@ -21,7 +21,7 @@ from lpc.simulator.workload import Turn
 TIMES: Final = (1, 2, 4)
 """Sizes of the tier, in pools."""
 
-TierOrder = Literal["lru", "credit"]
+TierOrder = Literal["lru", "value"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Replay:
 
     Attributes:
         pool: share of the working set.
-        policy: of the pool: `lru` as stock, `plugin`.
+        policy: of the pool: `lru` as stock, `value`, `reuse`.
         inverted: the sidecar answers the opposite.
     """
 
@@ -63,8 +63,6 @@ class Replay:
                 "pool_tokens": result.hit_tokens,
                 "tier_tokens": figures.loaded["tier"],
                 "cached_tokens": result.hit_tokens + figures.loaded["tier"],
-                "trusting": None if offload.tier is None else offload.tier.trusting,
-                "switches": None if offload.tier is None else offload.tier.switches,
             }
             for (times, order), (offload, figures) in below[0].tiers.items()
         ]
@@ -85,8 +83,8 @@ class _Beside:
             spec = TierSpec("tier", times * cache.capacity * block_tokens)
             stock, ours = TierFigures(), TierFigures()
             self.tiers[times, "lru"] = Offload(spec, block_tokens, stock), stock
-            if isinstance(cache.policy, Plugin):
-                self.tiers[times, "credit"] = Offload.with_credit(spec, block_tokens, ours, cache.policy), ours
+            if isinstance(cache.policy, Reuse):
+                self.tiers[times, "value"] = Offload.by_value(spec, block_tokens, ours, cache.policy), ours
 
     def advance(self, now: float) -> None:
         for offload, _ in self.tiers.values():

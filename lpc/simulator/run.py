@@ -32,7 +32,7 @@ KV_BYTES_PER_TOKEN: Final = 131_072
 GIB: Final = 2**30
 LONG_GAP_S: Final = 3600.0
 LEARN_S: Final = 1800.0
-DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "plugin", "oracle", "belady")
+DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "reuse", "value", "oracle", "belady")
 
 
 @dataclass(frozen=True)

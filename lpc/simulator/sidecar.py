@@ -6,35 +6,27 @@ how the conversation begins, and the model's probability where the workload has 
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeVar
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from eviction_client.book import PredictorCounters
-from eviction_client.credit import CreditGrid
-from eviction_client.messages import Prediction
-from eviction_client.offer import TokenizerState
 from lpc.model.probability import logit
-from lpc.model.returns.credit import LIFETIMES, log_index
 from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import AVERAGE_EVERY, AVERAGE_TURNS, ReturnModel, mixed
+from lpc.model.returns.model import ReturnModel, mixed
 from lpc.simulator.cost import Cost
 from lpc.simulator.workload import Turn, Workload
 
 Floats = NDArray[np.float64]
-T = TypeVar("T")
 
 EPOCH_S: Final = 1.8e9
 """Seconds since the epoch at second 0 of a workload, so that times have the digits that they have in production."""
 REFIT_S: Final = 60.0
 """As a sidecar does: between two refits, where there were requests."""
-
-_GRID: Final = CreditGrid(LIFETIMES.tolist())
 
 
 class OnlineReturns:
@@ -45,13 +37,11 @@ class OnlineReturns:
         self._refit_at: float | None = None
         self._replies: dict[str, int] = {}
 
-    def credits(self, turn: Turn, arrival: float) -> Floats:
-        """Take a turn in; return its credits, seconds at LIFETIMES. Turns come in the order of their arrival (seconds)."""
-        answer: Floats = self.model.answer([self._next(turn, arrival)]).credit_s[0]
-        return answer
-
     def curve(self, turn: Turn, arrival: float) -> Floats | None:
-        """Take a turn in, instead of `credits`; return its return curve at AGES, None before enough was learnt."""
+        """Take a turn in; return its return curve at AGES, None before enough was learnt.
+
+        Turns come in the order of their arrival (seconds).
+        """
         came = self._next(turn, arrival)
         told = self.model.foretell(came)
         self.model.answer([came])
@@ -98,86 +88,18 @@ def block_hash(content: int) -> bytes:
     return hashlib.blake2b(content.to_bytes(8, "little", signed=True), digest_size=32).digest()
 
 
-class Sidecar:
-    """The scorer's `Predictor`. A request's id is its `Turn`.
-
-    One sidecar serves all engines, and learns from every request of the workload, each at its `nominal_arrivals`.
-
-    Args:
-        workload: whose turns will be asked about.
-        invert: answer the opposite, minus each credit.
-    """
-
-    healthy = True
-
-    def __init__(self, workload: Workload, *, invert: bool = False) -> None:
-        self._credits = credits_of(workload)
-        self._sign = -1.0 if invert else 1.0
-        self._waiting: dict[Hashable, Prediction] = {}
-
-    def ask(
-        self,
-        request_id: Hashable,
-        *,
-        token_ids: Sequence[int] = (),
-        category: str = "",
-        conversation_id: str = "",
-    ) -> None:
-        """Answer for a turn that arrives now. Of the arguments only the turn counts: it says all that a sidecar is told."""
-        del token_ids, category, conversation_id
-        assert isinstance(request_id, Turn)
-        turn = request_id
-        self._waiting[turn] = Prediction(
-            0.5 if turn.probability is None else turn.probability,
-            "simulated",
-            None,
-            None,
-            turn.turn,
-            _GRID.table((self._sign * self._credits[turn]).tolist()),
-        )
-
-    def take(self, request_id: Hashable) -> Prediction | None:
-        """Return the answer; it is there at once, and once."""
-        return self._waiting.pop(request_id, None)
-
-    def forget(self, request_id: Hashable) -> None:
-        """Forget a turn."""
-        self._waiting.pop(request_id, None)
-
-    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
-        """Return the answer; none comes later."""
-        return self.take(request_id), False
-
-    def late_answers(self) -> Sequence[tuple[Hashable, Prediction | None]]:
-        """No answer comes later."""
-        return ()
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    @property
-    def counters(self) -> PredictorCounters:
-        """Nothing is counted."""
-        return PredictorCounters()
-
-    @property
-    def tokenizer_state(self) -> TokenizerState:
-        """Nothing is read."""
-        return "unknown"
-
-
-class _AsTheyCome(Mapping[Turn, T]):
+class _AsTheyCome(Mapping[Turn, Floats]):
     """Answers for the turns of one run of a closed loop, learnt as it asks: when a turn comes depends on the cache.
 
     Args:
         answer: takes a turn in, with its arrival; returns None where it has no answer.
     """
 
-    def __init__(self, answer: Callable[[Turn, float], T | None]) -> None:
+    def __init__(self, answer: Callable[[Turn, float], Floats | None]) -> None:
         self._answer = answer
-        self._answers: dict[Turn, T | None] = {}
+        self._answers: dict[Turn, Floats | None] = {}
 
-    def __getitem__(self, turn: Turn) -> T:
+    def __getitem__(self, turn: Turn) -> Floats:
         if turn not in self._answers:
             self._answers[turn] = self._answer(turn, turn.arrival)
         answer = self._answers[turn]
@@ -192,58 +114,20 @@ class _AsTheyCome(Mapping[Turn, T]):
         return len(self._answers)
 
 
-def credits_of(workload: Workload) -> Mapping[Turn, Floats]:
-    """Return the credits that every turn is answered, [lifetimes] seconds each. The same object for the same workload.
+def curves_of(workload: Workload) -> Mapping[Turn, Floats]:
+    """Return the return curves at AGES that a sidecar has for the turns, of those that came after enough was learnt.
 
-    They do not depend on the cache, so that they are learnt once for all capacities and policies; but in a closed loop.
+    They do not depend on the cache, so that they are learnt once for all capacities and policies, except in a closed loop. One
+    sidecar serves all engines, and learns from every request of the workload, each at its `nominal_arrivals`.
     """
     if workload.loop is not None:
-        return _AsTheyCome(OnlineReturns().credits)
+        return _AsTheyCome(OnlineReturns().curve)
     known = _learnt.get(workload)
     if known is None:
         online = OnlineReturns()
-        known = _learnt[workload] = {turn: online.credits(turn, arrival) for arrival, turn in nominal_arrivals(workload)}
+        curves = ((turn, online.curve(turn, arrival)) for arrival, turn in nominal_arrivals(workload))
+        known = _learnt[workload] = {turn: curve for turn, curve in curves if curve is not None}
     return known
-
-
-class Foretold(NamedTuple):
-    """What is known of a turn when it arrives: its return curve, and ln of the average conversation's index, both at AGES."""
-
-    curve: Floats
-    average: Floats
-
-
-def curves_of(workload: Workload) -> Mapping[Turn, Foretold]:
-    """Return the return curves that a sidecar has for the turns, of those that came after enough was learnt."""
-    if workload.loop is not None:
-        return _AsTheyCome(_Curves().next)
-    known = _foretold.get(workload)
-    if known is None:
-        curves = _Curves()
-        told = ((turn, curves.next(turn, arrival)) for arrival, turn in nominal_arrivals(workload))
-        known = _foretold[workload] = {turn: curve for turn, curve in told if curve is not None}
-    return known
-
-
-class _Curves:
-    """Return curves as requests come, each with the average of the latest ones, as that beside which credits are given."""
-
-    def __init__(self) -> None:
-        self._online = OnlineReturns()
-        self._told = 0
-        self._mean: Floats | None = None
-        self._average = np.zeros(0)
-
-    def next(self, turn: Turn, arrival: float) -> Foretold | None:
-        curve = self._online.curve(turn, arrival)
-        if curve is None:
-            return None
-        keep = 0.5 ** (1.0 / AVERAGE_TURNS)
-        self._mean = curve if self._mean is None else keep * self._mean + (1.0 - keep) * curve
-        if self._told % AVERAGE_EVERY == 0:
-            self._average = log_index(self._mean[None, :])[0]
-        self._told += 1
-        return Foretold(curve, self._average)
 
 
 def nominal_arrivals(workload: Workload) -> list[tuple[float, Turn]]:
@@ -267,5 +151,4 @@ def nominal_arrivals(workload: Workload) -> list[tuple[float, Turn]]:
     return sorted(found, key=lambda place: place[0])
 
 
-_foretold: "WeakKeyDictionary[Workload, dict[Turn, Foretold]]" = WeakKeyDictionary()
 _learnt: "WeakKeyDictionary[Workload, Mapping[Turn, Floats]]" = WeakKeyDictionary()

@@ -9,7 +9,7 @@ import numpy as np
 Rows = Sequence[dict[str, Any]]
 BASELINE: Final = "lru"
 ORACLE: Final = "oracle"
-OURS: Final = "plugin"
+OURS: Final = "value"
 STOCK: Final = ("lru", "none")
 """Policy of tiers, and prefetch, of engines as they are."""
 

@@ -257,7 +257,7 @@ def test_what_the_disk_refuses_is_one_line(tmp_path: Path, tiny_models: Path) ->
 
 def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    flags = ["--workload", "batch-scan", "--policies", "lru,plugin", "--html", str(page)]
+    flags = ["--workload", "batch-scan", "--policies", "lru,value", "--html", str(page)]
     # Who runs the tests may ignore Ctrl-C, and children would, too.
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     command = [*LPC, "simulate", *flags]

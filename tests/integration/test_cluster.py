@@ -63,7 +63,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_simulated_rows_are_those_of_one_machine(cluster: Cluster, trace: Path, tmp_path: Path) -> None:
-    asked = ["simulate", "--trace", str(trace), "--format", "qwen", "--policies", "lru,plugin,wa", "--capacity", "3%,10%"]
+    asked = ["simulate", "--trace", str(trace), "--format", "qwen", "--policies", "lru,value,wa", "--capacity", "3%,10%"]
     for name, where in (("here", []), ("there", ["--cluster", cluster.option])):
         done = RUN.invoke(app, [*asked, *where, "--json", str(tmp_path / name)])
         assert done.exit_code == 0, done.output
@@ -98,7 +98,7 @@ def test_ablations_are_those_of_one_machine(cluster: Cluster, tmp_path: Path) ->
 
 def test_a_worker_may_die_and_the_rows_are_the_same(cluster: Cluster, trace: Path, tmp_path: Path) -> None:
     runs = [
-        Run(WorkloadSpec(trace=trace, format="qwen"), name, size) for name in ("lru", "arc", "plugin") for size in (0.03, 0.1)
+        Run(WorkloadSpec(trace=trace, format="qwen"), name, size) for name in ("lru", "arc", "value") for size in (0.03, 0.1)
     ]
     (tmp_path / "marks").mkdir()
     if cluster.dask is not None:

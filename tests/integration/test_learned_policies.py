@@ -57,7 +57,7 @@ LEARN = {"lpc", "lpc-turns", "gittins", "oracle-gittins"}
 def test_whoever_learns_beats_lru_and_nobody_beats_the_bounds(workload: Workload) -> None:
     rates = {name: rate(workload, name, CAPACITY) for name in REGISTRY if name != "infinite"}
     assert rates["wa"] > rates["lru"]
-    for name in ("lpc", "lpc-turns", "gittins", "plugin", "oracle"):
+    for name in ("lpc", "lpc-turns", "gittins", "value", "oracle"):
         assert rates[name] > rates["lru"] + 0.01, name
     assert rates["belady"] == max(rates.values())
     infinite = rate(workload, "infinite", 10 * workload.working_set_tokens())
@@ -130,20 +130,20 @@ def test_a_log_too_short_to_learn_from_is_replayed_all_the_same() -> None:
     assert knowledge_of(short).by_turn == (0.5,)
 
 
-def test_inverted_answers_cost_the_plugin_next_to_nothing_on_a_whole_workload() -> None:
-    """Chats beside jobs that scan: where credits gain most, and so their opposite costs most."""
-    work = WORKLOADS["batch-scan"]()
-    lru, plugin, unguarded = (
+def test_inverted_predictions_cost_next_to_nothing_on_a_whole_workload() -> None:
+    """Chats beside jobs that scan: there predictions gain most, and so their opposite costs most."""
+    work = WORKLOADS["batch-scan"](requests=3_000)
+    lru, value, inverted = (
         simulate(work, work.working_set_tokens() // 50, lambda n, made=made: made(n))  # type: ignore[misc]
         for made in (
             lambda n: REGISTRY["lru"](n, work, PolicySettings()),
-            lambda n: REGISTRY["plugin"](n, work, PolicySettings(invert=True)),
-            lambda n: REGISTRY["plugin"](n, work, PolicySettings(invert=True, guard=False)),
+            lambda n: REGISTRY["value"](n, work, PolicySettings()),
+            lambda n: REGISTRY["value"](n, work, PolicySettings(invert=True)),
         )
     )
     bound = 0.005 * lru.all_prompt_tokens
-    assert plugin.all_hit_tokens > lru.all_hit_tokens - bound
-    assert unguarded.all_hit_tokens < lru.all_hit_tokens - bound
+    assert inverted.all_hit_tokens > lru.all_hit_tokens - bound
+    assert inverted.all_hit_tokens < value.all_hit_tokens
 
 
 def test_the_index_of_an_exponential_is_its_hazard() -> None:

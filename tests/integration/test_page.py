@@ -134,7 +134,7 @@ def test_the_other_policies_are_shown_when_asked_for(opened: Browser) -> None:
     shown = f"{VISIBLE}.filter(e => e.matches('text')).map(e => e.textContent)"
     assert "tlru" not in opened.evaluate(shown)
     opened.evaluate("document.querySelector('#others').click()")
-    assert set(REGISTRY) - {"plugin", "lru"} <= {text.split()[-1] for text in opened.evaluate(shown)} | {"oracle"}
+    assert set(REGISTRY) - {"value", "lru"} <= {text.split()[-1] for text in opened.evaluate(shown)} | {"oracle"}
 
 
 def test_the_page_follows_light_and_dark(chromium: Browser, page: Path) -> None:
@@ -162,9 +162,9 @@ def test_a_chart_by_think_time_and_one_of_a_single_size_are_drawn(chromium: Brow
         [
             row(name, 160_000, rate, think_time_s=time)
             for time in (25.0, 100.0)
-            for name, rate in (("lru", 0.1), ("plugin", 0.2))
+            for name, rate in (("lru", 0.1), ("value", 0.2))
         ],
-        [row("lru", 160_000, 0.0), row("plugin", 160_000, 0.0)],
+        [row("lru", 160_000, 0.0), row("value", 160_000, 0.0)],
         [row("oracle", 160_000, 0.2)],
     ):
         write_html(derived(rows), describe(trace(50)), Cost(), tmp_path / "p.html")
@@ -175,7 +175,7 @@ def test_a_chart_by_think_time_and_one_of_a_single_size_are_drawn(chromium: Brow
 
 
 def test_lpc_simulate_writes_the_page_for_the_size_that_is_yours(chromium: Browser, tmp_path: Path) -> None:
-    asked = ["simulate", "--workload", "few-shot", "--policies", "lru,plugin,oracle", "--capacity", "2%,20%", "--cache", "5%"]
+    asked = ["simulate", "--workload", "few-shot", "--policies", "lru,value,oracle", "--capacity", "2%,20%", "--cache", "5%"]
     done = CliRunner().invoke(app, [*asked, "--html", str(tmp_path / "p.html"), "--picture", str(tmp_path / "p.png")])
     assert done.exit_code == 0, done.output
     assert "(5% of this traffic's working set)" in " ".join(done.output.split())

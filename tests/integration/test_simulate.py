@@ -61,7 +61,7 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
         "--format",
         "qwen",
         "--policies",
-        "lru,lpc,plugin,oracle,infinite",
+        "lru,lpc,value,oracle,infinite",
         "--capacity",
         "5%,10K",
         "--json",
@@ -86,7 +86,7 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) -> None:
     spec = WorkloadSpec(trace=qwen, format="qwen")
-    runs = [Run(spec, name, size) for name in ("lru", "plugin", "arc") for size in (0.03, 0.1)]
+    runs = [Run(spec, name, size) for name in ("lru", "value", "arc") for size in (0.03, 0.1)]
     alone, together, all_cores = (sweep(runs, Workers(jobs)) for jobs in (1, 2, -1))
     assert alone == together == all_cores
     run._build.cache_clear()
@@ -184,7 +184,7 @@ def test_agent_sessions_run_so_many_at_a_time_and_share_nothing(tmp_path: Path) 
 def test_agent_sessions_run_in_a_closed_loop_so_many_at_a_time(tmp_path: Path) -> None:
     path = agents_file(tmp_path / "a.tar.gz")
     asked = ["simulate", "--trace", str(path), "--format", "agents", "--closed", "--requests", "80"]
-    asked += ["--policies", "lru,infinite,plugin,value,wa,belady", "--capacity", "2K,50%"]
+    asked += ["--policies", "lru,infinite,reuse,value,wa,belady", "--capacity", "2K,50%"]
     done = RUN.invoke(app, [*asked, "--sessions", "3,6", "--prefill-rate", "1000", "--json", str(tmp_path / "a.json")])
 
     assert done.exit_code == 0, done.output
@@ -322,11 +322,11 @@ def test_what_follows_from_the_rows_is_right() -> None:
     rows = [
         row("lru", 100, 0.1),
         row("lru", 200, 0.3),
-        row("plugin", 100, 0.2),
+        row("value", 100, 0.2),
         row("oracle", 100, 0.5),
-        row("plugin", 100, 0.24, seed=1),
+        row("value", 100, 0.24, seed=1),
     ]
-    ours = next(r for r in derived(rows) if r["policy"] == "plugin")
+    ours = next(r for r in derived(rows) if r["policy"] == "value")
     assert ours["hit_rate"] == pytest.approx(0.22)
     assert ours["spread"] == pytest.approx(0.02828, abs=1e-4)
     assert ours["gain"] == pytest.approx(1.2)
@@ -424,14 +424,15 @@ def test_a_constant_prior_evicts_on_real_traces_what_lru_evicts(spec: WorkloadSp
 
 @needs_data
 def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
-    names = ("lru", "lpc-turns", "wa", "plugin", "oracle", "belady")
+    names = ("lru", "lpc-turns", "wa", "reuse", "value", "oracle", "belady")
     rows = sweep([Run(WorkloadSpec(trace=MOONCAKE), name, 0.02) for name in names])
     rates = {row["policy"]: row["hit_rate"] for row in rows}
     assert rates["lru"] == pytest.approx(0.076, abs=0.006)
     assert rates["wa"] > 0.13
     assert rates["lpc-turns"] > 0.13
-    assert rates["plugin"] > 0.145
-    assert rates["plugin"] < rates["oracle"] < rates["belady"]
+    assert rates["reuse"] > 0.14
+    assert rates["value"] > 0.145
+    assert rates["value"] < rates["oracle"] < rates["belady"]
 
 
 def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ class Lru(Policy[Piece]):
 
     name = "lru"
     rule = "the block whose last use ended longest ago, a chain tail first"
-    source = "vLLM's FreeKVCacheBlockQueue; here the client's queue with no credit for anybody"
+    source = "vLLM's FreeKVCacheBlockQueue, the same queue as in the client"
     piece_type = Piece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:

@@ -1,27 +1,21 @@
 """Eviction by retention value at the block's age, with the modules that run inside an engine (`eviction_client`).
 
 `reuse` makes groups of requests as an engine without a sidecar does. Only the groups of `value` are the simulator's: it takes
-them from the sidecar's model, which learns from the first request on. Refits run at once, not in the background.
+them from the sidecar's model, which learns from the first request on.
 """
 
-import math
-from collections.abc import Hashable, Mapping, Sequence
-from typing import ClassVar, Final
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
-from eviction_client import grouping
-from eviction_client.ghost import Freed, Ghosts
-from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
+from eviction_client.ended import Ended, Run
+from eviction_client.ghost import Ghosts
+from eviction_client.stores.base import BlockHash
 from eviction_client.value_queue import ValueQueue
-from lpc.model.returns.groups import GROUPS, CurveGroups
+from eviction_client.value_tier import ValueTier
 from lpc.simulator.blocks import EDGE, Piece
 from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
-from lpc.simulator.segments import Path, Segment
-from lpc.simulator.sidecar import curves_of
+from lpc.simulator.reuse_classes import ReuseClasses, SidecarClasses
 from lpc.simulator.workload import Turn, Workload
-
-REFIT_S: Final = 30.0
-REMEMBERED: Final = 4
-"""Blocks whose last use is remembered, in caches."""
 
 
 @register
@@ -31,74 +25,72 @@ class Reuse(Policy[Piece]):
     name = "reuse"
     rule = "the lowest retention value at the block's age, or least recently used while that hits more; no sidecar"
     source = "this project: eviction_client.reuse, eviction_client.value_queue; Gittins 1979"
-    groups: ClassVar[int] = grouping.GROUPS
     piece_type = Piece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._now = 0.0
-        classes = self.groups * KINDS
-        self.monitor = _Monitor(self.groups, remembered=REMEMBERED * capacity)
-        self.ghosts: Ghosts[int] = Ghosts(capacity, classes, _all, clock=self._clock)
-        self.queue: ValueQueue[Piece] = ValueQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), classes, clock=self._clock)
+        self.reuse: Final = self._classes()
+        self.ghosts: Ghosts[int] = Ghosts(capacity, self.reuse.classes, every_block, clock=self._clock)
+        self.queue: ValueQueue[Piece] = ValueQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.reuse.classes, clock=self._clock)
         self.queue.value_enabled = not settings.guard
-        self._fitted_at = -math.inf
-        self._stretches: dict[Turn, list[Stretch]] = {}
-        self._first_class: dict[Turn, int] = {}
-        """Of blocks that a turn has used for the first time, by turn."""
-        self._reply_ends = grouping.ReplyEnds()
-        self._followed: dict[Segment, tuple[int, ...]] = {}
+        self.tiers: list[ValueTier] = []
 
-    def group(self, turn: Turn) -> int:
-        """Return the group of a turn whose stretches are known."""
-        prompt = self._prompt(turn)
-        stretches = [Stretch(prompt[end - 1].depth + prompt[end - 1].size, gap) for end, gap in self._stretches[turn]]
-        return grouping.group_of(stretches, self.workload.block_tokens)
+    def _classes(self) -> ReuseClasses:
+        return ReuseClasses(self.capacity, self.workload)
 
-    def priors(self) -> Mapping[int, Sequence[float]]:
-        """Return the predicted hazards by group."""
-        return {}
+    def add_tier(self, name: str, chunks: int) -> ValueTier:
+        """Return the order of a tier of prompts below the cache, whose chunks are blocks."""
+        tier = ValueTier(
+            name,
+            chunks,
+            blocks=chunks,
+            classes=self.reuse.classes,
+            prompts_only=True,
+            guarded=self.settings.guard,
+            named=_itself,
+            sampled=every_block,
+            tables=lambda: self.reuse.tables,
+            clock=self._clock,
+        )
+        self.tiers.append(tier)
+        return tier
 
     def start(self, turn: Turn, now: float) -> None:
-        """Count reuses; find the turn's stretches; refit when it is time.
-
-        A use is when a request takes its blocks, not when it joins the queue for them: blocks that were looked for and are
-        still waited for would seem to have missed their time, and go just before they are hit.
-        """
+        """Count reuses; take what a refit has found."""
         self._now = now
-        self._stretches[turn] = self.monitor.admitted(self._prompt(turn), now)
-        if now - self._fitted_at >= REFIT_S:
-            self._fitted_at = now
-            self.monitor.priors = dict(self.priors())
-            tables = self.monitor.fit(now)
-            self.queue.set_tables(tables)
-            self.ghosts.set_tables(tables)
+        self.reuse.start(turn, now)
+        self._follow()
 
     def finish(self, turn: Turn, now: float) -> None:
-        """Note the last use; let the ghost caches decide which rule orders. A turn without a start starts now."""
+        """Note the last use; let the ghost caches decide which rule orders."""
         self._now = now
-        if turn not in self._stretches:
-            self.start(turn, now)
-        prompt = self._prompt(turn)
-        self._first_class[turn] = first_class(self.group(turn), self._reply_ends.number(turn.reply_end or None))
-        self.monitor.finished(prompt, self._stretches[turn], self._first_class[turn], now)
+        reuse = self.reuse
+        reuse.finish(turn, now)
+        self._follow()
+        above = self.ghosts.following(self.queue.value_enabled)
+        for tier in self.tiers:  # first: what the cache has of this request is what it had before
+            ends = [reuse.path[run.end - 1].depth + reuse.path[run.end - 1].size for run in reuse.runs]
+            runs = [Run(end, run.reuse_class) for end, run in zip(ends, reuse.runs, strict=True)]
+            blocks = cast("Sequence[BlockHash]", turn.all_contents)
+            tier.ended(Ended(turn, turn.conversation, blocks, len(turn.contents), now, 0, runs))
+            every = tier.ghosts.every
+            prompt: Any = reuse.sample(reuse.prompt, every)
+            tier.learn(prompt, cast("Any", reuse.freed(every)), cast("Any", above))
         if self.settings.guard:
-            path = self.path(turn)
-            freed = [Freed(self._follow(path[start:end]), number) for start, end, number in self._runs(turn, len(path))]
-            self.queue.value_enabled = self.ghosts.observe(self._follow(prompt), freed)
+            every = self.ghosts.every
+            self.queue.value_enabled = self.ghosts.observe(reuse.sample(reuse.prompt, every), reuse.freed(every))
 
     def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
         """Put each stretch of blocks into its class."""
         self._now = now
-        path = self.path(turn)
         at, parts = 0, []
-        for start, _, number in reversed(self._runs(turn, len(path))):
-            begin, depth = at, path[start].depth
+        for start, _, number in reversed(self.reuse.runs):
+            begin, depth = at, self.reuse.path[start].depth
             while at < len(pieces) and pieces[at].depth >= depth:
                 at += 1
             parts.append((pieces[begin:at], number))
         self.queue.insert_chain(parts, now)
-        del self._stretches[turn], self._first_class[turn]
 
     def touch(self, piece: Piece, now: float) -> None:
         """Take the piece out of the queue."""
@@ -117,36 +109,13 @@ class Reuse(Policy[Piece]):
             out.append(chunk)
         return out
 
-    def _prompt(self, turn: Turn) -> Path:
-        """Return the segments of a turn's prompt."""
-        path, end = self.path(turn), len(turn.contents)
-        while path and path[-1].depth >= end:
-            path = path[:-1]
-        return path
-
-    def _follow(self, path: Path) -> list[int]:
-        """Return the blocks of segments that the ghost caches follow."""
-        followed, every = self._followed, self.ghosts.every
-        out: list[int] = []
-        for segment in path:
-            chosen = followed.get(segment)
-            if chosen is None:
-                chosen = followed[segment] = tuple(content for content in segment.contents if _sampled(content, every))
-            out += chosen
-        return out
-
-    def _runs(self, turn: Turn, segments: int) -> list[tuple[int, int, int]]:
-        """Return (start, end, reuse class) of a turn's stretches, in segments; its reply belongs to the last."""
-        first = self._first_class[turn]
-        runs, start = [], 0
-        for end, gap in self._stretches[turn]:
-            runs.append((start, end, first + gap))
-            start = end
-        if not runs:
-            return [(0, segments, first)] if segments else []
-        start, _, number = runs[-1]
-        runs[-1] = start, max(segments, start), number
-        return runs
+    def _follow(self) -> None:
+        tables = self.reuse.tables
+        if self.queue.tables is not tables:
+            self.queue.set_tables(tables)
+            self.ghosts.set_tables(tables)
+            for tier in self.tiers:
+                tier.refitted(tables)
 
     def _clock(self) -> float:
         return self._now
@@ -160,57 +129,16 @@ class Value(Reuse):
     rule = "the lowest retention value at the block's age, or least recently used while that hits more"
     source = "this project: as reuse, with groups and prior from lpc/model/returns, which learns from the first request on"
     uses_predictor = True
-    groups: ClassVar[int] = GROUPS
 
-    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
-        super().__init__(capacity, workload, settings)
-        self._curves = curves_of(workload)
-        self._clusters = CurveGroups()
-
-    def group(self, turn: Turn) -> int:
-        """Return the group of the turn's predicted curve; 0 without one."""
-        known = self._curves.get(turn)
-        if known is None:
-            return 0
-        # An adversary's curve: whoever returns is said not to, and the reverse.
-        curve = 1.0 - known.curve[::-1] if self.settings.invert else known.curve
-        return int(self._clusters.join(curve[None, :], self._now)[0])
-
-    def priors(self) -> Mapping[int, Sequence[float]]:
-        """Return the hazards of the groups' curves."""
-        return dict(enumerate(self._clusters.snapshot().hazards.tolist(), 1))
+    def _classes(self) -> ReuseClasses:
+        return SidecarClasses(self.capacity, self.workload, invert=self.settings.invert)
 
 
-class _Monitor(ReuseMonitor):
-    """A monitor of segments, whose blocks are used together: it remembers as many as have so many blocks."""
-
-    def __init__(self, groups: int, *, remembered: int) -> None:
-        super().__init__(groups, remembered=remembered)
-        self._blocks = 0
-
-    def note_use(self, prompt: Sequence[Hashable], now: float) -> None:
-        """Note the last use of a prompt's segments; forget the ones used longest ago."""
-        last_use = self._last_use
-        for segment in prompt:
-            if last_use.pop(segment, None) is None:
-                self._blocks += _size(segment)
-            last_use[segment] = now
-        while self._blocks > self._remembered:
-            oldest = next(iter(last_use))
-            del last_use[oldest]
-            self._blocks -= _size(oldest)
-
-
-def _size(segment: Hashable) -> int:
-    assert isinstance(segment, Segment)
-    return segment.size
-
-
-def _all(content: int, every: int) -> bool:
+def every_block(content: Any, every: int) -> bool:
+    """Return that ghost caches follow a block: `ReuseClasses.sample` has left out the others."""
     del content, every
-    return True  # the blocks that are not followed have been left out
+    return True
 
 
-def _sampled(content: int, every: int) -> bool:
-    # Content ids are consecutive: mixed by a multiplicative hash (Knuth 1973, section 6.4).
-    return not (content * 2654435761 >> 7) % every
+def _itself(content: Any) -> Any:
+    return content

@@ -38,6 +38,7 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(TEMPLATE.read_text("utf-8")).render(
         colours=theme.COLOURS,
+        ours=OURS,
         workload=rows[0]["workload"],
         overview=traffic.overview(found),
         choices=[(_short(chart, pair), _marked(sentence(pair))) for pair in chart.choices],

@@ -1,14 +1,16 @@
 """The tiers of one engine together: where a prompt's blocks are loaded from, how long that takes, what is prefetched."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from lpc.simulator.cache import BlockCache
+from lpc.simulator.policies.value import Reuse
+from lpc.simulator.reuse_classes import ReuseClasses, SidecarClasses
 from lpc.simulator.tiers.figures import TierFigures
 from lpc.simulator.tiers.link import Link
 from lpc.simulator.tiers.offload import Offload
-from lpc.simulator.tiers.order import order_of
-from lpc.simulator.tiers.prefetch import Prefetcher, prefetcher_of
+from lpc.simulator.tiers.order import ByValue, Knowing, Order, Values
+from lpc.simulator.tiers.prefetch import prefetcher_of
 from lpc.simulator.tiers.spec import Tiering
 from lpc.simulator.tiers.tier import Tier
 from lpc.simulator.workload import Turn, Workload
@@ -43,10 +45,10 @@ class Behind(Protocol):
 def behind(tiering: Tiering, workload: Workload, cache: BlockCache[Any], figures: TierFigures) -> Behind:
     """Return what is behind a cache."""
     if tiering.stored == "evicted":
-        return Tiers(tiering, workload, cache, cache.capacity, figures)
+        return Tiers(tiering, workload, cache, figures)
     (spec,) = tiering.specs
-    if tiering.policy == "credit":
-        return Offload.with_credit(spec, workload.block_tokens, figures, cache.policy)
+    if tiering.policy == "value":
+        return Offload.by_value(spec, workload.block_tokens, figures, cache.policy)
     return Offload(spec, workload.block_tokens, figures)
 
 
@@ -58,32 +60,40 @@ class Tiers:
     passes the nearer ones' links, and does not stay there: the request that loads it holds it in the cache, from which it comes
     into the nearest tier in its time. Writing takes no time and no bandwidth here.
 
+    Orders by value, and predicted prefetches, use the reuse classes of the cache's policy. If it has none, the tiers learn
+    classes with a sidecar.
+
     Args:
         cache: what it holds is not fetched.
-        capacity: blocks of the cache.
     """
 
-    def __init__(
-        self,
-        tiering: Tiering,
-        workload: Workload,
-        cache: Container[int],
-        capacity: int,
-        figures: TierFigures,
-    ) -> None:
+    def __init__(self, tiering: Tiering, workload: Workload, cache: BlockCache[Any], figures: TierFigures) -> None:
         size = workload.block_tokens
         self.tiers: Final[list[Tier]] = []
-        whole = capacity
+        self._learnt: ReuseClasses | None = None
+        self._values: list[Values] = []
+        classes: ReuseClasses | None = None
+        if tiering.policy == "value" or tiering.prefetch.kind == "predicted":
+            if isinstance(cache.policy, Reuse):
+                classes = cache.policy.reuse
+            else:
+                classes = self._learnt = SidecarClasses(cache.capacity, workload, invert=tiering.invert)
+        room = cache.capacity
         for spec in tiering.specs:
             blocks = max(spec.tokens // size, 1)
-            whole += blocks
-            order = order_of(tiering.policy, blocks, whole, workload, guard=tiering.guard, invert=tiering.invert)
+            room += blocks
+            order = Knowing() if tiering.policy == "oracle" else Order()
+            if classes is not None and (tiering.policy == "value" or not self._values):
+                self._values.append(Values(classes, room, guard=tiering.guard))
+                if tiering.policy == "value":
+                    order = ByValue(self._values[-1])
             self.tiers.append(Tier(spec.name, blocks, order, Link(spec.tokens_s, spec.latency_s), exclusive=tiering.exclusive))
             figures.loaded.setdefault(spec.name, 0)
         self._size = size
         self._figures = figures
         self._workload = workload
-        self._prefetcher: Prefetcher | None = prefetcher_of(tiering, workload, self.tiers, cache, self.move_in, figures)
+        nearest = self._values[0] if self._values else None
+        self._prefetcher = prefetcher_of(tiering.prefetch, workload, self.tiers, cache, self.move_in, figures, nearest)
 
     def advance(self, now: float) -> None:
         """Let time pass until now: prefetches go on. Called before anything that happens now."""
@@ -92,8 +102,7 @@ class Tiers:
 
     def arrive(self, turn: Turn, now: float) -> None:
         """Learn that a request has come."""
-        for tier in self.tiers:
-            tier.order.arrive(turn, now)
+        del now
         if self._prefetcher is not None:
             self._prefetcher.arrive(turn)
 
@@ -108,6 +117,8 @@ class Tiers:
         Returns:
             How many, and the seconds until they are in the cache.
         """
+        if self._learnt is not None:
+            self._learnt.start(turn, now)
         taken: list[list[int]] = [[] for _ in self.tiers]
         loaded = 0
         for content in contents[start:]:
@@ -132,20 +143,24 @@ class Tiers:
 
     def store(self, contents: Sequence[int], now: float) -> None:
         """Take what the cache has evicted."""
-        self.move_in(contents, now, None)
+        self.move_in(contents, now, False)
 
-    def move_in(self, contents: Sequence[int], now: float, until: float | None) -> None:
-        """Take blocks into the nearest tier. ``until``: as of `Tier.store`."""
+    def move_in(self, contents: Sequence[int], now: float, soon: bool) -> None:
+        """Take blocks into the nearest tier. ``soon``: as of `Tier.store`."""
         for place, tier in enumerate(self.tiers):
             if not contents:
                 break
-            contents = tier.store(contents, now, until if place == 0 else None)
+            contents = tier.store(contents, now, soon=soon and place == 0)
             if place == 0 and self._prefetcher is not None:
                 self._prefetcher.gone(contents)
 
     def end(self, turn: Turn, now: float) -> None:
         """Learn that a request has ended; its blocks are not in use any more."""
+        if self._learnt is not None:
+            self._learnt.finish(turn, now)
+        for values in self._values:
+            values.note(now)
         for tier in self.tiers:
-            tier.order.note(turn, turn.all_contents, now)
+            tier.order.note(turn)
         if self._prefetcher is not None:
-            self._prefetcher.end(turn)
+            self._prefetcher.end(turn, now)

@@ -9,17 +9,17 @@ As in vLLM 0.32 (`OffloadingConnector`, `CPUOffloadingManager`), with copies tha
   not be stored is offered once more when the request has ended.
 - A block is used when it is stored, and again when a request ends that offered or loaded it: its end before its start.
 
-With ``credit`` the order is :class:`eviction_client.tier.Tier`, which the cache's plug-in gives what a request has left,
-as it does in an engine; what the policy in vLLM adds (`eviction_client.engines.vllm_cpu.policy`) is done here: LRU where that
-order does not differ. A chunk is one block.
+With ``value`` the order is :class:`eviction_client.value_tier.ValueTier`, in the reuse classes of the cache's policy, as in an
+engine; what the policy in vLLM adds (`eviction_client.engines.vllm_cpu.policy`) is done here: LRU where that order does not
+differ. A chunk is one block.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from eviction_client.tier import Tier
-from lpc.simulator.policies.plugin import Plugin
+from eviction_client.value_tier import ValueTier
+from lpc.simulator.policies.value import Reuse
 from lpc.simulator.policy import Policy
 from lpc.simulator.tiers.figures import TierFigures
 from lpc.simulator.tiers.link import Link
@@ -32,10 +32,10 @@ class Offload:
 
     Args:
         block_tokens: of the workload.
-        tier: whose keys order; None: LRU.
+        tier: whose values order; None: LRU.
     """
 
-    def __init__(self, spec: TierSpec, block_tokens: int, figures: TierFigures, tier: Tier | None = None) -> None:
+    def __init__(self, spec: TierSpec, block_tokens: int, figures: TierFigures, tier: ValueTier | None = None) -> None:
         self.capacity: Final = _chunks(spec, block_tokens)
         self.tier = tier
         self._name = spec.name
@@ -49,12 +49,10 @@ class Offload:
         figures.loaded.setdefault(spec.name, 0)
 
     @classmethod
-    def with_credit(cls, spec: TierSpec, block_tokens: int, figures: TierFigures, policy: Policy[Any]) -> "Offload":
-        """Return one whose order is that of the plug-in in the cache; LRU where the cache has another policy."""
-        if not isinstance(policy, Plugin):
-            return cls(spec, block_tokens, figures)
-        chunks = _chunks(spec, block_tokens)
-        return cls(spec, block_tokens, figures, policy.scorer.add_tier(spec.name, chunks, blocks=chunks, prompts_only=True))
+    def by_value(cls, spec: TierSpec, block_tokens: int, figures: TierFigures, policy: Policy[Any]) -> "Offload":
+        """Return one in the reuse classes of the cache's policy; LRU if that has none."""
+        tier = policy.add_tier(spec.name, _chunks(spec, block_tokens)) if isinstance(policy, Reuse) else None
+        return cls(spec, block_tokens, figures, tier)
 
     @property
     def recent(self) -> list[int]:
@@ -133,8 +131,8 @@ class Offload:
         if len(self._recent) - sum(content in self._recent for content in protected) < count:
             return None
         tier = self.tier
-        by_credit = tier is not None and tier.decides
-        order = tier.order() if tier is not None and by_credit else iter(self._recent)
+        by_value = tier is not None and tier.decides
+        order = tier.order() if tier is not None and by_value else iter(self._recent)
         gone: list[int] = []
         for content in order:
             if content not in protected:
@@ -143,7 +141,7 @@ class Offload:
                 if len(gone) == count:
                     break
         if tier is not None:
-            tier.evicted(gone, by="credit" if by_credit else "lru")
+            tier.evicted(gone, by="value" if by_value else "lru")
         return gone
 
 

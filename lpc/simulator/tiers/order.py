@@ -1,261 +1,209 @@
-"""In which order a tier gives up its blocks: least recently used as stock does, or with credit at the tier's own lifetime.
+"""In which order a tier gives up its blocks: least recently used as engines do, or by retention value at their age.
 
-An order knows what ended (`note`) whether the tier holds the blocks or not: a block comes into a tier when a nearer one gives
-it up, minutes after the request that used it, and has the key of that request then.
+All orders are the queue that runs inside engines (`eviction_client.value_queue`). Under either rule a block is at the end when
+it comes in or is loaded. A block comes into a tier when a nearer one gives it up, minutes after the request that used it: its
+age counts from that use.
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
-from eviction_client.background import AtOnce
-from eviction_client.credit import Lifetime
-from eviction_client.credit_queue import CreditQueue
+from eviction_client.curve import value_at
+from eviction_client.ghost import Ghosts
 from eviction_client.queue import Block
-from eviction_client.score import Keys
-from eviction_client.scorer import Scorer
-from eviction_client.settings import ClientSettings
-from eviction_client.stores.base import pooled
-from lpc.simulator.sidecar import EPOCH_S, Sidecar
-from lpc.simulator.tiers.spec import TierPolicy
-from lpc.simulator.turn_end import ended
-from lpc.simulator.workload import Turn, Workload
+from eviction_client.value_queue import DONE, GOES_ON, ValueQueue
+from lpc.simulator.policies.value import every_block
+from lpc.simulator.reuse_classes import ReuseClasses
+from lpc.simulator.workload import Turn
 
-CONTINUES: Final = 1e9
-"""Seconds for which an oracle keeps what goes on: longer than any trace."""
+STAY_FOLLOWS: Final = 0.01
+"""Share by which the mean stay follows each eviction."""
 
 
-class Order(ABC):
-    """The blocks of one tier, by content id. Times are seconds of the workload.
+class Values:
+    """Reuse classes of blocks, for one tier, with a guard of its own: the value has to earn its place here, too.
 
-    Attributes:
-        lifetime: seconds that blocks of average conversations live in the caches up to here after their last use, measured.
-    """
-
-    lifetime: Lifetime
-
-    @property
-    def stay(self) -> float:
-        """Seconds that a block stays which comes in now and is not used, at most."""
-        return math.inf
-
-    def arrive(self, turn: Turn, now: float) -> None:
-        """Learn that a request has come."""
-        del turn, now
-
-    def note(self, turn: Turn, contents: Sequence[int], now: float) -> None:
-        """Learn that a request has ended, which used these blocks."""
-        del turn, contents, now
-
-    @abstractmethod
-    def enter(self, contents: Iterable[int], now: float, until: float | None = None) -> None:
-        """Take blocks in that are not here. ``until``: when a prefetched one is not worth its room any more."""
-
-    @abstractmethod
-    def touch(self, contents: Iterable[int], now: float) -> None:
-        """Learn that blocks that are here were loaded, or stored again."""
-
-    @abstractmethod
-    def leave(self, contents: Iterable[int]) -> None:
-        """Let go of blocks that are here."""
-
-    @abstractmethod
-    def evict(self, count: int, now: float) -> list[int]:
-        """Give up blocks."""
-
-
-class LeastRecentlyUsed(Order):
-    """As vLLM's CPU tier and LMCache do: a block is used when it comes in and when it is loaded."""
-
-    def __init__(self, capacity: int) -> None:
-        self.lifetime = Lifetime(capacity)
-        self._here = Lifetime(capacity)
-        self._contents: OrderedDict[int, float] = OrderedDict()
-        self._used: dict[int, float] = {}
-
-    @property
-    def stay(self) -> float:
-        """As long as others have stayed."""
-        return self._here.seconds
-
-    def note(self, turn: Turn, contents: Sequence[int], now: float) -> None:
-        """Remember when the blocks were used; their order stays what it is until they are stored or loaded."""
-        del turn
-        self._used.update(dict.fromkeys(contents, now))
-
-    def enter(self, contents: Iterable[int], now: float, until: float | None = None) -> None:
-        """Enter as used now."""
-        del until
-        for content in contents:
-            self._contents[content] = now
-
-    def touch(self, contents: Iterable[int], now: float) -> None:
-        """Move to the end."""
-        for content in contents:
-            self._contents[content] = now
-            self._contents.move_to_end(content)
-
-    def leave(self, contents: Iterable[int]) -> None:
-        """Let go."""
-        for content in contents:
-            del self._contents[content]
-
-    def evict(self, count: int, now: float) -> list[int]:
-        """Give up those used longest ago."""
-        gone = [self._contents.popitem(last=False) for _ in range(count)]
-        self._here.evicted(count, sum(came for _, came in gone) / count, now)
-        self.lifetime.evicted(count, sum(self._used.get(content, now) for content, _ in gone) / count, now)
-        return [content for content, _ in gone]
-
-
-class _TierBlock(Block):
-    """A block as a tier knows it, whether it holds it or not.
+    Args:
+        classes: those of the engine.
+        room: blocks of this tier and of those before it together. That decides whether a block is still anywhere up to here,
+            so it is the size of the ghost caches.
+        guard: the value orders only while the ghost caches show that it pays; else always.
 
     Attributes:
-        owner, key: by `eviction_client.stores.base.pooled`.
-        came: when it came in or was loaded last, which is what least recent use goes by here.
+        enabled: the value orders.
+        now: seconds of the workload.
     """
 
-    __slots__ = ("came", "key", "owner")
+    def __init__(self, classes: ReuseClasses, room: int, *, guard: bool) -> None:
+        self.classes = classes
+        self.enabled = not guard
+        self.now = 0.0
+        self._guard = guard
+        self._ghosts: Ghosts[int] = Ghosts(room, classes.classes, every_block, clock=lambda: self.now)
+        self._fitted = classes.tables
+        self._known: dict[int, tuple[int, float]] = {}
+        """Reuse class and last use of all blocks ever used."""
+
+    @property
+    def price(self) -> float:
+        """Retention value of what has to go, uses per second of room; 0: nothing has gone yet."""
+        return self._ghosts.price
+
+    def note(self, now: float) -> None:
+        """Take in the request whose end the classes have seen last."""
+        self.now, classes = now, self.classes
+        if self._fitted is not classes.tables:
+            self._fitted = classes.tables
+            self._ghosts.set_tables(classes.tables)
+        for start, end, number in classes.runs:
+            for segment in classes.path[start:end]:
+                self._known.update(dict.fromkeys(segment.contents, (number, now)))
+        every = self._ghosts.every
+        enabled = self._ghosts.observe(classes.sample(classes.prompt, every), classes.freed(every))
+        if self._guard:
+            self.enabled = enabled
+
+    def place(self, content: int) -> tuple[int, float]:
+        """Return a block's reuse class and last use."""
+        return self._known.get(content, (0, self.now))
+
+    def value(self, content: int, now: float) -> float:
+        """Return a block's retention value, uses per second."""
+        tables = self.classes.tables
+        if tables is None or content not in self._known:
+            return 0.0
+        number, used = self._known[content]
+        return value_at(tables[number], max(now - used, 0.0))
+
+
+class _Held(Block):
+    """A block of the tier, named by its content id.
+
+    Attributes:
+        reuse_class, used: when it came in or was loaded last.
+        came: when that was.
+    """
+
+    __slots__ = ("came", "reuse_class", "used")
 
     def __init__(self, content: int) -> None:
         super().__init__(content)
-        self.owner: str | None = None
-        self.key = 0.0
-        self.came = 0.0
-
-    @property
-    def keys(self) -> Keys:
-        """By least recent use, and with credit."""
-        return Keys(self.came, self.key)
+        self.reuse_class = 0
+        self.came = self.used = 0.0
 
 
-class ByKey(Order):
-    """By the keys of the requests that used the blocks last, in the queue that runs inside engines.
+class Order:
+    """Least recently used, as vLLM's CPU tier and LMCache do. Blocks by content id; times are seconds of the workload."""
 
-    While the keys are not in force the order is `LeastRecentlyUsed`'s: by when a block came in or was loaded, not by its last
-    use. That matters where the cache before has credit: what it kept longest was used longest ago, and would go first here.
-    """
-
-    def __init__(self, lifetime: Lifetime) -> None:
-        self.lifetime = lifetime
-        self._now = EPOCH_S
-        self._known: dict[int, _TierBlock] = {}
-        self.queue: CreditQueue[_TierBlock] = CreditQueue(_TierBlock(-1), _TierBlock(-1), lifetime=lifetime, clock=self._clock)
+    def __init__(self, classes: int = 1) -> None:
+        self._now = 0.0
+        self._held: dict[int, _Held] = {}
+        self._stay = math.inf
+        self.queue: ValueQueue[_Held] = ValueQueue(_Held(-1), _Held(-1), classes, clock=lambda: self._now)
 
     @property
     def stay(self) -> float:
-        """Until its key is the least, while keys are in force."""
-        return math.inf if self.queue.trusting else self.lifetime.seconds
+        """Seconds that a block stays which comes in now and is not used: as long as others have stayed."""
+        return self._stay
 
-    @abstractmethod
-    def key(self, turn: Turn, contents: Sequence[int]) -> float:
-        """Return the key of a request that ends now, seconds since the epoch."""
+    def note(self, turn: Turn) -> None:
+        """Learn that a request has ended. Copies of its blocks stay where they lie: the cache has them, too."""
 
-    def note(self, turn: Turn, contents: Sequence[int], now: float) -> None:
-        """Key the blocks. Copies that are here stay where they lie: the cache has these blocks, too, and gives them up later.
+    def place(self, content: int) -> tuple[int, float]:
+        """Return reuse class and last use of a block that comes in."""
+        del content
+        return 0, self._now
 
-        Sorted anew as soon as the request ends, they hold room for nothing: on the Mooncake trace the tier's hits fell by an
-        eighth below those of least recent use.
-        """
-        self._now = EPOCH_S + now
-        key = self.key(turn, contents)
-        for content in contents:
-            block = self._block(content)
-            block.owner, block.key = pooled(block.owner, block.key, turn.conversation, key)
-
-    def enter(self, contents: Iterable[int], now: float, until: float | None = None) -> None:
-        """Enter under the keys known; a prefetched one such that it is given up at ``until``, not before."""
-        self._now = EPOCH_S + now
-        blocks = [self._block(content) for content in contents]
-        for block in blocks:
-            block.came = self._now
-            if until is not None:
-                block.key = max(block.key, EPOCH_S + until - self.lifetime.seconds)
-        self._insert(blocks)
+    def enter(self, contents: Iterable[int], now: float, *, soon: bool = False) -> None:
+        """Take blocks in that are not here. ``soon``: they are needed within seconds."""
+        blocks = [_Held(content) for content in contents]
+        self._held.update((block.block_id, block) for block in blocks)
+        self._insert(blocks, now, soon=soon)
 
     def touch(self, contents: Iterable[int], now: float) -> None:
-        """Sort as used now, under the keys known."""
-        self._now = EPOCH_S + now
-        blocks = [self._block(content) for content in contents]
+        """Learn that blocks that are here were loaded, or stored again."""
+        blocks = [self._held[content] for content in contents]
         for block in blocks:
-            block.came = self._now
             self.queue.remove(block)
-        self._insert(blocks)
+        self._insert(blocks, now)
 
     def leave(self, contents: Iterable[int]) -> None:
-        """Let go; their keys stay known."""
+        """Let go of blocks that are here."""
         for content in contents:
-            self.queue.remove(self._known[content])
+            self.queue.remove(self._held.pop(content))
 
     def evict(self, count: int, now: float) -> list[int]:
-        """Give up the smallest keys."""
-        self._now = EPOCH_S + now
-        return [block.block_id for block in self.queue.popleft_n(count)]
+        """Give up blocks."""
+        self._now = now
+        gone = self.queue.popleft_n(count)
+        for block in gone:
+            stayed = now - block.came
+            self._stay = stayed if self._stay == math.inf else self._stay + STAY_FOLLOWS * (stayed - self._stay)
+            del self._held[block.block_id]
+        return [block.block_id for block in gone]
 
-    def _block(self, content: int) -> _TierBlock:
-        block = self._known.get(content)
-        if block is None:
-            block = self._known[content] = _TierBlock(content)
-            block.came = block.key = self._now
-        return block
-
-    def _insert(self, blocks: list[_TierBlock]) -> None:
-        for keys, chain in groupby(blocks, key=lambda block: block.keys):
-            self.queue.insert_keyed(tuple(chain), keys)
-
-    def _clock(self) -> float:
-        return self._now
+    def _insert(self, blocks: Sequence[_Held], now: float, *, soon: bool = False) -> None:
+        self._now = now
+        for block in blocks:
+            block.reuse_class, block.used = (GOES_ON, now) if soon else self.place(block.block_id)
+            block.came = now
+        for used, chain in groupby(blocks, key=attrgetter("used")):
+            parts = groupby(chain, key=attrgetter("reuse_class"))
+            self.queue.insert_chain([(list(part), number) for number, part in parts], used)
 
 
-class WithCredit(ByKey):
-    """The plug-in's law at this tier's lifetime, with a guard of its own: credit has to earn its place here, too.
+class ByValue(Order):
+    """By retention value while the guard allows it; else least recently used.
 
-    The guard's shadow caches are as large as this tier and those before it together, which is what decides whether a block is
-    still anywhere up to here.
+    Blocks of a class come in only about in the order of their last use, so a block between the two ends of its class may be
+    evicted a little late.
     """
 
-    def __init__(self, capacity: int, whole: int, workload: Workload, *, guard: bool, invert: bool) -> None:
-        self.scorer = Scorer(
-            ClientSettings.model_construct(guard=guard, pooling="shared"),
-            capacity=whole,
-            predictor=Sidecar(workload, invert=invert),
-            clock=self._clock,
-            background=AtOnce,
-        )
-        self._now = EPOCH_S
-        self.scorer.lifetime.capacity = capacity
-        super().__init__(self.scorer.lifetime)
-        self.queue.trusting = self.scorer.trusting
+    def __init__(self, values: Values) -> None:
+        super().__init__(values.classes.classes)
+        self.values = values
+        self._follow()
 
-    def arrive(self, turn: Turn, now: float) -> None:
-        """Ask the sidecar."""
-        self._now = EPOCH_S + now
-        self.scorer.admitted(turn, (), session=turn.conversation, category=turn.category)
+    @property
+    def stay(self) -> float:
+        """While the value orders, until its value is the lowest."""
+        return math.inf if self.queue.value_enabled else super().stay
 
-    def key(self, turn: Turn, contents: Sequence[int]) -> float:
-        """Return what the scorer says, and follow its guard."""
-        return ended(self.scorer, self.queue, turn, contents).key
+    def note(self, turn: Turn) -> None:
+        """Follow the guard."""
+        del turn
+        self._follow()
 
+    def place(self, content: int) -> tuple[int, float]:
+        """As the request that used the block last."""
+        return self.values.place(content)
 
-class Knowing(ByKey):
-    """Knows whether a conversation goes on, not when: a bound."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(Lifetime(capacity))
-        self.queue.trusting = True
-
-    def key(self, turn: Turn, contents: Sequence[int]) -> float:
-        """Return now, and much more where a next turn will come."""
-        del contents
-        return self._now + (CONTINUES if turn.next is not None else 0.0)
+    def _follow(self) -> None:
+        self.queue.value_enabled = self.values.enabled
+        if self.queue.tables is not self.values.classes.tables:
+            self.queue.set_tables(self.values.classes.tables)
 
 
-def order_of(policy: TierPolicy, capacity: int, whole: int, workload: Workload, *, guard: bool, invert: bool) -> Order:
-    """Return a tier's order. ``capacity``: its blocks; ``whole``: with those of the cache and the tiers before it."""
-    if policy == "credit":
-        return WithCredit(capacity, whole, workload, guard=guard, invert=invert)
-    return LeastRecentlyUsed(capacity) if policy == "lru" else Knowing(capacity)
+class Knowing(Order):
+    """Knows whether a conversation goes on, not when: a bound. Blocks that no conversation will use again go first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._awaited: dict[int, set[str]] = {}
+        """Conversations that go on, by block."""
+
+    def note(self, turn: Turn) -> None:
+        """Note whether the conversation goes on."""
+        for content in turn.all_contents:
+            awaited = self._awaited.setdefault(content, set())
+            if turn.next is None:
+                awaited.discard(turn.conversation)
+            else:
+                awaited.add(turn.conversation)
+
+    def place(self, content: int) -> tuple[int, float]:
+        """Return a class that goes first if all conversations have ended."""
+        return 0 if self._awaited.get(content) else DONE, self._now

@@ -1,15 +1,15 @@
-"""What is moved into the nearest tier before it is asked for, and when: by the queue, by the return curves, by the future.
+"""What is moved into the nearest tier before it is asked for, and when: by the queue, by retention values, by the future.
 
-**Predicted.** A conversation whose blocks lie in a slower tier is *due* while its return curve's index is above the price of
-room in the nearest tier (`lpc.model.returns.due`). Every TICK_S the waiting conversations are looked at. Of those that are due
-and whose chance to return while the blocks would stay is at least 1 - useless, the likeliest are moved, once per turn, as far
-as the budget of bytes goes; what is likelier to be used when it is brought later, waits. Moves use what demand leaves of the
-slower tier's link.
+**Predicted.** A conversation whose blocks lie in a slower tier is *due* while their retention value is above the price of room
+in the nearest tier: what the blocks are worth that have to go there (`lpc.simulator.tiers.order.Values`). Every TICK_S the
+waiting conversations are looked at. Of those that are due, whose value does not rise any more, and that would be used often
+enough at the rate of their value while they stay, those with the highest value are moved, once per turn, as far as the budget
+of bytes goes. Moves use what demand leaves of the slower tier's link.
 
-**Trust is earned**, as by the plug-in's guard: at the start, and after too many were in vain, prefetches are only thought
+**Trust is earned**, as by the plug-in's guard: at the start, and after too many were useless, prefetches are only planned
 (`Verdict`): what would be moved is noted and judged by whether the turn comes in time, and nothing is moved until that has
-been right often enough. So predictions that are wrong cost a few dozen prefetches each time that the traffic turns, and where
-nothing returns none at all.
+been right often enough. So wrong predictions cost a few dozen prefetches each time that the traffic turns, and none at all if
+nothing returns.
 """
 
 import heapq
@@ -19,22 +19,15 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from lpc.model.returns.due import Due, log_price
-from lpc.simulator.sidecar import curves_of
 from lpc.simulator.tiers.figures import TierFigures
-from lpc.simulator.tiers.spec import PrefetchSpec, Tiering
+from lpc.simulator.tiers.order import Values
+from lpc.simulator.tiers.spec import PrefetchSpec
 from lpc.simulator.tiers.tier import Tier
 from lpc.simulator.workload import Turn, Workload
 
 TICK_S: Final = 5.0
 BURST_S: Final = 10.0
 """Seconds of a budget that may be spent at once."""
-LATE_S: Final = 10.0
-"""Seconds after its conversation's turn until which an oracle's prefetch is held: the turn may have to wait."""
-HELD_S: Final = 60.0
-"""Seconds for which what a waiting request will need is held."""
 HORIZON_S: Final = 7_200.0
 """Age after which nobody is waited for any more."""
 WITHIN_S: Final = 300.0
@@ -44,8 +37,8 @@ KEEP: Final = 0.98
 FEWEST: Final = 10.0
 """Outcomes, discounted, before prefetches are believed or given up."""
 
-MoveIn = Callable[[Sequence[int], float, float | None], None]
-"""Moves blocks into the nearest tier: contents, now, and until when they are worth their room."""
+MoveIn = Callable[[Sequence[int], float, bool], None]
+"""Moves blocks into the nearest tier: contents, now, and whether they are needed within seconds."""
 
 
 @dataclass(eq=False)
@@ -56,13 +49,13 @@ class Job:
         turn: after which it was thought of, or for which.
         blocks: still to be moved, in order, each with the place of its tier.
         ready: when the first can be there, seconds.
-        until: as of `MoveIn`.
+        soon: as of `MoveIn`.
     """
 
     turn: Turn
     blocks: deque[tuple[int, int]]
     ready: float
-    until: float | None
+    soon: bool
 
 
 class Verdict:
@@ -127,7 +120,7 @@ class Prefetcher:
                 if content in self.tiers[place] and content not in self.tiers[0]:
                     spare[place] -= self.size
                     moved.append(content)
-            self._bring(moved, now, job.until)
+            self._bring(moved, now, job.soon)
             if job.blocks:
                 break
             self._jobs.popleft()
@@ -147,7 +140,7 @@ class Prefetcher:
             counts[place] += self.size
         done = max((self.tiers[place].link.load(count, now) for place, count in enumerate(counts) if count), default=now)
         self._ready[turn] = done
-        self._bring([content for content, _ in blocks], now, now + HELD_S)
+        self._bring([content for content, _ in blocks], now, True)
 
     def loaded(self, turn: Turn, contents: Sequence[int], now: float) -> float:
         """Learn what a request loads from the nearest tier; return when all that was begun for it is there."""
@@ -161,13 +154,13 @@ class Prefetcher:
         for content in contents:
             self._brought.pop(content, None)
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: Turn, now: float) -> None:
         """Learn that a request has ended."""
 
-    def fetch(self, turn: Turn, blocks: Sequence[tuple[int, int]], now: float, until: float | None = None) -> None:
+    def fetch(self, turn: Turn, blocks: Sequence[tuple[int, int]], now: float, *, soon: bool) -> None:
         """Move blocks when there is time."""
         latency = max(self.tiers[place].link.latency_s for _, place in blocks)
-        self._jobs.append(Job(turn, deque(blocks), now + latency, until))
+        self._jobs.append(Job(turn, deque(blocks), now + latency, soon))
 
     def _behind(self, contents: Sequence[int]) -> list[tuple[int, int]]:
         """Return a prompt's blocks in slower tiers, each with the place of its tier, up to the first that is nowhere."""
@@ -181,7 +174,7 @@ class Prefetcher:
             found.append((content, place))
         return found
 
-    def _bring(self, contents: Sequence[int], now: float, until: float | None) -> None:
+    def _bring(self, contents: Sequence[int], now: float, soon: bool) -> None:
         if not contents:
             return
         for place, tier in enumerate(self.tiers[1:], 1):
@@ -189,7 +182,7 @@ class Prefetcher:
         counted = self.workload.count_from <= now < self.workload.until
         self._brought.update(dict.fromkeys(contents, counted))
         self.figures.prefetched += counted * len(contents) * self.size
-        self._move_in(contents, now, until)
+        self._move_in(contents, now, soon)
 
 
 class Oracle(Prefetcher):
@@ -202,8 +195,9 @@ class Oracle(Prefetcher):
         self._due: list[tuple[float, int, Turn]] = []
         self._number = 0
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: Turn, now: float) -> None:
         """Note the next turn."""
+        del now
         if turn.next is not None:
             rate = min(tier.link.tokens_s for tier in self.tiers[1:])
             lead = TICK_S + 2 * turn.next.input_tokens / rate + max(tier.link.latency_s for tier in self.tiers)
@@ -217,7 +211,7 @@ class Oracle(Prefetcher):
             super().advance(at)
             blocks = self._behind(turn.contents) if turn.arrival > at else []
             if blocks:
-                self.fetch(turn, blocks, at, turn.arrival + LATE_S)
+                self.fetch(turn, blocks, at, soon=True)
         super().advance(now)
 
 
@@ -230,7 +224,7 @@ class Thought:
 
 
 class Predicted(Prefetcher):
-    """By return curves that a sidecar learns while it serves.
+    """By the retention values of waiting conversations' blocks.
 
     Attributes:
         verdict: whether what is due is moved.
@@ -244,18 +238,15 @@ class Predicted(Prefetcher):
         move_in: MoveIn,
         figures: TierFigures,
         spec: PrefetchSpec,
-        invert: bool,
+        values: Values,
     ) -> None:
         super().__init__(workload, tiers, cache, move_in, figures)
         self.verdict = Verdict(spec.useless)
         self._spec = spec
-        self._invert = invert
-        told = curves_of(workload)
-        self._rows = {turn: row for row, turn in enumerate(told)}
-        self._averages = [found.average for found in told.values()]
-        self._due = Due(np.array([found.curve for found in told.values()])) if told else None
-        self._average = np.zeros(0)
-        self._waiting: dict[str, Turn] = {}
+        self._values = values
+        self._least_uses = -math.log(max(spec.useless, 1e-9))
+        """Uses expected at a constant rate, so that none comes with the probability allowed."""
+        self._waiting: dict[str, tuple[Turn, float]] = {}
         self._thoughts: dict[str, Thought] = {}
         self._deadlines: list[tuple[float, int, str, Thought]] = []
         self._numbers = 0
@@ -263,70 +254,56 @@ class Predicted(Prefetcher):
         self._tick = TICK_S
 
     def arrive(self, turn: Turn) -> None:
-        """Learn who has returned."""
+        """Learn which conversation has returned."""
         super().arrive(turn)
-        row = self._rows.get(turn)
-        if row is not None:
-            self._average = self._averages[row]
         self._waiting.pop(turn.conversation, None)
         thought = self._thoughts.pop(turn.conversation, None)
         if thought is not None:
             thought.used = True
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: Turn, now: float) -> None:
         """Wait for the conversation's next turn."""
-        if turn in self._rows:
-            self._waiting[turn.conversation] = turn
+        if len(turn.all_contents):
+            self._waiting[turn.conversation] = turn, now
 
     def advance(self, now: float) -> None:
-        """Look at those who wait, every tick."""
+        """Look at the waiting conversations, every tick."""
         while self._tick <= now:
             at = self._tick
             super().advance(at)
             self._judge(at)
             self._purse = min(self._purse + TICK_S * self._spec.tokens_s, BURST_S * self._spec.tokens_s)
-            if self._purse > 0 and self._waiting:
+            if self._purse > 0 and self._values.price > 0:
                 self._look(at)
-            # A silent night has nothing to look at.
+            # In a silent night there is nothing to look at.
             self._tick = at + TICK_S if self._waiting or self._jobs or self._deadlines else max(now, at) + TICK_S
         super().advance(now)
 
     def _look(self, now: float) -> None:
-        """Move what is due, or think of it."""
-        assert self._due is not None
-        turns = list(self._waiting.values())
-        count = len(turns)
-        age = now - np.fromiter((turn.arrival for turn in turns), np.float64, count)
-        rows = np.fromiter((self._rows[turn] for turn in turns), np.int64, count)
-        for place in np.flatnonzero(age > HORIZON_S).tolist():
-            del self._waiting[turns[place].conversation]
-        order = self.tiers[0].order
-        price = log_price(self._average, order.lifetime.seconds)
-        over = self._due.over(rows, age, price)
-        due = np.flatnonzero((over < 0.0 if self._invert else over > 0.0) & (age <= HORIZON_S))
-        stay = min(order.stay, WITHIN_S)
-        until, chance = self._due.chance(rows[due], age[due], price, stay)
-        _, comes = self._due.chance(rows[due], age[due], -math.inf, TICK_S)
-        _, later = self._due.chance(rows[due], age[due] + TICK_S, price, stay)
-        # What is still likelier to be used when it is brought a tick later, waits: it would be given up before it is needed.
-        chance[chance < (1.0 - comes) * later] = 0.0
-        if self._invert:
-            chance = 1.0 - chance
-        for likeliest in np.argsort(-chance, kind="stable").tolist():
-            if chance[likeliest] < 1.0 - self._spec.useless:
-                break
-            place = int(due[likeliest])
+        """Move what is due, or plan it."""
+        value, stay = self._values.value, min(self.tiers[0].order.stay, WITHIN_S)
+        least = max(self._values.price, self._least_uses / max(stay, TICK_S))
+        due: list[tuple[float, Turn]] = []
+        for conversation, (turn, ended) in list(self._waiting.items()):
+            tail = turn.all_contents[-1]
+            here = value(tail, now)
+            if now - ended > HORIZON_S:
+                del self._waiting[conversation]
+            elif (
+                here > least
+                and value(tail, now + TICK_S) <= here  # else it would be given up before it is needed
+                and tail not in self.cache
+                and tail not in self.tiers[0]
+            ):
+                due.append((here, turn))
+        for _, turn in sorted(due, key=lambda each: -each[0]):
             if self._purse <= 0:
                 break
-            turn = turns[place]
-            tail = turn.all_contents[-1] if len(turn.all_contents) else None
-            if tail is None or tail in self.cache or tail in self.tiers[0]:
-                continue
-            # Once per turn: what came in vain is not brought again.
+            # Once per turn: what came too early is not brought again.
             del self._waiting[turn.conversation]
             blocks = self._behind(turn.all_contents)
             if blocks:
-                self._think(turn, blocks, now, turn.arrival + float(until[likeliest]))
+                self._think(turn, blocks, now, now + stay)
 
     def _think(self, turn: Turn, blocks: list[tuple[int, int]], now: float, until: float) -> None:
         tokens = len(blocks) * self.size
@@ -335,7 +312,7 @@ class Predicted(Prefetcher):
         thought = self._thoughts[turn.conversation] = Thought(tokens)
         heapq.heappush(self._deadlines, (until, self._numbers, turn.conversation, thought))
         if self.verdict.open:
-            self.fetch(turn, blocks, now, until)
+            self.fetch(turn, blocks, now, soon=False)
 
     def _judge(self, now: float) -> None:
         """Judge what should have been used by now: all when their time is up, so that the late do not look like the useless."""
@@ -347,19 +324,21 @@ class Predicted(Prefetcher):
 
 
 def prefetcher_of(
-    tiering: Tiering,
+    spec: PrefetchSpec,
     workload: Workload,
     tiers: Sequence[Tier],
     cache: Container[int],
     move_in: MoveIn,
     figures: TierFigures,
+    values: Values | None,
 ) -> Prefetcher | None:
-    """Return the prefetcher of an engine's tiers; None without one."""
-    match tiering.prefetch.kind:
+    """Return the prefetcher of an engine's tiers; None without one. ``values``: of the nearest, for predicted ones."""
+    match spec.kind:
         case "arrival":
             return Prefetcher(workload, tiers, cache, move_in, figures)
         case "oracle":
             return Oracle(workload, tiers, cache, move_in, figures)
         case "predicted":
-            return Predicted(workload, tiers, cache, move_in, figures, tiering.prefetch, tiering.invert)
+            assert values is not None
+            return Predicted(workload, tiers, cache, move_in, figures, spec, values)
     return None

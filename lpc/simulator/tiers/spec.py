@@ -6,7 +6,7 @@ from typing import Final, Literal, get_args
 
 from lpc.simulator.amounts import SimulationError, parse_capacity, parse_share, tokens
 
-TierPolicy = Literal["lru", "credit", "oracle"]
+TierPolicy = Literal["lru", "value", "oracle"]
 PrefetchKind = Literal["none", "arrival", "predicted", "oracle"]
 StoredWhen = Literal["evicted", "computed"]
 TIER_POLICIES: Final[tuple[TierPolicy, ...]] = get_args(TierPolicy)
@@ -52,7 +52,8 @@ class PrefetchSpec:
 
     Attributes:
         kind: `none`; `arrival`: when a request arrives that has to wait, as LMCache's lookup does; `predicted`: that, and when
-            a conversation's return curve says that its next turn is due; `oracle`: that, and shortly before each next turn.
+            the retention value of a conversation's blocks is above the price of room; `oracle`: that, and shortly before each
+            next turn.
         tokens_s: predicted ones may move so many tokens a second in the mean.
         useless: share of their tokens that may have been moved in vain.
     """

@@ -24,11 +24,11 @@ class Tier:
         self.link = link
         self._contents: set[int] = set()
 
-    def store(self, contents: Sequence[int], now: float, until: float | None = None) -> list[int]:
+    def store(self, contents: Sequence[int], now: float, *, soon: bool = False) -> list[int]:
         """Take blocks in; return what is given up for them.
 
         Args:
-            until: of prefetched ones, when they are not worth their room any more, seconds; None: they come from a nearer tier.
+            soon: they are needed within seconds.
         """
         here = self._contents
         known = [content for content in contents if content in here]
@@ -36,7 +36,7 @@ class Tier:
         if known:
             self.order.touch(known, now)
         here.update(new)
-        self.order.enter(new, now, until)
+        self.order.enter(new, now, soon=soon)
         over = len(here) - self.capacity
         if over <= 0:
             return []

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from eviction_client.credit import CreditGrid
-from eviction_client.finished import Finished
-from eviction_client.score import Keys
-from eviction_client.tier import Tier
+from eviction_client.curve import KNOTS
+from eviction_client.ended import Ended, Run
+from eviction_client.value_tier import ValueTier
 from lpc.commands.cli import app
 from lpc.simulator import offloading
 from lpc.simulator.engine import Result, simulate
@@ -22,8 +21,6 @@ from lpc.simulator.workload import Turn, Workload
 from lpc.simulator.workloads import WORKLOADS
 from tests import offload_course
 from tests.unit.simulator.test_engine import SIZE, open_workload, replay, turn
-
-GRID = CreditGrid([1.0, 10_000.0])
 
 
 def served(*turns: Turn, pool: int, tier: int) -> Result:
@@ -83,25 +80,36 @@ def test_a_prompt_larger_than_the_tier_drives_nothing_out() -> None:
     assert [tier.ask(1, 2), tier.ask(3)] == [2, 0]
 
 
-@pytest.mark.parametrize("trusting", [None, False, True])
-def test_on_a_course_of_requests_it_is_what_vllms_manager_is(trusting: bool | None) -> None:
+@pytest.mark.parametrize("enabled", [None, False, True])
+def test_on_a_course_of_requests_it_is_what_vllms_manager_is(enabled: bool | None) -> None:
     """Stores, loads, refusals and ends, under vLLM's own LRU (None) and under either rule of the guard."""
     chunks, seen, now = offload_course.CHUNKS, offload_course.Seen(), 0.0
     tier = None
-    if trusting is not None:
-        tier = Tier("sim", chunks, blocks=chunks, prompts_only=True, guarded=False, pools=True, clock=lambda: now)
-        tier.wanted = trusting
+    if enabled is not None:
+        tables = [[value / (1.0 + age) for age in KNOTS] for value in (1e-3, 1.0)]
+        tier = ValueTier(
+            *("sim", chunks),
+            blocks=chunks,
+            classes=2,
+            prompts_only=True,
+            guarded=False,
+            named=lambda content: content,
+            tables=lambda: tables,
+            clock=lambda: now,
+        )
+        tier.wanted = enabled
         tier.step()
     offload = Offload(TierSpec("sim", chunks), 1, TierFigures(), tier)
-    for _, now, chain, had, credit in offload_course.steps():
+    for number, now, chain, had in offload_course.steps():
         request = turn(chain)
         loaded, _ = offload.load(request, chain, had, now, counted=True)
         if tier is not None:
-            tier.ended(request, Finished(None, (), 0, now, Keys(now, now), GRID.table([credit, credit])))
+            runs = (Run(len(chain), number % 2),)
+            tier.ended(Ended(request, None, chain, len(chain), now, 0, runs))  # type: ignore[arg-type]
         offload.end(request, now)
         seen.add(loaded, offload.recent)
     assert seen.loaded > 300
-    assert seen.digest == offload_course.DIGESTS[trusting]
+    assert (seen.digest == offload_course.DIGEST) is (enabled is not True)
 
 
 def drawn(requests: int = 1_500) -> Workload:
@@ -123,8 +131,8 @@ def counted(policy: str, tier_policy: str, *, guard: bool = True) -> tuple[int, 
 
 
 def test_the_policy_that_ships_decides_behind_the_plug_in_and_nowhere_else() -> None:
-    assert counted("lru", "credit") == counted("lru", "lru")
-    assert counted("plugin", "credit", guard=False) != counted("plugin", "lru", guard=False)
+    assert counted("lru", "value") == counted("lru", "lru")
+    assert counted("value", "value", guard=False) != counted("value", "lru", guard=False)
 
 
 def test_tiers_beside_each_other_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,11 +140,11 @@ def test_tiers_beside_each_other_are_what_each_is_alone(monkeypatch: pytest.Monk
     monkeypatch.setattr(offloading, "build", lambda spec: (found, found.working_set_tokens()))
     rows = {
         (row["policy"], row["tier"], row["tier_policy"]): row
-        for policy in ("lru", "plugin")
+        for policy in ("lru", "value")
         for row in Replay(WorkloadSpec(workload="batch-scan"), 0.02, policy).rows()
     }
     assert set(rows) == {("lru", n, "lru") for n in (1, 2, 4)} | {
-        ("plugin", n, order) for n in (1, 2, 4) for order in ("lru", "credit")
+        ("value", n, order) for n in (1, 2, 4) for order in ("lru", "value")
     }
     stock = rows["lru", 2, "lru"]
     # Loads take no time there, and some here.

@@ -60,7 +60,7 @@ def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
 def rows(lru: tuple[float, ...], ours: tuple[float, ...]) -> list[dict[str, Any]]:
     sizes = (100_000, 200_000, 400_000)
     found = [row("lru", size, rate) for size, rate in zip(sizes, lru, strict=True)]
-    return derived(found + [row("plugin", size, rate) for size, rate in zip(sizes, ours, strict=True)])
+    return derived(found + [row("value", size, rate) for size, rate in zip(sizes, ours, strict=True)])
 
 
 def test_the_gain_is_said_with_hits_prefill_first_token_and_the_smaller_cache() -> None:
@@ -86,7 +86,7 @@ def test_no_gain_and_a_loss_are_said_as_what_they_are() -> None:
 
 def test_the_cache_saved_is_found_on_the_policys_own_line() -> None:
     found = {(r["policy"], r["capacity_tokens"]): r for r in rows((0.1, 0.2, 0.45), (0.05, 0.3, 0.4))}
-    ours = [found["plugin", size] for size in (100_000, 200_000, 400_000)]
+    ours = [found["value", size] for size in (100_000, 200_000, 400_000)]
     # Between 100K and 200K in the logarithm of the size, as the chart draws it.
     assert ours[0]["capacity_saved"] == pytest.approx(1 - 2 ** ((0.1 - 0.05) / 0.25))
     assert ours[1]["capacity_saved"] == pytest.approx(1 - 100 * 2 ** ((0.2 - 0.05) / 0.25) / 200)
@@ -101,7 +101,7 @@ def test_the_size_that_is_spoken_of_is_the_nearest_or_the_middle_one() -> None:
 
 
 def test_the_chart_takes_the_best_policy_that_can_run_and_leaves_the_others_to_who_asks() -> None:
-    found = [row(name, size, rate) for size in (1000, 2000) for name, rate in (("lru", 0.1), ("plugin", 0.3), ("wa", 0.15))]
+    found = [row(name, size, rate) for size in (1000, 2000) for name, rate in (("lru", 0.1), ("value", 0.3), ("wa", 0.15))]
     found += [row(name, size, rate) for size in (1000, 2000) for name, rate in (("lpc", 0.2), ("oracle", 0.5), ("belady", 0.6))]
     chart = chart_of(derived(found))
     assert chart.best == "lpc"

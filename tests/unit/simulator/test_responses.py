@@ -15,7 +15,7 @@ from lpc.simulator.names import Named, of_blocks, of_messages
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.responses import ResponseCache, ResponseSpec
 from lpc.simulator.sharegpt import Conversations, Lengths, sharegpt
-from lpc.simulator.sidecar import credits_of
+from lpc.simulator.sidecar import OnlineReturns
 from lpc.simulator.workload import Turn
 from tests.unit.simulator.test_engine import SIZE, closed_workload, open_workload, replay, turn
 
@@ -78,14 +78,15 @@ def test_an_answer_touches_no_block_and_the_next_turn_computes_this_ones_reply()
     assert both.turns == prefix.turns == 3
 
 
-def test_the_predictor_learns_of_turns_that_were_answered() -> None:
+def test_the_predictor_learns_of_turns_that_were_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = [asked("q", 10.0 * n, [1, 2], conversation="a", number=n + 1) for n in range(3)]
     found = open_workload(*turns)
-    plugin = REGISTRY["plugin"]
-    result = simulate(found, 20 * SIZE, lambda n: plugin(n, found, PolicySettings()), responses=answers())
+    seen: list[Turn] = []
+    monkeypatch.setattr(OnlineReturns, "curve", lambda _, turn, arrival: seen.append(turn))
+    result = simulate(found, 20 * SIZE, lambda n: REGISTRY["value"](n, found, PolicySettings()), responses=answers())
 
     assert result.requests == 1
-    assert set(credits_of(found)) == set(turns)
+    assert seen == turns
 
 
 def test_requests_known_by_blocks_are_equal_when_chain_and_length_are() -> None:
@@ -139,7 +140,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tokens_of(chats: Path, tmp_path: Path, *options: str) -> list[dict[str, float]]:
     out = tmp_path / "out.json"
-    base = ["simulate", "--trace", str(chats), "--format", "chat", "--policies", "lru,plugin", "--capacity", "5%,30%"]
+    base = ["simulate", "--trace", str(chats), "--format", "chat", "--policies", "lru,value", "--capacity", "5%,30%"]
     done = CliRunner().invoke(app, [*base, *options, "--json", str(out)])
     assert done.exit_code == 0, done.output
     assert "Engine tokens per user turn" in done.output

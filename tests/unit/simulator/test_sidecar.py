@@ -1,4 +1,4 @@
-"""What the simulator's sidecar answers: the return model, told what a sidecar is told."""
+"""The simulator's sidecar: the return model, which gets what a sidecar gets."""
 
 import math
 from itertools import pairwise
@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from lpc.model.returns.credit import LIFETIMES
+from lpc.model.returns.hazards import AGES
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies.lru import Lru
 from lpc.simulator.policy import PolicySettings
-from lpc.simulator.sidecar import EPOCH_S, OnlineReturns, Sidecar, arrived, block_hash, credits_of, nominal_arrivals
+from lpc.simulator.sidecar import EPOCH_S, OnlineReturns, arrived, block_hash, curves_of, nominal_arrivals
 from lpc.simulator.workload import Turn, Workload
 from lpc.simulator.workloads import WORKLOADS
 
@@ -51,44 +51,30 @@ def test_hashes_of_blocks_are_digests() -> None:
     assert last.min() >= 3 and last.max() <= 34  # 16 each, on average
 
 
-def test_before_200_requests_every_credit_is_0_and_later_not(chats: Workload) -> None:
-    given = np.array([credits_of(chats)[turn] for turn in chats.arrivals])
+def test_curves_are_known_after_200_requests(chats: Workload) -> None:
+    known = curves_of(chats)
 
-    assert given.shape == (900, len(LIFETIMES))
-    assert (given[:200] == 0).all()
-    assert np.abs(given[-100:]).max() > 10
+    assert not any(turn in known for turn in chats.arrivals[:200])
+    assert all(known[turn].shape == AGES.shape for turn in chats.arrivals[-100:])
 
 
-def test_answers_learnt_once_are_those_learnt_afresh_in_a_run(chats: Workload) -> None:
+def test_curves_learnt_once_are_those_learnt_in_a_run(chats: Workload) -> None:
     online = OnlineReturns()
     afresh: dict[Turn, np.ndarray] = {}
 
     class Asking(Lru):
         def arrive(self, turn: Turn, now: float) -> None:
-            afresh[turn] = online.credits(turn, now)
+            curve = online.curve(turn, now)
+            if curve is not None:
+                afresh[turn] = curve
 
     small = chats.working_set_tokens() // 50
     simulate(chats, small, lambda blocks: Asking(blocks, chats, PolicySettings()))
 
-    known = credits_of(chats)
+    known = curves_of(chats)
     assert list(afresh) == list(known)
     assert all((afresh[turn] == known[turn]).all() for turn in known)
-    assert credits_of(chats) is known
-
-
-def test_an_inverted_sidecar_answers_minus_each_credit(chats: Workload) -> None:
-    last = chats.arrivals[-1]
-    tables = []
-    for invert in (False, True):
-        sidecar = Sidecar(chats, invert=invert)
-        sidecar.ask(last)
-        answer = sidecar.take(last)
-        assert answer is not None and answer.credit is not None
-        assert sidecar.take(last) is None
-        tables.append(answer.credit.seconds)
-
-    assert tables[1] == tuple(-credit for credit in tables[0])
-    assert any(tables[0])
+    assert curves_of(chats) is known
 
 
 def test_of_an_hour_of_silence_the_first_and_the_last_refit_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +82,7 @@ def test_of_an_hour_of_silence_the_first_and_the_last_refit_are_made(monkeypatch
     refitted: list[float] = []
     monkeypatch.setattr(online.model, "refit", refitted.append)
     for at in (0.0, 30.0, 3700.0, 3701.0, 3725.0, 3780.0):
-        online.credits(turn(), at)
+        online.curve(turn(), at)
 
     assert refitted == [EPOCH_S + 60, EPOCH_S + 3660, EPOCH_S + 3720, EPOCH_S + 3780]
 

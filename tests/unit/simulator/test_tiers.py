@@ -9,22 +9,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from eviction_client.curve import KNOTS
 from lpc.commands.cli import app
-from lpc.model.returns.credit import log_index
-from lpc.model.returns.due import Due, log_price
-from lpc.model.returns.hazards import AGES
 from lpc.simulator.amounts import SimulationError
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.reuse_classes import ReuseClasses
 from lpc.simulator.tiers import PrefetchSpec, Tiering, TierSpec
 from lpc.simulator.tiers.link import Link
-from lpc.simulator.tiers.order import LeastRecentlyUsed, Order, WithCredit
+from lpc.simulator.tiers.order import ByValue, Knowing, Order, Values
 from lpc.simulator.tiers.prefetch import Verdict
 from lpc.simulator.tiers.spec import parse_prefetches, parse_tiers
 from lpc.simulator.tiers.tier import Tier
 from lpc.simulator.workload import Turn, Workload
 from lpc.simulator.workloads import WORKLOADS
-from tests.unit.simulator.replay import workload
 from tests.unit.simulator.test_engine import SIZE, open_workload, replay, turn
 
 MEMORY = TierSpec("memory", 4 * SIZE, 10_000.0)
@@ -32,7 +30,7 @@ DISK = TierSpec("disk", 100 * SIZE, 2_000.0, 0.5)
 
 
 def tier(blocks: int, order: Order | None = None, *, exclusive: bool = False) -> Tier:
-    return Tier("memory", blocks, order or LeastRecentlyUsed(blocks), Link(1.0, 0.0), exclusive=exclusive)
+    return Tier("memory", blocks, order or Order(), Link(1.0, 0.0), exclusive=exclusive)
 
 
 def seen(*turns: Turn, memory: TierSpec = MEMORY, blocks: int = 4, **tiering: object) -> Result:
@@ -124,9 +122,25 @@ def test_what_a_waiting_request_needs_comes_near_while_it_waits() -> None:
     assert (arrival.tiers.prefetched, arrival.tiers.used) == (48, 48)
 
 
-def test_while_credit_has_not_earned_its_place_a_tier_evicts_as_stock_does() -> None:
-    asked = WithCredit(4, 8, workload(), guard=True, invert=False)
-    stock = LeastRecentlyUsed(4)
+def by_value(*turns: Turn, guard: bool = False, tables: list[list[float]] | None = None) -> tuple[Values, ByValue]:
+    """Return a tier's order after turns that ended one second apart."""
+    classes = ReuseClasses(100, open_workload(*turns))
+    values = Values(classes, 100, guard=guard)
+    for at, each in enumerate(turns, 1):
+        classes.start(each, float(at))
+        classes.finish(each, float(at))
+        classes.tables = tables
+        values.note(float(at))
+    order = ByValue(values)
+    order.note(turns[-1])
+    return values, order
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_while_the_value_is_unknown_or_has_not_earned_its_place_a_tier_evicts_as_stock_does(guard: bool) -> None:
+    tables = [[1.0 + number] * len(KNOTS) for number in range(100)] if guard else None
+    _, asked = by_value(turn([1, 2]), turn([3]), turn([4], 1.0), guard=guard, tables=tables)
+    stock = Order()
     for order in (asked, stock):
         order.enter([1, 2], 1.0)
         order.enter([3], 2.0)
@@ -135,34 +149,39 @@ def test_while_credit_has_not_earned_its_place_a_tier_evicts_as_stock_does() -> 
     assert [asked.evict(1, 5.0) for _ in range(4)] == [stock.evict(1, 5.0) for _ in range(4)] == [[2], [3], [1], [4]]
 
 
-def curve(law: str) -> np.ndarray:
-    if law == "memoryless":
-        return 1.0 - np.exp(-AGES / 100.0)
-    # At the bell: everybody within ten seconds from second 295 on.
-    return np.clip((AGES - 295.0) / 10.0, 0.0, 0.95)
+def test_a_tier_evicts_the_lowest_value_at_the_age_since_the_last_use() -> None:
+    # A value that rises with age: the blocks used last are worth the least, and come into the tier first here.
+    rising = [[float(place) for place in range(len(KNOTS))]] * 100
+    values, order = by_value(turn([1]), turn([2]), turn([3]), tables=rising)
+    order.enter([3], 5.0)
+    order.enter([1], 6.0)
+    order.enter([2], 7.0)
+
+    assert [values.value(content, 8.0) for content in (1, 2, 3)] == sorted(
+        (values.value(n, 8.0) for n in (1, 2, 3)), reverse=True
+    )
+    assert [order.evict(1, 8.0) for _ in range(2)] == [[3], [2]]
 
 
-def test_a_conversation_is_due_when_its_return_is_near_not_before() -> None:
-    curves = np.array([curve("bell"), curve("bell")])
-    price = log_price(log_index(curve("memoryless")[None, :])[0], 100.0)
-    rows, age = np.array([0, 1]), np.array([100.0, 285.0])
-    over = Due(curves).over(rows, age, price)
-    until, chance = Due(curves).chance(rows, age, price, 300.0)
+def test_blocks_needed_soon_are_evicted_last_whatever_their_value() -> None:
+    _, order = by_value(turn([1]), turn([2]), tables=[[1e-3] * len(KNOTS)] * 100)
+    order.enter([1], 3.0, soon=True)
+    order.enter([2], 4.0)
 
-    assert over[0] < 0 < over[1]
-    assert chance[1] > 0.9
-    assert until[1] < 400.0
+    assert order.evict(2, 5.0) == [2, 1]
 
 
-def test_who_never_was_worth_its_room_is_not_due_later_either() -> None:
-    seldom = 0.2 * curve("memoryless")
-    price = log_price(log_index(curve("memoryless")[None, :])[0], 100.0)
-    ages = np.array([0.0, 10.0, 100.0, 1000.0])
-    due = Due(np.repeat(seldom[None, :], 4, 0))
-    _, chance = due.chance(np.arange(4), ages, price, 300.0)
+def test_an_order_that_knows_keeps_a_shared_block_while_one_conversation_goes_on() -> None:
+    order = Knowing()
+    ends, goes_on = turn([1, 2], conversation="a"), turn([1, 3], conversation="b")
+    goes_on.next = turn([1, 3], 9.0, conversation="b", number=2)
+    for each in (goes_on, ends):
+        order.note(each)
+    order.enter([1], 1.0)
+    order.enter([2], 2.0)
+    order.enter([3], 3.0)
 
-    assert (due.over(np.arange(4), ages, price) < 0).all()
-    assert (chance < 0.2).all()
+    assert order.evict(3, 4.0) == [2, 1, 3]
 
 
 def test_prefetches_are_moved_once_they_have_been_right_and_no_longer_when_they_are_wrong() -> None:
@@ -238,11 +257,12 @@ def test_predicted_prefetches_are_used_and_stop_when_nobody_returns_any_more() -
     assert wasted.used == 0
 
 
-def test_turned_around_predictions_move_nothing() -> None:
-    figures = tiered(PrefetchSpec("predicted", 20_000.0, 0.4), invert=True).tiers
+def test_inverted_predictions_only_group_conversations_badly() -> None:
+    """Each group has the curve of its own reuse, so what is moved is still used."""
+    figures = tiered(PrefetchSpec("predicted", 20_000.0, 0.4), until=2.0 * TURN_OVER, invert=True).tiers
 
     assert figures is not None
-    assert figures.prefetched == 0
+    assert figures.used >= 0.6 * figures.prefetched
 
 
 def test_a_budget_of_bytes_is_kept() -> None:
@@ -284,7 +304,7 @@ def test_tiers_and_budgets_are_read_and_refused() -> None:
             parse_prefetches(kinds, rate, useless)
 
 
-@pytest.mark.parametrize(("policy", "hits", "evicted"), [("lru", 1_945_344, 35_315), ("plugin", 1_954_432, 35_244)])
+@pytest.mark.parametrize(("policy", "hits", "evicted"), [("lru", 1_945_344, 35_315), ("value", 1_954_432, 35_244)])
 def test_without_tiers_a_run_is_what_it_was_before_there_were_any(policy: str, hits: int, evicted: int) -> None:
     found = generated("documents")
     capacity = round(0.05 * found.working_set_tokens())
@@ -307,7 +327,7 @@ def test_table_page_and_picture_show_what_tiers_serve_and_what_was_in_vain(tmp_p
         "--trace",
         str(log),
         "--policies",
-        "lru,plugin",
+        "lru,value",
         "--capacity",
         "10%",
         "--tier",
@@ -315,7 +335,7 @@ def test_table_page_and_picture_show_what_tiers_serve_and_what_was_in_vain(tmp_p
         "--tier",
         "disk=90%",
     ]
-    options += ["--prefetch", "none,oracle", "--tier-policy", "lru,credit"]
+    options += ["--prefetch", "none,oracle", "--tier-policy", "lru,value"]
     options += ["--html", str(page), "--picture", str(picture), "--json", str(out)]
     done = CliRunner().invoke(app, ["simulate", *options])
 
@@ -324,8 +344,8 @@ def test_table_page_and_picture_show_what_tiers_serve_and_what_was_in_vain(tmp_p
     summary = json.loads(out.read_text())["summary"]
     assert [(row["policy"], row["tier_policy"], row["prefetch"]) for row in summary] == [
         (policy, order, prefetch)
-        for policy in ("lru", "plugin")
-        for order in ("lru", "credit")
+        for policy in ("lru", "value")
+        for order in ("lru", "value")
         for prefetch in ("none", "oracle")
     ]
     stock, oracle = summary[0], summary[1]
