@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 
 class ReuseClasses:
-    """Classes as an engine without a sidecar makes them: by gap and by the length of what is new, curves from its own reuse.
+    """Classes as an engine without a sidecar makes them: by gap, by how much is new, by reply end; curves from its own reuse.
 
     Args:
         capacity: blocks of the cache.
@@ -166,7 +166,7 @@ def _prompt(turn: Turn, path: Path) -> Path:
 
 
 def _runs(stretches: Sequence[Stretch], first: int, segments: int) -> list[Run]:
-    """Return the classes of a turn's stretches. Its reply belongs to the last. ``first``: the class of blocks that it has used for the first time."""
+    """Return the classes of a turn's stretches. Its reply belongs to the last. ``first``: as of `first_class`."""
     runs, start = [], 0
     for end, gap in stretches:
         runs.append(Run(start, end, first + gap))
