@@ -1,17 +1,14 @@
 """The thin client inside a serving engine: keys, queue, predictor client, stores of keys.
 
-The names below are the public ones; what else lies in this package may move. All but keys, credit and queues are loaded when
+The names below are the public ones; what else lies in this package may move. All but keys, curves and queues are loaded when
 they are first asked for: every process of an engine imports this package, and few of them need gRPC, Redis or settings.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from eviction_client.credit import CreditGrid, CreditTable, Lifetime
-from eviction_client.credit_queue import CreditQueue
 from eviction_client.curve import values
 from eviction_client.queue import Block, FreeBlockQueue
-from eviction_client.score import Keys
 from eviction_client.value_queue import ValueQueue
 
 if TYPE_CHECKING:
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
     from eviction_client.hints import Hints
     from eviction_client.messages import Prediction
     from eviction_client.predictor_client import PredictorClient
-    from eviction_client.scorer import Scorer
     from eviction_client.settings import ClientSettings
     from eviction_client.stores import BlockHash, ConversationId, MetadataStore, open_store
     from eviction_client.stores.namespace import Namespace
@@ -30,19 +26,13 @@ __all__ = [
     "ClientError",
     "ClientSettings",
     "ConversationId",
-    "CreditGrid",
-    "CreditQueue",
-    "CreditTable",
     "EngineUnsupported",
     "FreeBlockQueue",
     "Hints",
-    "Keys",
-    "Lifetime",
     "MetadataStore",
     "Namespace",
     "Prediction",
     "PredictorClient",
-    "Scorer",
     "StoreError",
     "ValueQueue",
     "open_store",
@@ -54,7 +44,6 @@ _HOMES: Final = {
     "hints": ("Hints",),
     "messages": ("Prediction",),
     "predictor_client": ("PredictorClient",),
-    "scorer": ("Scorer",),
     "settings": ("ClientSettings",),
     "stores": ("BlockHash", "ConversationId", "MetadataStore", "open_store"),
     "stores.namespace": ("Namespace",),

@@ -1,13 +1,13 @@
 """The book of requests: which were asked, which are with a sidecar, which have their answer, and what became of all."""
 
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
 from eviction_client.lane import Lane, Request
-from eviction_client.messages import Prediction, Question, Refusal
+from eviction_client.messages import Prediction, Question
 
 TICK_S: Final = 0.25
 """How exactly deadlines are kept while anything waits."""
@@ -16,9 +16,6 @@ ANSWER_LIFE_S: Final = 3600.0
 """Age at which a request is forgotten whose answer nobody took."""
 MAX_SENDS: Final = 2
 """A request that was on a stream when it broke is sent once more and then given up: it may be what broke the sidecar."""
-
-LATE_AT_ONCE: Final = 32
-"""Late answers that are handed out in one step of the scheduler, which has something to do for each."""
 
 Fate = Literal["late", "failed", "refused", "dropped", "rejected", "forgotten"]
 """How a request ends that gets no answer: a counter of :class:`PredictorCounters`."""
@@ -49,28 +46,12 @@ class PredictorCounters:
     reconnects: int = 0
     """Connections after the first, of each sidecar."""
     connection_failures: int = 0
-    after_the_end: int = 0
-    """Answers that came when their request had ended. Not a fate of its own: counted as answered."""
     unread: int = 0
     """Answers to prompts that the sidecar could not read. Not a fate of its own: counted as answered."""
     bugs: int = 0
     """Failures of the plug-in's own code; their frames are in the log. Not a fate of its own."""
-    no_credit: int = 0
-    """Answers under the older contract, or without a credit table. Counted as answered, as the next three."""
-    bad_grid: int = 0
-    bad_length: int = 0
-    bad_value: int = 0
     bad_curves: int = 0
     """Messages of groups' curves that could not be used. Not a fate of its own."""
-
-
-_REFUSED: Final[dict[Refusal, str]] = {
-    "absent": "no_credit",
-    "grid": "bad_grid",
-    "length": "bad_length",
-    "value": "bad_value",
-}
-"""Counters of answers whose credit table could not be used."""
 
 
 class Book:
@@ -97,9 +78,6 @@ class Book:
         self._waiting: dict[int, Request] = {}
         """Those without an answer; those whose ``lane`` is None wait for a connection."""
         self._lanes: list[Lane] = []
-        self._late: deque[tuple[Hashable, Prediction | None]] = deque()
-        self._left = 0
-        """Requests that were left and not handed out since: those that are over, and those in ``_late``."""
         self._numbers = 0
         self._idle = False
 
@@ -180,37 +158,6 @@ class Book:
         del self._requests[key]
         return request.answer
 
-    def take_or_leave(self, key: Hashable) -> tuple[Prediction | None, bool]:
-        """Return the answer of a request that is over; without one, whether it may still come: :meth:`take_late` has it then.
-
-        One step: an answer cannot come between the look and the note that the request is over. It is not waited for if as many
-        as the capacity have not been handed out yet: more end than are asked after.
-        """
-        answer = self.take(key)
-        return answer, answer is None and self._leave(key)
-
-    def _leave(self, key: Hashable) -> bool:
-        request = self._requests.get(key)
-        if request is None:
-            return False
-        if not request.over:
-            if self._left >= self._capacity:
-                return False
-            request.over = True
-            self._left += 1
-        return True
-
-    def take_late(self) -> list[tuple[Hashable, Prediction | None]]:
-        """Return what has become of requests that were left: answered, or not. At most LATE_AT_ONCE, the rest next time."""
-        count = min(len(self._late), LATE_AT_ONCE)
-        self._left -= count
-        return [self._late.popleft() for _ in range(count)]
-
-    @property
-    def anything_late(self) -> bool:
-        """Whether :meth:`take_late` has something; may be read without the lock."""
-        return bool(self._late)
-
     def drop(self, key: Hashable, fate: Fate, now: float) -> None:
         """Strike a request out, if it is in; a sidecar that has it is told. ``fate`` counts it unless it has its answer."""
         request = self._requests.pop(key, None)
@@ -233,8 +180,6 @@ class Book:
         self._strike(request)
         if self._requests.get(request.key) is request:
             del self._requests[request.key]
-        if request.over:
-            self._late.append((request.key, None))
         self.count(**{fate: 1})
 
     def expire(self, now: float) -> None:
@@ -293,12 +238,7 @@ class Book:
             self._strike(request)
             request.answer = answer
             request.question = NO_QUESTION  # its token ids are not kept for the answer's sake
-            refused = {} if answer.refused is None else {_REFUSED[answer.refused]: 1}
-            self.count(answered=1, after_the_end=int(request.over), unread=int(answer.unread), **refused)
-            if request.over:
-                self._late.append((request.key, answer))
-                if self._requests.get(request.key) is request:
-                    del self._requests[request.key]
+            self.count(answered=1, unread=int(answer.unread))
 
     def wait(self) -> None:
         """Wait for a change; no longer than deadlines are kept exactly, where anything waits."""
@@ -311,7 +251,6 @@ class Book:
         self.closed = True
         self._requests.clear()
         self._waiting.clear()
-        self._late.clear()
         for lane in self._lanes:
             lane.unsent.clear()
             lane.in_flight.clear()

@@ -17,9 +17,8 @@ from typing import Any, Final
 import grpc
 
 from eviction_client.book import TICK_S, Book, Fate
-from eviction_client.credit import CreditGrid
 from eviction_client.lane import Lane
-from eviction_client.messages import Refusal, cancel, decode, encode, grid_of
+from eviction_client.messages import cancel, decode, encode
 from eviction_client.offer import REQUEST_ID, Offer
 from eviction_client.peers import Peer
 from eviction_client.prior import BadCurves, Groups, ReuseCurves, curves_of, greeted
@@ -91,9 +90,6 @@ class Connection:
         self._call: Any = None
         self._ready = False
         self._error: Exception | None = None
-        self._grid: CreditGrid | Refusal = "absent"
-        self._refused: set[Refusal] = {"absent", "grid"}
-        """What has been said in the log of credit tables; of the grid it is said at the greeting."""
 
     def open(self, peer: Peer, access: Callable[[], Access], connect_timeout_s: float) -> bool:
         """Connect, greet and open the stream; return whether it is up. Keeps the book's deadlines meanwhile."""
@@ -167,16 +163,10 @@ class Connection:
         error: Exception | None = greeting.exception()
         if error is None:
             info = greeting.result()
-            self._grid = grid_of(info)
             self._hear_curves(lambda: greeted(info))
             self._most_bytes = info.limits.max_request_bytes
             if info.limits.max_request_bytes:
                 self._part_bytes = min(CHUNK_BYTES, info.limits.max_request_bytes // 2)
-            if not isinstance(self._grid, CreditGrid):
-                logger.warning(
-                    "the predictor gives no credit (%s): blocks are evicted least recently used",
-                    "it is older than this client" if self._grid == "absent" else "the lifetimes that it names cannot be used",
-                )
         return error
 
     # gRPC's sending thread.
@@ -260,11 +250,8 @@ class Connection:
             if self._sends_groups:
                 self._hear_curves(lambda: curves_of(message.reuse_curves))
             return
-        answer = decode(message, self._grid, lambda group: self._groups.number(self, group))
+        answer = decode(message, lambda group: self._groups.number(self, group))
         number = int(message.request_id) if message.request_id.isdecimal() else 0
-        if answer is not None and answer.refused is not None and answer.refused not in self._refused:
-            self._refused.add(answer.refused)
-            logger.warning("a credit table of the predictor cannot be used (%s): no credit for such requests", answer.refused)
         if answer is not None and answer.unread and self._offer is not None:
             self._offer.answered_unread(self)
         if message.error.code in _OUR_FAULT:

@@ -7,12 +7,10 @@ Anyone who may use the API can send a hint. So an operator enables hints (``LPC_
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Final, Generic, TypeVar
 
-from eviction_client.score import Keys
 from eviction_client.stores.base import BlockHash
 
 SWEEP_S: Final = 1.0
@@ -47,27 +45,6 @@ class Hints:
 
 
 NO_HINTS: Final = Hints()
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a finished request's hints ask of each cache that holds its blocks.
-
-    Attributes:
-        retain_s: seconds within the operator's limit; 0: nothing.
-        own: with ``done`` the blocks that no other conversation has used; None: the request is not done.
-        own_from: their first place in the request's chain.
-    """
-
-    retain_s: float = 0.0
-    own: frozenset[BlockHash] | None = None
-    own_from: int = 0
-
-    def __bool__(self) -> bool:
-        return self is not NOTHING
-
-
-NOTHING: Final = Asked()
 
 
 class Owners:
@@ -111,16 +88,14 @@ class Retained(Generic[B]):
 
     Args:
         limit: blocks (or tokens, or bytes) that hints may retain.
-        rises: a later use does not lower a block's place in this cache's order: it counts until its time is over or it is gone.
 
     Attributes:
         held: blocks that count now, at most ``limit``.
         granted, refused: blocks that hints asked for so far.
     """
 
-    def __init__(self, limit: float, *, rises: bool = False) -> None:
+    def __init__(self, limit: float) -> None:
         self.limit = limit
-        self._rises = rises
         self.held = 0
         self.granted = 0
         self.refused = 0
@@ -160,31 +135,6 @@ class Retained(Generic[B]):
         """Count nothing."""
         self._until.clear()
         self.held = 0
-
-    def placed(
-        self,
-        blocks: Sequence[B],
-        keys: Keys,
-        asked: Asked,
-        now: float,
-        number: Callable[[B], Hashable],
-        name: Callable[[B], bytes],
-    ) -> Iterator[tuple[Sequence[B], Keys]]:
-        """Walk freed blocks in parts, each with the keys that the hints of their request leave it.
-
-        Args:
-            number: of a block, unique in this cache.
-            name: the hash of a block's content.
-        """
-        numbers = [number(block) for block in blocks]
-        if asked.retain_s and self.hold(dict.fromkeys(numbers, 1), keys.t_last + asked.retain_s, now):
-            yield blocks, keys.retained_for(asked.retain_s)
-            return
-        if not self._rises:
-            self.release(numbers)
-        own = asked.own or frozenset()
-        for mine, part in groupby(blocks, lambda block: name(block) in own):
-            yield list(part), Keys.done(now) if mine else keys
 
     def _sweep(self, now: float) -> None:
         self._swept_at = now

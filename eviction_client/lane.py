@@ -20,7 +20,6 @@ class Request:
     """One line of the book. Times are seconds of the client's monotonic clock.
 
     Attributes:
-        over: the engine is done with the request; its answer is wanted all the same.
         lane: whose it is; None while no connection is up.
     """
 
@@ -31,7 +30,6 @@ class Request:
     number: int = 0
     sends: int = 0
     answer: Prediction | None = None
-    over: bool = False
     lane: "Lane | None" = None
 
 

@@ -55,7 +55,9 @@ class Reachability:
         """The last connection is over, or none could be made."""
         if self.up is not False:
             logger.warning(
-                "no connection to the predictor at %s (%s); requests get no credit until it is back", self._address, reason
+                "no connection to the predictor at %s (%s): no predictions until it is back",
+                self._address,
+                reason,
             )
         self.up = False
 

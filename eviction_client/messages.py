@@ -5,18 +5,12 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from eviction_client.credit import CreditGrid, CreditTable
 from lpc.v1 import predictor_pb2
 
 MAX_TOKEN_IDS: Final = 2**20
 """A longer prompt (4 MiB) is not sent: a message over the sidecar's limit would end the stream for all."""
-
-
-Refusal = Literal["absent", "grid", "length", "value"]
-"""Why a prediction has no credit: the sidecar speaks the older contract or gave none, its grid cannot be used, its table does
-not fit the grid, or holds what is not a number within bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +40,7 @@ class Prediction:
         think_log_mean, think_log_sigma: mean and standard deviation of ln(seconds until that turn); None while the
             model does not know.
         turn_count: user turns that the model was given.
-        credit: seconds by the lifetime of the cache; None where there is no table that could be used.
-        refused: why there is none.
-        unread: the token ids could not be read: no probability, and a credit by lengths and times alone.
+        unread: the token ids could not be read: no probability, and a group by lengths and times alone.
         group: of requests that are predicted to return alike, in the numbering of the client's `reuse_curves`; 0 where nothing
             is known.
     """
@@ -58,8 +50,6 @@ class Prediction:
     think_log_mean: float | None
     think_log_sigma: float | None
     turn_count: int
-    credit: CreditTable | None = None
-    refused: Refusal | None = None
     unread: bool = False
     group: int = 0
 
@@ -93,25 +83,13 @@ def cancel(number: int) -> predictor_pb2.PredictStreamRequest:
     return predictor_pb2.PredictStreamRequest(request_id=str(number), cancel=predictor_pb2.Cancel())
 
 
-def grid_of(info: predictor_pb2.GetModelInfoResponse) -> CreditGrid | Refusal:
-    """Return the grid of a sidecar's credit tables, or why it has none."""
-    if not info.credit_lifetimes_s:
-        return "absent"
-    try:
-        return CreditGrid(info.credit_lifetimes_s)
-    except ValueError:
-        return "grid"
-
-
 def decode(
     message: predictor_pb2.PredictStreamResponse,
-    grid: CreditGrid | Refusal = "absent",
     group_of: Callable[[int], int] = lambda _: 0,
 ) -> Prediction | None:
     """Return the prediction; None for an error item and for what is not a probability.
 
     Args:
-        grid: of the sidecar's credit tables, or why it has none.
         group_of: returns the client's number of a group of the sidecar's.
     """
     if message.WhichOneof("result") != "prediction":
@@ -125,27 +103,11 @@ def decode(
         think = prediction.think_time
         if math.isfinite(think.log_mean) and math.isfinite(think.log_sigma) and think.log_sigma >= 0:
             mean, sigma = think.log_mean, think.log_sigma
-    credit = _table_of(prediction.credit_s, grid)
     return Prediction(
         *(prediction.probability, prediction.model_version, mean, sigma, prediction.turn_count),
-        credit=credit if isinstance(credit, CreditTable) else None,
-        refused=None if isinstance(credit, CreditTable) else credit,
         unread=prediction.unread,
         group=group_of(prediction.reuse_group),
     )
-
-
-def _table_of(seconds: Sequence[float], grid: CreditGrid | Refusal) -> CreditTable | Refusal:
-    if not isinstance(grid, CreditGrid):
-        return grid
-    if not seconds:
-        return "absent"
-    if len(seconds) != len(grid.lifetimes):
-        return "length"
-    try:
-        return grid.table(seconds)
-    except ValueError:
-        return "value"
 
 
 def _varint(n: int) -> bytes:

@@ -21,19 +21,18 @@ from eviction_client import grouping
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
 from eviction_client.clock import MonotoneClock
 from eviction_client.conversations import Conversations
-from eviction_client.curve import retain_seconds
+from eviction_client.curve import HORIZON_S, retain_seconds
 from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, Ghosts, sampled
 from eviction_client.hints import NO_HINTS, Hints, Owners, Retained
 from eviction_client.predictor import BasePredictor
 from eviction_client.prior import MOST_GROUPS, ReuseCurves
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
-from eviction_client.score import OLDEST_S, Keys
+from eviction_client.score import OLDEST_S, done_key
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockHash, MetadataStore
 from eviction_client.value_queue import DONE, Table
 from eviction_client.value_tier import ValueTier
-from lpc.model.returns import MAX_CREDIT_S
 from lpc.wire.bugs import log_bug
 
 logger = logging.getLogger(__name__)
@@ -331,7 +330,7 @@ class Plugin:
         key = self._pooled.get(blocks[deepest]) if self._pooled else None  # in SGLang a look at a hash makes all of them
         if key is None or not self.value_enabled:
             return reuse_class
-        if not now - OLDEST_S <= key <= now + MAX_CREDIT_S:  # NaN is not, either
+        if not now - OLDEST_S <= key <= now + HORIZON_S:  # NaN is not, either
             self.implausible += 1
             return reuse_class
         wanted, by_retain = key - now, self._by_retain
@@ -442,7 +441,7 @@ class Plugin:
         if self.store is not None and ended.blocks:
             name = self._conversations.name(ended.session, ended.blocks)
             for blocks, reuse_class in freed:
-                key = Keys.done(ended.at).key if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
+                key = done_key(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
                 self.store.record(name, blocks, key)
 
     def _refit(self, now: float) -> None:
@@ -464,7 +463,7 @@ class Plugin:
             price = self.ghosts.price
             retain_s = []
             for table in tables:
-                retain_s.append(min(retain_seconds(table, price), MAX_CREDIT_S))
+                retain_s.append(min(retain_seconds(table, price), HORIZON_S))
                 time.sleep(0)
             by_retain = sorted((seconds, number) for number, seconds in enumerate(retain_s))
             self._retain_s, self._by_retain = retain_s, by_retain

@@ -2,8 +2,7 @@
 
 The scheduler calls :meth:`PredictorClient.ask` when it admits a request and :meth:`PredictorClient.take` when it frees the
 request's blocks. Both only touch dictionaries under a lock that is never held during I/O or encoding: microseconds.
-No answer, for whatever reason, is ``None``: the blocks get no credit. An answer that comes after the request has ended
-(:meth:`PredictorClient.take_or_leave`) is handed out by :meth:`PredictorClient.late_answers`.
+No answer, for whatever reason, is ``None``: the request has the group that the engine gives it.
 
 Which sidecars there are is :mod:`eviction_client.peers`'s; a thread for each keeps it connected (:mod:`eviction_client.link`);
 what happens on one connection, and in which threads, is :mod:`eviction_client.connection`'s. It is gRPC's synchronous API
@@ -145,21 +144,6 @@ class PredictorClient:
                 return self._book.take(request_id)
         except TypeError:
             return None
-
-    def take_or_leave(self, request_id: Hashable) -> tuple[Prediction | None, bool]:
-        """Return the answer of a request that has ended; without one, whether it may still come, until its deadline."""
-        try:
-            with self._book.changed:
-                return self._book.take_or_leave(request_id)
-        except TypeError:
-            return None, False
-
-    def late_answers(self) -> list[tuple[Hashable, Prediction | None]]:
-        """Return what has become of requests that were left: their answers; None for each that gets none."""
-        if not self._book.anything_late:
-            return []
-        with self._book.changed:
-            return self._book.take_late()
 
     def forget(self, request_id: Hashable) -> None:
         """Forget a request; tell the sidecar if it still works on it. Unknown ids are ignored."""

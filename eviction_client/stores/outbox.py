@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from eviction_client.curve import HORIZON_S
 from eviction_client.score import REMEMBERED_S
 from eviction_client.stores.base import SHARED, BlockHash, ConversationId
 from eviction_client.stores.layout import MEMBER_BYTES, UNIT, Layout, floor, members
 from eviction_client.stores.tally import Tally
-from lpc.model.returns import MAX_CREDIT_S
 from lpc.wire.bugs import log_bug
 
 logger = logging.getLogger(__name__)
@@ -22,9 +22,9 @@ BATCH_BLOCKS: Final = 8192
 """Most blocks of one pipeline: Redis serves nobody else while it runs a shard's part of it (about 1 ms per 1,000 blocks)."""
 RETRY_FOR_S: Final = 600.0
 """Age at which a batch that cannot be written is dropped. Twice as long Redis remembers what it has applied."""
-LIVES_S: Final = 2 * MAX_CREDIT_S + REMEMBERED_S
+LIVES_S: Final = 2 * HORIZON_S + REMEMBERED_S
 """Keys of Redis expire when nobody wrote to them for so long: the highest score has been trimmed by then, hints of up to
-MAX_CREDIT_S included."""
+HORIZON_S included."""
 
 
 @dataclass(frozen=True, slots=True)

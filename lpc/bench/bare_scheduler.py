@@ -30,7 +30,7 @@ from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.settings import ClientSettings
 from lpc.bench.tiny_llama import build
-from lpc.bench.told import ENDED_S, Told
+from lpc.bench.told import CONTINUES, OVER, Told
 
 BLOCK = 16
 STEP_S = 0.05
@@ -82,7 +82,7 @@ class Engine:
         blocks: int,
         *,
         learned: bool = True,
-        tell: Callable[[str], float | None] = lambda _: None,
+        tell: Callable[[str], int | None] = lambda _: None,
         asynchronous: bool = False,
         window: int | None = None,
         max_seqs: int = 8,
@@ -253,11 +253,11 @@ def conversations(
     return made
 
 
-def oracle(made: dict[str, list[Turn]], yes: float = 0.0, no: float = ENDED_S) -> Callable[[str], float]:
-    """What a predictor would say that knows whether the conversation goes on."""
+def oracle(made: dict[str, list[Turn]]) -> Callable[[str], int]:
+    """Return the group that a predictor would give that knows whether the conversation goes on."""
 
-    def tell(request: str) -> float:
+    def tell(request: str) -> int:
         name, _, i = request.rpartition("/")
-        return yes if int(i) + 1 < len(made[name]) else no
+        return CONTINUES if int(i) + 1 < len(made[name]) else OVER
 
     return tell

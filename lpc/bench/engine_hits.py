@@ -27,7 +27,7 @@ from eviction_client.prior import ReuseCurves
 from eviction_client.settings import ClientSettings
 from lpc.bench.tiny_engine import TinyEngine
 from lpc.bench.tiny_llama import SPECIAL
-from lpc.bench.told import ENDED_S, Told
+from lpc.bench.told import CONTINUES, OVER, Told
 
 STEP_S: Final = 0.05
 REPLY: Final = 24
@@ -190,9 +190,9 @@ def goes_on(texts: dict[str, list[list[int]]], request: str) -> bool:
     return int(i) + 1 < len(texts[name])
 
 
-def oracle(texts: dict[str, list[list[int]]]) -> Callable[[str], float]:
-    """The credit that a predictor would give that knows whether a request's conversation goes on, seconds."""
-    return lambda request: 0.0 if goes_on(texts, request) else ENDED_S
+def oracle(texts: dict[str, list[list[int]]]) -> Callable[[str], int]:
+    """Return the group that a predictor would give that knows whether a request's conversation goes on."""
+    return lambda request: CONTINUES if goes_on(texts, request) else OVER
 
 
 def hit_runs(model: Path, texts: dict[str, list[list[int]]], capacities: Sequence[int], address: str | None) -> dict[str, Any]:

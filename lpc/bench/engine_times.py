@@ -18,6 +18,7 @@ from eviction_client.predictor_client import PredictorClient
 from lpc.bench.bare_scheduler import Engine, conversations
 from lpc.bench.queue import TABLES
 from lpc.bench.tiny_llama import BLOCK
+from lpc.bench.told import CONTINUES
 
 STEP_BLOCKS: Final = 1500
 """Blocks of 16 tokens where the scheduler's steps are timed: hardly more than what is running needs."""
@@ -35,7 +36,7 @@ def step_ratio(rounds: int) -> dict[str, Any]:
     ratios, means, stock_us = [], [], []
     for _ in range(rounds):
         engines = {
-            learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: 0.0, max_seqs=32, guard=True, pooling="shared")
+            learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: CONTINUES, max_seqs=32, guard=True, pooling="shared")
             for learned in (False, True)
         }
         engines[True].scheduler.lpc.plugin.ghosts.guard.observe = lambda *_: False

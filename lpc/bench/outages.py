@@ -1,6 +1,6 @@
-"""Sidecar and Redis die under an engine's load, again and again: no call fails, every request is scored, all comes back.
+"""Sidecar and Redis die under an engine's load, again and again: no call fails, every block gets a class, all comes back.
 
-The load is the real client of an engine (`Scorer`, `PredictorClient`, `RedisStore`) without an engine: a thread that admits
+The load is the real client of an engine (`Plugin`, `PredictorClient`, `RedisStore`) without an engine: a thread that admits
 and finishes requests as a scheduler does.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from eviction_client.book import Fate
+from eviction_client.plugin import Plugin
 from eviction_client.predictor_client import PredictorClient
-from eviction_client.scorer import Scorer
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId
 from eviction_client.stores.namespace import Namespace
@@ -65,7 +65,7 @@ class Engine:
     """An engine's client under load, in a thread of its own.
 
     Attributes:
-        finished: requests that ended with a finite score.
+        finished: requests that ended with a class for each of their blocks.
         errors: exceptions that a call raised, by type.
     """
 
@@ -73,7 +73,9 @@ class Engine:
         settings = ClientSettings()
         self.predictor = PredictorClient(address, served_model=SERVED_MODEL)
         self.store = RedisStore(redis_url, NAMESPACE, cluster=cluster, shards=12 if cluster else 4)
-        self.scorer = Scorer(settings, capacity=2000, predictor=self.predictor, store=self.store)
+        self.plugin = Plugin(
+            settings, capacity=2000, block_tokens=NAMESPACE.block_size, predictor=self.predictor, store=self.store
+        )
         self.finished = 0
         self.errors: dict[str, int] = {}
         self._prompts = prompts()
@@ -83,8 +85,8 @@ class Engine:
 
     @property
     def predicted(self) -> int:
-        """Requests scored by a prediction."""
-        return self.scorer.scored["prediction"]
+        """Requests whose group came from a prediction."""
+        return self.plugin.ended["prediction"]
 
     @property
     def written(self) -> int:
@@ -96,13 +98,13 @@ class Engine:
         self._stop.set()
         self._thread.join()
         with self._kept("settle"):
-            self.scorer.settle()
+            self.plugin.settle()
             self.store.flush(20)
 
     def close(self) -> None:
         """Let go of everything."""
         self.stop()
-        self.scorer.close()
+        self.plugin.close()
 
     def figures(self) -> dict[str, Any]:
         """Return what became of the requests and blocks."""
@@ -111,8 +113,8 @@ class Engine:
         return {
             "requests": self.finished,
             "by_prediction": self.predicted,
-            "by_fallback": self.scorer.scored["unanswered"],
-            "errors": sum(self.errors.values()) + self.scorer.failures,
+            "by_fallback": self.plugin.ended["unanswered"],
+            "errors": sum(self.errors.values()) + self.plugin.failures,
             "requests_unaccounted": predictor.asked - fates - self.predictor.waiting,
             "blocks_unaccounted": store.recorded - store.written - store.dropped - self.store.pending_blocks,
             "blocks_dropped": store.dropped,
@@ -134,16 +136,17 @@ class Engine:
             while running and (running[0][1] <= now or self._stop.is_set()):
                 name, _, blocks = running.popleft()
                 with self._kept("finished"):
-                    ended = self.scorer.finished(name, completed=True, blocks=blocks, prompt_blocks=len(blocks))
-                    self.finished += math.isfinite(ended.keys.key)
+                    ended = self.plugin.finished(name, completed=True, blocks=blocks, prompt_blocks=len(blocks))
+                    self.finished += ended.runs[-1].end == len(blocks)
             if len(running) < RUNNING:
                 ids = self._prompts[number % len(self._prompts)]
                 with self._kept("admitted"):
-                    self.scorer.admitted(number, ids, session=f"c{number % 50}")
-                running.append((number, now + REQUEST_S, _blocks(number % 50, 4 + number % 16)))
+                    self.plugin.admitted(number, ids, session=f"c{number % 50}")
+                blocks = _blocks(number % 50, 4 + number % 16)
+                with self._kept("started"):
+                    self.plugin.started(number, blocks)
+                running.append((number, now + REQUEST_S, blocks))
                 number += 1
-            with self._kept("look_ahead"):
-                self.scorer.look_ahead(lambda: [block for _, _, blocks in running for block in blocks][:100])
             time.sleep(REQUEST_S / RUNNING)
 
 

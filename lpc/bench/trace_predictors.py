@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from typing import Any, Final
 
 from eviction_client.predictor_client import PredictorClient
-from lpc.bench.told import ENDED_S, Told
+from lpc.bench.told import CONTINUES, OVER, Told
 from lpc.bench.trace_replay import Replay
 
 SERVED: Final = "tiny"
@@ -44,8 +44,8 @@ def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | Told
     if side == "stock":
         return None
     if side == "lru":
-        return Told(lambda _: 0.0)
+        return Told(lambda _: CONTINUES)
     if side == "oracle":
-        return Told(lambda request: 0.0 if replay.goes_on[number_of(request)] else ENDED_S)
+        return Told(lambda request: CONTINUES if replay.goes_on[number_of(request)] else OVER)
     assert address is not None
     return Asked(address, replay)

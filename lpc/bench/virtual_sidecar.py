@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lpc.bench.virtual_clock import VirtualClock
 from lpc.model.conversation import UserTurns
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import Answers, ReturnModel
+from lpc.model.returns.model import ReturnModel
 from predictor_service import server
 from predictor_service.settings import ServiceSettings
 
@@ -45,7 +48,7 @@ class PunctualReturnModel(ReturnModel):
         self._now = clock
         self._refit_at = clock() + REFIT_S
 
-    def answer(self, turns: Sequence[Arrived]) -> Answers:
+    def answer(self, turns: Sequence[Arrived]) -> NDArray[np.int64]:
         """As its parent; first refitted, where that is due."""
         now = self._now()
         if now >= self._refit_at:

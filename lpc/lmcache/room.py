@@ -61,7 +61,7 @@ class Room:
     """
 
     def __init__(self, capacity: int, watermark: float, hints_share: float, classes: int, clock: Callable[[], float]) -> None:
-        self.retained: Retained[Chunk] = Retained(0.0, rises=True)
+        self.retained: Retained[Chunk] = Retained(0.0)
         self._hints_share = hints_share
         self._classes = classes
         self._clock = clock

@@ -14,7 +14,7 @@ from lpc.model.features import Features
 from lpc.model.inference import LogNormal, Model
 from lpc.model.probability import logit
 from lpc.model.returns.memory import Arrived
-from predictor_service.returns.learning import ReturnLearning, Reuse
+from predictor_service.returns.learning import ReturnLearning
 
 
 class Inferred(NamedTuple):
@@ -24,13 +24,13 @@ class Inferred(NamedTuple):
         probability: that it goes on.
         think_time: until its next turn; None where not known.
         embedding: of its text, little-endian fp16; None where nobody keeps it.
-        reuse: what the return model gives it.
+        reuse_group: of its predicted return curve; 0: nothing is known.
     """
 
     probability: float
     think_time: LogNormal | None
     embedding: bytes | None
-    reuse: Reuse = Reuse()
+    reuse_group: int = 0
 
 
 Forward: TypeAlias = tuple[float, bytes | None]
@@ -42,7 +42,7 @@ class Inference:
 
     Args:
         embeddings: what the encoder made of each conversation is handed out, not to the response caches alone.
-        returns: gives credits and groups; None where nothing does.
+        returns: gives groups; None where nothing does.
         remembered: inputs of which the model's output is remembered, by their digest. The response caches embed a first turn
             a moment before the engine asks for its probability, and one forward serves both.
     """
@@ -103,14 +103,14 @@ class Inference:
             known, model.think_times([arrival for arrival in arrivals if arrival is not None]), strict=True
         ):
             think_times[n] = think_time
-        reuse = [Reuse()] * len(features)
+        groups = [0] * len(features)
         if self._returns is not None and any(turn is not None for turn in asked):
             turns = [(n, turn._replace(log_odds=logit(probabilities[n]))) for n, turn in enumerate(asked) if turn is not None]
             for (n, _), given in zip(turns, self._returns.answer([turn for _, turn in turns]), strict=True):
-                reuse[n] = given
+                groups[n] = given
         if not self._embeddings:
             vectors = [vector if turn is None else None for vector, turn in zip(vectors, asked, strict=True)]
-        inferred = [Inferred(*row) for row in zip(probabilities, think_times, vectors, reuse, strict=True)]
+        inferred = [Inferred(*row) for row in zip(probabilities, think_times, vectors, groups, strict=True)]
         return inferred, (time.perf_counter_ns() - start) // 1000
 
     def _forward(self, model: Model, features: Sequence[Features]) -> list[Forward]:

@@ -5,9 +5,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel
 from lpc.wire.bugs import log_bug
@@ -22,19 +21,8 @@ KEEP_INTERVAL_S: Final = 300.0
 """Seconds between two writings of the state: what a process that is killed forgets."""
 
 
-class Reuse(NamedTuple):
-    """What the return model gives one conversation.
-
-    ``credit_s``: its credit table, seconds at `credit.LIFETIMES`; empty where returns are not learnt. ``group``: of its curve;
-    0 where nothing is known.
-    """
-
-    credit_s: Sequence[float] = ()
-    group: int = 0
-
-
 class ReturnLearning(TurnObserver):
-    """What is learnt of returns. Whatever goes wrong here, predictions are answered, with credits of 0 and in group 0.
+    """What is learnt of returns. Whatever goes wrong here, predictions are answered, in group 0.
 
     Attributes:
         curves: of the groups that turns are answered with, as they are sent to engines.
@@ -60,19 +48,14 @@ class ReturnLearning(TurnObserver):
         self._keep_at = time.monotonic() + KEEP_INTERVAL_S
         metrics.watch_returns(lambda: model.quality)
 
-    @property
-    def returns(self) -> int:
-        """Returns that the credits rest on."""
-        return self._model.quality.returns
-
-    def answer(self, turns: Sequence[Arrived]) -> list[Reuse]:
-        """Take turns in that are about to be answered; return what each is given."""
+    def answer(self, turns: Sequence[Arrived]) -> list[int]:
+        """Take turns in that are about to be answered; return the group of each; 0: nothing is known."""
         try:
-            credit_s, groups = self._model.answer(turns)
+            groups: list[int] = self._model.answer(turns).tolist()
         except Exception as error:  # a fault of ours must not cost the prediction
             self._failed("the return model", error)
-            return [Reuse([0.0] * len(LIFETIMES)) for _ in turns]
-        return list(map(Reuse, credit_s.tolist(), groups.tolist()))
+            return [0] * len(turns)
+        return groups
 
     def returned_elsewhere(self, conversation: bytes, at: float) -> None:
         """Learn that a conversation's next turn arrived at another sidecar, ``at`` seconds since the epoch."""
@@ -102,7 +85,7 @@ class ReturnLearning(TurnObserver):
             )
             return
         if found is not None:
-            log.info("%d returns learnt before are known again", self.returns)
+            log.info("%d returns learnt before are known again", self._model.quality.returns)
             self.curves.look()
 
     async def learn(self) -> None:

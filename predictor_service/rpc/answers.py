@@ -7,21 +7,20 @@ from lpc.model.inference import LogNormal
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.batching.prepare import Prepared
 from predictor_service.batching.queue import Outcome
-from predictor_service.returns.learning import Reuse
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a caller gets of one conversation, and where its time went (microseconds).
 
-    ``think_time``: until the next turn; None where not known. ``reuse``: what the return model gives it. ``manifest``: of the
-    model. ``tokens``: that it was given.
-    ``unread``: its token ids could not be read; then there is no probability, and ``reuse`` rests on lengths and times.
+    ``think_time``: until the next turn; None where not known. ``reuse_group``: of its predicted return curve. ``manifest``: of
+    the model. ``tokens``: that it was given.
+    ``unread``: its token ids could not be read; then there is no probability, and ``reuse_group`` rests on lengths and times.
     """
 
     probability: float
     think_time: LogNormal | None
-    reuse: Reuse
+    reuse_group: int
     manifest: Manifest
     turn_count: int
     tokens: int
@@ -36,7 +35,7 @@ def answer_of(prepared: Prepared, outcome: Outcome) -> Answer:
     return Answer(
         probability=outcome.inferred.probability,
         think_time=outcome.inferred.think_time,
-        reuse=outcome.inferred.reuse,
+        reuse_group=outcome.inferred.reuse_group,
         manifest=prepared.model.manifest,
         turn_count=prepared.turn_count,
         tokens=len(prepared.features.input_ids),
@@ -46,9 +45,9 @@ def answer_of(prepared: Prepared, outcome: Outcome) -> Answer:
     )
 
 
-def unread_answer(turn_count: int, reuse: Reuse, manifest: Manifest) -> Answer:
+def unread_answer(turn_count: int, reuse_group: int, manifest: Manifest) -> Answer:
     """Return the answer to a conversation that could not be read."""
-    return Answer(0.0, None, reuse, manifest, turn_count, 0, 0, 0, 0, unread=True)
+    return Answer(0.0, None, reuse_group, manifest, turn_count, 0, 0, 0, 0, unread=True)
 
 
 def message_of(answer: Answer) -> pb.Prediction:
@@ -58,8 +57,7 @@ def message_of(answer: Answer) -> pb.Prediction:
         probability=answer.probability,
         model_version=answer.manifest.version,
         think_time=pb.ThinkTime(log_mean=expected.log_mean, log_sigma=expected.log_sigma) if expected is not None else None,
-        credit_s=answer.reuse.credit_s,
-        reuse_group=answer.reuse.group,
+        reuse_group=answer.reuse_group,
         turn_count=answer.turn_count,
         unread=answer.unread,
         timing=pb.Timing(queue_us=answer.queue_us, tokenize_us=answer.tokenize_us, infer_us=answer.infer_us),

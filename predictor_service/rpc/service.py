@@ -10,7 +10,6 @@ import grpc
 import grpc.aio
 
 from lpc.errors import InvalidRequest
-from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.hazards import EDGES
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -131,8 +130,6 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             limits=limits,
             serves_think_times=think_time is not None,
             think_time_categories=think_time.categories if think_time is not None else (),
-            credit_lifetimes_s=LIFETIMES.tolist() if self._returns is not None else (),
-            credit_returns=self._returns.returns if self._returns is not None else 0,
             reuse_edges_s=EDGES.tolist() if self._returns is not None else (),
             reuse_curves=self._returns.curves.message if self._returns is not None else None,
             tokenizers=map(known_tokenizer, self._parser.served_models.known()[:MAX_NAMED]),
@@ -147,7 +144,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             conversation: as it came.
             deadline: on the event loop's clock, seconds; infinite for none.
             admitted: the caller holds this conversation's permit of the queue.
-            answers_unread: token ids that cannot be read get a credit all the same, where returns are learnt.
+            answers_unread: token ids that cannot be read get a group all the same, where returns are learnt.
 
         Raises:
             InvalidRequest, UnreadPrompt: it can't be answered as it is.
@@ -179,8 +176,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     async def _answer_unread(self, conversation: pb.Conversation, returns: ReturnLearning) -> Answer:
         """Answer by what is known beside the text: the length, the times of the conversation's turns, how it begins."""
         asked = await self._preparation.note_unread(conversation, large=SIZE.get() > 0)
-        (reuse,) = await asyncio.to_thread(returns.answer, [asked])
-        return unread_answer(asked.turn_count, reuse, self._serving.model.manifest)
+        (reuse_group,) = await asyncio.to_thread(returns.answer, [asked])
+        return unread_answer(asked.turn_count, reuse_group, self._serving.model.manifest)
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()

@@ -23,9 +23,9 @@ import json, random, sys
 from pathlib import Path
 from lpc.bench.engine_environment import settle
 settle()
-from lpc.bench.bare_scheduler import Told
 from lpc.bench.cpu_tier import connector
 from lpc.bench.engine_hits import oracle, serve
+from lpc.bench.told import CONTINUES, Told
 rng = random.Random(8)
 system = [rng.randrange(6, 250) for _ in range(64)]
 texts = {}
@@ -38,7 +38,7 @@ def run(tier, think_s, **sides):
 told = []
 for tier, think_s, asked in ((connector(320), 60.0, oracle(texts)), (connector(320, late=3), 1.0, None)):
     stock = run(tier, think_s, learned=False)
-    even = run(tier, think_s, predictor=Told(lambda _: 0.0), guard=True, learns=False)
+    even = run(tier, think_s, predictor=Told(lambda _: CONTINUES), guard=True, learns=False)
     row = {
         "tokens": even.outputs == stock.outputs,
         "pool": even.evicted == stock.evicted,

@@ -24,7 +24,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.value_queue import DONE, GOES_ON, RETAINED
 from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
 from lpc.bench.processes import RedisServer
-from lpc.bench.told import ENDED_S
+from lpc.bench.told import CONTINUES, OVER
 from tests.engine.pools import give_hash
 from tests.retaining import Coordinator
 
@@ -81,9 +81,9 @@ def predicted(engine: Engine, group: int) -> None:
     engine.told.take = lambda _: Prediction(0.5, "told", None, None, 1, group=group)  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("tell", [None, 0.0], ids=["no sidecar", "answers"])
+@pytest.mark.parametrize("tell", [None, CONTINUES], ids=["no sidecar", "answers"])
 def test_until_the_guard_finds_that_value_pays_the_order_is_stocks_block_by_block(
-    tell: float | None, asynchronous: bool, window: int | None
+    tell: int | None, asynchronous: bool, window: int | None
 ) -> None:
     made = conversations(1, 120)
     blocks = 100 if window else 60
@@ -111,8 +111,12 @@ def test_two_groups_that_tell_the_future_hit_more_than_stock(asynchronous: bool,
 def test_inverted_predictions_are_only_another_way_of_grouping(asynchronous: bool) -> None:
     made = conversations(4, 1200, spread_s=4000.0)
     right = oracle(made)
+
+    def inverted(name: str) -> int:
+        return CONTINUES + OVER - right(name)
+
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
-    engine = Engine(260, tell=lambda name: ENDED_S - right(name), guard=True, asynchronous=asynchronous, background=AtOnce)
+    engine = Engine(260, tell=inverted, guard=True, asynchronous=asynchronous, background=AtOnce)
     guarded = engine.run(made)
     assert guarded.hit_rate(since=0.25) > stock.hit_rate(since=0.25) - 1
 
@@ -267,7 +271,7 @@ def test_an_aborted_request_has_no_group() -> None:
 
 @pytest.mark.parametrize("guard", [True, False])
 def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(guard: bool) -> None:
-    engine = Engine(100, tell=lambda _: 0.0, guard=guard)
+    engine = Engine(100, tell=lambda _: CONTINUES, guard=guard)
     finish(engine, "kept")
     request = engine.add("b", list(range(100, 200)), 50)
     engine.step()
@@ -289,7 +293,7 @@ def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(guard: bool) -> 
 
 @pytest.mark.skipif(not hasattr(BlockPool, "unpin_blocks"), reason="came with vLLM 0.30")
 def test_unpinned_blocks_are_as_just_used() -> None:
-    engine = Engine(100, tell=lambda _: 0.0)
+    engine = Engine(100, tell=lambda _: CONTINUES)
     finish(engine, "a")
     blocks = engine.pool.get_new_blocks(2)
     engine.pool.unpin_blocks(blocks, lambda _: None)
@@ -375,7 +379,7 @@ def test_a_failing_hook_costs_neither_request_nor_order(caplog: pytest.LogCaptur
     made = conversations(5, 60)
     stock = Engine(110, learned=False).run(made)
 
-    def tell(_: str) -> float:
+    def tell(_: str) -> int:
         raise RuntimeError("secret text of a conversation")
 
     engine = Engine(110, tell=tell)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import get_args
@@ -15,10 +15,7 @@ import grpc
 import pytest
 
 from eviction_client import Prediction, PredictorClient
-from eviction_client.background import AtOnce
 from eviction_client.book import Fate
-from eviction_client.scorer import Scorer
-from eviction_client.settings import ClientSettings
 from lpc.bench.processes import free_port
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
@@ -38,8 +35,7 @@ def prediction(request: pb.PredictStreamRequest) -> pb.PredictStreamResponse:
 class Sidecar(predictor_pb2_grpc.ContinuationPredictorServicer):
     """Answers each request of a stream with what ``answer`` makes of it, and remembers what it got."""
 
-    def __init__(self, answer: Answer | None = None, lifetimes: Sequence[float] = (), most_bytes: int = 0) -> None:
-        self.lifetimes = lifetimes
+    def __init__(self, answer: Answer | None = None, most_bytes: int = 0) -> None:
         self.most_bytes = most_bytes
         self.answer = answer or (lambda request: [prediction(request)])
         self.requests: list[pb.PredictStreamRequest] = []
@@ -48,7 +44,7 @@ class Sidecar(predictor_pb2_grpc.ContinuationPredictorServicer):
 
     def GetModelInfo(self, request, context):  # noqa: N802 - gRPC's name
         limits = pb.Limits(max_request_bytes=self.most_bytes)
-        return pb.GetModelInfoResponse(model_version="v1", credit_lifetimes_s=self.lifetimes, limits=limits)
+        return pb.GetModelInfoResponse(model_version="v1", limits=limits)
 
     def PredictStream(self, request_iterator, context):  # noqa: N802 - gRPC's name
         self.streams += 1
@@ -411,7 +407,7 @@ def test_losing_and_finding_the_sidecar_is_one_line_each(caplog: pytest.LogCaptu
     address = f"127.0.0.1:{free_port()}"
     with asking(address) as client:
         assert until(lambda: client.counters.connection_failures >= 3)
-        with serving(Sidecar(lifetimes=[1.0, 10.0]), address):
+        with serving(Sidecar(), address):
             assert until(lambda: client.healthy)
         failures = client.counters.connection_failures
         assert until(lambda: client.counters.connection_failures >= failures + 3)
@@ -478,128 +474,3 @@ def test_closing_ends_the_threads_and_later_calls_do_nothing() -> None:
         client.forget("s")
         assert client.take("s") is None
         assert until(lambda: not any(thread.name.startswith("lpc-predictor") for thread in threading.enumerate()))
-
-
-def with_credit(*seconds: float) -> Answer:
-    def answer(request: pb.PredictStreamRequest) -> list[pb.PredictStreamResponse]:
-        response = prediction(request)
-        response.prediction.credit_s[:] = seconds
-        return [response]
-
-    return answer
-
-
-def test_an_answer_carries_the_credit_on_the_grid_of_its_sidecar() -> None:
-    with serving(Sidecar(with_credit(5.0, 15.0, -15.0), lifetimes=[1.0, 10.0, 100.0])) as address, asking(address) as client:
-        client.ask("r", token_ids=[500])
-        answer = answer_of(client, "r")
-        assert answer is not None and answer.credit is not None and answer.refused is None
-        assert [answer.credit.at(lifetime) for lifetime in (0.1, 10.0, 1000.0)] == [5.0, 15.0, -15.0]
-
-
-@pytest.mark.parametrize(
-    ("lifetimes", "seconds", "counter", "said"),
-    [
-        ([], [], "no_credit", "older than this client"),
-        ([], [1.0, 2.0], "no_credit", "older than this client"),
-        ([1.0, 10.0], [], "no_credit", None),
-        ([10.0, 1.0], [1.0, 2.0], "bad_grid", "cannot be used"),
-        ([1.0, 10.0], [1.0], "bad_length", "(length)"),
-        ([1.0, 10.0], [1.0, float("nan")], "bad_value", "(value)"),
-        ([1.0, 10.0], [1.0, 1e9], "bad_value", "(value)"),
-    ],
-)
-def test_what_is_no_credit_is_counted_by_its_reason_and_said_once(
-    lifetimes: list[float], seconds: list[float], counter: str, said: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    with serving(Sidecar(with_credit(*seconds), lifetimes)) as address, asking(address) as client:
-        for name in ("a", "b", "c"):
-            client.ask(name, token_ids=[500])
-            answer = answer_of(client, name)
-            assert answer is not None and answer.probability == 0.5 and answer.credit is None
-        assert getattr(client.counters, counter) == 3
-        assert client.counters.answered == fates(client) == 3
-    lines = [record.getMessage() for record in caplog.records if "credit" in record.getMessage()]
-    assert [said in line for line in lines] == [True] if said else not lines  # type: ignore[operator]
-
-
-def test_an_answer_that_comes_after_the_end_of_its_request_is_handed_out_late() -> None:
-    gate = threading.Event()
-
-    def slow(request: pb.PredictStreamRequest) -> list[pb.PredictStreamResponse]:
-        assert gate.wait(10)
-        return [prediction(request)]
-
-    sidecar = Sidecar(slow)
-    with serving(sidecar) as address, asking(address) as client:
-        for name in ("left", "aborted"):
-            client.ask(name, token_ids=[700])
-        assert until(lambda: sidecar.requests)
-        assert client.take_or_leave("left") == (None, True)
-        client.forget("aborted")
-        assert client.late_answers() == []
-        gate.set()
-        late: list = []
-        assert until(lambda: late.extend(client.late_answers()) or late)
-        ((name, answer),) = late
-        assert name == "left" and answer is not None and answer.probability == 0.7
-        assert client.take_or_leave("left") == (None, False)
-        assert (client.counters.after_the_end, client.counters.forgotten) == (1, 1)
-
-
-class LandsInBetween(PredictorClient):
-    """Its answer comes right after a look for it that has found nothing."""
-
-    gate: threading.Event
-
-    def take(self, request_id: Hashable) -> Prediction | None:
-        found = super().take(request_id)
-        self.gate.set()
-        assert until(lambda: self.counters.answered == 1)
-        return found
-
-
-def test_an_answer_that_lands_while_its_request_ends_is_not_lost() -> None:
-    gate = threading.Event()
-
-    def slow(request: pb.PredictStreamRequest) -> list[pb.PredictStreamResponse]:
-        assert gate.wait(10)
-        return [prediction(request)]
-
-    sidecar = Sidecar(slow)
-    with serving(sidecar) as address:
-        client = LandsInBetween(address)
-        client.gate = gate
-        scorer = Scorer(ClientSettings(guard=False), capacity=10, predictor=client, background=AtOnce)
-        with contextlib.closing(scorer):
-            scorer.admitted("r", [700], session=None)
-            assert until(lambda: sidecar.requests)
-            scorer.finished("r", completed=True, blocks=(), prompt_blocks=0)
-            gate.set()
-            assert until(lambda: scorer.late() or scorer.scored["prediction"])
-            assert scorer.scored["prediction"] + scorer.scored["late"] == 1
-
-
-def test_a_request_that_was_left_and_gets_no_answer_is_handed_out_without_one() -> None:
-    with serving(Sidecar(lambda request: [])) as address, asking(address) as client:
-        client.ask("r", token_ids=[700], timeout_s=0.3)
-        assert client.take_or_leave("r") == (None, True) and client.take_or_leave("unknown") == (None, False)
-        late: list = []
-        assert until(lambda: late.extend(client.late_answers()) or late)
-        assert late == [("r", None)]
-        assert client.counters.late == fates(client) == 1
-
-
-def test_requests_that_were_left_stay_within_the_capacity() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        asking(f"127.0.0.1:{silent.getsockname()[1]}", capacity=10, timeout_s=60.0) as client,
-    ):
-        left = []
-        for n in range(100):
-            client.ask(n, token_ids=[7])
-            if client.take_or_leave(n)[1]:
-                left.append(n)
-        assert left == list(range(10))  # all of these are handed out, and no others are waited for
-        assert client.late_answers() == [(n, None) for n in left]
-        assert client.waiting == 10

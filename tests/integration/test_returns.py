@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from lpc.bench.wire import InstantModel
-from lpc.model.returns import MAX_CREDIT_S
-from lpc.model.returns.credit import LIFETIMES
+from lpc.model.returns.groups import GROUPS
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -26,7 +25,6 @@ from tests.integration.test_server import _scrape
 from tests.tiny_model import build_tiny_artifact
 
 START = 1_700_000_000.0
-ZEROS = [0.0] * len(LIFETIMES)
 LONG, SHORT = 20_000, 20
 """Characters of prompts."""
 NIGHT_S = 10 * 3600.0
@@ -48,11 +46,11 @@ class Sidecar:
         self.model = ReturnModel(turns)
         return self.model
 
-    async def ask(self, *conversations: pb.Conversation) -> list[list[float]]:
-        """Return the credit tables of conversations, asked at once."""
+    async def ask(self, *conversations: pb.Conversation) -> list[int]:
+        """Return the groups of conversations, asked at once."""
         batch = pb.PredictBatchRequest(conversations=conversations)
         results = (await self.stub.PredictBatch(batch)).results
-        return [list(result.prediction.credit_s) for result in results]
+        return [result.prediction.reuse_group for result in results]
 
     async def traffic(self, minutes: int) -> None:
         """Conversations with long prompts come back after 30 s or so, up to three times; those with short ones never do."""
@@ -72,11 +70,10 @@ class Sidecar:
             ]
         self.model.refit(self.now)
 
-    async def credits_of_both(self) -> tuple[list[float], list[float]]:
-        """Return the tables of a conversation with a long prompt and of one with a short prompt."""
+    async def groups_of_both(self) -> list[int]:
+        """Return the groups of a conversation with a long prompt and of one with a short prompt."""
         self.asked += 1
-        long, short = await self.ask(named(LONG, f"long {self.asked}", 1), named(SHORT, f"short {self.asked}", 1))
-        return long, short
+        return await self.ask(named(LONG, f"long {self.asked}", 1), named(SHORT, f"short {self.asked}", 1))
 
     async def until(self, so: Callable[[], Awaitable[bool]]) -> None:
         deadline = time.monotonic() + 30
@@ -85,12 +82,12 @@ class Sidecar:
             await asyncio.sleep(0.05)
 
     async def tells_them_apart(self) -> bool:
-        long, short = await self.credits_of_both()
-        return long[LOOKED_AT] > 0 > short[LOOKED_AT]
-
-
-LOOKED_AT = int(np.searchsorted(LIFETIMES, 10.0))
-"""A lifetime of some 10 s: who returns after 30 s finds nothing left without credit."""
+        groups = await self.groups_of_both()
+        if 0 in groups:
+            return False
+        stays = np.prod(1.0 - self.model.group_curves().hazards, axis=1)
+        long, short = (float(stays[group - 1]) for group in groups)
+        return long < 0.5 < short
 
 
 @contextlib.asynccontextmanager
@@ -112,22 +109,19 @@ def named(chars: int, name: str, turn_count: int) -> pb.Conversation:
     return pb.Conversation(chat=pb.ChatMessages(messages=messages), conversation_id=name, turn_count=turn_count)
 
 
-async def test_a_cold_sidecar_gives_no_credit_to_anyone(tiny_models: Path) -> None:
+async def test_a_cold_sidecar_gives_no_group_to_anyone(tiny_models: Path) -> None:
     async with sidecar(tiny_models) as running_:
-        assert await running_.ask(named(LONG, "a", 1), named(SHORT, "b", 1)) == [ZEROS, ZEROS]
-        info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
-    assert list(info.credit_lifetimes_s) == LIFETIMES.tolist()
-    assert info.credit_returns == 0
+        assert await running_.ask(named(LONG, "a", 1), named(SHORT, "b", 1)) == [0, 0]
 
 
-async def test_who_returns_gets_credit_and_who_does_not_gets_less_than_none(tiny_models: Path) -> None:
+async def test_who_returns_and_who_does_not_have_groups_whose_curves_say_so(tiny_models: Path) -> None:
     async with sidecar(tiny_models) as running_:
         await running_.traffic(4)
         assert await running_.tells_them_apart()
-        info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
+        returns = running_.model.quality.returns
         metrics = await _scrape(running_.addresses)
-    assert info.credit_returns > 50
-    assert f'lpc_returns_learnt{{of="returns"}} {float(info.credit_returns)}' in metrics
+    assert returns > 50
+    assert f'lpc_returns_learnt{{of="returns"}} {float(returns)}' in metrics
     assert "lpc_return_model_nats NaN" in metrics
     assert "lpc_return_model_head_share 0.5" in metrics
 
@@ -136,7 +130,7 @@ async def test_what_is_learnt_is_served_without_anybody_asking_for_a_refit(tiny_
     async with sidecar(tiny_models, returns_refit_s=0.05) as running_:
         running_.model.refit, refit = lambda now: None, running_.model.refit  # type: ignore[method-assign]
         await running_.traffic(4)
-        assert await running_.credits_of_both() == (ZEROS, ZEROS)
+        assert await running_.groups_of_both() == [0, 0]
         running_.model.refit = refit  # type: ignore[method-assign]
         await running_.until(running_.tells_them_apart)
         assert "lpc_return_refit_seconds_count 0.0" not in await _scrape(running_.addresses)
@@ -144,9 +138,9 @@ async def test_what_is_learnt_is_served_without_anybody_asking_for_a_refit(tiny_
 
 async def test_learning_can_be_switched_off(tiny_models: Path, tmp_path: Path) -> None:
     async with sidecar(tiny_models, returns_refit_s=0, returns_state=tmp_path / "state") as running_:
-        assert await running_.ask(named(LONG, "a", 1)) == [[]]
+        assert await running_.ask(named(LONG, "a", 1)) == [0]
         info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
-    assert (list(info.credit_lifetimes_s), info.credit_returns) == ([], 0)
+    assert (list(info.reuse_edges_s), info.HasField("reuse_curves")) == ([], False)
     assert not (tmp_path / "state").exists()
 
 
@@ -170,9 +164,9 @@ async def test_a_clock_that_steps_by_a_day_raises_nothing_and_learning_goes_on(
         for by in (step, -step):
             running_.now += by
             await running_.traffic(1)
-            tables = await running_.ask(named(LONG, "a", 1), named(SHORT, "b", 1), named(LONG, "long 1", 5))
-            assert all(len(table) == len(LIFETIMES) for table in tables)
-            assert all(abs(seconds) <= MAX_CREDIT_S for table in tables for seconds in table)  # not so for a NaN
+            groups = await running_.ask(named(LONG, "a", 1), named(SHORT, "b", 1), named(LONG, "long 1", 5))
+            assert all(0 <= group < GROUPS for group in groups)
+            assert np.isfinite(running_.model.group_curves().hazards).all()
         before = running_.model.quality.returns
         await running_.traffic(4)
         assert running_.model.quality.returns > before + 50
@@ -206,8 +200,7 @@ async def test_a_restart_keeps_what_was_learnt(tiny_models: Path, tmp_path: Path
         learnt = running_.model.quality.returns
         now = running_.now
     async with sidecar(tiny_models, now + 60.0, returns_state=state) as running_:
-        info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert info.credit_returns == learnt
+        assert running_.model.quality.returns == learnt
         assert await running_.tells_them_apart()
         await running_.traffic(1)
         assert running_.model.quality.returns > learnt
@@ -255,7 +248,7 @@ async def test_a_state_that_is_damaged_or_foreign_is_one_warning_and_a_fresh_sta
         async with sidecar(tiny_models, returns_state=place) as running_:
             warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
             assert [record.getMessage().startswith("what was learnt of returns") for record in warnings] == [True], name
-            assert await running_.credits_of_both() == (ZEROS, ZEROS), name
+            assert await running_.groups_of_both() == [0, 0], name
 
 
 async def test_a_state_that_cannot_be_written_stops_nothing(
@@ -307,6 +300,6 @@ async def test_a_fault_in_the_return_model_costs_no_prediction(tiny_models: Path
     async with sidecar(tiny_models) as running_:
         running_.model.answer = broken  # type: ignore[method-assign, assignment]
         for _ in range(3):
-            assert await running_.ask(named(LONG, "a", 1)) == [ZEROS]
+            assert await running_.ask(named(LONG, "a", 1)) == [0]
     assert caplog.text.count("bug in the return model: please report these lines\nbuiltins.FloatingPointError") == 1
     assert "a secret" not in caplog.text

@@ -172,7 +172,7 @@ async def test_a_tokenizer_that_hangs_holds_up_nobody_and_its_engine_is_answered
             await until(lambda: client.waiting == 0)
             assert client.tokenizer_state == "loading", "they were answered while it hangs"
             unread = [client.take(n) for n in range(50)]
-            assert all(answer is not None and answer.unread and answer.credit is not None for answer in unread)
+            assert all(answer is not None and answer.unread for answer in unread)
             await until(lambda: client.tokenizer_state == "failed")
             client.ask("after", token_ids=ids)
             client.ask("again", token_ids=ids)

@@ -129,25 +129,3 @@ def test_a_request_that_is_dropped_is_cancelled_where_it_is(book: Book) -> None:
     book.drop("r", "forgotten", 0.0)
     assert request.lane is None and book.counters.forgotten == 1
     assert [list(lane.cancels) for lane in lanes] == [[number], []]
-
-
-def test_no_more_ended_requests_are_awaited_than_it_hands_out() -> None:
-    """More end in each step than are handed out in one, and no sidecar answers: whoever waits for one is told in the end."""
-    book = Book(100)
-    with book.changed:
-        awaited: set[object] = set()
-        for n in range(10_000):
-            now = n / 50.0
-            ask(book, n, now)
-            if book.take_or_leave(n)[1]:
-                awaited.add(n)
-            else:
-                book.drop(n, "forgotten", now)
-            if n % 60 == 0:
-                book.expire(now)
-                awaited.difference_update(key for key, _ in book.take_late())
-            assert len(awaited) <= 100
-        book.expire(1e9)
-        while late := book.take_late():
-            awaited.difference_update(key for key, _ in late)
-        assert not awaited

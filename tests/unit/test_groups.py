@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lpc.model.returns.credit import gittins
+from lpc.model.returns.gittins import gittins
 from lpc.model.returns.groups import GROUPS, PROBES, UNUSED_S, CurveGroups, signatures
 from lpc.model.returns.hazards import AGES, INTERVALS
 

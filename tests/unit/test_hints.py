@@ -1,17 +1,14 @@
 """What hints may decide: within a share of the cache, and of a request that is done only what it alone has used."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from eviction_client.credit import Lifetime
-from eviction_client.credit_queue import CreditQueue
-from eviction_client.hints import NO_HINTS, NOTHING, Asked, Hints, Owners, Retained
+from eviction_client.hints import NO_HINTS, Hints, Owners, Retained
 from eviction_client.queue import Block
-from eviction_client.score import Keys
 from eviction_client.stores import BlockHash
+from eviction_client.value_queue import ValueQueue
 
 NOW = 1.8e9
 
@@ -34,101 +31,80 @@ def test_what_cannot_be_read_is_not_a_hint(arguments: dict[str, Any] | None, hin
     assert Hints.of(arguments) == hints
 
 
-def named(number: int) -> BlockHash:
-    return BlockHash(hashlib.sha256(str(number).encode()).digest())
-
-
 class Cache:
     """A free queue whose blocks are used, and freed with hints. Blocks are named by their numbers."""
 
     def __init__(self, blocks: int, *, share: float) -> None:
         self.now = NOW
-        self.queue: CreditQueue[Block] = CreditQueue(Block(-1), Block(-1), lifetime=Lifetime(blocks), clock=lambda: self.now)
+        self.queue: ValueQueue[Block] = ValueQueue(Block(-1), Block(-1), 1, clock=lambda: self.now)
         self.retained: Retained[Block] = Retained(share * blocks)
         self.blocks = [Block(number) for number in range(blocks)]
-        self.queue.insert_keyed(self.blocks, Keys(NOW, NOW))
+        self.queue.insert(self.blocks, 0, NOW)
 
-    def use(self, numbers: Sequence[int], asked: Asked = NOTHING) -> None:
+    def use(self, numbers: Sequence[int], retain_s: float = 0.0) -> None:
         """Have a request use blocks, root first, and end a second later."""
         for number in numbers:
             self.queue.remove(self.blocks[number])
         self.now += 1
+        self.queue.expire(1000)
         freed = [self.blocks[number] for number in reversed(numbers)]
-        keys = Keys(self.now, self.now)
-        for part, placed in self.retained.placed(
-            freed, keys, asked, self.now, lambda block: block.block_id, lambda block: named(block.block_id)
-        ):
-            self.queue.insert_keyed(part, placed)
+        if retain_s and self.retained.hold(dict.fromkeys(numbers, 1), self.now + retain_s, self.now):
+            self.queue.retain(freed, 0, self.now + retain_s)
+        else:
+            self.retained.release(numbers)
+            self.queue.insert(freed, 0, self.now)
 
     @property
-    def ahead(self) -> set[int]:
-        """Blocks whose key lies in the future."""
-        return {block.block_id for block, score in self.queue.iter_scored() if score > self.now + 1}
+    def last(self) -> set[int]:
+        """As many blocks as are retained, those evicted last."""
+        order = [block.block_id for block in self.queue.eviction_order()]
+        return set(order[len(order) - self.retained.held :])
 
 
 def test_a_flood_of_hints_retains_no_more_than_the_share() -> None:
     cache = Cache(100, share=0.1)
     for number in range(0, 100, 2):
-        cache.use([number, number + 1], Asked(3600.0))
-    assert cache.ahead == set(range(10))
+        cache.use([number, number + 1], 3600.0)
+    assert cache.last == set(range(10))
     assert (cache.retained.granted, cache.retained.refused, cache.retained.held) == (10, 90, 10)
 
 
 def test_a_request_larger_than_the_share_is_not_retained_in_part() -> None:
     cache = Cache(100, share=0.1)
-    cache.use(range(11), Asked(3600.0))
-    assert cache.ahead == set() and cache.retained.refused == 11
+    cache.use(range(11), 3600.0)
+    assert cache.last == set() and cache.retained.refused == 11
 
 
 def test_a_conversation_that_asks_at_each_turn_counts_each_block_once() -> None:
     cache = Cache(100, share=0.1)
     for turn in range(2, 11):
-        cache.use(range(turn), Asked(3600.0))
-    assert cache.ahead == set(range(10)) and cache.retained.refused == 0
+        cache.use(range(turn), 3600.0)
+    assert cache.last == set(range(10)) and cache.retained.refused == 0
 
 
 def test_a_block_used_again_without_a_hint_makes_room_for_another() -> None:
     cache = Cache(100, share=0.1)
-    cache.use(range(10), Asked(3600.0))
+    cache.use(range(10), 3600.0)
     cache.use(range(10))
-    cache.use(range(20, 30), Asked(3600.0))
-    assert cache.ahead == set(range(20, 30))
+    cache.use(range(20, 30), 3600.0)
+    assert cache.last == set(range(20, 30))
 
 
 def test_a_refused_hint_leaves_a_block_no_longer_than_its_last_use() -> None:
     cache = Cache(100, share=0.1)
-    cache.use(range(10), Asked(3600.0))
-    cache.use(range(11), Asked(3600.0))
-    assert cache.ahead == set() and cache.retained.held == 0
+    cache.use(range(10), 3600.0)
+    cache.use(range(11), 3600.0)
+    assert cache.last == set() and cache.retained.held == 0
 
 
 def test_a_retention_whose_time_is_over_makes_room_for_another() -> None:
     cache = Cache(100, share=0.1)
-    cache.use(range(10), Asked(60.0))
-    cache.use(range(20, 30), Asked(60.0))
-    assert cache.ahead == set(range(10))
+    cache.use(range(10), 60.0)
+    cache.use(range(20, 30), 60.0)
+    assert cache.last == set(range(10))
     cache.now += 60
-    cache.use(range(20, 30), Asked(60.0))
-    assert cache.ahead == set(range(20, 30)) and cache.retained.held == 10
-
-
-def test_what_goes_on_is_not_ranked_by_what_a_hint_retains() -> None:
-    cache = Cache(100, share=0.1)
-    cache.use(range(10), Asked(3600.0))
-    assert cache.queue.highest_score <= cache.now + 1
-
-
-def test_a_finished_branch_goes_first_and_leaves_the_trunk_to_the_others() -> None:
-    cache, owners = Cache(10, share=0.1), Owners(100)
-    trunk, one, other = [0, 1, 2], [3, 4], [5, 6]
-    for branch, session in ((one, "one"), (other, "other")):
-        cache.use(trunk + branch)
-        owners.used(session, [named(number) for number in trunk + branch])
-    chain = [named(number) for number in trunk + one]
-    own_from = owners.used("one", chain)
-    cache.use(trunk + one, Asked(own=frozenset(chain[own_from:]), own_from=own_from))
-    order = [block.block_id for block in cache.queue]
-    assert order[:2] == [4, 3] and order[-3:] == [2, 1, 0]
+    cache.use(range(20, 30), 60.0)
+    assert cache.last == set(range(20, 30)) and cache.retained.held == 10
 
 
 def chain(*names: str) -> list[BlockHash]:

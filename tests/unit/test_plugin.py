@@ -18,7 +18,7 @@ from eviction_client.plugin import REFIT_S, Plugin
 from eviction_client.prior import ReuseCurves
 from eviction_client.queue import Block
 from eviction_client.reuse import first_class
-from eviction_client.score import Keys
+from eviction_client.score import done_key
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
 from eviction_client.value_guard import ValueGuard
@@ -295,7 +295,7 @@ def test_the_store_learns_that_own_blocks_are_done() -> None:
     store = MemoryStore()
     bench = Bench(store, hints=True)
     bench.serve("s", chain("s", 0, 2), hints=Hints(done=True))
-    assert store.scores(chain("s", 0, 2)) == [Keys.done(NOW).key] * 2
+    assert store.scores(chain("s", 0, 2)) == [done_key(NOW)] * 2
 
 
 # What fails.

@@ -143,7 +143,7 @@ class CurveGroups:
 def signatures(curves: Floats) -> Floats:
     """Return ln of the retention values at PROBES, [n, probes], of return curves [n, ages].
 
-    As `lpc.model.returns.credit.gittins`, at six ages instead of all.
+    As `lpc.model.returns.gittins.gittins`, at six ages instead of all.
     """
     both = np.zeros((2, *curves.shape))
     both[0] = curves

@@ -2,7 +2,7 @@
 
 Counts by strata know something after minutes and follow what changes; the head knows which facts matter together and takes
 longer. Their curves are mixed by the discounted log-likelihood of what happened since to turns that they had foretold.
-Before FEWEST_TURNS turns, and while hardly anybody has returned, all credits are 0: the order is least recently used.
+Before FEWEST_TURNS turns, and while hardly anybody has returned, all turns are in group 0, of which nothing is known.
 """
 
 import math
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from lpc.model.probability import expit
 from lpc.model.returns.counts import Counts
-from lpc.model.returns.credit import LIFETIMES, CreditLaw
 from lpc.model.returns.facts import Facts, inputs, strata
 from lpc.model.returns.groups import CurveGroups, GroupCurves
 from lpc.model.returns.hazards import INTERVALS, Floats, log_likelihood, returned, with_tail
@@ -33,23 +32,7 @@ GIVEN_UP_S: Final = 600.0
 trace: -2.486 with 1,800 s, -2.480 with 600 s, -2.479 with 300 s: the weights follow sooner."""
 NEWS: Final = 100
 """The head is taught again when one in so many of the turns is new: in a quiet night it would learn them by heart."""
-AVERAGE_TURNS: Final = 200.0
-"""Turns after which a curve counts half in the average."""
-AVERAGE_EVERY: Final = 16
-"""Turns after which the average in use is renewed."""
 FORMAT: Final = 2
-
-
-class Answers(NamedTuple):
-    """What n turns are answered.
-
-    Attributes:
-        credit_s: [n, lifetimes] seconds at `credit.LIFETIMES`.
-        groups: [n] of their curves; 0 before there is enough to learn from.
-    """
-
-    credit_s: Floats
-    groups: NDArray[np.int64]
 
 
 class Quality(NamedTuple):
@@ -80,32 +63,6 @@ class _Forecasters:
         return with_tail(both, self.counts.returns, self.counts.at_risk).reshape(2, len(facts), INTERVALS)
 
 
-class Average:
-    """The average conversation: the mean of the curves told of late, beside which credits are given.
-
-    Fast, unlike the counts: when the traffic's mix changes, everything there is now would else look worth more, or less, than
-    average for as long as what was before is remembered, and blocks of one kind would outlive those of the same kind that came
-    minutes later. Measured where the mix changes every 20 minutes (LRU 57.4 and 66.8% at 2 and 5%, no guard): beside the
-    average of the counts 53.5 and 61.7, beside this one 57.2 and 65.9; Mooncake 14.3 and 22.1, 14.0 and 22.4.
-    """
-
-    def __init__(self, curve: Floats) -> None:
-        """``curve``: [ages] to begin with."""
-        self._curve = curve
-        self._law = CreditLaw(curve)
-        self._since = 0
-
-    def credits(self, curves: Floats) -> Floats:
-        """Return the credits of curves [n, ages], [n, lifetimes], and take them into the average."""
-        keep = 0.5 ** (np.arange(len(curves), -1, -1) / AVERAGE_TURNS)
-        self._curve = keep[0] * self._curve + (1.0 - 0.5 ** (1.0 / AVERAGE_TURNS)) * (keep[1:] @ curves)
-        self._since += len(curves)
-        if self._since >= AVERAGE_EVERY:
-            self._since = 0
-            self._law = CreditLaw(self._curve)
-        return self._law.table(curves)
-
-
 class ReturnModel:
     """Thread-safe: :meth:`answer` for the thread that infers, :meth:`refit` for one in the background."""
 
@@ -116,16 +73,15 @@ class ReturnModel:
         self._memory = TurnMemory(capacity)
         self._head = HazardHead(seed)
         self._forecasters: _Forecasters | None = None
-        self._average: Average | None = None
         self._groups = CurveGroups()
         self._balance = 0.0
         self._nats = math.nan
         self._judged = -1
         self._taught = 0
 
-    def answer(self, turns: Sequence[Arrived]) -> Answers:
-        """Take turns in; return their credits and groups."""
-        parts = [_unknown(0)]
+    def answer(self, turns: Sequence[Arrived]) -> NDArray[np.int64]:
+        """Take turns in; return the groups [n] of their curves: 0 before there is enough to learn from."""
+        parts = [np.zeros(0, np.int64)]
         with self._lock:
             start = 0
             while start < len(turns):
@@ -136,8 +92,7 @@ class ReturnModel:
                     stop += 1
                 parts.append(self._take(turns[start:stop]))
                 start = stop
-        credit_s, groups = zip(*parts, strict=True)
-        return Answers(np.concatenate(credit_s), np.concatenate(groups))
+        return np.concatenate(parts)
 
     def group_curves(self) -> GroupCurves:
         """Return the groups that turns have been answered with."""
@@ -224,7 +179,7 @@ class ReturnModel:
             self._taught = 0
             self._refit(now)
 
-    def _take(self, turns: Sequence[Arrived]) -> Answers:
+    def _take(self, turns: Sequence[Arrived]) -> NDArray[np.int64]:
         """As `answer`, of different conversations. With the lock held."""
         memory, forecasters = self._memory, self._forecasters
         facts = [memory.facts(turn) for turn in turns]
@@ -239,11 +194,8 @@ class ReturnModel:
             numbers, ages = zip(*followed, strict=True)
             self._judge(np.array(numbers), np.array(ages), np.ones(len(followed), np.bool_))
         if forecasters is None or told is None:
-            return _unknown(len(turns))
-        curves = mixed(told, self.head_share)
-        if self._average is None:
-            self._average = Average(returned(forecasters.counts.average[None, :])[0])
-        return Answers(self._average.credits(curves), self._groups.join(curves, max(turn.at for turn in turns)))
+            return np.zeros(len(turns), np.int64)
+        return self._groups.join(mixed(told, self.head_share), max(turn.at for turn in turns))
 
     def _judge(self, numbers: NDArray[np.int64], age: Floats, came: NDArray[np.bool_]) -> None:
         """Weigh the forecasters by what they had foretold of turns. With the lock held."""
@@ -281,7 +233,3 @@ def mixed(hazards: Floats, head_share: float) -> Floats:
     by_counts, by_head = returned(hazards.reshape(-1, INTERVALS)).reshape(*hazards.shape[:2], -1)
     curves: Floats = (1.0 - head_share) * by_counts + head_share * by_head
     return curves
-
-
-def _unknown(turns: int) -> Answers:
-    return Answers(np.zeros((turns, len(LIFETIMES))), np.zeros(turns, np.int64))

@@ -6,11 +6,9 @@ import random
 import numpy as np
 import pytest
 
-from lpc.model.returns import MAX_CREDIT_S
-from lpc.model.returns.credit import LIFETIMES
 from lpc.model.returns.groups import GROUPS
 from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import AVERAGE_EVERY, FEWEST_TURNS, GIVEN_UP_S, ReturnModel
+from lpc.model.returns.model import FEWEST_TURNS, GIVEN_UP_S, ReturnModel
 
 START = 1_700_000_000.0
 
@@ -53,29 +51,35 @@ def learnt() -> Traffic:
     return traffic
 
 
-def looks(model: ReturnModel, now: float) -> np.ndarray:
-    return model.answer([turn("", now, 1, 5000.0), turn("", now)]).credit_s
+def returning(model: ReturnModel, *turns: Arrived) -> list[float]:
+    """Return the probability to return ever, by the curves of the turns' groups."""
+    groups = model.answer(turns)
+    assert ((groups > 0) & (groups < GROUPS)).all()
+    stays = np.prod(1.0 - model.group_curves().hazards, axis=1)
+    returned: list[float] = (1.0 - stays[groups - 1]).tolist()
+    return returned
 
 
-def test_before_enough_was_seen_nobody_has_credit() -> None:
+def long_and_short(model: ReturnModel, now: float) -> list[float]:
+    return returning(model, turn("", now, 1, 5000.0), turn("", now))
+
+
+def test_before_enough_was_seen_nobody_has_a_group() -> None:
     model = ReturnModel()
     for n in range(FEWEST_TURNS - 1):
-        assert not model.answer([turn(f"c{n}", START + n)]).credit_s.any()
+        assert model.answer([turn(f"c{n}", START + n)]).tolist() == [0]
     model.refit(START + 300)
-    answers = model.answer([turn("last", START + 300)])
-    assert not answers.credit_s.any() and answers.groups.tolist() == [0]
+    assert model.answer([turn("last", START + 300)]).tolist() == [0]
     assert len(model.group_curves().hazards) == 0
 
 
-def test_no_turns_get_no_tables() -> None:
-    credit_s, groups = ReturnModel().answer([])
-    assert credit_s.shape == (0, len(LIFETIMES)) and groups.shape == (0,)
+def test_no_turns_get_no_groups() -> None:
+    assert ReturnModel().answer([]).shape == (0,)
 
 
-def test_who_returns_is_worth_more(learnt: Traffic) -> None:
-    long, short = looks(learnt.model, learnt.now)
-    some = (LIFETIMES > 5.0) & (LIFETIMES < 30.0)
-    assert (long[some] > 0).all() and (short[some] < 0).all()
+def test_who_returns_and_who_does_not_are_told_apart(learnt: Traffic) -> None:
+    long, short = long_and_short(learnt.model, learnt.now)
+    assert long > 0.5 > short
     assert learnt.model.quality.nats > 0.1
 
 
@@ -86,20 +90,19 @@ def test_a_pause_that_is_always_the_same_is_learnt() -> None:
         now += 2.0
         model.answer([turn(f"a {step - 4 * n}", now, n + 1, 5000.0) for n in range(4)] + [turn(f"b {step}", now)])
     model.refit(now)
-    early, late = model.answer([turn("", now, 1, 5000.0), turn("", now, 4, 5000.0)]).credit_s
-    short = LIFETIMES < 6.0
-    assert (early[short] > 0).all() and (late[short] < 0).all()
+    early, late = returning(model, turn("", now, 1, 5000.0), turn("", now, 4, 5000.0))
+    assert early > 0.9 and late < 0.7
 
 
-def test_tables_do_not_depend_on_the_batch(learnt: Traffic) -> None:
-    turns = [turn("", learnt.now, n, 100.0 * n) for n in range(1, AVERAGE_EVERY)]
-    tables = []
+def test_groups_do_not_depend_on_the_batch(learnt: Traffic) -> None:
+    turns = [turn("", learnt.now, n, 100.0 * n) for n in range(1, 16)]
+    groups = []
     for size in (len(turns), 1):
         model = ReturnModel()
         model.restore(learnt.model.state(learnt.now), learnt.now)
         starts = range(0, len(turns), size)
-        tables.append(np.concatenate([model.answer(turns[start : start + size]).credit_s for start in starts]))
-    np.testing.assert_allclose(*tables, rtol=1e-4, atol=1e-3)
+        groups.append(np.concatenate([model.answer(turns[start : start + size]) for start in starts]).tolist())
+    assert groups[0] == groups[1]
 
 
 def test_two_turns_of_a_conversation_in_one_batch_follow_each_other() -> None:
@@ -140,8 +143,7 @@ def test_a_ring_that_went_around_since_is_judged_by_what_it_still_holds() -> Non
     traffic.minutes(8)
     traffic.now += GIVEN_UP_S
     traffic.minutes(8)
-    tables = looks(traffic.model, traffic.now)
-    assert np.isfinite(tables).all() and math.isfinite(traffic.model.quality.nats)
+    assert np.isfinite(long_and_short(traffic.model, traffic.now)).all() and math.isfinite(traffic.model.quality.nats)
     assert traffic.model.quality.turns > 400
 
 
@@ -152,16 +154,8 @@ def test_what_was_learnt_comes_back(learnt: Traffic, capacity: int) -> None:
     other.restore(state, learnt.now)
     assert other.quality.returns > 50
     assert other.head_share == pytest.approx(learnt.model.head_share)
-    long, short = looks(other, learnt.now)
-    some = (LIFETIMES > 5.0) & (LIFETIMES < 30.0)
-    assert (long[some] > 0).all() and (short[some] < 0).all()
-
-
-def test_who_returns_has_another_group_than_who_does_not_and_its_curve_says_so(learnt: Traffic) -> None:
-    long, short = learnt.model.answer([turn("", learnt.now, 1, 5000.0), turn("", learnt.now)]).groups.tolist()
-    assert 0 < long < GROUPS and 0 < short < GROUPS and long != short
-    survives = np.prod(1.0 - learnt.model.group_curves().hazards, axis=1)
-    assert survives[long - 1] < 0.5 < survives[short - 1]
+    long, short = long_and_short(other, learnt.now)
+    assert long > 0.5 > short
 
 
 def test_kept_groups_keep_their_numbers_and_a_new_model_has_another_epoch(learnt: Traffic) -> None:
@@ -182,9 +176,9 @@ def test_a_state_does_not_change_with_the_model(learnt: Traffic) -> None:
 
 
 @pytest.mark.parametrize("facts", [(math.inf, math.inf), (0.0, 0.0), (1e9, 1e12), (1.0, math.nan)])
-def test_odd_facts_give_tables_within_bounds(learnt: Traffic, facts: tuple[float, float]) -> None:
+def test_odd_facts_give_a_group_with_a_finite_curve(learnt: Traffic, facts: tuple[float, float]) -> None:
     count, tokens = facts
     odd = Arrived(b"", learnt.now, count, tokens, tokens, tokens, "x" * 1000, b"")  # type: ignore[arg-type]
-    table = learnt.model.answer([odd]).credit_s
+    (group,) = learnt.model.answer([odd]).tolist()
+    assert 0 < group < GROUPS
     assert np.isfinite(learnt.model.group_curves().hazards).all()
-    assert np.isfinite(table).all() and (np.abs(table) <= MAX_CREDIT_S).all()
