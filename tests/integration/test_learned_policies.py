@@ -51,7 +51,7 @@ def rate(workload: Workload, policy: str, capacity: int, **settings: object) -> 
 
 
 CAPACITY = 500 * BLOCK
-LEARN = {"lpc", "lpc-turns", "gittins", "oracle-gittins"}
+LEARN = {"lpc", "lpc-turns", "gittins"}
 
 
 def test_whoever_learns_beats_lru_and_nobody_beats_the_bounds(workload: Workload) -> None:

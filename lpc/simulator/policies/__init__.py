@@ -3,7 +3,7 @@
 from lpc.simulator.policies import (
     arc,
     bounds,
-    classic,
+    slru,
     gittins,
     lpc,
     lru,
@@ -21,7 +21,7 @@ __all__ = [
     "PolicySettings",
     "arc",
     "bounds",
-    "classic",
+    "slru",
     "gittins",
     "lpc",
     "lru",
