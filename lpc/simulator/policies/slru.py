@@ -13,7 +13,6 @@ from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
 from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
-
 PROBATION: Final = 1
 PROTECTED: Final = 2
 
