@@ -20,7 +20,7 @@ from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.responses import ResponseCache, ResponseSpec
 from lpc.simulator.sample import load_sample
 from lpc.simulator.sessions import REQUESTS, chain, closed_loop
-from lpc.simulator.sharegpt import Conversations, ThinkTimes, sharegpt
+from lpc.simulator.sharegpt import Lengths, ThinkTimes, sharegpt
 from lpc.simulator.tiers.spec import PrefetchSpec, StoredWhen, Tiering, TierPolicy, TierSpec
 from lpc.simulator.workload import Workload, from_trace
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
@@ -46,7 +46,7 @@ class WorkloadSpec:
         think_time, law, active, seed: of ShareGPT; active and seed also of agent sessions, seed of generated workloads.
         embeddings: folder made by `lpc embed`, for ShareGPT; None: the sample that ships.
         head: the predictor's on those embeddings; None: the one shipped.
-        count_from: seconds of a trace that are learnt from, after which hits are counted; None: the first half hour, of a
+        count_from: second of a trace from which hits are counted; None: after the first half hour, of a
             trace that is shorter than an hour or so its first half, of a generated workload its first 500 requests.
         named: say of each request what a response cache would call it. ShareGPT is then its text, not the sample.
         sessions: of a closed loop, at a time; None: requests come when the log says.
@@ -158,7 +158,7 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
     return workload, workload.working_set_tokens()
 
 
-def _spoken(spec: WorkloadSpec) -> "tuple[Conversations, Callable[[int], Sequence[Named]]]":
+def _spoken(spec: WorkloadSpec) -> "tuple[Sequence[Lengths], Callable[[int], Sequence[Named]]]":
     if spec.embeddings is not None or spec.head is not None:
         raise SimulationError("what equal requests are is read from ShareGPT's text: leave out --embeddings and --head")
     from lpc.simulator.spoken import spoken
@@ -181,7 +181,7 @@ def _name(workload: Workload, spec: WorkloadSpec) -> None:
         turn.named = of_blocks(request, workload.block_tokens)
 
 
-def _conversations(spec: WorkloadSpec) -> Conversations:
+def _conversations(spec: WorkloadSpec) -> Sequence[Lengths]:
     if spec.embeddings is None:
         if spec.head is not None:
             raise SimulationError("the sample of ShareGPT has the shipped head's probabilities: give --embeddings with --head")
