@@ -39,7 +39,7 @@ def simulate(
     ] = 4_000,
     seeds: Annotated[int, typer.Option(help="Repetitions.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    count_from: Annotated[float | None, typer.Option(help="Second of a trace from which hits are counted; default: after half an hour.")] = None,
+    count_from: Annotated[float | None, typer.Option(help="Count hits from this second of a trace on; default: 1800.")] = None,
     engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
     sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
     tier: Annotated[
