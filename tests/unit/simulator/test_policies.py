@@ -15,7 +15,7 @@ def evictions(policy: str, capacity: int, contents: list[int]) -> list[int]:
 
 
 def test_every_policy_says_its_rule_and_its_source() -> None:
-    assert {"slru", "s3fifo", "arc", "tlru", "ttl", "lru"} <= set(REGISTRY)
+    assert {"rlt", "slru", "s3fifo", "arc", "tlru", "ttl", "lru"} <= set(REGISTRY)
     for name, policy in REGISTRY.items():
         assert policy.name == name
         assert policy.rule
@@ -144,6 +144,38 @@ def test_arc_forgets_the_oldest_names_of_blocks_used_again_beyond_twice_its_capa
     # 3 and 4 are the names that fit beside two blocks, so 1 is new: used once, and the first to go.
     replay.ask(7)
     assert replay.evicted == [1, 2, 3, 4, 5, 1]
+
+
+def test_rlt_evicts_no_leaf_that_was_used_in_the_phase_while_another_was_not() -> None:
+    for last in (1, 2, 3):
+        replay = run("rlt", 3, [1, 2, 3, 4])  # for 4 a new phase began
+        if replay.evicted == [last]:
+            continue
+        replay.ask(last)
+        replay.ask(5)
+
+        assert {*replay.evicted, last} == {1, 2, 3}
+
+
+def test_rlt_evicts_leaves_only() -> None:
+    replay = OneByOne("rlt", 4)
+    replay.ask(1, 2, 3, 4)
+    replay.ask(9)
+    replay.ask(8)
+    assert replay.evicted == [4, 3]
+
+    replay = OneByOne("rlt", 3)
+    replay.ask(1, 2, conversation="A")
+    replay.ask(1, 3, conversation="B")
+    replay.ask(7)
+    assert replay.evicted in ([2], [3])
+
+
+def test_rlt_hits_in_a_loop_that_is_a_little_larger_than_the_cache() -> None:
+    loop = list(range(1, 12)) * 20
+
+    assert run("lru", 10, loop).hits == 0
+    assert run("rlt", 10, loop).hits > len(loop) // 2
 
 
 def test_tlru_evicts_what_no_next_turn_needs_before_anything_older() -> None:
