@@ -79,7 +79,7 @@ class Policy(ABC, Generic[B]):
         """Learn that a request has come; it may wait, or be too large ever to run."""
 
     def start(self, turn: Turn, now: float) -> None:
-        """Learn that a request has taken its blocks. It has arrived before, and may have waited since."""
+        """Learn that a request that has arrived has its blocks: it has taken them, or they are kept while it waits."""
 
     def path(self, turn: Turn) -> Path:
         """Return a turn's segments."""
@@ -99,6 +99,9 @@ class Policy(ABC, Generic[B]):
     @abstractmethod
     def touch(self, piece: B, now: float) -> None:
         """Give free blocks back: a request uses them again."""
+
+    def regain(self, piece: B) -> None:
+        """Learn that a request uses a piece that was given up and yet kept, for a waiting request. It is not free now."""
 
     @abstractmethod
     def evict(self, count: int, now: float) -> list[Chunk]:

@@ -103,8 +103,9 @@ class Plugin(Policy[PluginPiece]):
         """Give up the smallest keys of the rule in force."""
         self._now = EPOCH_S + now
         gone = self.queue.popleft_n(count)
-        self._numbers += [block.block_id for block in gone]
-        return [block.give_up(1) for block in gone]
+        chunks = [block.give_up(1) for block in gone]
+        self._numbers += [block.block_id for block in gone if not block.size]
+        return chunks
 
     def _clock(self) -> float:
         return self._now

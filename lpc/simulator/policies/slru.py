@@ -70,6 +70,11 @@ class Slru(Policy[RankedPiece]):
         assert piece.rank is not None
         del self._ranks[piece.rank][piece.block_id]
 
+    def regain(self, piece: RankedPiece) -> None:
+        """Count the blocks as protected again, if they were."""
+        if piece.rank == PROTECTED:
+            self._protected += piece.size
+
     def evict(self, count: int, now: float) -> list[Chunk]:
         """Give up blocks on probation first."""
         out: list[Chunk] = []
