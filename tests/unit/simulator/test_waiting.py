@@ -5,13 +5,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.cost import Cost
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.segments import Path
 from lpc.simulator.waiting import AGEING, Queueing
 from lpc.simulator.workload import Turn, Workload
 from lpc.simulator.workloads.cliff import cliff
@@ -32,19 +33,25 @@ def replay(workload: Workload, tokens: int, queueing: Queueing, policy: str = "l
     )
 
 
-def served(workload: Workload, tokens: int, queueing: Queueing, policy: str = "lru", cost: Cost = COST) -> list[Turn]:
-    """Return the requests in the order in which the server took them."""
+def served(workload: Workload, tokens: int, queueing: Queueing, policy: str = "lru") -> tuple[list[Turn], list[Turn]]:
+    """Return the requests in the order in which the server took them, and those that still wait at the end."""
     order: list[Turn] = []
-    start = BlockCache.start
+    waited: list[Turn] = []
+    start, wait = BlockCache.start, BlockCache.wait
 
-    def watched(cache: BlockCache[Any], turn: Turn, now: float) -> None:
+    def starts(cache: BlockCache[Any], turn: Turn, now: float) -> None:
         order.append(turn)
         start(cache, turn, now)
 
+    def waits(cache: BlockCache[Any], turn: Turn, path: Path, now: float) -> None:
+        waited.append(turn)
+        wait(cache, turn, path, now)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BlockCache, "start", watched)
-        replay(workload, tokens, queueing, policy, cost)
-    return order
+        patch.setattr(BlockCache, "start", starts)
+        patch.setattr(BlockCache, "wait", waits)
+        replay(workload, tokens, queueing, policy)
+    return order, [turn for turn in waited if turn not in order]
 
 
 @settings(max_examples=15, deadline=None)
@@ -59,7 +66,7 @@ def test_with_an_empty_waiting_queue_nothing_differs(log: Any, policy: str, bloc
 @settings(max_examples=30, deadline=None)
 @given(LOGS, st.integers(2, 6), st.integers(20, 300), st.sampled_from(["lru", "reuse", "slru"]))
 def test_keep_serves_in_the_order_of_arrival(log: Any, at_a_time: int, blocks: int, policy: str) -> None:
-    order = served(loop(made(log), at_a_time, 60), blocks * SIZE, KEEP, policy)
+    order, _ = served(loop(made(log), at_a_time, 60), blocks * SIZE, KEEP, policy)
 
     assert all(before.arrival <= after.arrival for before, after in pairwise(order))
 
@@ -102,16 +109,17 @@ def test_cached_first_serves_what_misses_least() -> None:
         lengths = [[(64, 0, 0.0), (96, 0, 4.0)], [(5000, 0, 0.0)], [(1000, 0, 0.0)], [(500, 0, 0.0)]]
         return in_order(*made(lengths), requests=5)
 
-    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, STOCK)] == [64, 5000, 1000, 500, 160]
-    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, CACHED_FIRST)] == [64, 5000, 160, 500, 1000]
+    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, STOCK)[0]] == [64, 5000, 1000, 500, 160]
+    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, CACHED_FIRST)[0]] == [64, 5000, 160, 500, 1000]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
+@example(at_a_time=8, new=20, gap=0.0, cold=200, blocks=600, keep=False, seed=0)
 @given(
-    at_a_time=st.integers(1, 6),
-    new=st.integers(1, 60),
+    at_a_time=st.integers(1, 8),
+    new=st.integers(1, 30),
     gap=st.floats(0.0, 0.3),
-    cold=st.integers(500, 4000),
+    cold=st.integers(100, 1000),
     blocks=st.integers(300, 600),
     keep=st.booleans(),
     seed=st.integers(0, 3),
@@ -121,16 +129,15 @@ def test_a_stream_of_short_warm_requests_starves_nobody(
 ) -> None:
     """A request is overtaken only by those that come within (its whole prefill) / AGEING after it."""
     warm = [[(new, 0, gap)] * 40] * at_a_time
-    order = served(
-        loop(made([*warm, [(cold, 0, 0.0)]]), at_a_time + 1, 300, seed), blocks * SIZE, Queueing("cached-first", keep)
-    )
+    agents = loop(made([*warm, [(cold, 0, 0.0)]]), at_a_time + 1, 1000, seed)
+    order, left = served(agents, blocks * SIZE, Queueing("cached-first", keep))
 
     latest = 0.0
     """Arrival of the latest request that has been served."""
-    for turn in order:
+    for turn in [*order, *left]:
         assert latest - turn.arrival <= turn.input_tokens / COST.prefill_tokens_s / AGEING + 1e-6
-        latest = max(latest, turn.arrival)
-    assert any(turn.input_tokens >= cold for turn in order)
+        if turn not in left:
+            latest = max(latest, turn.arrival)
 
 
 def test_a_warm_request_behind_a_cold_one_loses_its_blocks_unless_they_are_kept() -> None:
@@ -138,10 +145,10 @@ def test_a_warm_request_behind_a_cold_one_loses_its_blocks_unless_they_are_kept(
     def agents() -> Workload:
         return in_order(*made([[(320, 0, 0.0), (16, 0, 2.18)], [(2500, 0, 0.0)], [(1000, 0, 0.0)]]), requests=4)
 
-    stock, kept = (replay(agents(), 200 * SIZE, queueing).figures() for queueing in (STOCK, KEEP))
+    stock, kept = (replay(agents(), 200 * SIZE, queueing) for queueing in (STOCK, KEEP))
 
-    assert stock["wait_p99_s"] == pytest.approx(2.0, abs=0.1)
-    for figures in (stock, kept):
-        assert (figures["warm_requests"], figures["warm_behind_cold"]) == (1, 1.0)
-    assert (stock["warm_evicted"], stock["evicted_waiting_tokens"], stock["saved_tokens"]) == (1.0, 320, 0)
-    assert (kept["warm_evicted"], kept["evicted_waiting_tokens"], kept["saved_tokens"]) == (0.0, 0, 320)
+    assert stock.waits[-1] == pytest.approx(2.0, abs=0.1)
+    assert (stock.warm, stock.warm_behind_cold, stock.warm_evicted) == (1, 1, 1)
+    assert (kept.warm, kept.warm_behind_cold, kept.warm_evicted) == (1, 1, 0)
+    assert (stock.evicted_waiting_tokens, stock.hit_tokens) == (320, 0)
+    assert (kept.evicted_waiting_tokens, kept.hit_tokens) == (0, 320)
