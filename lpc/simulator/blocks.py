@@ -2,13 +2,10 @@
 
 from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from eviction_client.queue import Block
 from lpc.simulator.segments import Segment
-
-if TYPE_CHECKING:
-    from lpc.simulator.keep import Waiter
 
 EDGE: Final = Segment((-1,), 0)
 """Of the sentinels of queues."""
@@ -137,3 +134,32 @@ class Held(Generic[B]):
             piece.held = self
         self.pieces = whole
         self.size = segment.size
+
+
+class Keeps(Protocol):
+    """Sets aside what waiting requests need (`lpc.simulator.keep`)."""
+
+    def set_aside(self, piece: Any, count: int) -> tuple[int, ...]:
+        """Keep the deepest blocks of a piece, ``count`` or all, that a policy gives up; return their content ids."""
+
+    def take(self, piece: Any) -> None:
+        """Take a piece that is set aside into use."""
+
+
+class Waiter:
+    """A waiting request that counts.
+
+    Attributes:
+        kept: what sets its pieces aside.
+        blocks: its cached prefix.
+        needs: what is cached of the segments of that.
+        aside: heap of its pieces that are set aside, the first to go first. Entries of pieces that are not any more are stale.
+    """
+
+    __slots__ = ("aside", "blocks", "kept", "needs")
+
+    def __init__(self, kept: Keeps, needs: list[Held[Any]], blocks: int) -> None:
+        self.kept = kept
+        self.needs = needs
+        self.blocks = blocks
+        self.aside: list[tuple[int, int, Piece]] = []

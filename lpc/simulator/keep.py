@@ -12,32 +12,13 @@ when it joins them. A block costs O(1) whenever it is set aside, and nothing whi
 import heapq
 from typing import Any, Final
 
-from lpc.simulator.blocks import Held, Piece
+from lpc.simulator.blocks import Held, Piece, Waiter
 from lpc.simulator.policy import Chunk, Policy
 from lpc.simulator.segments import Path, Segment
 from lpc.simulator.workload import Turn
 
 KEPT_REQUESTS: Final = 256
 """Waiting requests whose blocks are kept."""
-
-
-class Waiter:
-    """A waiting request that counts.
-
-    Attributes:
-        kept: of its cache.
-        blocks: its cached prefix.
-        needs: what is cached of the segments of that.
-        aside: heap of its pieces that are set aside, the first to go first. Entries of pieces that are not any more are stale.
-    """
-
-    __slots__ = ("aside", "blocks", "kept", "needs")
-
-    def __init__(self, kept: "Kept", needs: list[Held[Any]], blocks: int) -> None:
-        self.kept = kept
-        self.needs = needs
-        self.blocks = blocks
-        self.aside: list[tuple[int, int, Piece]] = []
 
 
 class Kept:
