@@ -108,8 +108,9 @@ class RandomLeaf(Policy[Piece]):
             order = self._unmarked.order
             segment = order[self._random.randrange(len(order))]
             held = self._held[segment]
-            out.append(held.pieces[-1].give_up(1))
-            if held.size:
+            # Pieces that are set aside for waiting requests are not in this order.
+            out.append(next(piece for piece in reversed(held.pieces) if piece.waiter is None).give_up(1))
+            if any(piece.waiter is None for piece in held.pieces):
                 continue
             parent = self._forget(segment)
             if parent is not None and self._leaves(parent) is self._unmarked:
