@@ -125,6 +125,10 @@ WORKLOADS :=
 workloads: setup ## docs/workloads.md: every policy on every generated workload (half an hour; WORKLOADS='--policies lru,value')
 	$(BIN)/python docs/make_workloads.py $(WORKLOADS)
 
+.PHONY: pooling-table
+pooling-table: setup ## Print what two engines gain by pooling what they know of shared blocks (POOLING='--trace mooncake.jsonl')
+	$(BIN)/python docs/make_pooling.py $(POOLING)
+
 .PHONY: prefetch-table
 prefetch-table: setup ## docs/prefetch.md: prefetch none, at arrival, predicted and oracle on every generated workload (some minutes)
 	$(BIN)/python docs/make_prefetch.py

@@ -12,8 +12,13 @@ from lpc.simulator.report.units import about, tokens
 from lpc.simulator.summary import BASELINE, OURS, Rows
 from lpc.wire.terminal import console
 
-OF_OPEN: Final = ("over LRU", "gap closed", "cache saved", "prefill, tokens/s")
+OF_OPEN: Final = ("of working set", "over LRU", "gap closed", "cache saved", "prefill, tokens/s", "TTFT mean, s")
 """Columns that a closed loop has no place for: there throughput and latency are what counts."""
+OF_CLOSED: Final = (
+    *("prompt tokens/s", "latency mean, s", "p99, s", "wait mean, s", "wait p99, s"),
+    *("warm evicted", "lost, s", "behind cold"),
+)
+"""Columns that only a closed loop has."""
 OVERLOADED: Final = 1.0
 """Share of the time that a prefill server needs, from which on its queue only grows."""
 
@@ -35,6 +40,12 @@ def print_table(rows: Rows) -> None:
         ("prompt tokens/s", lambda r: f"{r['throughput_tokens_s']:,.0f}"),
         ("latency mean, s", lambda r: f"{r['latency_mean_s']:.1f}"),
         ("p99, s", lambda r: f"{r['latency_p99_s']:.1f}"),
+        ("wait mean, s", lambda r: f"{r['wait_mean_s']:.1f}"),
+        ("wait p99, s", lambda r: f"{r['wait_p99_s']:.1f}"),
+        ("warm evicted", lambda r: f"{r['warm_evicted']:.0%}"),
+        ("lost, s", lambda r: f"{r['evicted_waiting_s']:,.0f}"),
+        ("behind cold", lambda r: f"{r['warm_behind_cold']:.0%}"),
+        ("worst session", lambda r: "" if r["worst_slowdown"] is None else f"{r['worst_slowdown']:.2f}x"),
         ("prefill, tokens/s", lambda r: f"{r['prefill_throughput_tokens_s']:,.0f}"),
         ("TTFT mean, s", lambda r: f"{r['ttft_mean_s']:.3f}"),
     ]
@@ -42,7 +53,8 @@ def print_table(rows: Rows) -> None:
         "predictor, GiB": "predictor_gib",
         "think time, s": "think_time_s",
         "tier": "tier_rate",
-        **dict.fromkeys(("prompt tokens/s", "latency mean, s", "p99, s"), "closed_loop"),
+        **dict.fromkeys(OF_CLOSED, "closed_loop"),
+        "worst session": "worst_slowdown",
     }
     closed = any(row["closed_loop"] for row in rows)
     columns = [
@@ -50,7 +62,7 @@ def print_table(rows: Rows) -> None:
         for name, cell in shown
         if (name not in optional or any(row[optional[name]] for row in rows)) and not (closed and name in OF_OPEN)
     ]
-    table = Table(title=f"Hit rate: prompt tokens served from the cache, {rows[0]['workload']}, {seeds} seed(s)")
+    table = Table(title=f"Hit rate: prompt tokens served from the cache, {_title(rows[0])}, {seeds} seed(s)")
     for name, _ in columns:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     before = None
@@ -72,6 +84,10 @@ def print_table(rows: Rows) -> None:
 def print_gain(pair: Pair) -> None:
     """Print what an operator gains at one size of the cache."""
     console().print(re.sub(r"\*\*(.+?)\*\*", r"[bold]\1[/bold]", sentence(pair)))
+
+
+def _title(row: dict[str, Any]) -> str:
+    return f"{row['workload']}, {row['queue']}" if row["closed_loop"] else str(row["workload"])
 
 
 def _saved(row: dict[str, Any]) -> str:

@@ -37,9 +37,16 @@ def simulate(
     requests: Annotated[
         int, typer.Option(min=2, help="Requests after which --closed ends; hits are counted after a quarter.")
     ] = 4_000,
+    schedule: Annotated[
+        Literal["fcfs", "cached-first"],
+        typer.Option(help="Which waiting request of --closed is served next: the first, or the least missing prefill."),
+    ] = "fcfs",
+    keep_waiting: Annotated[
+        bool, typer.Option("--keep-waiting", help="With --closed: evict last the blocks that waiting requests will hit.")
+    ] = False,
     seeds: Annotated[int, typer.Option(help="Repetitions.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    count_from: Annotated[float | None, typer.Option(help="Seconds of a trace to learn from; default: half an hour.")] = None,
+    count_from: Annotated[float | None, typer.Option(help="Count hits from this second of a trace on; default: 1800.")] = None,
     engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
     sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
     tier: Annotated[
@@ -104,6 +111,7 @@ def simulate(
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
     from lpc.simulator.cost import Cost
     from lpc.simulator.run import WorkloadSpec
+    from lpc.simulator.waiting import Queueing
     from lpc.training.spread import workers_of
 
     spec = WorkloadSpec(
@@ -131,6 +139,7 @@ def simulate(
             spec,
             policies=policies,
             sessions=sessions if closed else None,
+            queueing=Queueing(schedule, keep_waiting),
             capacity=capacity,
             cache=cache,
             think_times=think_time,

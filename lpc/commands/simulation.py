@@ -19,6 +19,7 @@ from lpc.simulator.responses import TIERS, ResponseSpec
 from lpc.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
 from lpc.simulator.summary import derived
 from lpc.simulator.tiers.spec import TierSpec
+from lpc.simulator.waiting import Queueing
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import Workers
 from lpc.wire.terminal import console
@@ -32,6 +33,7 @@ def simulate(
     *,
     policies: str | None,
     sessions: str | None,
+    queueing: Queueing,
     capacity: str | None,
     cache: str | None,
     think_times: str,
@@ -90,6 +92,7 @@ def simulate(
             size,
             engines,
             sticky,
+            queueing,
             tiers,
             tier_policy,
             prefetch,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import copy
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from eviction_client.queue import Block
 from lpc.simulator.segments import Segment
@@ -21,9 +21,10 @@ class Piece(Block):
         segment, start, size: blocks from ``start`` of the segment on.
         block_id: content id of the first block: unique in a cache.
         held: what the cache has of the segment.
+        waiter: for which the piece is set aside (`lpc.simulator.keep`); None: it is in use, or in the policy's order.
     """
 
-    __slots__ = ("held", "segment", "size", "start")
+    __slots__ = ("held", "segment", "size", "start", "waiter")
 
     def __init__(self, segment: Segment, start: int, size: int) -> None:
         super().__init__(segment.contents[start])
@@ -31,6 +32,7 @@ class Piece(Block):
         self.start = start
         self.size = size
         self.held: Held[Any] | None = None
+        self.waiter: Waiter | None = None
 
     @property
     def depth(self) -> int:
@@ -42,7 +44,23 @@ class Piece(Block):
         """Content ids of its blocks."""
         return self.segment.contents[self.start : self.start + self.size]
 
+    def needed_by(self) -> "Waiter | None":
+        """Return the first of the waiting requests that will hit the piece."""
+        waiters = () if self.held is None else self.held.waiters
+        return next((waiter for waiter in waiters if self.depth < waiter.blocks), None)
+
     def give_up(self, count: int) -> tuple[int, ...]:
+        """Leave the policy's order with the deepest blocks, all if there are no more than ``count``.
+
+        They are lost, unless a waiting request will hit them.
+
+        Returns:
+            Their content ids, the deepest first.
+        """
+        waiter = self.needed_by()
+        return self.lose(count) if waiter is None else waiter.kept.set_aside(self, count)
+
+    def lose(self, count: int) -> tuple[int, ...]:
         """Lose the deepest blocks, all if there are no more than ``count``; return their content ids, the deepest first."""
         given = min(count, self.size)
         end = self.start + self.size
@@ -77,14 +95,16 @@ class Held(Generic[B]):
         pieces: in the order of the prefix, perhaps with gaps.
         size: their blocks.
         references: running requests that use the segment, and so all of its blocks.
+        waiters: waiting requests that will hit blocks of the segment, in the order in which they came; the values say nothing.
     """
 
-    __slots__ = ("pieces", "references", "size")
+    __slots__ = ("pieces", "references", "size", "waiters")
 
     def __init__(self) -> None:
         self.pieces: list[B] = []
         self.size = 0
         self.references = 0
+        self.waiters: dict[Waiter, None] = {}
 
     def leading(self) -> int:
         """Return the blocks from the segment's start without a gap."""
@@ -114,3 +134,32 @@ class Held(Generic[B]):
             piece.held = self
         self.pieces = whole
         self.size = segment.size
+
+
+class Keeps(Protocol):
+    """Sets aside what waiting requests need (`lpc.simulator.keep`)."""
+
+    def set_aside(self, piece: Any, count: int) -> tuple[int, ...]:
+        """Keep the deepest blocks of a piece, ``count`` or all, that a policy gives up; return their content ids."""
+
+    def take(self, piece: Any) -> None:
+        """Take a piece that is set aside into use."""
+
+
+class Waiter:
+    """A waiting request that counts.
+
+    Attributes:
+        kept: what sets its pieces aside.
+        blocks: its cached prefix.
+        needs: what is cached of the segments of that.
+        aside: heap of its pieces that are set aside, the first to go first. Entries of pieces that are not any more are stale.
+    """
+
+    __slots__ = ("aside", "blocks", "kept", "needs")
+
+    def __init__(self, kept: Keeps, needs: list[Held[Any]], blocks: int) -> None:
+        self.kept = kept
+        self.needs = needs
+        self.blocks = blocks
+        self.aside: list[tuple[int, int, Piece]] = []

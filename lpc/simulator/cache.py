@@ -12,6 +12,7 @@ and has both; here the old block is taken into use again (and counted as compute
 from typing import Generic
 
 from lpc.simulator.blocks import B, Held
+from lpc.simulator.keep import Kept
 from lpc.simulator.policy import Chunk, Policy
 from lpc.simulator.segments import Path, Segment
 from lpc.simulator.workload import Turn
@@ -20,16 +21,20 @@ from lpc.simulator.workload import Turn
 class BlockCache(Generic[B]):
     """A cache of ``capacity`` blocks.
 
+    Args:
+        keep: evict last what waiting requests will hit.
+
     Attributes:
         policy: keeps the free blocks with content in their order of eviction.
         evicted: blocks with content given up so far.
     """
 
-    def __init__(self, capacity: int, policy: Policy[B]) -> None:
+    def __init__(self, capacity: int, policy: Policy[B], *, keep: bool = False) -> None:
         self.capacity = capacity
         self.policy = policy
         self.evicted = 0
         self._held: dict[Segment, Held[B]] = {}
+        self._kept = Kept(policy, self._held) if keep else None
         self._blank = capacity
         self._free = 0
         self._cached = 0
@@ -46,6 +51,16 @@ class BlockCache(Generic[B]):
                 return count + held.leading()
             count += held.size
         return count
+
+    def wait(self, turn: Turn, path: Path, now: float) -> None:
+        """Take note of a request that waits for the cache or the server."""
+        if self._kept is not None:
+            self._kept.join(turn, path, now)
+
+    def start(self, turn: Turn, now: float) -> None:
+        """Take note of a request whose blocks have been allocated."""
+        if self._kept is None or not self._kept.leave(turn, now):
+            self.policy.start(turn, now)
 
     def allocate(self, path: Path, blank: int, now: float) -> list[Chunk] | None:
         """Take blocks for a request into use: those of its path, and ``blank`` without content.
@@ -72,12 +87,15 @@ class BlockCache(Generic[B]):
             return None
         for held in idle:
             for piece in held.pieces:
-                policy.touch(piece, now)
+                if piece.waiter is None:
+                    policy.touch(piece, now)
+                else:
+                    piece.waiter.kept.take(piece)
         self._free -= idle_blocks
         short = new - self._blank
         gone: list[Chunk] = []
         if short > 0:
-            gone = policy.evict(short, now)
+            gone = policy.evict(short, now) if self._kept is None else self._kept.evict(short, self._free, now)
             self._free -= short
             self._cached -= short
             self._blank = 0

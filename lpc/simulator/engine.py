@@ -1,7 +1,8 @@
 """The engine model: requests take blocks, run for a modelled time, free them, and wait when the cache is full of running ones.
 
 Time of a request = tokens not in the cache / prefill rate + output tokens x time per output token. One prefill server computes
-all prompts of an engine, first come, first served. Decoding requests do not slow each other down.
+all prompts of an engine, first come, first served (`lpc.simulator.waiting` has another order). Decoding requests do not slow
+each other down.
 
 - In a closed loop (`Workload.loop`) a request takes its blocks when the server begins with it, so what is hit depends on
   the queue.
@@ -11,7 +12,6 @@ all prompts of an engine, first come, first served. Decoding requests do not slo
 """
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from lpc.simulator.responses import ResponseCache
 from lpc.simulator.segments import Path
 from lpc.simulator.sessions import PAUSE_S, Sessions
 from lpc.simulator.tiers import Behind, TierFigures, Tiering, behind
+from lpc.simulator.waiting import WARM, CachedFirst, Fcfs, Queueing, Waits
 from lpc.simulator.workload import Turn, Workload
 
 
@@ -45,6 +46,11 @@ class Result:
         turns, engine_tokens: of users, those that a response cache answered among them; tokens that engines computed for them,
             uncached prompt and reply.
         tiers: what these served and prefetched; None without any.
+        waits: seconds from arrival to the time when a request takes its blocks; one per request.
+        warm, warm_evicted, warm_behind_cold: requests of whose prompt at least half was cached when they came; of these, those
+            that hit less when they were served, and those that waited while a request was served that was not warm.
+        evicted_waiting_tokens: that warm requests would have hit when they came, and had to compute.
+        latency_of: of a closed loop, the latency by conversation and turn, warm-up included.
         seconds: during which hits were counted; of a closed loop from the first counted request's start to the end of the last
             one's prefill.
     """
@@ -64,6 +70,12 @@ class Result:
     turns: int = 0
     engine_tokens: int = 0
     tiers: TierFigures | None = None
+    waits: list[float] = field(default_factory=list, repr=False)
+    warm: int = 0
+    warm_evicted: int = 0
+    warm_behind_cold: int = 0
+    evicted_waiting_tokens: int = 0
+    latency_of: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
     engines: int = 1
 
@@ -85,6 +97,8 @@ class Result:
         """
         times = np.array(self.ttft) if self.ttft else np.zeros(1)
         latency = np.array(self.latency) if self.latency else np.zeros(1)
+        waits = np.array(self.waits) if self.waits else np.zeros(1)
+        warm = max(self.warm, 1)
         served = self.hit_tokens + self.tier_tokens
         return {
             "hit_rate": self.hit_rate,
@@ -101,6 +115,11 @@ class Result:
             "ttft_p99_s": float(np.quantile(times, 0.99)),
             "latency_mean_s": float(latency.mean()),
             "latency_p99_s": float(np.quantile(latency, 0.99)),
+            "wait_mean_s": float(waits.mean()),
+            "wait_p99_s": float(np.quantile(waits, 0.99)),
+            "warm_requests": self.warm,
+            "warm_evicted": self.warm_evicted / warm,
+            "warm_behind_cold": self.warm_behind_cold / warm,
             "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
             "prefill_load": self.prefill_s / self.seconds / self.engines if self.seconds > 0 else 0.0,
@@ -113,6 +132,8 @@ PREFILLED: Final = 1
 ARRIVE: Final = 2
 """At the same time, ends come before arrivals: what is free then can be used then."""
 
+FCFS: Final = Queueing()
+
 PolicyFactory = Callable[[int], Policy[Any]]
 """Makes the policy of an engine with so many blocks."""
 TiersFactory = Callable[[BlockCache[Any], TierFigures], Behind]
@@ -123,7 +144,8 @@ TiersFactory = Callable[[BlockCache[Any], TierFigures], Behind]
 class _Engine:
     cache: BlockCache[Any]
     tiers: Behind | None = None
-    waiting: deque[Turn] = field(default_factory=deque)
+    waiting: Fcfs = field(default_factory=Fcfs)
+    cold_served: int = 0
     prefilled_at: float = 0.0
     """When the prefill server has computed all prompts that it has taken."""
 
@@ -136,6 +158,7 @@ def simulate(
     cost: Cost | None = None,
     engines: int = 1,
     sticky: bool = True,
+    queueing: Queueing = FCFS,
     tiering: Tiering | TiersFactory | None = None,
     responses: ResponseCache | None = None,
     reuse: bool = True,
@@ -148,6 +171,7 @@ def simulate(
         policy: made once per engine.
         engines: they share nothing.
         sticky: turns of a conversation go to the same engine; else round robin.
+        queueing: what each engine does with its waiting queue.
         tiering: what is behind each engine's cache.
         responses: before all engines; what it answers reaches none, and touches no block.
         reuse: prompts are served from the prefix cache; else every prompt is computed whole.
@@ -160,7 +184,11 @@ def simulate(
     size = workload.block_tokens
     if capacity_tokens < size or engines < 1:
         raise ValueError(f"an engine needs at least one block of {size} tokens, and there must be at least one engine")
-    pool = [_Engine(BlockCache(capacity_tokens // size, policy(capacity_tokens // size))) for _ in range(engines)]
+    blocks = capacity_tokens // size
+    pool = [_Engine(BlockCache(blocks, policy(blocks), keep=queueing.keep)) for _ in range(engines)]
+    if queueing.schedule == "cached-first":
+        for one in pool:
+            one.waiting = CachedFirst(partial(_missing_s, one.cache, size, cost))
     result = Result(engines=engines)
     if isinstance(tiering, Tiering):
         tiering = partial(behind, tiering, workload) if tiering.specs else None
@@ -180,7 +208,7 @@ def simulate(
     upcoming = iter(workload.arrivals if sessions is None else sessions.first())
     following = next(upcoming, None)
 
-    def start(engine: _Engine, turn: Turn, now: float) -> bool:
+    def start(engine: _Engine, turn: Turn, waits: Waits, now: float) -> bool:
         nonlocal sequence, served, counted_from, counted_until
         if loop is not None and engine.prefilled_at > now:
             return False
@@ -190,7 +218,7 @@ def simulate(
         gone = engine.cache.allocate(path, blank, now)
         if gone is None:
             return False
-        engine.cache.policy.start(turn, now)
+        engine.cache.start(turn, now)
         if gone and on_evict is not None:
             on_evict(now, list(chain.from_iterable(gone)))
         served += 1
@@ -200,9 +228,13 @@ def simulate(
             loaded, loading = engine.tiers.load(turn, turn.contents[: _servable(turn, size)], hits, now, counted=counted)
             engine.tiers.store(list(chain.from_iterable(gone)), now)
         missed = turn.input_tokens - (hits + loaded) * size
+        engine.cold_served += not waits.warm
         prefill = missed / cost.prefill_tokens_s + loading
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0
         engine.prefilled_at = max(engine.prefilled_at, now + loading) + missed / cost.prefill_tokens_s
+        first = engine.prefilled_at - turn.arrival
+        if loop is not None:
+            result.latency_of[turn.conversation, turn.turn] = first + decode
         result.all_prompt_tokens += turn.input_tokens
         result.all_hit_tokens += hits * size
         if counted:
@@ -212,7 +244,12 @@ def simulate(
             result.hit_tokens += hits * size
             result.tier_tokens += loaded * size
             result.evicted += sum(map(len, gone))
-            first = engine.prefilled_at - turn.arrival
+            result.waits.append(now - turn.arrival)
+            if waits.warm:
+                result.warm += 1
+                result.warm_evicted += hits < waits.hits
+                result.warm_behind_cold += engine.cold_served > waits.cold_before
+                result.evicted_waiting_tokens += max(waits.hits - hits, 0) * size
             result.ttft.append(first)
             result.latency.append(first + decode)
             result.prefill_s += prefill
@@ -225,6 +262,13 @@ def simulate(
         if loop is not None:
             heapq.heappush(events, (engine.prefilled_at, PREFILLED, sequence, turn, engine, (), 0))
         return True
+
+    def serve(engine: _Engine, now: float) -> None:
+        while engine.waiting:
+            turn = engine.waiting.first()
+            if not start(engine, turn, engine.waiting[turn], now):
+                break
+            engine.waiting.remove(turn)
 
     def answered(turn: Turn, now: float) -> None:
         if workload.closed and turn.next is not None:
@@ -256,8 +300,7 @@ def simulate(
                         answered(waited, now)
                     if engine.tiers is not None:
                         engine.tiers.end(turn, now)
-                while engine.waiting and start(engine, engine.waiting[0], now):
-                    engine.waiting.popleft()
+                serve(engine, now)
                 continue
         if now >= workload.until:
             continue
@@ -285,13 +328,26 @@ def simulate(
                 comes(sessions.start(now + PAUSE_S))  # a session cannot go on without an answer
             continue
         result.turns += counted
-        if engine.waiting or not start(engine, turn, now):
-            engine.waiting.append(turn)
+        engine.waiting.add(turn, _seen(engine, turn, size))
+        serve(engine, now)
+        if turn in engine.waiting:
+            engine.cache.wait(turn, engine.cache.policy.path(turn), now)
             result.waited += counted
             if engine.tiers is not None:
                 engine.tiers.wait(turn, turn.contents[: _servable(turn, size)], now)
     result.seconds = min(workload.until, last) - workload.count_from if loop is None else counted_until - counted_from
     return result
+
+
+def _missing_s(cache: BlockCache[Any], size: int, cost: Cost, turn: Turn) -> float:
+    """Return the seconds of prefill that a request would take now."""
+    hits = min(cache.hit_blocks(cache.policy.path(turn)), _servable(turn, size))
+    return (turn.input_tokens - hits * size) / cost.prefill_tokens_s
+
+
+def _seen(engine: _Engine, turn: Turn, size: int) -> Waits:
+    hits = min(engine.cache.hit_blocks(engine.cache.policy.path(turn)), _servable(turn, size))
+    return Waits(hits, hits * size >= WARM * turn.input_tokens, engine.cold_served)
 
 
 def _servable(turn: Turn, size: int) -> int:

@@ -1,15 +1,14 @@
-"""What a policy may know before hits are counted: how likely a conversation goes on after a turn, and when.
+"""What a policy has learnt of the workload by now: how likely a conversation goes on after a turn, and when.
 
-From a trace it is learnt on the requests before `count_from`, each part when it is first asked for: the mean gap costs a look
-at the log, probabilities a fit of the think-time head (seconds). A synthetic workload says what a log of the day before would
-have shown: the continuation of other conversations, and gaps drawn from the same distribution.
+It starts knowing nothing, as an engine does, and learns from every request that has arrived. It is fitted again whenever the
+requests seen have doubled, so that all fits together cost a few times as much as the last one. Each part is learnt when it is
+first asked for: the mean gap costs a look at the requests, probabilities a fit of the think-time head (seconds).
 """
 
 import math
-from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -17,20 +16,23 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from lpc.logs.traces import Trace
+from lpc.logs.traces import Trace, TracedRequest
 from lpc.logs.traces.turns import turns_in
-from lpc.model.think_time import Prediction
+from lpc.model.think_time import Prediction, ThinkTime
+from lpc.simulator.sidecar import nominal_arrivals
 from lpc.simulator.workload import Turn, Workload
-from lpc.training.think_time import FEWEST_RETURNS, FEWEST_TURNS, Turns, fit_think_time, turns_of
+from lpc.training.think_time import FEWEST_RETURNS, FEWEST_TURNS, fit_think_time, turns_of
 
 Floats = NDArray[np.float64]
 
+FIRST_FIT: Final = 200
+"""Requests seen before anything is learnt, as in the sidecar."""
+GROWTH: Final = 2
+"""From one fit to the next, in requests seen."""
 PRIOR_TURNS: Final = 1.0
 """Weight of the share over all turns in that of one turn number."""
 LAST_TURN: Final = 12
 """Turn numbers from here on count as one."""
-FLOOR_S: Final = 0.05
-"""Gaps below are taken as this: their logarithm is used."""
 AGES: Final[Floats] = np.geomspace(0.1, 10_800.0, 150)
 """The ages at which curves and indices are tabulated, seconds: 0.1 s to 3 hours."""
 
@@ -49,131 +51,139 @@ class Outlook:
     log_sigma: float
 
 
-class Knowledge(ABC):
-    """Outlooks for the turns of a workload, learnt before hits are counted.
-
-    Attributes:
-        mean_gap: seconds between the turns of a conversation.
-        by_turn: probability of a next turn after turn 1, 2, ...; the last stands for all from there on.
-        share: [ages] where gaps follow one law for all: of those that continue, who has returned at each age.
-    """
-
-    mean_gap: float
-    share: Floats | None = None
-
-    @property
-    @abstractmethod
-    def by_turn(self) -> tuple[float, ...]:
-        """See above."""
-
-    @abstractmethod
-    def outlook(self, turn: Turn) -> Outlook:
-        """Return what is known at the end of a turn."""
-
-    def turn_probability(self, turn: int) -> float:
-        """Return the probability of a next turn from the turn's number alone."""
-        return self.by_turn[min(turn, len(self.by_turn)) - 1]
+NOTHING: Final = Outlook(0.5, math.log(100.0), 1.0)
+"""Before anything is learnt all turns are alike, which makes every order that of last use."""
+MEAN_GAP_S: Final = 100.0
+"""Between turns, before anything is learnt."""
 
 
-class Assumed(Knowledge):
-    """One law for all turns; a predictor's probability, where one was asked, replaces that by turn.
+class _Stage:
+    """What the requests of a trace say. ``enough``: whether they are enough to learn from."""
 
-    Args:
-        by_turn, mean_gap, share: see `Knowledge`.
-        log_mean, log_sigma: of ln(seconds) to the next turn.
-    """
-
-    def __init__(
-        self, by_turn: Sequence[float], mean_gap: float, log_mean: float, log_sigma: float, share: Floats | None = None
-    ) -> None:
-        self.mean_gap = mean_gap
-        self.share = share
-        self._by_turn = tuple(by_turn)
-        self._log_mean = log_mean
-        self._log_sigma = log_sigma
-
-    @property
-    def by_turn(self) -> tuple[float, ...]:
-        """As given."""
-        return self._by_turn
-
-    def outlook(self, turn: Turn) -> Outlook:
-        """Return the law, with the probability asked for or that by turn."""
-        p = self.turn_probability(turn.turn) if turn.probability is None else turn.probability
-        return Outlook(p, self._log_mean, self._log_sigma)
-
-
-class Learnt(Knowledge):
-    """What the think-time head says of each turn of a trace.
-
-    Args:
-        trace: the log; its requests are the workload's turns.
-        until: seconds; only what came before is learnt from.
-        seen: the turns that came before.
-    """
-
-    def __init__(self, trace: Trace, until: float, seen: Turns) -> None:
-        self._trace = trace
-        self._until = until
-        self.mean_gap = float(seen.gap[np.isfinite(seen.gap)].mean())
+    def __init__(self, seen: Trace) -> None:
+        self._seen = seen
+        turns = turns_of(seen)
+        returned = np.isfinite(turns.gap)
+        self.enough = len(turns) >= FEWEST_TURNS and int(returned.sum()) >= FEWEST_RETURNS
+        self.mean_gap = float(turns.gap[returned].mean()) if self.enough else MEAN_GAP_S
 
     @cached_property
     def by_turn(self) -> tuple[float, ...]:
         """The mean of the fitted probability to continue at each turn number: a count would miss who returns later."""
         sums: defaultdict[int, list[float]] = defaultdict(list)
-        for request, p in zip(self._trace.requests, self._prediction.p_continue.tolist(), strict=True):
-            if request.arrival < self._until:
-                sums[min(request.turn, LAST_TURN)].append(p)
-        overall = sum(map(sum, sums.values())) / max(sum(map(len, sums.values())), 1)
+        for request, p in zip(self._seen.requests, self.predict(self._seen).p_continue.tolist(), strict=True):
+            sums[min(request.turn, LAST_TURN)].append(p)
+        overall = sum(map(sum, sums.values())) / len(self._seen.requests)
         return tuple((sum(sums[n]) + PRIOR_TURNS * overall) / (len(sums[n]) + PRIOR_TURNS) for n in range(1, LAST_TURN + 1))
 
-    def outlook(self, turn: Turn) -> Outlook:
-        """Return what the think-time head says of a turn of the trace."""
-        return self._outlooks[turn.index]
-
-    @cached_property
-    def _known(self) -> Floats:
-        return known_of(self._trace)
-
-    @cached_property
-    def _prediction(self) -> Prediction:
+    def predict(self, trace: Trace) -> Prediction:
+        """Return what the think-time head says of each request of a trace."""
         names = ("turn", "input_tokens", "new_tokens", "output_tokens", "last_gap", "mean_log_gap")
-        category = np.array([request.category for request in self._trace.requests], np.str_)
-        columns = {name: self._known[:, i] for i, name in enumerate(names)}
-        return fit_think_time(self._trace, self._until).predict(**columns, category=category)
+        known = known_of(trace)
+        category = np.array([request.category for request in trace.requests], np.str_)
+        return self._head.predict(**{name: known[:, i] for i, name in enumerate(names)}, category=category)
 
     @cached_property
-    def _outlooks(self) -> list[Outlook]:
-        said = self._prediction
-        columns = (said.p_continue.tolist(), said.log_mean.tolist(), said.log_sigma.tolist())
-        return [Outlook(*values) for values in zip(*columns, strict=True)]
+    def _head(self) -> ThinkTime:
+        return fit_think_time(self._seen)
+
+
+class Knowledge:
+    """What has been learnt of the turns of a workload at each time; times (seconds) are those of the run.
+
+    Args:
+        workload: all of its requests are known with their times, but are learnt from only once they have arrived. In a closed
+            loop they are not: there `arrived` adds them.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._requests: list[TracedRequest] = []
+        self._own: defaultdict[str, list[TracedRequest]] = defaultdict(list)
+        self._place: dict[Turn, int] = {}
+        """Of a turn among the requests of its conversation."""
+        self._fitted_at: list[float] = []
+        self._stages: dict[int, _Stage] = {}
+        self._outlooks: dict[tuple[int, Turn], Outlook] = {}
+        if workload.loop is None:
+            for arrival, turn in nominal_arrivals(workload):
+                self._add(turn, arrival)
+
+    def arrived(self, turn: Turn, now: float) -> None:
+        """Learn of a request that arrives."""
+        if self._workload.loop is not None:
+            self._add(turn, now)
+
+    def mean_gap(self, now: float) -> float:
+        """Return the mean seconds between the turns of a conversation."""
+        stage = self._stage(self._number(now))
+        return MEAN_GAP_S if stage is None else stage.mean_gap
+
+    def turn_probability(self, turn: int, now: float) -> float:
+        """Return the probability of a next turn from the turn's number alone."""
+        stage = self._stage(self._number(now))
+        return NOTHING.p if stage is None else stage.by_turn[min(turn, LAST_TURN) - 1]
+
+    def outlook(self, turn: Turn, now: float) -> Outlook:
+        """Return what is known at the end of a turn that has arrived; its probability by the predictor, if that was asked."""
+        number = self._number(now)
+        known = self._outlooks.get((number, turn))
+        if known is None:
+            stage = self._stage(number)
+            known = NOTHING if stage is None else self._predicted(stage, turn)
+            if turn.probability is not None:
+                known = replace(known, p=turn.probability)
+            self._outlooks[number, turn] = known
+        return known
+
+    def _add(self, turn: Turn, arrival: float) -> None:
+        trace = self._workload.trace
+        if trace is None or turn.index < 0:
+            request = TracedRequest(
+                *(arrival, turn.input_tokens, turn.output_tokens, (), turn.conversation, turn.turn, turn.category)
+            )
+        else:
+            request = replace(trace.requests[turn.index], arrival=arrival, conversation=turn.conversation)
+        own = self._own[turn.conversation]
+        self._place[turn] = len(own)
+        own.append(request)
+        self._requests.append(request)
+        if len(self._requests) == FIRST_FIT * GROWTH ** len(self._fitted_at):
+            self._fitted_at.append(arrival)
+
+    def _number(self, now: float) -> int:
+        """Return how many fits there have been."""
+        return bisect_right(self._fitted_at, now)
+
+    def _stage(self, number: int) -> _Stage | None:
+        """Return the latest fit so far that had enough to learn from."""
+        for each in range(number, 0, -1):
+            stage = self._stages.get(each)
+            if stage is None:
+                stage = self._stages[each] = _Stage(self._trace(self._requests[: FIRST_FIT * GROWTH ** (each - 1)]))
+            if stage.enough:
+                return stage
+        return None
+
+    def _predicted(self, stage: _Stage, turn: Turn) -> Outlook:
+        said = stage.predict(self._trace(self._own[turn.conversation][: self._place[turn] + 1]))
+        return Outlook(float(said.p_continue[-1]), float(said.log_mean[-1]), float(said.log_sigma[-1]))
+
+    def _trace(self, requests: list[TracedRequest]) -> Trace:
+        return Trace(self._workload.name, self._workload.block_tokens, requests)
 
 
 def knowledge_of(workload: Workload) -> Knowledge:
-    """Return what can be learnt of a workload before its hits are counted. The same object for the same workload."""
+    """Return what can be learnt of a workload: one object for each workload, in a closed loop one for each call."""
+    if workload.loop is not None:
+        return Knowledge(workload)
     known = _known.get(workload)
     if known is None:
-        known = _known[workload] = _of_history(workload) if workload.trace is None else _of_trace(workload.trace, workload)
+        known = _known[workload] = Knowledge(workload)
     return known
 
 
 _known: "WeakKeyDictionary[Workload, Knowledge]" = WeakKeyDictionary()
-
-
-def _of_trace(trace: Trace, workload: Workload) -> Knowledge:
-    seen = turns_of(trace, workload.count_from)
-    if len(seen) < FEWEST_TURNS or np.isfinite(seen.gap).sum() < FEWEST_RETURNS:
-        # Too short to learn times from: everything returns like everything else.
-        return Assumed((0.5,), 100.0, math.log(100.0), 1.0)
-    return Learnt(trace, workload.count_from, seen)
-
-
-def _of_history(workload: Workload) -> Knowledge:
-    gaps = np.maximum(np.sort(workload.history_gaps), FLOOR_S)
-    logs = np.log(gaps)
-    share = np.interp(AGES, gaps, (np.arange(len(gaps)) + 0.5) / len(gaps), left=0.0, right=1.0)
-    log_sigma = max(float(logs.std()), 0.1)
-    return Assumed(workload.history_by_turn, float(gaps.mean()), float(logs.mean()), log_sigma, share)
 
 
 def known_of(trace: Trace) -> Floats:

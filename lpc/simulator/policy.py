@@ -1,7 +1,7 @@
 """What a policy is: it keeps the free blocks of one engine in its order of eviction.
 
-A policy is made for one run: ``Policy(capacity, workload, settings)``. It may learn from what came before
-``workload.count_from``, never from what comes after, unless it is a bound.
+A policy is made for one run: ``Policy(capacity, workload, settings)``. Every policy starts knowing nothing and learns from all
+requests that have come, whether their hits are counted or not; unless it is a bound, never from what comes after.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ class PolicySettings:
 
     Attributes:
         tau: seconds by which a block's log-odds sink by one (`lpc.simulator.policies.odds`); default: the mean gap between
-            turns learnt before hits are counted.
+            turns so far.
         invert: turn every prediction around (p to 1 - p): an adversary.
         cost: what requests cost in this run, for policies that weigh it.
     """
@@ -68,19 +68,18 @@ class Policy(ABC, Generic[B]):
 
     @cached_property
     def knowledge(self) -> Knowledge:
-        """What can be known of the workload. A policy that does not ask for it waits for no learning."""
+        """What has been learnt of the workload. A policy that does not ask for it waits for no learning."""
         return knowledge_of(self.workload)
 
-    @cached_property
-    def tau(self) -> float:
-        """Seconds of idle time that weigh as much as one log-odds."""
-        return self.settings.tau or self.knowledge.mean_gap
+    def tau(self, now: float) -> float:
+        """Return the seconds of idle time that weigh as much as one log-odds."""
+        return self.settings.tau or self.knowledge.mean_gap(now)
 
     def arrive(self, turn: Turn, now: float) -> None:
         """Learn that a request has come; it may wait, or be too large ever to run."""
 
     def start(self, turn: Turn, now: float) -> None:
-        """Learn that a request has taken its blocks. It has arrived before, and may have waited since."""
+        """Learn that a request that has arrived has its blocks: it has taken them, or they are kept while it waits."""
 
     def path(self, turn: Turn) -> Path:
         """Return a turn's segments."""
@@ -100,6 +99,9 @@ class Policy(ABC, Generic[B]):
     @abstractmethod
     def touch(self, piece: B, now: float) -> None:
         """Give free blocks back: a request uses them again."""
+
+    def regain(self, piece: B) -> None:
+        """Learn that a request uses a piece that was given up and yet kept, for a waiting request. It is not free now."""
 
     @abstractmethod
     def evict(self, count: int, now: float) -> list[Chunk]:

@@ -1,7 +1,7 @@
 """`lpc simulate`: runs of many policies, capacities, think times and seeds; each run is independent and reproducible."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -14,14 +14,15 @@ from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.logs.traces.chat import chat_requests
 from lpc.simulator.amounts import SimulationError, tokens
-from lpc.simulator.engine import Result, simulate
+from lpc.simulator.engine import FCFS, Result, simulate
 from lpc.simulator.names import Named, of_blocks, of_messages
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.responses import ResponseCache, ResponseSpec
 from lpc.simulator.sample import load_sample
 from lpc.simulator.sessions import REQUESTS, chain, closed_loop
-from lpc.simulator.sharegpt import Conversations, ThinkTimes, sharegpt
+from lpc.simulator.sharegpt import Lengths, ThinkTimes, sharegpt
 from lpc.simulator.tiers.spec import PrefetchSpec, StoredWhen, Tiering, TierPolicy, TierSpec
+from lpc.simulator.waiting import Queueing
 from lpc.simulator.workload import Workload, from_trace
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import HERE, Workers, parts_for, spread
@@ -46,7 +47,7 @@ class WorkloadSpec:
         think_time, law, active, seed: of ShareGPT; active and seed also of agent sessions, seed of generated workloads.
         embeddings: folder made by `lpc embed`, for ShareGPT; None: the sample that ships.
         head: the predictor's on those embeddings; None: the one shipped.
-        count_from: seconds of a trace that are learnt from, after which hits are counted; None: the first half hour, of a
+        count_from: second of a trace from which hits are counted; None: after the first half hour, of a
             trace that is shorter than an hour or so its first half, of a generated workload its first 500 requests.
         named: say of each request what a response cache would call it. ShareGPT is then its text, not the sample.
         sessions: of a closed loop, at a time; None: requests come when the log says.
@@ -76,6 +77,7 @@ class Run:
 
     Attributes:
         capacity: tokens of each engine, or a share of the working set.
+        queueing: what each engine does with its waiting queue.
         tiers: behind each engine's cache, nearest first.
         tier_policy: by which all of them evict.
         prefetch: from slower tiers into the nearest.
@@ -91,6 +93,7 @@ class Run:
     capacity: int | float
     engines: int = 1
     sticky: bool = True
+    queueing: Queueing = FCFS
     tiers: tuple[TierSpec, ...] = ()
     tier_policy: TierPolicy = "lru"
     prefetch: PrefetchSpec = field(default_factory=PrefetchSpec)
@@ -158,7 +161,7 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
     return workload, workload.working_set_tokens()
 
 
-def _spoken(spec: WorkloadSpec) -> "tuple[Conversations, Callable[[int], Sequence[Named]]]":
+def _spoken(spec: WorkloadSpec) -> "tuple[Sequence[Lengths], Callable[[int], Sequence[Named]]]":
     if spec.embeddings is not None or spec.head is not None:
         raise SimulationError("what equal requests are is read from ShareGPT's text: leave out --embeddings and --head")
     from lpc.simulator.spoken import spoken
@@ -181,7 +184,7 @@ def _name(workload: Workload, spec: WorkloadSpec) -> None:
         turn.named = of_blocks(request, workload.block_tokens)
 
 
-def _conversations(spec: WorkloadSpec) -> Conversations:
+def _conversations(spec: WorkloadSpec) -> Sequence[Lengths]:
     if spec.embeddings is None:
         if spec.head is not None:
             raise SimulationError("the sample of ShareGPT has the shipped head's probabilities: give --embeddings with --head")
@@ -213,6 +216,10 @@ def _within(start: float, duration: float) -> float:
 def run_one(run: Run) -> dict[str, Any]:
     """Return one row of the result."""
     workload, working_set = build(run.workload)
+    if workload.loop is None and run.queueing != FCFS:
+        raise SimulationError(
+            "requests wait for the server in a closed loop only: add --closed, or leave out --schedule and --keep-waiting"
+        )
     asked = tokens(run.capacity, working_set)
     policy = REGISTRY[run.policy]
     capacity = asked
@@ -225,17 +232,25 @@ def run_one(run: Run) -> dict[str, Any]:
             f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
         )
     behind = tuple(tier.of(working_set) for tier in run.tiers)
-    result = simulate(
-        workload,
-        capacity,
-        lambda blocks: policy(blocks, workload, run.settings),
-        cost=run.settings.cost,
-        engines=run.engines,
-        sticky=run.sticky,
-        tiering=Tiering(
-            behind, run.tier_policy, run.prefetch, run.exclusive, run.stored, run.settings.guard, run.settings.invert
-        ),
-    )
+
+    def replay(queueing: Queueing) -> Result:
+        return simulate(
+            workload,
+            capacity,
+            lambda blocks: policy(blocks, workload, run.settings),
+            cost=run.settings.cost,
+            engines=run.engines,
+            sticky=run.sticky,
+            queueing=queueing,
+            tiering=Tiering(
+                behind, run.tier_policy, run.prefetch, run.exclusive, run.stored, run.settings.guard, run.settings.invert
+            ),
+        )
+
+    result = replay(run.queueing)
+    slowest = None
+    if run.queueing.schedule != FCFS.schedule:
+        slowest = slowdown(result, replay(replace(run.queueing, schedule=FCFS.schedule)))
     return {
         "workload": workload.name,
         "policy": run.policy,
@@ -244,6 +259,9 @@ def run_one(run: Run) -> dict[str, Any]:
         "think_time_s": workload.think_time,
         "seed": run.workload.seed,
         "closed_loop": workload.loop is not None,
+        "queue": run.queueing.label,
+        "worst_slowdown": slowest,
+        "evicted_waiting_s": result.evicted_waiting_tokens / run.settings.cost.prefill_tokens_s,
         "engines": run.engines,
         "sticky": run.sticky,
         "tier_tokens": sum(tier.tokens for tier in behind),
@@ -254,6 +272,17 @@ def run_one(run: Run) -> dict[str, Any]:
         **result.figures(),
         **({} if run.responses is None else _with_responses(run, run.responses, workload, capacity, result)),
     }
+
+
+def slowdown(result: Result, stock: Result) -> float | None:
+    """Return the worst session's latency over that in another run, for the requests served in both; None if there are none."""
+    sums: dict[str, tuple[float, float]] = {}
+    for turn, before in stock.latency_of.items():
+        after = result.latency_of.get(turn)
+        if after is not None:
+            a, b = sums.get(turn[0], (0.0, 0.0))
+            sums[turn[0]] = a + after, b + before
+    return max((a / b for a, b in sums.values() if b), default=None)
 
 
 def _rounds(workload: Workload) -> int:

@@ -4,43 +4,39 @@ Whole conversations of the evaluation half: hash of the first prompt, tokens of 
 the shipped head gives; no text. `make sample` renews it.
 """
 
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lpc.simulator.sharegpt import Conversations, Lengths
+from lpc.simulator.sharegpt import Lengths
 
 SAMPLE: Final = Path(__file__).parent / "data" / "sharegpt.parquet"
-_BY_TURN: Final = b"by_turn"
 
 
-def load_sample(path: Path = SAMPLE) -> Conversations:
+def load_sample(path: Path = SAMPLE) -> list[Lengths]:
     """Return the sample."""
     table = pq.read_table(path)
     columns = (table[name].to_pylist() for name in ("key", "prompts", "replies", "probability"))
-    replayed = [Lengths(*row) for row in zip(*columns, strict=True)]
-    return Conversations(replayed, json.loads(table.schema.metadata[_BY_TURN]))
+    return [Lengths(*row) for row in zip(*columns, strict=True)]
 
 
-def write_sample(conversations: Conversations, path: Path = SAMPLE) -> None:
+def write_sample(conversations: Sequence[Lengths], path: Path = SAMPLE) -> None:
     """Write conversations as the sample; probabilities are rounded to 16 bits."""
-    rows = conversations.replayed
     tokens = pa.list_(pa.uint32())
     table = pa.table(
         {
-            "key": pa.array([row.key for row in rows]),
-            "prompts": pa.array([row.prompts for row in rows], tokens),
-            "replies": pa.array([row.replies for row in rows], tokens),
+            "key": pa.array([row.key for row in conversations]),
+            "prompts": pa.array([row.prompts for row in conversations], tokens),
+            "replies": pa.array([row.replies for row in conversations], tokens),
             "probability": pa.array(
-                [[None if p is None else round(p, 4) for p in row.probability] for row in rows], pa.list_(pa.float32())
+                [[None if p is None else round(p, 4) for p in row.probability] for row in conversations], pa.list_(pa.float32())
             ),
         }
     )
-    table = table.replace_schema_metadata({_BY_TURN: json.dumps([round(p, 4) for p in conversations.by_turn])})
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     pq.write_table(table, partial, compression="zstd", compression_level=19)
@@ -54,8 +50,8 @@ def main(embeddings: Path) -> None:
 
     found = embedded(embeddings, DEFAULT_HEAD)
     write_sample(found)
-    turns = sum(len(row.prompts) for row in found.replayed)
-    print(f"{len(found.replayed):,} conversations, {turns:,} turns, {SAMPLE.stat().st_size // 1024} KiB: {SAMPLE}")
+    turns = sum(len(row.prompts) for row in found)
+    print(f"{len(found):,} conversations, {turns:,} turns, {SAMPLE.stat().st_size // 1024} KiB: {SAMPLE}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """ShareGPT conversations as the LPC paper replays them: think times drawn, about so many conversations active at a time.
 
-Only conversations of the evaluation half are replayed, again and again where they are too few; those of the training half are
-the log from which by-turn shares are learnt. Which conversations there are: `lpc.simulator.sample` ships some,
-`lpc.simulator.embedded` knows all.
+Only conversations of the evaluation half are replayed, again and again if they are too few. Which conversations there are:
+`lpc.simulator.sample` ships some, `lpc.simulator.embedded` knows all.
 
 Stated simplifications: conversations share no blocks (identical first prompts are rare), and one ends where its context would
 pass MAX_CONTEXT tokens.
@@ -24,7 +23,6 @@ MAX_CONTEXT: Final = 32_768
 WARM_UP_S: Final = 2400.0
 COUNTED_S: Final = 1200.0
 """The paper's twenty minutes."""
-LAST_TURN: Final = 30
 LOGNORMAL_SIGMA: Final = 1.0
 SECONDS_PER_OUTPUT_TOKEN: Final = 0.01
 
@@ -45,21 +43,8 @@ class Lengths:
     probability: Sequence[float | None]
 
 
-@dataclass(frozen=True)
-class Conversations:
-    """Those of a dataset.
-
-    Attributes:
-        replayed: of the evaluation half.
-        by_turn: of the training half, the share that goes on after turn 1, 2, ...
-    """
-
-    replayed: Sequence[Lengths]
-    by_turn: Sequence[float]
-
-
 def sharegpt(
-    conversations: Conversations,
+    conversations: Sequence[Lengths],
     *,
     think_time: float = 100.0,
     law: ThinkTimes = "exponential",
@@ -77,7 +62,6 @@ def sharegpt(
         active: conversations at a time, about.
         named: returns the names of the turns of a conversation, by its place. With these, equal prompts share their blocks.
     """
-    replayed = conversations.replayed
     generator = np.random.default_rng(seed)
 
     def gaps(count: int) -> NDArray[np.float64]:
@@ -89,17 +73,17 @@ def sharegpt(
             raise ValueError("empirical think times need a sample of seconds: give a trace")
         return generator.choice(empirical, count) * (think_time / float(np.mean(empirical)))
 
-    duration = float(np.mean([len(c.prompts) * think_time + sum(c.replies) * SECONDS_PER_OUTPUT_TOKEN for c in replayed]))
+    duration = float(np.mean([len(c.prompts) * think_time + sum(c.replies) * SECONDS_PER_OUTPUT_TOKEN for c in conversations]))
     spacing = duration / active
     until = WARM_UP_S + COUNTED_S
     arrivals: list[Turn] = []
     clock = 0.0
     number = 0
-    order = generator.permutation(len(replayed))
+    order = generator.permutation(len(conversations))
     known: dict[bytes, Sequence[int]] = {}
     while clock < until:
-        drawn, again = int(order[number % len(replayed)]), number // len(replayed)
-        conversation = replayed[drawn]
+        drawn, again = int(order[number % len(conversations)]), number // len(conversations)
+        conversation = conversations[drawn]
         first = _turns(conversation, number, gaps(len(conversation.prompts)))
         if first is not None and named is not None:
             _name(first, named(drawn), again, known)
@@ -117,15 +101,7 @@ def sharegpt(
         until=until,
         seed=seed,
         think_time=think_time,
-        history_by_turn=conversations.by_turn,
-        history_gaps=gaps(4000).tolist(),
     )
-
-
-def by_turn(turns: Sequence[int]) -> list[float]:
-    """Return the share that goes on after turn 1, 2, ... of conversations with so many turns."""
-    lasts = np.array(turns)
-    return [float((np.sum(lasts > n) + 1) / (np.sum(lasts >= n) + 2)) for n in range(1, LAST_TURN + 1)]
 
 
 def _name(first: Turn, named: Sequence[Named], again: int, known: dict[bytes, Sequence[int]]) -> None:

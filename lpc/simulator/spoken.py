@@ -14,27 +14,25 @@ from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.logs.traces.chat import CHARS_PER_TOKEN
 from lpc.model.conversation import Message, is_user_turn
 from lpc.simulator.names import Named, of_messages
-from lpc.simulator.sharegpt import Conversations, Lengths, by_turn
+from lpc.simulator.sharegpt import Lengths
 
 MARKUP: Final = 4
 """Tokens of a chat template around a message."""
 
 
-def spoken() -> tuple[Conversations, Callable[[int], list[Named]]]:
+def spoken() -> tuple[list[Lengths], Callable[[int], list[Named]]]:
     """Return the conversations, and what names the turns of one of them, by its place.
 
     Raises DatasetError: the dataset is not installed.
     """
     replayed: list[Lengths] = []
     said: list[tuple[Message, ...]] = []
-    others: list[int] = []
     for conversation in tqdm(load_sharegpt(), "reading ShareGPT", unit=" conversations"):
         ends = [place for place, message in enumerate(conversation.messages) if is_user_turn(message)]
         if not ends:
             continue
         key = conversation_key(conversation.messages[ends[0]].content)
         if split_of(key) != "evaluation":
-            others.append(len(ends))
             continue
         prompts, replies = _lengths(conversation.messages, ends)
         replayed.append(Lengths(key, prompts, replies, [None] * len(ends)))
@@ -44,7 +42,7 @@ def spoken() -> tuple[Conversations, Callable[[int], list[Named]]]:
         messages = said[place]
         return [of_messages(messages[: end + 1]) for end, message in enumerate(messages) if is_user_turn(message)]
 
-    return Conversations(replayed, by_turn(others)), named
+    return replayed, named
 
 
 def _lengths(messages: Sequence[Message], ends: Sequence[int]) -> tuple[list[int], list[int]]:

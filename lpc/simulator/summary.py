@@ -14,6 +14,10 @@ STOCK: Final = ("lru", "none")
 """Policy of tiers, and prefetch, of engines as they are."""
 
 
+QUEUE: Final = ("wait_mean_s", "wait_p99_s", "warm_requests", "warm_evicted", "warm_behind_cold", "evicted_waiting_s")
+"""Figures of the waiting queue."""
+
+
 def derived(rows: Rows) -> list[dict[str, Any]]:
     """Return per workload, policy, capacity and think time: mean and spread over seeds, and what follows from them.
 
@@ -58,8 +62,10 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "closed_loop": group[0]["closed_loop"],
                 **{
                     key: float(np.mean([row[key] for row in group]))
-                    for key in ("throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load")
+                    for key in ("throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load", *QUEUE)
                 },
+                "queue": group[0]["queue"],
+                "worst_slowdown": max((row["worst_slowdown"] for row in group if row["worst_slowdown"]), default=None),
                 "tier_rate": float(np.mean([row["tier_rate"] for row in group])),
                 **(_of_responses(group) if "responses" in group[0] else {}),
                 **(_of_tiers(group, stock) if "tiers" in group[0] else {}),

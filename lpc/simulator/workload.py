@@ -73,8 +73,6 @@ class Workload:
         decodes: whether the engine that holds the cache also decodes. Mooncake's traces are of a pool that only prefills: a
             request's blocks are in use until its prompt is computed.
         trace: what the workload was made from, if that was a trace.
-        history_by_turn: of other conversations of a synthetic workload: the share that goes on after turn 1, 2, ...
-        history_gaps: seconds between turns, drawn like this workload's, but others.
         loop: how sessions follow one another; None where conversations start by the clock.
     """
 
@@ -88,8 +86,6 @@ class Workload:
     think_time: float | None = None
     decodes: bool = True
     trace: Trace | None = field(default=None, repr=False)
-    history_by_turn: Sequence[float] = (0.8,)
-    history_gaps: Sequence[float] = (100.0,)
     loop: ClosedLoop | None = None
 
     def turns(self) -> Iterator[Turn]:
@@ -117,7 +113,7 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
     those of the conversation's next prompt, if that repeats this prompt and goes on: the reply is taken to stand there.
 
     Args:
-        count_from: seconds; default: half of the trace, so that what is learnt is learnt on the first half.
+        count_from: seconds; default: half of the trace.
         decodes: see `Workload`.
     """
     turns: list[Turn] = []

@@ -124,7 +124,7 @@ def test_tasks_that_kill_every_worker_end_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_processes_of_this_machine_may_die_too(trace: Path, tmp_path: Path) -> None:
-    runs = [Run(WorkloadSpec(trace=trace, format="qwen"), name, 0.05) for name in ("lru", "arc", "fifo")]
+    runs = [Run(WorkloadSpec(trace=trace, format="qwen"), name, 0.05) for name in ("lru", "arc", "slru")]
     found = dict(spread([(die_once, (str(tmp_path), run)) for run in runs], Workers(2)))
     assert [found[place] for place in range(len(runs))] == [run_one(run) for run in runs]
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +10,17 @@ import numpy as np
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
+from lpc.model.think_time import ThinkTime
 from lpc.simulator.cost import Cost
 from lpc.simulator.engine import simulate
-from lpc.simulator.knowledge import AGES, knowledge_of
+from lpc.simulator.knowledge import AGES, MEAN_GAP_S, knowledge_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policies.gittins import Gittins
 from lpc.simulator.policies.workload_aware import fit_exponential
+from lpc.simulator.sessions import chain, closed_loop
 from lpc.simulator.workload import Turn, Workload, from_trace
 from lpc.simulator.workloads import WORKLOADS
+from lpc.training.think_time import fit_think_time
 
 BLOCK = 16
 
@@ -40,6 +44,24 @@ def trace(conversations: int = 400, seed: int = 0, shared: int = 2) -> Trace:
     return Trace("made", BLOCK, sorted(requests, key=lambda r: r.arrival))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fits() -> Iterator[list[int]]:
+    """Fit a head once to the same requests: a fit takes seconds. Yield the number of requests of each one asked for."""
+    asked: list[int] = []
+    fitted: dict[tuple[TracedRequest, ...], ThinkTime] = {}
+
+    def fit(seen: Trace) -> ThinkTime:
+        requests = tuple(seen.requests)
+        asked.append(len(requests))
+        if requests not in fitted:
+            fitted[requests] = fit_think_time(seen)
+        return fitted[requests]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lpc.simulator.knowledge.fit_think_time", fit)
+        yield asked
+
+
 @pytest.fixture(scope="module")
 def workload() -> Workload:
     return from_trace(trace(), count_from=1800)
@@ -51,7 +73,7 @@ def rate(workload: Workload, policy: str, capacity: int, **settings: object) -> 
 
 
 CAPACITY = 500 * BLOCK
-LEARN = {"lpc", "lpc-turns", "gittins", "oracle-gittins"}
+LEARN = {"lpc", "lpc-turns", "gittins"}
 
 
 def test_whoever_learns_beats_lru_and_nobody_beats_the_bounds(workload: Workload) -> None:
@@ -81,16 +103,58 @@ def test_a_constant_prior_is_lru(workload: Workload, capacity: int) -> None:
     assert evicted["lru"]
 
 
-def test_what_is_learnt_does_not_depend_on_what_comes_after() -> None:
+@pytest.mark.parametrize("policy", ["wa", "lpc", "lpc-turns", "gittins", "reuse"])
+def test_a_policy_goes_on_learning_while_hits_are_counted(policy: str) -> None:
+    """What is evicted does not depend on when hits are counted, and is not what least recent use evicts."""
+
+    def evicted(name: str, count_from: float) -> list[int]:
+        work = from_trace(trace(50), count_from=count_from)
+        gone: list[int] = []
+        simulate(
+            work,
+            80 * BLOCK,
+            lambda blocks: REGISTRY[name](blocks, work, PolicySettings(guard=False)),
+            on_evict=lambda now, blocks: gone.extend(blocks),
+        )
+        return gone
+
+    from_the_start = evicted(policy, 0.0)
+    assert from_the_start == evicted(policy, 3000.0)
+    assert from_the_start != evicted("lru", 0.0)
+
+
+def test_what_is_learnt_by_a_time_does_not_depend_on_what_comes_after() -> None:
+    now = 1800.0
     whole = trace()
     cut = Trace("made", BLOCK, [r for r in whole.requests if r.arrival < 1900])
-    known = knowledge_of(from_trace(whole, count_from=1800))
-    early = knowledge_of(from_trace(cut, count_from=1800))
-    assert known.by_turn == early.by_turn
-    assert known.mean_gap == early.mean_gap
-    requests = whole.requests
-    for turn in from_trace(whole).arrivals[: sum(r.arrival < 1800 for r in requests) : 7]:
-        assert known.outlook(turn) == early.outlook(turn)
+    workloads = from_trace(whole), from_trace(cut)
+    known, early = knowledge_of(workloads[0]), knowledge_of(workloads[1])
+    assert known.turn_probability(1, now) == early.turn_probability(1, now) != 0.5
+    assert known.mean_gap(now) == early.mean_gap(now)
+    turns = list(zip(workloads[0].arrivals, workloads[1].arrivals, strict=False))
+    for turn, same in [pair for pair in turns if pair[0].arrival < now][::7]:
+        assert known.outlook(turn, now) == early.outlook(same, now)
+
+
+def test_what_was_learnt_is_learnt_again_as_requests_double() -> None:
+    known = knowledge_of(from_trace(trace()))
+    gaps = {known.mean_gap(float(now)) for now in range(0, 3600, 5)}
+
+    # Nothing, and after 200, 400, 800 and 1,600 requests.
+    assert 1600 <= len(trace().requests) < 3200
+    assert len(gaps) == 5
+    assert MEAN_GAP_S in gaps
+
+
+def test_in_a_closed_loop_only_what_has_arrived_is_known() -> None:
+    log = from_trace(trace(100))
+    loop = closed_loop(log, sessions=20, requests=500)
+    known = knowledge_of(loop)
+    assert known.mean_gap(1e9) == MEAN_GAP_S
+    for turn in [turn for first in loop.arrivals for turn in chain(first)][:300]:
+        known.arrived(turn, turn.arrival)
+    assert known.mean_gap(1e9) != MEAN_GAP_S
+    assert knowledge_of(loop).mean_gap(1e9) == MEAN_GAP_S  # another run knows nothing of this one
 
 
 class Unread(Trace):
@@ -113,21 +177,25 @@ def test_who_learns_looks_at_the_log(policy: str) -> None:
         simulate(unread, CAPACITY, lambda blocks: REGISTRY[policy](blocks, unread, PolicySettings()))
 
 
-def test_each_part_of_the_knowledge_is_learnt_when_it_is_asked_for() -> None:
-    def learnt(policy: str) -> list[str]:
-        fresh = from_trace(trace(), count_from=1800)
-        rate(fresh, policy, CAPACITY)
-        return [name for name in ("by_turn", "_outlooks") if name in vars(knowledge_of(fresh))]
+def test_the_head_is_fitted_only_for_who_asks_for_it(fits: list[int]) -> None:
+    def fitted(policy: str, probability: float | None = None) -> list[int]:
+        fresh = from_trace(trace(50))
+        for turn in fresh.arrivals:
+            turn.probability = probability
+        fits.clear()
+        for _ in range(2):  # the second run of a workload uses what the first one learnt
+            rate(fresh, policy, CAPACITY)
+        return list(fits)
 
-    assert learnt("oracle") == []  # nothing at all
-    assert learnt("lpc-turns") == ["by_turn"]
-    assert learnt("gittins") == ["_outlooks"]
+    assert fitted("oracle") == []
+    assert fitted("lpc", probability=0.7) == []  # only the mean gap
+    assert fitted("lpc-turns") == fitted("gittins") == [200]
 
 
 def test_a_log_too_short_to_learn_from_is_replayed_all_the_same() -> None:
     short = from_trace(trace(12), count_from=60)
     assert rate(short, "gittins", CAPACITY) >= 0
-    assert knowledge_of(short).by_turn == (0.5,)
+    assert knowledge_of(short).turn_probability(1, 1e9) == 0.5
 
 
 def test_inverted_predictions_cost_next_to_nothing_on_a_whole_workload() -> None:

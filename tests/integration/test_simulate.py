@@ -14,11 +14,11 @@ from lpc.logs.datasets.conversation import split_of
 from lpc.simulator import run
 from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.describe import describe
-from lpc.simulator.engine import simulate
+from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.run import Run, WorkloadSpec, build, sweep
+from lpc.simulator.run import Run, WorkloadSpec, build, slowdown, sweep
 from lpc.simulator.sample import load_sample, write_sample
-from lpc.simulator.summary import derived
+from lpc.simulator.summary import QUEUE, derived
 from lpc.training.spread import Workers
 from tests.integration.test_learned_policies import trace
 from tests.integration.test_train import WIDTH, write_embeddings
@@ -202,6 +202,43 @@ def test_agent_sessions_run_in_a_closed_loop_so_many_at_a_time(tmp_path: Path) -
     assert "latency" in done.output
 
 
+def test_the_waiting_queue_of_a_closed_loop_is_shown_and_what_it_costs_the_worst_session(tmp_path: Path) -> None:
+    asked = ["simulate", "--workload", "cliff", "--closed", "--sessions", "24", "--requests", "300", "--capacity", "150K"]
+    asked += ["--policies", "lru", "--json", str(tmp_path / "a.json")]
+    rows = {}
+    for queue, options in (
+        ("fcfs", []),
+        ("fcfs, keep", ["--keep-waiting"]),
+        ("cached-first, keep", ["--keep-waiting", "--schedule", "cached-first"]),
+    ):
+        done = RUN.invoke(app, [*asked, *options])
+        assert done.exit_code == 0, done.output
+        assert queue in done.output and "behind cold" in done.output
+        rows[queue] = json.loads((tmp_path / "a.json").read_text())["rows"][0]
+
+    assert {row["queue"] for row in rows.values()} == set(rows)
+    assert rows["fcfs"]["warm_evicted"] > rows["fcfs, keep"]["warm_evicted"]
+    assert rows["fcfs"]["wait_mean_s"] > rows["cached-first, keep"]["wait_mean_s"]
+    assert rows["fcfs, keep"]["worst_slowdown"] is None
+    assert rows["cached-first, keep"]["worst_slowdown"] > 1
+
+
+def test_the_slowdown_is_that_of_the_requests_served_in_both_runs() -> None:
+    stock, other = Result(), Result()
+    stock.latency_of = {("a", 1): 1.0, ("a", 2): 3.0, ("b", 1): 2.0, ("c", 1): 1.0}
+    other.latency_of = {("a", 1): 4.0, ("a", 2): 2.0, ("b", 1): 1.0, ("a", 3): 99.0}
+
+    assert slowdown(other, stock) == pytest.approx(6 / 4)
+    assert slowdown(other, Result()) is None
+
+
+def test_the_waiting_queue_of_an_open_workload_is_refused() -> None:
+    done = RUN.invoke(app, ["simulate", "--workload", "loop", "--policies", "lru", "--capacity", "5%", "--keep-waiting"])
+
+    assert done.exit_code == 2
+    assert "add --closed" in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
@@ -209,6 +246,7 @@ def test_agent_sessions_run_in_a_closed_loop_so_many_at_a_time(tmp_path: Path) -
         (["--sessions", "2.5"], "list of numbers of sessions"),
         (["--count-from", "5"], "leave out --count-from"),
         (["--tier", "5%"], "leave out --tier"),
+        (["--schedule", "priority"], "cached-first"),
     ],
 )
 def test_a_closed_loop_that_cannot_be_run_is_refused(tmp_path: Path, option: list[str], reason: str) -> None:
@@ -259,11 +297,10 @@ def test_sharegpt_is_drawn_with_its_seed_and_asks_the_head(sharegpt_spec: Worklo
 def test_the_sample_is_whole_conversations_of_the_evaluation_half(tmp_path: Path) -> None:
     found = load_sample()
 
-    assert len(found.replayed) > 800
-    assert all(split_of(row.key) == "evaluation" for row in found.replayed)
-    assert all(len(row.prompts) == len(row.replies) == len(row.probability) > 0 for row in found.replayed)
-    assert all(0 < p < 1 for row in found.replayed for p in row.probability)
-    assert 0.5 < found.by_turn[0] < 1
+    assert len(found) > 800
+    assert all(split_of(row.key) == "evaluation" for row in found)
+    assert all(len(row.prompts) == len(row.replies) == len(row.probability) > 0 for row in found)
+    assert all(0 < p < 1 for row in found for p in row.probability)
     write_sample(found, tmp_path / "again.parquet")
     assert load_sample(tmp_path / "again.parquet") == found
 
@@ -315,7 +352,11 @@ def test_what_follows_from_the_rows_is_right() -> None:
             "prefill_throughput_tokens_s": 1000.0,
             "ttft_mean_s": 1.0,
             "ttft_p99_s": 1.0,
-            **dict.fromkeys(("closed_loop", "throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load"), 0.0),
+            **dict.fromkeys(
+                ("closed_loop", "throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load", *QUEUE), 0.0
+            ),
+            "queue": "fcfs",
+            "worst_slowdown": None,
             "tier_rate": 0.0,
         }
 

@@ -6,7 +6,7 @@ value of a block first rises and then falls with its age, its least is at one of
 
 import math
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from eviction_client.queue import FreeBlockQueue
@@ -22,10 +22,10 @@ CLAIMS: Final = 32
 
 
 class AgingPiece(Piece):
-    """Blocks with the turns that claim them.
+    """Blocks with the conversations that claim them.
 
     Attributes:
-        claims: by claimant, class and arrival of its latest turn that held the blocks. At most `CLAIMS`, the most valuable.
+        claims: by conversation, class and arrival of its latest turn that held the blocks. At most `CLAIMS`, the most valuable.
         class_key, arrival: of the most valuable claim when they were last freed; seconds.
     """
 
@@ -33,7 +33,7 @@ class AgingPiece(Piece):
 
     def __init__(self, segment: Segment, start: int, size: int) -> None:
         super().__init__(segment, start, size)
-        self.claims: dict[Hashable, tuple[ClassKey, float]] = {}
+        self.claims: dict[str, tuple[ClassKey, float]] = {}
         self.class_key: ClassKey = ()
         self.arrival = 0.0
 
@@ -58,19 +58,14 @@ class AgingClasses(Policy[AgingPiece]):
     def gives_up(self, age: float) -> None:
         """Learn the age, seconds, of the first block of an eviction."""
 
-    def claimants(self, turn: Turn) -> tuple[Hashable, Hashable]:
-        """Return whose claim to a turn's blocks ends with it, and who claims them from now on."""
-        return turn.conversation, turn.conversation
-
     def free(self, pieces: Sequence[AgingPiece], turn: Turn, now: float) -> None:
         """Put each piece into the class of its most valuable claim: the request's, or another conversation's latest."""
         key = self.place(turn, now)
         mine: list[AgingPiece] = []
         for piece in pieces:
             claims = piece.claims
-            before, after = self.claimants(turn)
-            claims.pop(before, None)
-            claims[after] = key, turn.arrival  # last: of equal claims the latest counts
+            claims.pop(turn.conversation, None)
+            claims[turn.conversation] = key, turn.arrival  # last: of equal claims the latest counts
             if len(claims) == 1:
                 piece.class_key, piece.arrival = key, turn.arrival
                 mine.append(piece)

@@ -3,12 +3,9 @@
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable
 from typing import ClassVar, Final
 
 from lpc.simulator.blocks import Piece
-from lpc.simulator.knowledge import Outlook
-from lpc.simulator.policies.gittins import Gittins
 from lpc.simulator.policies.keyed import KeyedPolicy
 from lpc.simulator.policies.lru import Lru
 from lpc.simulator.policy import PolicySettings, register
@@ -60,25 +57,6 @@ class Oracle(KeyedPolicy[AwaitedPiece]):
         """Return the time, or if a next turn will come much more than when the latest one ended that is followed by another."""
         piece.used(turn, now)
         return CONTINUES + max(piece.awaited.values()) if piece.awaited else now
-
-
-@register
-class OracleGittins(Gittins):
-    """Knows whether a conversation goes on, and ranks those that do by the learnt think times."""
-
-    name = "oracle-gittins"
-    rule = "blocks of conversations that have all ended, then the lowest Gittins index"
-    source = "the paper's perfect predictor with this project's time"
-    bound: ClassVar[bool] = True
-
-    def outlook(self, turn: Turn) -> Outlook:
-        """Return the learnt think time with p of 0 or 1."""
-        known = super().outlook(turn)
-        return Outlook(0.9999 if turn.next is not None else 1e-6, known.log_mean, known.log_sigma)
-
-    def claimants(self, turn: Turn) -> tuple[Hashable, Hashable]:
-        """Return the turn and the one that follows it: no name has to link them."""
-        return turn, turn.next
 
 
 @register

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from lpc.model.probability import logit
-from lpc.simulator.knowledge import AGES, Floats, Knowledge, Outlook
+from lpc.simulator.knowledge import AGES, Floats
 from lpc.simulator.policies.aging import AgingClasses, ClassKey
 from lpc.simulator.policy import PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
@@ -31,23 +31,22 @@ class Gittins(AgingClasses):
 
     name = "gittins"
     rule = "the lowest Gittins index: max over h of P(returns within h) / expected seconds kept until then"
-    source = "Gittins 1979, Bandit processes and dynamic allocation indices; think times learnt before hits are counted"
+    source = "Gittins 1979, Bandit processes and dynamic allocation indices; think times learnt from the requests so far"
     uses_predictor = True
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._tables: dict[ClassKey, list[float]] = {}
 
-    def outlook(self, turn: Turn) -> Outlook:
-        """Return what is known of a turn as it ends."""
-        known = self.knowledge.outlook(turn)
-        return Outlook(1 - known.p, known.log_mean, known.log_sigma) if self.settings.invert else known
+    def arrive(self, turn: Turn, now: float) -> None:
+        """Learn from the turn."""
+        self.knowledge.arrived(turn, now)
 
     def place(self, turn: Turn, now: float) -> ClassKey:
         """Return the class of the turn's outlook, rounded."""
-        known = self.outlook(turn)
+        known = self.knowledge.outlook(turn, now)
         return (
-            round(logit(known.p) / LOG_ODDS_STEP),
+            round(logit(1 - known.p if self.settings.invert else known.p) / LOG_ODDS_STEP),
             round(known.log_mean / LOG_MEAN_STEP),
             max(round(known.log_sigma / LOG_SIGMA_STEP), 1),
         )
@@ -70,7 +69,8 @@ class Gittins(AgingClasses):
     def returned(self, key: ClassKey) -> Floats:
         """Return the probability that a turn of the class has been followed by the next at each age, [ages]."""
         p = 1 / (1 + math.exp(-key[0] * LOG_ODDS_STEP))
-        return p * returned_share(key[1] * LOG_MEAN_STEP, key[2] * LOG_SIGMA_STEP, self.knowledge)
+        share: Floats = ndtr((np.log(AGES) - key[1] * LOG_MEAN_STEP) / (key[2] * LOG_SIGMA_STEP))
+        return p * share
 
     def index(self, age: Floats, returned: Floats) -> Floats:
         """Return max over b > a of p (F(b) - F(a)) / integral of 1 - p F from a to b."""
@@ -84,11 +84,3 @@ class Gittins(AgingClasses):
         index: Floats = rate.max(axis=1)
         index[-1] = index[-2] / 2
         return index
-
-
-def returned_share(log_mean: float, log_sigma: float, knowledge: Knowledge) -> Floats:
-    """Return of those that continue the share that has returned at each age, [ages]."""
-    if knowledge.share is not None:
-        return knowledge.share
-    share: Floats = ndtr((np.log(AGES) - log_mean) / log_sigma)
-    return share

@@ -1,28 +1,9 @@
 """Learned Prefix Caching (NeurIPS 2025): by the probability that the conversation continues."""
 
-from lpc.simulator.knowledge import Knowledge
 from lpc.simulator.policies.odds import static_key
 from lpc.simulator.policies.scored import ScoredPolicy
-from lpc.simulator.policy import PolicySettings, register
-from lpc.simulator.workload import Turn, Workload
-
-
-class _Probability:
-    """Where a policy's probability comes from."""
-
-    def __init__(self, knowledge: Knowledge, *, invert: bool) -> None:
-        self._knowledge = knowledge
-        self._invert = invert
-
-    def predicted(self, turn: Turn) -> float:
-        """Return the predictor's answer, or where none was asked the share of the turn number."""
-        p = self.by_turn(turn) if turn.probability is None else turn.probability
-        return 1 - p if self._invert and turn.probability is not None else p
-
-    def by_turn(self, turn: Turn) -> float:
-        """Return the share of turns of this number that went on."""
-        p = self._knowledge.turn_probability(turn.turn)
-        return 1 - p if self._invert else p
+from lpc.simulator.policy import register
+from lpc.simulator.workload import Turn
 
 
 @register
@@ -34,13 +15,18 @@ class Lpc(ScoredPolicy):
     source = "Learned Prefix Caching, NeurIPS 2025, sections 3.1 and 3.4, at an update interval of zero"
     uses_predictor = True
 
-    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
-        super().__init__(capacity, workload, settings)
-        self._probability = _Probability(self.knowledge, invert=settings.invert)
+    def arrive(self, turn: Turn, now: float) -> None:
+        """Learn from the turn."""
+        self.knowledge.arrived(turn, now)
 
     def score(self, turn: Turn, now: float) -> float:
-        """Return the static key."""
-        return static_key(self._probability.predicted(turn), now, self.tau)
+        """Return the static key, at the tau of this time."""
+        p = self.probability(turn, now)
+        return static_key(1 - p if self.settings.invert else p, now, self.tau(now))
+
+    def probability(self, turn: Turn, now: float) -> float:
+        """Return the predictor's answer, or if none was asked the share of turns of this number that went on so far."""
+        return self.knowledge.turn_probability(turn.turn, now) if turn.probability is None else turn.probability
 
 
 @register
@@ -52,6 +38,6 @@ class LpcTurns(Lpc):
     source = "Learned Prefix Caching, NeurIPS 2025, its turn-count ablation"
     uses_predictor = False
 
-    def score(self, turn: Turn, now: float) -> float:
-        """Return the static key."""
-        return static_key(self._probability.by_turn(turn), now, self.tau)
+    def probability(self, turn: Turn, now: float) -> float:
+        """Return the share of turns of this number that went on so far."""
+        return self.knowledge.turn_probability(turn.turn, now)

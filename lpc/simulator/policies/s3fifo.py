@@ -88,6 +88,10 @@ class S3Fifo(Policy[QueuedPiece]):
         piece.uses = min(piece.uses + 1, self.MOST_USES)
         self._free.remove(piece.block_id)
 
+    def regain(self, piece: QueuedPiece) -> None:
+        """Forget the place: it has left its queue."""
+        piece.queue, piece.uses = None, 0
+
     def evict(self, count: int, now: float) -> list[Chunk]:
         """Turn the queues until enough blocks have dropped out."""
         sizes = self._sizes

@@ -12,6 +12,8 @@ from lpc.simulator.policy import PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
 
 REFIT_S: Final = 60.0
+GROWTH: Final = 1.1
+"""From one fit to the next, in turns seen: so all fits together cost some ten times as much as the last one."""
 FEWEST_GAPS: Final = 20
 LIFE_RATE: Final = 0.01
 """Weight of an eviction in the running mean of the life of blocks."""
@@ -23,7 +25,7 @@ class WorkloadAware(AgingClasses):
 
     name = "wa"
     rule = "the class head of lowest log(q (1 - exp(-life / tau))) - idle / tau; q and tau per class, deepest block first"
-    source = "KVCache Cache in the Wild, ATC 2025, section 5, refitted every minute until hits are counted"
+    source = "KVCache Cache in the Wild, ATC 2025, section 5, refitted every minute in which the turns have grown by a tenth"
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
@@ -35,20 +37,21 @@ class WorkloadAware(AgingClasses):
         self._overall = (math.log(0.5), 100.0)
         self._life = 100.0
         self._fitted = 0.0
+        self._turns = self._fitted_turns = 0
 
     def place(self, turn: Turn, now: float) -> ClassKey:
         """Return the request's class; learn from the gap since the conversation's turn before."""
         number = self._numbers_of.setdefault(turn.category, len(self._numbers_of))
-        if now < self.workload.count_from:
-            before = self._last.get(turn.conversation)
-            if before is not None:
-                self._gaps[before[0]].append(turn.arrival - before[1])
-                self._waiting[before[0]].pop(turn.conversation, None)
-            self._last[turn.conversation] = (number, turn.arrival)
-            self._waiting[number][turn.conversation] = turn.arrival
-            if now - self._fitted > REFIT_S:
-                self._fitted = now
-                self._refit(now)
+        before = self._last.get(turn.conversation)
+        if before is not None:
+            self._gaps[before[0]].append(turn.arrival - before[1])
+            self._waiting[before[0]].pop(turn.conversation, None)
+        self._last[turn.conversation] = (number, turn.arrival)
+        self._waiting[number][turn.conversation] = turn.arrival
+        self._turns += 1
+        if now - self._fitted > REFIT_S and self._turns >= GROWTH * self._fitted_turns:
+            self._fitted, self._fitted_turns = now, self._turns
+            self._refit(now)
         return (number,)
 
     def value(self, key: ClassKey, age: float) -> float:

@@ -11,7 +11,7 @@ from lpc.simulator.report.gain import nearest, pairs, sentence
 from lpc.simulator.report.hit_rates import chart_of
 from lpc.simulator.report.labels import apart
 from lpc.simulator.report.units import about, percent, seconds, tokens
-from lpc.simulator.summary import derived
+from lpc.simulator.summary import QUEUE, derived
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,9 @@ def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
         "hit_rate": rate,
         "ttft_mean_s": 1 - rate,
         "ttft_p99_s": 2.0,
-        **dict.fromkeys(("closed_loop", "throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load"), 0.0),
+        **dict.fromkeys(("closed_loop", "throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load", *QUEUE), 0.0),
+        "queue": "fcfs",
+        "worst_slowdown": None,
         **more,
     }
 

@@ -14,7 +14,7 @@ from lpc.simulator.engine import Result, simulate
 from lpc.simulator.names import Named, of_blocks, of_messages
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.responses import ResponseCache, ResponseSpec
-from lpc.simulator.sharegpt import Conversations, Lengths, sharegpt
+from lpc.simulator.sharegpt import Lengths, sharegpt
 from lpc.simulator.sidecar import OnlineReturns
 from lpc.simulator.workload import Turn
 from tests.unit.simulator.test_engine import SIZE, closed_workload, open_workload, replay, turn
@@ -101,7 +101,7 @@ def test_requests_known_by_blocks_are_equal_when_chain_and_length_are() -> None:
 
 
 def test_equal_prompts_share_their_blocks_and_a_conversation_drawn_again_is_another() -> None:
-    conversations = Conversations([Lengths(f"k{n}", [40, 20], [30, 30], [None, None]) for n in range(2)], (0.5,))
+    conversations = [Lengths(f"k{n}", [40, 20], [30, 30], [None, None]) for n in range(2)]
     names = [[Named(b"same"), Named(b"%d" % n)] for n in range(2)]
     found = sharegpt(conversations, active=2, think_time=100.0, named=names.__getitem__)
 

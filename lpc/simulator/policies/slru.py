@@ -1,4 +1,4 @@
-"""The textbook policies: FIFO, LFU, SLRU.
+"""SLRU, the textbook policy that tells blocks used once from those used again.
 
 A block's use is noticed when the last request that holds it ends; uses that overlap count as one. Within a request that is
 freed at one go, ties fall tail first: a tail lost costs itself, a root lost costs the chain behind it.
@@ -9,65 +9,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from lpc.simulator.blocks import Piece
-from lpc.simulator.policies.keyed import KeyedPolicy
 from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
 from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
-
-
-class DatedPiece(Piece):
-    """Blocks with the arrival of the request that computed them, seconds; None while that runs."""
-
-    __slots__ = ("computed",)
-
-    def __init__(self, segment: Segment, start: int, size: int) -> None:
-        super().__init__(segment, start, size)
-        self.computed: float | None = None
-
-
-@register
-class Fifo(KeyedPolicy[DatedPiece]):
-    """First in, first out.
-
-    A block goes in with the request that computed it, so that request's arrival is its time: being used again does not help.
-    """
-
-    name = "fifo"
-    rule = "the block that was computed first, however often it was used since"
-    source = "Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 1966"
-    piece_type = DatedPiece
-
-    def key(self, piece: DatedPiece, turn: Turn, now: float) -> float:
-        """Return when the request that computed the blocks arrived, seconds."""
-        if piece.computed is None:
-            piece.computed = turn.arrival
-        return piece.computed
-
-
-class CountedPiece(Piece):
-    """Blocks with the number of their uses."""
-
-    __slots__ = ("uses",)
-
-    def __init__(self, segment: Segment, start: int, size: int) -> None:
-        super().__init__(segment, start, size)
-        self.uses = 0
-
-
-@register
-class Lfu(KeyedPolicy[CountedPiece]):
-    """Least frequently used. In-cache counts: a block that was evicted starts from 0 again."""
-
-    name = "lfu"
-    rule = "the block used least often since it was computed, the least recently used of equals"
-    source = "in-cache LFU; SGLang's LFUStrategy has the same order"
-    piece_type = CountedPiece
-
-    def key(self, piece: CountedPiece, turn: Turn, now: float) -> float:
-        """Return the uses so far."""
-        piece.uses += 1
-        return piece.uses
-
 
 PROBATION: Final = 1
 PROTECTED: Final = 2
@@ -125,6 +69,11 @@ class Slru(Policy[RankedPiece]):
         """Take the piece out of its list."""
         assert piece.rank is not None
         del self._ranks[piece.rank][piece.block_id]
+
+    def regain(self, piece: RankedPiece) -> None:
+        """Count the blocks as protected again, if they were."""
+        if piece.rank == PROTECTED:
+            self._protected += piece.size
 
     def evict(self, count: int, now: float) -> list[Chunk]:
         """Give up blocks on probation first."""

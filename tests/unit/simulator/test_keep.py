@@ -1,0 +1,213 @@
+"""Blocks that waiting requests need: which are evicted last, and when they are like all others again."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lpc.simulator import keep
+from lpc.simulator.blocks import Piece
+from lpc.simulator.cache import BlockCache
+from lpc.simulator.cost import Cost
+from lpc.simulator.engine import simulate
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.segments import Path
+from lpc.simulator.sessions import closed_loop
+from lpc.simulator.waiting import Queueing
+from lpc.simulator.workload import Turn
+from tests.unit.simulator.replay import make
+from tests.unit.simulator.test_segments import BLOCK, POLICIES, traffic
+
+
+class Cache:
+    """A cache of blocks under a policy; each request is at its end at once."""
+
+    def __init__(self, capacity: int, policy: str = "lru") -> None:
+        self.now = 0.0
+        self.policy = make(policy, capacity)
+        self.cache: BlockCache[Piece] = BlockCache(capacity, self.policy, keep=True)
+
+    def ask(self, *contents: int, waited: Turn | None = None) -> list[int]:
+        """Run a request; return what was evicted for it."""
+        self.now += 10
+        turn, path = self._request(contents, waited)
+        gone = self.cache.allocate(path, 0, self.now)
+        assert gone is not None
+        self.cache.start(turn, self.now)
+        self.cache.release(path, 0, turn, self.now)
+        return list(chain.from_iterable(gone))
+
+    def wait(self, *contents: int) -> Turn:
+        """Let a request wait."""
+        turn, path = self._request(contents, None)
+        self.cache.wait(turn, path, self.now)
+        return turn
+
+    def leave(self, turn: Turn) -> None:
+        """Let a request wait no longer."""
+        self.cache.start(turn, self.now)
+
+    def _request(self, contents: Sequence[int], turn: Turn | None) -> tuple[Turn, Path]:
+        turn = turn or Turn("", 1, "", 16 * len(contents) + 1, 0, contents, contents, arrival=self.now)
+        return turn, self.policy.path(turn)
+
+
+def test_blocks_that_a_waiting_request_needs_are_evicted_last() -> None:
+    cache = Cache(4)
+    for content in (1, 2, 3, 4):
+        cache.ask(content)
+    cache.wait(1)
+
+    assert cache.ask(5, 6, 7) == [2, 3, 4]
+    assert cache.ask(8, 9, 10, 11) == [7, 6, 5, 1]
+
+
+def test_the_blocks_needed_soonest_are_the_very_last_and_of_a_chain_the_deepest_go_first() -> None:
+    cache = Cache(6)
+    cache.ask(1, 2)
+    cache.ask(3, 4)
+    cache.ask(5, 6)
+    for contents in ((5, 6), (1, 2), (3, 4)):
+        cache.wait(*contents)
+
+    assert cache.ask(7, 8, 9, 10, 11, 12) == [4, 3, 2, 1, 6, 5]
+
+
+def test_a_block_that_several_requests_need_has_the_place_of_the_first() -> None:
+    cache = Cache(4)
+    for content in (1, 2, 3, 4):
+        cache.ask(content)
+    cache.wait(1)
+    cache.wait(2)
+    cache.wait(1)
+
+    assert cache.ask(5, 6, 7) == [3, 4, 2]
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "reuse", "arc", "belady"])
+def test_a_block_that_nobody_needs_any_more_returns_to_its_place(policy: str) -> None:
+    cache, plain = Cache(4, policy), Cache(4, policy)
+    for content in (1, 2, 3, 4):
+        cache.ask(content)
+        plain.ask(content)
+    first, second = cache.wait(1), cache.wait(2)
+    assert cache.ask(5) == [3]
+    plain.ask(5)
+    cache.leave(first)
+    cache.leave(second)
+
+    assert cache.ask(6, 7) == [1, 2]
+
+
+def test_a_block_that_was_never_set_aside_keeps_its_place() -> None:
+    cache = Cache(4)
+    for content in (1, 2, 3, 4):
+        cache.ask(content)
+    turn = cache.wait(2)
+    cache.leave(turn)
+
+    assert cache.ask(5, 6, 7, 8) == [1, 2, 3, 4]
+
+
+def test_a_block_that_is_needed_again_before_it_went_is_kept() -> None:
+    cache = Cache(3)
+    for content in (1, 2, 3):
+        cache.ask(content)
+    first = cache.wait(1)
+    assert cache.ask(4) == [2]
+    cache.leave(first)
+    cache.wait(1)
+
+    assert cache.ask(5, 6) == [3, 4]
+
+
+def test_only_so_many_requests_count_and_the_next_one_when_one_has_been_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "KEPT_REQUESTS", 1)
+    cache = Cache(4)
+    for content in (1, 2, 3, 4):
+        cache.ask(content)
+    first = cache.wait(1)
+    cache.wait(3)
+    cache.wait(4)
+
+    assert cache.ask(5) == [2]
+    assert cache.ask(1, waited=first) == []
+    assert cache.ask(6, 7) == [4, 5]
+
+
+def test_blocks_behind_a_gap_are_not_needed() -> None:
+    cache = Cache(4)
+    cache.ask(1, 2, 3)
+    cache.wait(1, 9, 3)
+
+    assert cache.ask(5, 6, 7) == [3, 2]
+
+
+@pytest.mark.parametrize("seed", [0])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_segments_are_kept_as_blocks_are(policy: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lpc.simulator.policies.value.REMEMBERED", 1000)
+    found = evictions(policy, seed, blockwise=False)
+
+    assert found == evictions(policy, seed, blockwise=True)
+    assert found[1] or policy == "infinite"
+
+
+def evictions(policy: str, seed: int, *, blockwise: bool) -> tuple[int, list[int]]:
+    """Return hit tokens and the evicted blocks in order, in a closed loop with a long queue."""
+    workload = closed_loop(traffic(seed), 12, 300, seed)
+    made = type(policy, (REGISTRY[policy],), {"blockwise": blockwise})
+    gone: list[int] = []
+    result = simulate(
+        workload,
+        200 * BLOCK,
+        lambda n: made(n, workload, PolicySettings()),
+        cost=Cost(prefill_tokens_s=400.0),
+        queueing=Queueing(keep=True),
+        on_evict=lambda _, contents: gone.extend(contents),
+    )
+    assert result.waited > result.requests / 4
+    return result.hit_tokens, gone
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["ask", "wait", "leave", "serve"]), st.integers(0, 5), st.integers(1, 5)),
+    min_size=30,
+    max_size=80,
+)
+
+
+@pytest.mark.parametrize("policy", sorted(REGISTRY))
+@settings(max_examples=15, deadline=None)
+@given(steps=STEPS)
+def test_while_requests_wait_no_block_is_lost_and_one_that_is_needed_goes_only_if_no_other_is_free(
+    policy: str, steps: list[tuple[str, int, int]]
+) -> None:
+    cache = Cache(12, policy)
+    cached: set[int] = set()
+    waiting: list[tuple[Turn, Sequence[int]]] = []
+    """With the prefix that was cached."""
+    for step, number, blocks in steps:
+        contents = range(10 * number, 10 * number + blocks)
+        waited = None
+        if step == "wait":
+            missing = (place for place, block in enumerate(contents) if block not in cached)
+            waiting.append((cache.wait(*contents), contents[: next(missing, blocks)]))
+            continue
+        if step in ("leave", "serve") and waiting:
+            waited, _ = waiting.pop(number % len(waiting))
+            if step == "leave":
+                cache.leave(waited)
+                continue
+            contents = range(waited.contents[0], waited.contents[-1] + 1)
+        needed = {block for _, prefix in waiting for block in prefix}
+        new = set(contents) - cached
+        gone = cache.ask(*contents, waited=waited)
+        assert len(gone) == len(set(gone)) == max(len(cached) + len(new) - 12, 0)
+        assert set(gone) <= cached - set(contents)
+        cached = (cached - set(gone)) | set(contents)
+        if set(gone) & needed:
+            assert cached <= needed | set(contents)
+        assert len(cache.cache) == len(cached)

@@ -1,0 +1,154 @@
+"""The waiting queue in the simulator: blocks kept for requests that wait, and the order in which these are served."""
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lpc.simulator.cache import BlockCache
+from lpc.simulator.cost import Cost
+from lpc.simulator.engine import Result, simulate
+from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.segments import Path
+from lpc.simulator.waiting import AGEING, Queueing
+from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.workloads.cliff import cliff
+from tests.unit.simulator.test_closed_loop import COST, LOGS, SIZE, loop, made
+
+STOCK = Queueing()
+KEEP = Queueing(keep=True)
+CACHED_FIRST = Queueing("cached-first")
+BOTH = Queueing("cached-first", keep=True)
+NEW = [KEEP, CACHED_FIRST, BOTH]
+AGENTS = cliff(requests=700)
+AT_THE_CLIFF = AGENTS.working_set_tokens() // 4
+
+
+def replay(workload: Workload, tokens: int, queueing: Queueing, policy: str = "lru", cost: Cost = COST) -> Result:
+    return simulate(
+        workload, tokens, lambda n: REGISTRY[policy](n, workload, PolicySettings(cost=cost)), cost=cost, queueing=queueing
+    )
+
+
+def served(workload: Workload, tokens: int, queueing: Queueing, policy: str = "lru") -> tuple[list[Turn], list[Turn]]:
+    """Return the requests in the order in which the server took them, and those that still wait at the end."""
+    order: list[Turn] = []
+    waited: list[Turn] = []
+    start, wait = BlockCache.start, BlockCache.wait
+
+    def starts(cache: BlockCache[Any], turn: Turn, now: float) -> None:
+        order.append(turn)
+        start(cache, turn, now)
+
+    def waits(cache: BlockCache[Any], turn: Turn, path: Path, now: float) -> None:
+        waited.append(turn)
+        wait(cache, turn, path, now)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BlockCache, "start", starts)
+        patch.setattr(BlockCache, "wait", waits)
+        replay(workload, tokens, queueing, policy)
+    return order, [turn for turn in waited if turn not in order]
+
+
+@settings(max_examples=15, deadline=None)
+@given(LOGS, st.sampled_from(sorted(REGISTRY)), st.integers(20, 300))
+def test_with_an_empty_waiting_queue_nothing_differs(log: Any, policy: str, blocks: int) -> None:
+    results = [replay(loop(made(log), 1, 40), blocks * SIZE, queueing, policy) for queueing in (STOCK, *NEW)]
+
+    assert results[0].waited == 0
+    assert all(result == results[0] for result in results)
+
+
+@settings(max_examples=30, deadline=None)
+@given(LOGS, st.integers(2, 6), st.integers(20, 300), st.sampled_from(["lru", "reuse", "slru"]))
+def test_keep_serves_in_the_order_of_arrival(log: Any, at_a_time: int, blocks: int, policy: str) -> None:
+    order, _ = served(loop(made(log), at_a_time, 60), blocks * SIZE, KEEP, policy)
+
+    assert all(before.arrival <= after.arrival for before, after in pairwise(order))
+
+
+def test_keep_changes_nothing_below_the_cliff() -> None:
+    large = AGENTS.working_set_tokens()
+
+    assert replay(AGENTS, large, KEEP, cost=Cost()) == replay(AGENTS, large, STOCK, cost=Cost())
+
+
+@pytest.mark.parametrize("queueing", NEW)
+def test_beyond_the_cliff_the_queue_is_worth_more_than_the_policy(queueing: Queueing) -> None:
+    stock, better = (replay(AGENTS, AT_THE_CLIFF, each, cost=Cost()) for each in (STOCK, queueing))
+
+    assert better.hit_rate > stock.hit_rate + 0.15
+    assert better.throughput > 1.2 * stock.throughput
+
+
+@pytest.mark.parametrize("policy", ["reuse", "arc", "s3fifo", "belady"])
+def test_keep_takes_nothing_from_a_policy(policy: str) -> None:
+    stock, better = (replay(AGENTS, AT_THE_CLIFF, each, policy, cost=Cost()) for each in (STOCK, KEEP))
+
+    assert better.hit_rate >= stock.hit_rate
+
+
+def in_order(*sessions: list[Turn], requests: int) -> Workload:
+    """Return a closed loop in which the sessions start in their order, a second apart."""
+    places = list(range(len(sessions)))
+    for seed in range(1000):
+        drawn = places[:]
+        random.Random(seed).shuffle(drawn)
+        if drawn == places:
+            return loop(sessions, len(sessions), requests, seed, warm_up=0)
+    raise AssertionError("no seed draws that order")
+
+
+def test_cached_first_serves_what_misses_least() -> None:
+    # While 5 s of prefill run, three requests come: cold ones of 1 s and 0.5 s, then a warm one of 0.096 s.
+    def queue() -> Workload:
+        lengths = [[(64, 0, 0.0), (96, 0, 4.0)], [(5000, 0, 0.0)], [(1000, 0, 0.0)], [(500, 0, 0.0)]]
+        return in_order(*made(lengths), requests=5)
+
+    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, STOCK)[0]] == [64, 5000, 1000, 500, 160]
+    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, CACHED_FIRST)[0]] == [64, 5000, 160, 500, 1000]
+
+
+@settings(max_examples=12, deadline=None)
+@example(at_a_time=8, new=20, gap=0.0, cold=200, blocks=600, keep=False, seed=0)
+@given(
+    at_a_time=st.integers(1, 8),
+    new=st.integers(1, 30),
+    gap=st.floats(0.0, 0.3),
+    cold=st.integers(100, 1000),
+    blocks=st.integers(300, 600),
+    keep=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_a_stream_of_short_warm_requests_starves_nobody(
+    at_a_time: int, new: int, gap: float, cold: int, blocks: int, keep: bool, seed: int
+) -> None:
+    """A request is overtaken only by those that come within (its whole prefill) / AGEING after it."""
+    warm = [[(new, 0, gap)] * 40] * at_a_time
+    agents = loop(made([*warm, [(cold, 0, 0.0)]]), at_a_time + 1, 1000, seed)
+    order, left = served(agents, blocks * SIZE, Queueing("cached-first", keep))
+
+    latest = 0.0
+    """Arrival of the latest request that has been served."""
+    for turn in [*order, *left]:
+        assert latest - turn.arrival <= turn.input_tokens / COST.prefill_tokens_s / AGEING + 1e-6
+        if turn not in left:
+            latest = max(latest, turn.arrival)
+
+
+def test_a_warm_request_behind_a_cold_one_loses_its_blocks_unless_they_are_kept() -> None:
+    # 200 blocks. A's 20 are free when its next request comes, at 2.5 s, behind C. C begins at 3.5 s, when B's 157 are free.
+    def agents() -> Workload:
+        return in_order(*made([[(320, 0, 0.0), (16, 0, 2.18)], [(2500, 0, 0.0)], [(1000, 0, 0.0)]]), requests=4)
+
+    stock, kept = (replay(agents(), 200 * SIZE, queueing) for queueing in (STOCK, KEEP))
+
+    assert stock.waits[-1] == pytest.approx(2.0, abs=0.1)
+    assert (stock.warm, stock.warm_behind_cold, stock.warm_evicted) == (1, 1, 1)
+    assert (kept.warm, kept.warm_behind_cold, kept.warm_evicted) == (1, 1, 0)
+    assert (stock.evicted_waiting_tokens, stock.hit_tokens) == (320, 0)
+    assert (kept.evicted_waiting_tokens, kept.hit_tokens) == (0, 320)
