@@ -37,16 +37,15 @@ def pooling(base: type[Reuse], *, at_once: bool) -> type[Reuse]:
             super().__init__(capacity, workload, settings)
             self.free_segments: dict[Segment, Held[Piece]] = {}
             if engines:
-                self.monitor = engines[0].monitor
+                self.reuse._monitor = engines[0].reuse._monitor
                 if isinstance(self, Value):
-                    self._clusters = engines[0]._clusters
+                    self.reuse._clusters = engines[0].reuse._clusters
             else:
-                self.monitor._remembered *= ENGINES
+                self.reuse._monitor._remembered *= ENGINES
             engines.append(self)
 
         def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
-            path = self.path(turn)
-            runs = self._runs(turn, len(path))
+            path, runs = self.reuse.path, self.reuse.runs
             super().free(pieces, turn, now)
             for piece in pieces:
                 assert piece.held is not None

@@ -148,7 +148,7 @@ def test_blocks_behind_a_gap_are_not_needed() -> None:
 @pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_segments_are_kept_as_blocks_are(policy: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lpc.simulator.policies.value.REMEMBERED", 1000)
+    monkeypatch.setattr("lpc.simulator.reuse_classes.REMEMBERED", 1000)
     found = evictions(policy, seed, blockwise=False)
 
     assert found == evictions(policy, seed, blockwise=True)

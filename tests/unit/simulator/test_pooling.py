@@ -44,4 +44,5 @@ def test_a_use_on_the_other_engine_makes_a_block_younger_only_at_once(pooling: A
 
     assert gone == [evicted]
     if at_once is not None:
-        assert policy(2, work, PolicySettings()).monitor is policy(2, work, PolicySettings()).monitor
+        one, other = (policy(2, work, PolicySettings()) for _ in range(2))
+        assert one.reuse._monitor is other.reuse._monitor

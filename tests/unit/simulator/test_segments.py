@@ -60,7 +60,7 @@ def test_a_policy_evicts_segments_as_it_evicts_blocks(
     policy: str, blocks: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The monitor forgets whole segments, or single blocks: of the prompt used longest ago it may know a part in one case only.
-    monkeypatch.setattr("lpc.simulator.policies.value.REMEMBERED", 1000)
+    monkeypatch.setattr("lpc.simulator.reuse_classes.REMEMBERED", 1000)
     found = evictions(policy, traffic(seed), blocks, blockwise=False)
 
     assert found == evictions(policy, traffic(seed), blocks, blockwise=True)

@@ -220,7 +220,8 @@ def test_agents_come_back_in_seconds_after_a_tool_and_in_minutes_after_a_turn() 
     gaps: defaultdict[str, list[float]] = defaultdict(list)
     for turn in drawn("agents").arrivals:
         if turn.next is not None:
-            gaps[turn.category].append(turn.next.arrival - turn.arrival)
+            gaps[turn.reply_end].append(turn.next.arrival - turn.arrival)
+            assert turn.next.category == turn.reply_end
 
     assert np.quantile(gaps["tool"], 0.9) < 30
     assert np.median(gaps["turn"]) > 120
