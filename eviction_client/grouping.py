@@ -12,14 +12,29 @@ from earlier uses of the prefix 14.62 21.87 28.27. New tokens with reply length 
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
+from eviction_client.prior import MOST_GROUPS
 from eviction_client.reuse import REPLY_ENDS, Stretch
 
 NEW_TOKENS: Final = (1024, 4096, 16384)
 """Bounds of the groups."""
 GROUPS: Final = len(NEW_TOKENS) + 1
+_OWN: Final = GROUPS - 1
+"""The sidecar's groups, numbered from 1, lie behind those that requests without a prediction have."""
+WITH_PREDICTED: Final = _OWN + MOST_GROUPS
+"""Groups in all: those made here, and the sidecar's."""
+
+
+def predicted(group: int) -> int:
+    """Return the number of one of the sidecar's groups, from 1 on, among all."""
+    return _OWN + group
+
+
+def priors_of(hazards: Mapping[int, Sequence[float]]) -> dict[int, Sequence[float]]:
+    """Return hazards that the sidecar predicts for its groups by their numbers among all."""
+    return {predicted(group): curve for group, curve in hazards.items()}
 
 
 def group_of(stretches: Sequence[Stretch], block_tokens: int) -> int:

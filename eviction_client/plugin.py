@@ -26,7 +26,7 @@ from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, Ghosts, sampled
 from eviction_client.hints import NO_HINTS, Hints, Owners, Retained
 from eviction_client.predictor import BasePredictor
-from eviction_client.prior import MOST_GROUPS, ReuseCurves
+from eviction_client.prior import ReuseCurves
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
 from eviction_client.score import OLDEST_S, done_key
 from eviction_client.settings import ClientSettings
@@ -37,9 +37,6 @@ from lpc.wire.bugs import log_bug
 
 logger = logging.getLogger(__name__)
 
-_OWN: Final = grouping.GROUPS - 1
-"""The sidecar's groups, numbered from 1, lie behind those that requests without a prediction have."""
-_GROUPS: Final = _OWN + MOST_GROUPS
 REFIT_S: Final = 30.0
 REMEMBERED: Final = 4
 """Blocks whose last use is remembered, in caches."""
@@ -132,7 +129,7 @@ class Plugin:
         self.settings = settings
         self.predictor = predictor
         self.store = store
-        self.classes = _GROUPS * KINDS
+        self.classes = grouping.WITH_PREDICTED * KINDS
         self.value_enabled = not settings.guard
         self.tables: Sequence[Table] | None = None
         self.ended = {"prediction": 0, "unanswered": 0, "aborted": 0}
@@ -160,8 +157,7 @@ class Plugin:
         """Keys that other conversations give blocks. Written by the background only."""
         self._to_ask = False
         self._rounds_left = 0
-        self._epoch: str | None = None
-        self._monitor = ReuseMonitor(_GROUPS, remembered=REMEMBERED * capacity)
+        self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=REMEMBERED * capacity)
         self.ghosts: Ghosts[BlockHash] = Ghosts(capacity, self.classes, sampled, clock=self.now)
         self._fitted_at = -math.inf
         self._ticked_at = self._trimmed_at = time.monotonic()
@@ -219,7 +215,7 @@ class Plugin:
             self.ended["unanswered"] += 1
         else:
             self.ended["prediction"] += 1
-            group = _OWN + prediction.group if prediction.group else group
+            group = grouping.predicted(prediction.group) if prediction.group else group
         first = first_class(group, self._reply_ends.number(reply_end) if completed else 0)
         runs = self._runs(stretches, first, blocks, now)
         retain_s, own_from = self._asked(hints, session, blocks)
@@ -386,7 +382,9 @@ class Plugin:
 
     def _learn(self) -> bool:
         """Learn from all that was left; return whether an answer of the store is expected soon."""
-        self._follow_epoch()
+        curves = self.predictor.reuse_curves
+        if curves is not None:
+            self._monitor.follow(curves.epoch, grouping.priors_of(curves.hazards))
         while self._events:
             event = self._events.popleft()
             try:
@@ -403,16 +401,6 @@ class Plugin:
             self._fitted_at = now
             self._refit(now)
         return self._pool()
-
-    def _follow_epoch(self) -> None:
-        curves = self.predictor.reuse_curves
-        if curves is None:
-            return
-        self._monitor.priors = {_OWN + group: hazards for group, hazards in curves.hazards.items()}
-        if curves.epoch != self._epoch:
-            if self._epoch is not None:
-                self._monitor.renumber()
-            self._epoch = curves.epoch
 
     def _arrive(self, admitted: _Started) -> None:
         stretches = self._monitor.admitted(admitted.prompt, admitted.at)
@@ -499,7 +487,6 @@ class Plugin:
         for tier in self.tiers:
             tier.distrust()
         self._stretches.clear()
-        self._monitor = ReuseMonitor(_GROUPS, remembered=REMEMBERED * self._capacity)
+        self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=REMEMBERED * self._capacity)
         self.ghosts = self.ghosts.renewed()
-        self._epoch = None
         self._fitted_at = -math.inf

@@ -104,6 +104,15 @@ class ReuseMonitor:
         self._at_risk: dict[int, Counts] = {}
         """Of blocks that do not wait any more."""
         self._fitted_at: float | None = None
+        self._epoch: str | None = None
+
+    def follow(self, epoch: str, priors: Mapping[int, Sequence[float]]) -> None:
+        """Take the sidecar's predictions by group. ``epoch``: names the numbering of its groups; another one means others."""
+        self.priors = priors
+        if epoch != self._epoch:
+            if self._epoch is not None:
+                self.renumber()
+            self._epoch = epoch
 
     def admitted(self, prompt: Sequence[Hashable], now: float) -> list[Stretch]:
         """Count the reuses in a prompt that arrives; return its stretches of like gap, from its start."""

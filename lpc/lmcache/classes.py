@@ -12,15 +12,12 @@ from typing import Final
 from eviction_client import grouping
 from eviction_client.curve import reused_between
 from eviction_client.ended import Run
-from eviction_client.prior import MOST_GROUPS, ReuseCurves
+from eviction_client.prior import ReuseCurves
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
 from eviction_client.value_queue import Table
 from lpc.lmcache.tree import Chunk
 
-_OWN: Final = grouping.GROUPS - 1
-"""The sidecar's groups, numbered from 1, lie behind those that turns without a prediction have."""
-_GROUPS: Final = _OWN + MOST_GROUPS
-CLASSES: Final = _GROUPS * KINDS
+CLASSES: Final = grouping.WITH_PREDICTED * KINDS
 
 
 class Classes:
@@ -34,8 +31,7 @@ class Classes:
     """
 
     def __init__(self, remembered: int) -> None:
-        self._monitor = ReuseMonitor(_GROUPS, remembered=remembered)
-        self._epoch: str | None = None
+        self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=remembered)
         self._at = 0.0
         self.tables: Sequence[Table] | None = None
 
@@ -55,13 +51,8 @@ class Classes:
 
     def follow(self, curves: ReuseCurves | None) -> None:
         """Take what the sidecar predicts for its groups; None: nothing."""
-        if curves is None:
-            return
-        self._monitor.priors = {_OWN + group: hazards for group, hazards in curves.hazards.items()}
-        if curves.epoch != self._epoch:
-            if self._epoch is not None:
-                self._monitor.renumber()
-            self._epoch = curves.epoch
+        if curves is not None:
+            self._monitor.follow(curves.epoch, grouping.priors_of(curves.hazards))
 
     def ended(self, chain: Sequence[Chunk], group: int, began_at: float, ended_at: float) -> list[Run]:
         """Count the reuses in a turn that has ended; return the classes of its chain, from its start.
@@ -72,7 +63,7 @@ class Classes:
         """
         blocks = [chunk.block for chunk in chain]
         stretches = self._monitor.admitted(blocks, began_at)
-        first = first_class(_OWN + group if group else grouping.group_of(stretches, len(chain[0].tokens)), 0)
+        first = first_class(grouping.predicted(group) if group else grouping.group_of(stretches, len(chain[0].tokens)), 0)
         self._at = max(self._at, ended_at)
         self._monitor.finished(blocks, _watched(stretches), first, self._at)
         return [Run(end, first + gap) for end, gap in stretches]
