@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from eviction_client.curve import values
-from eviction_client.queue import Block, FreeBlockQueue
+from eviction_client.queue import Block
 from eviction_client.value_queue import ValueQueue
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ __all__ = [
     "ClientSettings",
     "ConversationId",
     "EngineUnsupported",
-    "FreeBlockQueue",
     "Hints",
     "MetadataStore",
     "Namespace",

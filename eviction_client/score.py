@@ -6,13 +6,9 @@ Times are the same in every engine of a fleet, since keys are compared across en
 1.8e9, where doubles are 2.4e-7 s apart.
 """
 
-import math
 from typing import Final
 
 from eviction_client.curve import HORIZON_S
-
-FIRST_OUT: Final = -math.inf
-"""Key of blocks without content worth keeping (no hash): evicted before all others."""
 
 REMEMBERED_S: Final = 3600.0
 """Stores forget a key that lies so long before now. Whoever holds blocks for longer loses a raise, no block: a day of a fleet's

@@ -1,1 +1,1 @@
-"""Replays requests against a prefix cache under many eviction policies, on the client's own queue and score."""
+"""Replays requests against a prefix cache under many eviction policies; `value` and `reuse` are the client's own code."""

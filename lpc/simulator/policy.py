@@ -25,7 +25,7 @@ class PolicySettings:
     """What a run can set for its policies.
 
     Attributes:
-        tau: seconds by which a block's log-odds sink by one (`lpc.simulator.policies.odds`); default: the mean gap between
+        tau: seconds by which a block's log-odds sink by one (`lpc.simulator.policies.lpc`); default: the mean gap between
             turns so far.
         invert: turn every prediction around (p to 1 - p): an adversary.
         cost: what requests cost in this run, for policies that weigh it.
@@ -106,6 +106,19 @@ class Policy(ABC, Generic[B]):
     @abstractmethod
     def evict(self, count: int, now: float) -> list[Chunk]:
         """Give up ``count`` blocks (`Piece.give_up`), of those that are free."""
+
+
+def give_up_first(pieces: dict[int, B], count: int) -> list[Chunk]:
+    """Give up ``count`` blocks of pieces by the id of their first block, the first piece first; all if there are no more."""
+    out: list[Chunk] = []
+    while pieces and count:
+        piece = next(iter(pieces.values()))
+        if piece.size <= count:
+            del pieces[piece.block_id]
+        chunk = piece.give_up(count)
+        count -= len(chunk)
+        out.append(chunk)
+    return out
 
 
 REGISTRY: Final[dict[str, type[Policy[Any]]]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lpc.simulator.blocks import Piece
-from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
+from lpc.simulator.policy import Chunk, Policy, PolicySettings, give_up_first, register
 from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
@@ -79,13 +79,10 @@ class Slru(Policy[RankedPiece]):
         """Give up blocks on probation first."""
         out: list[Chunk] = []
         for rank, pieces in self._ranks.items():
-            while pieces and count:
-                piece = next(iter(pieces.values()))
-                if piece.size <= count:
-                    del pieces[piece.block_id]
-                chunk = piece.give_up(count)
-                count -= len(chunk)
-                if rank == PROTECTED:
-                    self._protected -= len(chunk)
-                out.append(chunk)
+            chunks = give_up_first(pieces, count)
+            given = sum(map(len, chunks))
+            count -= given
+            if rank == PROTECTED:
+                self._protected -= given
+            out += chunks
         return out
