@@ -11,7 +11,7 @@ LOCKED  = install --disable-pip-version-check --no-deps --require-hashes
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run quick test lock bench head ablations engine test-engine engine-versions clean
+.PHONY: help setup run quick test lock head ablations engine test-engine engine-versions clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -71,8 +71,8 @@ $(RAY)/.installed: requirements/ray.txt | $(VENV)/.installed
 
 # RedisVL 0.28.0 and a Redis with a search module (measured beside, never shipped).
 REDISVL := .venv-redisvl
-redisvl: setup $(REDISVL)/.installed ## the real RedisVL on the pairs of `lpc bench responses`: make redisvl PAIRS=data/responses
-	PYTHONPATH=$(CURDIR) $(REDISVL)/bin/python -m lpc.bench.semantic.real_redisvl $(or $(PAIRS),data/responses)
+redisvl: setup $(REDISVL)/.installed ## the real RedisVL on the pairs of `python -m benchmarks responses`: make redisvl PAIRS=data/responses
+	PYTHONPATH=$(CURDIR) $(REDISVL)/bin/python -m benchmarks.semantic.real_redisvl $(or $(PAIRS),data/responses)
 
 $(REDISVL)/.installed: requirements/redisvl.txt
 	$(PYTHON) -m venv $(REDISVL)
@@ -90,18 +90,18 @@ lock: ## renew the locked requirements and their hashes (LOCK=--keep: the same v
 	$(BIN)/pip $(LOCKED) --quiet -r requirements/tools.txt
 	$(BIN)/python requirements/lock.py $(LOCK)
 
-bench: setup redis-server ## all benchmarks, at full length
-	$(BIN)/lpc bench queue
-	$(BIN)/lpc bench store
-	$(BIN)/lpc bench wire
-	$(BIN)/lpc bench predict
+# ARGS: options of the benchmark, e.g. make bench-engine ARGS='--closed'; `python -m benchmarks NAME --help` lists them.
+ARGS :=
+BENCHMARK = $(BIN)/python -m benchmarks $(@:bench-%=%) $(ARGS)
+.PHONY: bench-queue bench-predict bench-load bench-engine bench-tiers bench-prefetch
+bench-queue: setup ## the free queue against a plain LRU list: time per block
+	$(BENCHMARK)
 
-.PHONY: load faults fuzz
-load: setup ## ten minutes at 1.5 times what the sidecar can answer, with a picture
-	$(BIN)/lpc bench load --picture docs/load.png
+bench-predict: setup ## the sidecar over gRPC against the bare ONNX Runtime session
+	$(BENCHMARK)
 
-faults: setup redis-server ## kill, restart, fail over, reload and starve real processes under load (about ten minutes)
-	$(BIN)/lpc bench faults
+bench-faults: setup redis-server ## kill, restart, fail over, reload and starve real processes under load (about ten minutes)
+	$(BIN)/python -m benchmarks faults
 
 fuzz: setup ## 10,000 hostile inputs in the three forms, 10,000 request targets of the gateway, 100 tokenizers (about 20 minutes)
 	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/test_hostile_inputs.py
@@ -137,11 +137,6 @@ prefetch-table: setup ## docs/prefetch.md: prefetch none, at arrival, predicted 
 TIERS :=
 tiers-table: setup ## docs/tiers.md: vLLM's pool and CPU tier, LRU or ours, on every generated workload (a quarter of an hour; TIERS='--log mooncake=FILE')
 	$(BIN)/python docs/make_tiers.py $(TIERS)
-
-.PHONY: bench-trace
-bench-trace: setup engine ## a log with times on real vLLM: make bench-trace TRACE=... [FORMAT=mooncake]
-	@test -n "$(TRACE)" || { echo "name a trace: make bench-trace TRACE=/path/to/trace.jsonl FORMAT=mooncake"; exit 1; }
-	$(BIN)/lpc bench engine --trace $(TRACE) --format $(or $(FORMAT),mooncake)
 
 ABLATED := --limit 8192
 ablations: setup ## the paper's ablations and other encoders on 8,192 turns (about half an hour on two cores)
@@ -188,7 +183,7 @@ sglang-versions: sglang ## the same against other SGLang releases, which pass or
 
 # LMCache in MP mode, on top of vLLM's environment as well: its own requirements name CUDA, which runs nowhere here.
 LMCACHE := .venv-lmcache
-.PHONY: lmcache test-lmcache bench-prefetch
+.PHONY: lmcache test-lmcache
 lmcache: $(LMCACHE)/.installed ## build .venv-lmcache: LMCache's node, coordinator and connector for CPU (a minute after `make engine`)
 
 $(LMCACHE)/.installed: requirements/lmcache.txt pyproject.toml | $(ENGINE)/.installed
@@ -205,7 +200,7 @@ test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: e
 
 bench-prefetch: setup lmcache ## time to first token of returning turns with LMCache alone and with ours (half an hour)
 	@test -d models/e5-small || $(BIN)/lpc export --models models
-	$(BIN)/lpc bench prefetch
+	$(BENCHMARK)
 
 .PHONY: test-image test-podmonitor deploy-tools settings support audit digests
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)

@@ -23,6 +23,7 @@
     ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start
     ├── SaltKeyError            lpc.gateway.tenants: the file of the salts' key cannot be used
     ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
+    ├── PairsError              lpc.responses.semantic.pairs: a file of labelled pairs cannot be read
     ├── EvidenceError           lpc.responses.semantic.evidence_file: a file of evidence cannot be used
     ├── RedisFailed             lpc.wire.redis_reach: a Redis did not do as asked; never shown, a lookup is then a miss
     │   ├── RedisAway           lpc.wire.redis_reach: it does not answer
@@ -35,8 +36,6 @@
     ├── ExportError             lpc.training.export: an artefact cannot be made
     ├── ClusterError            lpc.training.spread: work cannot be spread over processes or a cluster
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
-    ├── BenchmarkError          lpc.bench: a benchmark cannot be run here
-    ├── PairsError              lpc.bench.semantic.pairs: a file of labelled pairs cannot be read
     └── PredictError            lpc.commands.conversations: the input or the sidecar of `lpc predict` is at fault
         └── Refused             lpc.commands.conversations: one conversation cannot be answered, others can
 

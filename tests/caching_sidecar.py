@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lpc.bench.processes import RedisServer, Sidecar
+from benchmarks.processes import RedisServer, Sidecar
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 from lpc.simulator.run import Run, run_one
 
 ROOT = Path(__file__).parents[1]

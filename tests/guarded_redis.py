@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 
 SECURITY_PAGE = Path(__file__).parents[1] / "docs/security.md"
 

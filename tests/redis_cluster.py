@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.processes import RedisServer, free_port
+from benchmarks.processes import RedisServer, free_port
 from tests.redis_stores import until
 
 

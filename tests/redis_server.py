@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lpc.bench.responses_setup import GivenVectors, OpenGate
+from benchmarks.responses_setup import GivenVectors, OpenGate
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, Namer
 from lpc.responses.counters import Counters

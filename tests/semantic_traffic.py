@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from lpc.bench.responses_setup import BenchCaches, GivenVectors, answer_of
+from benchmarks.responses_setup import BenchCaches, GivenVectors, answer_of
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked
 from lpc.responses.counters import Counters

@@ -11,10 +11,10 @@ from lpc.commands.options import JsonFile, ModelName, Models
 from lpc.commands.outcome import report
 
 if TYPE_CHECKING:
-    from lpc.bench.semantic.pairs import AnswerPair
-    from lpc.bench.semantic.vectors import Vectors
     from lpc.responses.semantic.evidence import Evidence
+    from lpc.responses.semantic.pairs import AnswerPair
     from lpc.responses.semantic.threshold import JudgeError
+    from lpc.responses.semantic.vectors import Vectors
 
 AT_ONCE = 4
 """Pairs that a judge is asked about at the same time."""
@@ -48,9 +48,9 @@ def calibrate(
     """
 
     def calibrated() -> dict[str, Any]:
-        from lpc.bench.semantic.vectors import Vectors
         from lpc.responses.semantic.evidence import Evidence
         from lpc.responses.semantic.evidence_file import EvidenceError, write_evidence
+        from lpc.responses.semantic.vectors import Vectors
 
         if pairs is None and answers is None:
             raise EvidenceError(
@@ -75,9 +75,9 @@ def _questions(path: Path, bound: float, level: float, vectors: "Vectors", evide
     """Count pairs of questions into evidence; show and return what they allow."""
     from rich.table import Table
 
-    from lpc.bench.semantic.pairs import read_pairs
-    from lpc.bench.semantic.replay import lookups_of
     from lpc.responses.semantic.levels import edge
+    from lpc.responses.semantic.lookups import lookups_of
+    from lpc.responses.semantic.pairs import read_pairs
     from lpc.responses.semantic.threshold import thresholds
     from lpc.wire.terminal import console
 
@@ -122,8 +122,8 @@ def _judge(
     path: Path, judge: str, vectors: "Vectors", url: str, model: str, key_file: Path | None
 ) -> tuple["JudgeError", dict[str, Any]]:
     """Return how often a judge errs on pairs of answers, and the same as figures, which are shown."""
-    from lpc.bench.semantic.pairs import PairsError, read_answer_pairs
     from lpc.responses.semantic.evidence_file import EvidenceError
+    from lpc.responses.semantic.pairs import PairsError, read_answer_pairs
     from lpc.responses.semantic.threshold import ALPHA, JUDGES_PART, JudgeError
     from lpc.wire.terminal import console
 

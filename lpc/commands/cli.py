@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from lpc.commands import bench, cache, lmcache, models
+from lpc.commands import cache, lmcache, models
 from lpc.commands.ablate import ablate
 from lpc.commands.cache_calibrate import calibrate
 from lpc.commands.demo import demo
@@ -85,7 +85,6 @@ def lpc(
 
 for command in (serve, gateway, secrets, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
     app.command()(command)
-app.add_typer(bench.app, name="bench")
 cache.app.command("calibrate")(calibrate)
 app.add_typer(cache.app, name="cache")
 app.add_typer(lmcache.app, name="lmcache")

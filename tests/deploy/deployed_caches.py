@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lpc.bench.processes import Server, free_port
+from benchmarks.processes import Server, free_port
 from tests.deploy.chart import charted
 from tests.deploy.test_compose import configured
 from tests.deploy.test_first_prediction import environment_of

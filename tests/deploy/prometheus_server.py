@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import yaml
 from prometheus_client import REGISTRY, Counter, generate_latest
 
+from benchmarks.processes import free_port
 from eviction_client.metrics import METRICS, EngineMetrics
-from lpc.bench.processes import free_port
 
 
 class Prometheus:

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
+from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
-from lpc.bench.processes import free_port
 from lpc.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
 from tests.deploy.test_first_prediction import wait_for

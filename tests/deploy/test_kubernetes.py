@@ -25,10 +25,10 @@ from prometheus_client import generate_latest
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
+from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from lpc.bench.processes import free_port
 from lpc.commands.cli import app
 from lpc.gateway.settings import GatewaySettings
 from lpc.wire.redis_url import RedisLogin

@@ -13,11 +13,11 @@ import grpc.aio
 import pytest
 import redis
 
+from benchmarks.processes import RedisServer, free_port
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from lpc.bench.processes import RedisServer, free_port
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import running

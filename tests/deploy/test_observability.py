@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.gateway.metrics import Metrics as GatewayMetrics

@@ -12,11 +12,11 @@ from urllib.parse import quote
 import pytest
 import redis
 
+from benchmarks.processes import CLUSTER_BUS, free_port
 from eviction_client.errors import StoreUnreachable
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, open_store
 from eviction_client.stores.namespace import Namespace
-from lpc.bench.processes import CLUSTER_BUS, free_port
 from tests.deploy.relay import Relay
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, rendered
 

@@ -1,4 +1,4 @@
-"""`lpc bench engine --closed`, whole, with few sessions."""
+"""Benchmark `engine --closed`, whole, with few sessions."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.tiny_llama import BLOCK
+from benchmarks.tiny_llama import BLOCK
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -18,7 +18,7 @@ def test_agents_in_a_closed_loop_get_the_same_tokens_from_both_sides(tmp_path: P
         "import sys; from pathlib import Path; from tests.tiny_model import build_tiny_artifact as b; b(Path(sys.argv[1]))"
     )
     subprocess.run([PYTHON, "-c", program, str(tmp_path / "models")], check=True, cwd=ROOT)
-    command = [PYTHON, "-m", "lpc", "bench", "engine", "--closed", "--quick", "--model", "tiny"]
+    command = [PYTHON, "-m", "benchmarks", "engine", "--closed", "--quick", "--model", "tiny"]
     command += ["--models", tmp_path / "models", "--json", tmp_path / "figures.json", "--picture", tmp_path / "figures.png"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr[-3000:]

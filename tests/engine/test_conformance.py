@@ -17,12 +17,12 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from benchmarks.bare_scheduler import Engine, conversations, vllm_config
 from eviction_client.engines.vllm import conformance, scheduler, versions
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
-from lpc.bench.bare_scheduler import Engine, conversations, vllm_config
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the check at start")
 
@@ -202,7 +202,7 @@ AT_INFO = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}
 
 
 def test_the_plug_ins_lines_appear_among_vllms_in_vllms_form() -> None:
-    program = "from lpc.bench.bare_scheduler import Engine; Engine(50)"
+    program = "from benchmarks.bare_scheduler import Engine; Engine(50)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=AT_INFO, check=True)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if "learned prefix cache: on" in line]
     assert len(lines) == 1
@@ -212,7 +212,7 @@ def test_the_plug_ins_lines_appear_among_vllms_in_vllms_form() -> None:
 def test_who_has_configured_our_logging_keeps_it() -> None:
     program = (
         "import logging, sys; logging.basicConfig(stream=sys.stdout, format='mine %(message)s', level='INFO');"
-        "from lpc.bench.bare_scheduler import Engine; Engine(50)"
+        "from benchmarks.bare_scheduler import Engine; Engine(50)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=AT_INFO, check=True)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if "learned prefix cache: on" in line]

@@ -17,6 +17,8 @@ from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
+from benchmarks.bare_scheduler import BLOCK, Engine, conversations, vllm_config
+from benchmarks.cpu_tier import connector
 from eviction_client.ended import Run
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm_cpu import MODULE, POLICY, conformance, placing
@@ -24,8 +26,6 @@ from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
 from eviction_client.value_queue import DONE
 from eviction_client.value_tier import ValueTier
-from lpc.bench.bare_scheduler import BLOCK, Engine, conversations, vllm_config
-from lpc.bench.cpu_tier import connector
 from tests import offload_course
 
 pytestmark = pytest.mark.supports(

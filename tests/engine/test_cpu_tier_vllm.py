@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lpc.bench.tiny_llama import build
+from benchmarks.tiny_llama import build
 
 pytest.importorskip("vllm.v1.kv_offload.cpu.policies.lru", reason="vLLM before 0.31 has no such tier")
 
@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, random, sys
 from pathlib import Path
-from lpc.bench.engine_environment import settle
+from benchmarks.engine_environment import settle
 settle()
-from lpc.bench.cpu_tier import connector
-from lpc.bench.engine_hits import oracle, serve
-from lpc.bench.told import CONTINUES, Told
+from benchmarks.cpu_tier import connector
+from benchmarks.engine_hits import oracle, serve
+from benchmarks.told import CONTINUES, Told
 rng = random.Random(8)
 system = [rng.randrange(6, 250) for _ in range(64)]
 texts = {}

@@ -12,8 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from lpc.bench.processes import RedisServer, free_port
-from lpc.bench.tiny_llama import build
+from benchmarks.processes import RedisServer, free_port
+from benchmarks.tiny_llama import build
 from tests.engine.test_serve import ROOT, Sidecar, VllmServer, eventually
 
 STOPS = {"stop_token_ids": list(range(0, 262, 2)), "min_tokens": 8}

@@ -13,6 +13,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
+from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
+from benchmarks.processes import RedisServer
+from benchmarks.told import CONTINUES, OVER
 from eviction_client import grouping, retention
 from eviction_client.background import AtOnce
 from eviction_client.curve import KNOTS
@@ -22,9 +25,6 @@ from eviction_client.messages import Prediction
 from eviction_client.reuse import first_class
 from eviction_client.settings import ClientSettings
 from eviction_client.value_queue import DONE, GOES_ON, RETAINED
-from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
-from lpc.bench.processes import RedisServer
-from lpc.bench.told import CONTINUES, OVER
 from tests.engine.pools import give_hash
 from tests.retaining import Coordinator
 

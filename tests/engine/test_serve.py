@@ -17,8 +17,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lpc.bench.processes import RedisServer, free_port
-from lpc.bench.tiny_llama import build
+from benchmarks.processes import RedisServer, free_port
+from benchmarks.tiny_llama import build
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="`vllm serve`, two engines with sidecar and Redis, outages"

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.tiny_llama import build
 from eviction_client.engines.vllm.tokenizer import finder_of
 from eviction_client.offer import NoTokenizer, look_at
-from lpc.bench.tiny_llama import build
 
 
 def config(source: Path | str, revision: str | None = None, download_dir: Path | None = None) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""`lpc bench engine --trace`: what the engine and the sidecar are given of a trace, and the whole command on a small one."""
+"""Benchmark `engine --trace`: what the engine and the sidecar are given of a trace, and the whole command on a small one."""
 
 import json
 import random
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.tiny_llama import BLOCK
-from lpc.bench.trace_replay import ASSISTANT, END, PRINTABLE, USER, Replay, Request
+from benchmarks.tiny_llama import BLOCK
+from benchmarks.trace_replay import ASSISTANT, END, PRINTABLE, USER, Replay, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -91,7 +91,7 @@ def test_a_trace_on_real_vllm_with_a_sidecar_that_learns(tmp_path: Path) -> None
         "import sys; from pathlib import Path; from tests.tiny_model import build_tiny_artifact as b; b(Path(sys.argv[1]))"
     )
     subprocess.run([PYTHON, "-c", program, str(tmp_path / "models")], check=True, cwd=ROOT)
-    command = [PYTHON, "-m", "lpc", "bench", "engine", "--trace", tmp_path / "trace.jsonl", "--quick", "--model", "tiny"]
+    command = [PYTHON, "-m", "benchmarks", "engine", "--trace", tmp_path / "trace.jsonl", "--quick", "--model", "tiny"]
     command += ["--models", tmp_path / "models", "--json", tmp_path / "figures.json"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr[-3000:]

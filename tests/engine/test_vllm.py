@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lpc.bench.tiny_llama import build
+from benchmarks.tiny_llama import build
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="a tiny Llama: tokens and evictions as stock, oracle, a KV connector"
@@ -26,7 +26,7 @@ def conversations(model: Path, folder: Path, requests: int) -> Path:
     file = folder / "conversations.json"
     python = ROOT / ".venv" / "bin" / "python"
     program = (
-        "import json, sys; from pathlib import Path; from lpc.bench.engine import conversations;"
+        "import json, sys; from pathlib import Path; from benchmarks.engine import conversations;"
         "Path(sys.argv[2]).write_text(json.dumps(conversations(int(sys.argv[3]), Path(sys.argv[1]))))"
     )
     subprocess.run([python, "-c", program, str(model / "tokenizer.json"), str(file), str(requests)], check=True, cwd=ROOT)
@@ -44,7 +44,7 @@ def last_line(command: list[str]) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_tokens_are_stocks_evictions_too_and_an_oracle_hits_more(model: Path, tmp_path: Path) -> None:
     texts = conversations(model, tmp_path, 520)
-    command = ["-m", "lpc.bench.engine_runs", "--model", str(model), "--conversations", str(texts)]
+    command = ["-m", "benchmarks.engine_runs", "--model", str(model), "--conversations", str(texts)]
     figures = last_line([*command, "--capacities", "240", "--rounds", "0"])
     busy, usual = figures["rows"]
     assert min(busy["requests"], usual["requests"]) >= 500
@@ -61,9 +61,9 @@ def test_a_kv_connector_gets_and_gives_what_it_does_with_stock(model: Path, tmp_
     program = """
 import json, sys
 from pathlib import Path
-from lpc.bench.engine_environment import settle
+from benchmarks.engine_environment import settle
 settle()
-from lpc.bench.engine_hits import serve
+from benchmarks.engine_hits import serve
 model, texts, stored = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
 def run(name, **sides):
     extra = {"shared_storage_path": str(stored / name)}

@@ -20,7 +20,7 @@ TESTS = {
 }
 CHECK = """
 import time
-from lpc.bench.bare_scheduler import Engine
+from benchmarks.bare_scheduler import Engine
 from vllm import __version__
 from eviction_client.engines.vllm.conformance import why_not
 scheduler = Engine(50, learned=False).scheduler

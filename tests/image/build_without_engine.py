@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 from tests.dockerfile import Stage, below, carry_out, stages
 
 ORDER = ("wheel", "venv-cpu", "trainer", "models-baked", "cpu")

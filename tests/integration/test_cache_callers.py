@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from lpc.bench.processes import RedisServer, free_port
+from benchmarks.processes import RedisServer, free_port
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from predictor_service.server import Addresses, running

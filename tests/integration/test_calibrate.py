@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.semantic.vectors import Vectors
 from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence, read_judge_error
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.threshold import JudgeError
+from lpc.responses.semantic.vectors import Vectors
 from tests.judge_double import JudgeDouble, judging
 
 

@@ -27,11 +27,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.processes import RedisServer, free_port
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
 from eviction_client.stores.namespace import Namespace
-from lpc.bench.processes import RedisServer, free_port
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.model.arrivals import GapMemory

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 
 LPC = [sys.executable, "-m", "lpc"]
 

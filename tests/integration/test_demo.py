@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 from lpc.model.artifact import verify
 from tests.only import ROOT, hide_all_but, pinned
 

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import grpc
 import pytest
 
+from benchmarks.processes import RedisServer, free_port
 from eviction_client.settings import ClientSettings
-from lpc.bench.processes import RedisServer, free_port
 from lpc.commands import checks, cli
 from lpc.commands.checks import Finding, examine
 from lpc.commands.doctor import show

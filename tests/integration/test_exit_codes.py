@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 from lpc.commands.cli import app
 from tests.integration.test_cli import lpc, served
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import RobertaConfig, RobertaModel
 
-from lpc.bench.requests import real_conversations
+from benchmarks.requests import real_conversations
 from lpc.model.artifact import verify
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, FeatureSettings

@@ -1,4 +1,4 @@
-"""The fault scenarios of `lpc bench faults` and the load of `lpc bench load`, with small numbers and a tiny model."""
+"""The fault scenarios of benchmark `faults` and the load of benchmark `load`, with small numbers and a tiny model."""
 
 import asyncio
 import itertools
@@ -9,14 +9,14 @@ from unittest.mock import patch
 import grpc.aio
 import pytest
 
-from lpc.bench import load
-from lpc.bench.full_disk import full_disk
-from lpc.bench.load import Sent, windows
-from lpc.bench.outages import failover, restarts
-from lpc.bench.processes import Sidecar
-from lpc.bench.reloads import reloads
-from lpc.bench.requests import conversations, request
-from lpc.bench.rude_clients import PREFACE, SETTINGS, frame, rude_clients
+from benchmarks import load
+from benchmarks.full_disk import full_disk
+from benchmarks.load import Sent, windows
+from benchmarks.outages import failover, restarts
+from benchmarks.processes import Sidecar
+from benchmarks.reloads import reloads
+from benchmarks.requests import conversations, request
+from benchmarks.rude_clients import PREFACE, SETTINGS, frame, rude_clients
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.rpc.listening import Keepalive
@@ -123,7 +123,7 @@ def test_the_loads_clients_go_on_where_the_sidecar_ends_their_streams_for_their_
 
 
 def test_every_request_of_the_load_comes_to_one_end(tiny_models: Path, tmp_path: Path) -> None:
-    with patch("lpc.bench.load.WINDOW_S", 1.0):
+    with patch("benchmarks.load.WINDOW_S", 1.0):
         figures = load.run(
             tiny_models, "tiny", minutes=0.05, clients=8, factor=1.5, saturation_s=1.5, picture=tmp_path / "load.png"
         )

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.processes import free_port
 from eviction_client.curve import INTERVALS, KNOTS, retain_seconds, value_at, values
-from lpc.bench.processes import free_port
 from lpc.v1 import predictor_pb2 as pb
 from tests.integration.test_returns import LONG, SHORT, sidecar
 

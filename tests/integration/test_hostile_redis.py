@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.responses.canonical import Namer, Scope
 from lpc.responses.semantic.evidence_file import EvidenceError, Verdicts
 from lpc.responses.semantic.gate import Decision, Gate

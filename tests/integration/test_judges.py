@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.processes import RedisServer
-from lpc.bench.semantic.vectors import Vectors
+from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.evidence_file import write_evidence
 from lpc.responses.semantic.threshold import JudgeError
+from lpc.responses.semantic.vectors import Vectors
 from predictor_service.errors import StartError
 from tests.integration.test_response_cache_service import request, response, served
 from tests.integration.test_semantic_cache import QUESTIONS, fill, reworded, until_heard

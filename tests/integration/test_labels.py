@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from lpc.bench.processes import Sidecar as Process
+from benchmarks.processes import Sidecar as Process
 from lpc.model.conversation import Message, UserTurns, from_messages
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings

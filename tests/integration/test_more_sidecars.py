@@ -13,8 +13,8 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from benchmarks.processes import free_port
 from eviction_client.predictor_client import PredictorClient
-from lpc.bench.processes import free_port
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings

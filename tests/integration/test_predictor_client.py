@@ -14,9 +14,9 @@ from typing import get_args
 import grpc
 import pytest
 
+from benchmarks.processes import free_port
 from eviction_client import Prediction, PredictorClient
 from eviction_client.book import Fate
-from lpc.bench.processes import free_port
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import free_port
 from eviction_client.predictor_client import PredictorClient
-from lpc.bench.processes import free_port
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of

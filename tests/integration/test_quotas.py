@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.responses.scopes import ScopeSettings
 from predictor_service.responses.outcomes import Hit, Miss

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.processes import RedisServer
 from eviction_client.errors import StoreAccessDenied
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.redis import RedisStore
-from lpc.bench.processes import RedisServer
 from lpc.commands.checks import examine
 from lpc.wire.redis_url import RedisLogin, RedisUrl
 from tests.redis_stores import BLOCKS, NAMESPACE, A, storing, until

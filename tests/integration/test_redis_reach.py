@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import HELD, RedisAway, RedisReach
 

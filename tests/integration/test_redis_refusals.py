@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.responses import layout
 from lpc.responses.canonical import EntryId, Scope
 from lpc.responses.counters import day_of

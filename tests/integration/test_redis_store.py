@@ -11,13 +11,13 @@ import pytest
 import redis
 from redis.backoff import ConstantBackoff
 
+from benchmarks.processes import RedisServer, free_port
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable, StoreUnsuitable
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
 from eviction_client.stores.layout import LIMIT, MEMBER_BYTES, UNIT, Layout, floor
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from lpc.bench.processes import RedisServer, free_port
 from tests.redis_stores import BLOCKS, NAMESPACE, A, B, LosingProxy, refusal, storing, until
 
 

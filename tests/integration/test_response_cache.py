@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.responses.scopes import ScopeSettings
 from predictor_service.responses.outcomes import Hit, Miss
 from tests.response_cache import KEY_LINES, Caches, answer, asked

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.responses.canonical import Names
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.vectors import Vector, Vectors, seal

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lpc.bench.processes import RedisServer
-from lpc.bench.responses_partitions import crossed
+from benchmarks.processes import RedisServer
+from benchmarks.responses_partitions import crossed
 
 
 async def test_no_answer_crosses(redis_server: RedisServer, tmp_path: Path) -> None:

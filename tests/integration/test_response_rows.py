@@ -1,10 +1,10 @@
-"""The rows of `lpc bench responses` in small: each runs, counts what it says, and has the names that are promised."""
+"""The rows of benchmark `responses` in small: each runs, counts what it says, and has the names that are promised."""
 
 from pathlib import Path
 
-from lpc.bench import responses_gateway
-from lpc.bench.processes import RedisServer
-from lpc.bench.responses_rows import exact, memory, restart, semantic
+from benchmarks import responses_gateway
+from benchmarks.processes import RedisServer
+from benchmarks.responses_rows import exact, memory, restart, semantic
 
 
 async def test_an_exact_lookup_beside_bare_gets(redis_server: RedisServer, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from lpc.bench.wire import InstantModel
+from benchmarks.wire import InstantModel
 from lpc.model.returns.groups import GROUPS
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import free_port
 from eviction_client.curve import EDGES, INTERVALS
 from eviction_client.prior import ReuseCurves
-from lpc.bench.processes import free_port
 from lpc.v1 import predictor_pb2 as pb
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving, until

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.processes import RedisServer
-from lpc.bench.responses_setup import answer_of
+from benchmarks.processes import RedisServer
+from benchmarks.responses_setup import answer_of
 from predictor_service.responses.outcomes import Miss
 from tests.semantic_traffic import Caches, Ending, Outcome, drive, fill, question
 

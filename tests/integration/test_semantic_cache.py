@@ -9,8 +9,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from lpc.bench.processes import RedisServer
-from lpc.bench.semantic.vectors import Vectors
+from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.model.features import Features
@@ -20,6 +19,7 @@ from lpc.responses.semantic import gate as gates
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.evidence_file import write_evidence
 from lpc.responses.semantic.levels import LEVELS, edge
+from lpc.responses.semantic.vectors import Vectors
 from lpc.v1 import predictor_pb2 as predictor
 from lpc.v1 import predictor_pb2_grpc as predictor_rpc
 from predictor_service.responses import scopes_in_use

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.responses.semantic import gate as gates
 from predictor_service.responses.outcomes import Hit
 from tests.semantic_traffic import Caches, drive, fill, question

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.responses import shared_evidence
 from lpc.responses.canonical import EntryId, Namer, Scope
 from lpc.responses.semantic.evidence import Evidence

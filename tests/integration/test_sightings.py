@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.model.arrivals import GapHistory, GapMemory
 from lpc.model.returns.memory import Arrived, Past, TurnMemory
 from lpc.v1 import predictor_pb2 as pb

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import RedisServer
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable
 from eviction_client.stores import BlockHash
-from lpc.bench.processes import RedisServer
 from tests.redis_cluster import form, node, redis_cluster
 from tests.redis_stores import BLOCKS, A, B, LosingProxy, refusal, storing, until
 

@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.processes import RedisServer, free_port
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable
 from eviction_client.peers import Peer
 from eviction_client.predictor_client import PredictorClient
@@ -20,7 +21,6 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from lpc.bench.processes import RedisServer, free_port
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from lpc.wire.certificates import CertificateError, CertificateFiles

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.processes import free_port
 from eviction_client.offer import NoTokenizer, look_at
 from eviction_client.predictor_client import PredictorClient
-from lpc.bench.processes import free_port
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.requests import offered

@@ -20,7 +20,7 @@ import grpc.aio
 import pytest
 from pydantic import ValidationError
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc

@@ -18,9 +18,9 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
+from benchmarks.processes import free_port
 from eviction_client import PredictorClient
 from eviction_client.settings import ClientSettings
-from lpc.bench.processes import free_port
 from lpc.cache.client import ResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.commands.conversations import asking

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 from tests.integration.test_train import write_embeddings
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from lpc.bench.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node, program
-from lpc.bench.processes import RedisServer, Sidecar
+from benchmarks.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node, program
+from benchmarks.processes import RedisServer, Sidecar
 
 if "LPC_TEST_LMCACHE" not in os.environ:
     collect_ignore_glob = ["test_*.py"]

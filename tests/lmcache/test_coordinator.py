@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lpc.bench.lmcache_stack import Coordinator
-from lpc.bench.processes import free_port
+from benchmarks.lmcache_stack import Coordinator
+from benchmarks.processes import free_port
 from lpc.lmcache.support import REFUSED, why_not
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from lpc.bench.lmcache_stack import CHUNK_BYTES, HttpServer, environment, program
-from lpc.bench.processes import free_port
+from benchmarks.lmcache_stack import CHUNK_BYTES, HttpServer, environment, program
+from benchmarks.processes import free_port
 from lpc.lmcache.chain import KeyChain
 from tests.lmcache.conftest import CHUNKS, Stack
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.told import Told
 from eviction_client.background import AtOnce
 from eviction_client.curve import KNOTS
 from eviction_client.engines.sglang.building import CORE
@@ -13,7 +14,6 @@ from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.hooks import Hooks
 from eviction_client.plugin import MOST_FAILURES, Plugin
 from eviction_client.settings import ClientSettings
-from lpc.bench.told import Told
 
 # For benchmarks of SGLang's, which its fixtures import and these tests do not run.
 sys.modules.setdefault("datasets", SimpleNamespace(load_dataset=None))  # type: ignore[arg-type]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
+from benchmarks.sglang_cache import BACKENDS, Cache
+from benchmarks.told import Told, told
 from eviction_client import grouping
 from eviction_client.background import AtOnce
 from eviction_client.curve import KNOTS
@@ -19,8 +21,6 @@ from eviction_client.messages import Prediction
 from eviction_client.plugin import MOST_FAILURES, Plugin
 from eviction_client.reuse import KINDS, first_class
 from eviction_client.settings import ClientSettings
-from lpc.bench.sglang_cache import BACKENDS, Cache
-from lpc.bench.told import Told, told
 from lpc.wire import bugs
 from tests.sglang.workloads import SideBySide
 

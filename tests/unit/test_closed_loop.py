@@ -1,4 +1,4 @@
-"""The virtual loop of `lpc bench engine --closed`, served by a list in place of an engine."""
+"""The virtual loop of benchmark `engine --closed`, served by a list in place of an engine."""
 
 import random
 from collections import Counter
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.bench.closed_loop import APART_S, ClosedLoop
+from benchmarks.closed_loop import APART_S, ClosedLoop
 
 Workload = tuple[list[list[int]], list[float], int]
 

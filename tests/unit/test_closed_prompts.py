@@ -1,8 +1,8 @@
-"""What an engine is given in `lpc bench engine --closed`: prompts that repeat its own replies."""
+"""What an engine is given in benchmark `engine --closed`: prompts that repeat its own replies."""
 
-from lpc.bench.closed_prompts import LONGEST_REPLY, Prompts
-from lpc.bench.tiny_llama import BLOCK
-from lpc.bench.trace_replay import Replay, Request
+from benchmarks.closed_prompts import LONGEST_REPLY, Prompts
+from benchmarks.tiny_llama import BLOCK
+from benchmarks.trace_replay import Replay, Request
 
 BLOCK_TOKENS = 640
 """Of the log, so that one token of the engine stands for twenty."""

@@ -1,4 +1,4 @@
-"""The sessions that `lpc bench engine --closed` serves, and what it compares."""
+"""The sessions that benchmark `engine --closed` serves, and what it compares."""
 
 import io
 import json
@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.bench import BenchmarkError
-from lpc.bench.closed_loop import ClosedLoop
-from lpc.bench.closed_sessions import MOST_BLOCKS, MOST_TOKENS, Course
-from lpc.bench.engine_closed import compared
-from lpc.bench.trace_replay import Request
+from benchmarks import BenchmarkError
+from benchmarks.closed_loop import ClosedLoop
+from benchmarks.closed_sessions import MOST_BLOCKS, MOST_TOKENS, Course
+from benchmarks.engine_closed import compared
+from benchmarks.trace_replay import Request
 from lpc.errors import UsageError
 from lpc.simulator.sessions import LONGEST_GAP_S, PAUSE_S, SHORTEST_GAP_S
 

@@ -1,10 +1,10 @@
-"""What `lpc bench engine --trace` makes of a trace, and the clock that its processes share."""
+"""What benchmark `engine --trace` makes of a trace, and the clock that its processes share."""
 
 from pathlib import Path
 
-from lpc.bench.engine_trace import QUICK_REQUESTS, Opened, coarser
-from lpc.bench.tiers import POOL
-from lpc.bench.virtual_clock import EPOCH_S, VirtualClock
+from benchmarks.engine_trace import QUICK_REQUESTS, Opened, coarser
+from benchmarks.tiers import POOL
+from benchmarks.virtual_clock import EPOCH_S, VirtualClock
 from lpc.logs.traces import Trace, TracedRequest
 
 

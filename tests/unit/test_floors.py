@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("lpc", "predictor_service", "eviction_client")
+PACKAGES = ("lpc", "predictor_service", "eviction_client", "benchmarks")
 
 
 def broken(folder: Path) -> str:
@@ -37,7 +37,7 @@ def test_no_import_goes_up_and_no_circle_exists(copy: Path) -> None:
     [
         ("lpc/wire/terminal.py", "import lpc.commands.cli", "lpc.wire is not allowed to import lpc.commands"),
         ("lpc/model/arrivals.py", "import predictor_service.server", "lpc.model is not allowed to import predictor_service"),
-        ("lpc/simulator/cache.py", "    from lpc.bench import curves", "lpc.simulator is not allowed to import lpc.bench"),
+        ("lpc/simulator/cache.py", "    from benchmarks import queue", "lpc.simulator is not allowed to import benchmarks"),
         ("lpc/training/threads.py", "import predictor_service.logs", "lpc.training is not allowed to import predictor_service"),
         ("predictor_service/logs.py", "import eviction_client", "predictor_service is not allowed to import eviction_client"),
         ("eviction_client/score.py", "import predictor_service", "eviction_client is not allowed to import predictor_service"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench import BenchmarkError, processes
-from lpc.bench.processes import CLUSTER_BUS, Server, free_port
+from benchmarks import BenchmarkError, processes
+from benchmarks.processes import CLUSTER_BUS, Server, free_port
 
 
 class Family(Server):

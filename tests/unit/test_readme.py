@@ -13,12 +13,11 @@ def test_the_engine_example_runs() -> None:
 
 
 def test_every_lpc_command_that_is_named_exists() -> None:
-    from lpc.commands.bench import app as bench
     from lpc.commands.cli import app
 
-    known = {command.name or command.callback.__name__ for command in app.registered_commands + bench.registered_commands}
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
     known |= {group.name for group in app.registered_groups}
-    named = set(re.findall(r"\blpc ([a-z]+)", README)) - {"bench"}
+    named = set(re.findall(r"\blpc ([a-z]+)", README))
     assert named <= known
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from lpc.bench import BenchmarkError, curves
+from benchmarks import BenchmarkError, curves
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings, ProviderError, open_session, why_no_cuda
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.told import Told
 from eviction_client.curve import KNOTS, value_at
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
@@ -18,7 +19,6 @@ from eviction_client.plugin import Plugin
 from eviction_client.reuse import Stretch, first_class
 from eviction_client.settings import ClientSettings
 from eviction_client.value_queue import DONE, GOES_ON
-from lpc.bench.told import Told
 
 NOW = 1.8e9
 TABLES = [

@@ -1,7 +1,7 @@
 """Whether two answers say the same, told without a person: the labels that the threshold rests on.
 
-Three judges, each with an error of its own that the bound has to include (`threshold.JudgeError`; measured by `lpc bench
-responses`):
+Three judges, each with an error of its own that the bound has to include (`threshold.JudgeError`; `lpc cache calibrate`
+measures it):
 
 - `EqualText`: the same but for white space. What it calls the same would have been served word for word, so it has no error
   that matters; most answers that mean the same it calls different, which costs hits and not the bound. The default.

@@ -13,7 +13,7 @@ from langchain_core.language_models.llms import LLM
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 from lpc.cache.langchain import LpcCache
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble

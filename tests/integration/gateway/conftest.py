@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
+from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
-from lpc.bench.processes import free_port
 from lpc.gateway.server import running
 from lpc.gateway.settings import GatewaySettings
 from tests.engine_double import EngineDouble

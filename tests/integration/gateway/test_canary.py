@@ -15,11 +15,11 @@ from urllib.request import urlopen
 import httpx
 import pytest
 
-from lpc.bench.processes import RedisServer, Sidecar, free_port
-from lpc.bench.semantic.vectors import Vectors
+from benchmarks.processes import RedisServer, Sidecar, free_port
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.evidence_file import write_evidence
 from lpc.responses.semantic.threshold import JudgeError
+from lpc.responses.semantic.vectors import Vectors
 from tests.caching_sidecar import write_keys
 from tests.engine_double import EngineDouble, served
 from tests.integration.gateway.conftest import CHAT, chat, eventually

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.processes import Sidecar, free_port
 from eviction_client.settings import ClientSettings
-from lpc.bench.processes import Sidecar, free_port
 from lpc.gateway.server import running
 from lpc.gateway.settings import GatewaySettings
 from tests.caching_sidecar import ResponseCaches, response_caches, write_keys

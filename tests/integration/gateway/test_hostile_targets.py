@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lpc.bench.processes import Sidecar, free_port
+from benchmarks.processes import Sidecar, free_port
 
 EXAMPLES = int(os.environ.get("LPC_FUZZ_EXAMPLES", "300"))
 POSTED = (

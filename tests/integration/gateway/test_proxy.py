@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 from tests.engine_double import EngineDouble, served
 from tests.integration.gateway.conftest import CHAT, a_gateway, chat, eventually
 

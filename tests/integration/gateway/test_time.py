@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lpc.bench.processes import RedisServer
+from benchmarks.processes import RedisServer
 from lpc.cache.client import AsyncResponseCacheClient
 from lpc.cache.patience import SILENCES
 from lpc.gateway.settings import GatewaySettings

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
-from lpc.bench.processes import free_port
 from lpc.gateway.server import running
 from lpc.gateway.settings import GatewaySettings
 from tests.authority import Authority

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lpc.bench.processes import free_port
+from benchmarks.processes import free_port
 from lpc.cache.client import AsyncResponseCacheClient, CacheError, ResponseCacheClient
 from lpc.cache.patience import REST_S, SILENCES, Patience
 from lpc.cache.questions import question

@@ -1,9 +1,9 @@
-"""The decisions on a virtual clock, with users, node and engine as `lpc bench prefetch --counted` has them."""
+"""The decisions on a virtual clock, with users, node and engine as benchmark `prefetch --counted` has them."""
 
 import pytest
 
-from lpc.bench.prefetch import HABITS, WARM_UP
-from lpc.bench.prefetch_counted import Memory, side
+from benchmarks.prefetch import HABITS, WARM_UP
+from benchmarks.prefetch_counted import Memory, side
 
 MEMORY = Memory(192, 1 << 18, 0.033)
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from lpc.bench.semantic.generated import generate, plain
-from lpc.bench.semantic.opposites import OPPOSITES, PARAPHRASES
-from lpc.bench.semantic.pairs import Pair, PairsError, read_pairs
+from benchmarks.semantic.generated import generate, plain
+from benchmarks.semantic.opposites import OPPOSITES, PARAPHRASES
+from lpc.responses.semantic.pairs import Pair, PairsError, read_pairs
 from lpc.responses.semantic.vetoes import veto
 
 WANTED = [Pair("How, are you?", 'Say "hi"', True), Pair("a", "b", False)]

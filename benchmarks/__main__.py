@@ -1,0 +1,245 @@
+"""`python -m benchmarks NAME`, from the root of the repository: measurements against a plain alternative, one command each."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lpc.commands.options import JsonFile, ModelName, Models, Quick
+from lpc.commands.outcome import end_with, report
+from lpc.errors import LpcError, UsageError
+
+app = typer.Typer(
+    help="Measurements against a plain alternative.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command("queue")
+def bench_queue(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """The free queue against a plain LRU list: time per block."""
+    from benchmarks import queue
+
+    report(lambda: queue.run(quick=quick), json_file)
+
+
+@app.command("store")
+def bench_store(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """Redis operations, bytes and time per finished request."""
+    from benchmarks import store
+
+    report(lambda: store.run(quick=quick), json_file)
+
+
+@app.command("encoder")
+def bench_encoder(models: Models = Path("models"), quick: Quick = False, json_file: JsonFile = None) -> None:
+    """Turns per second of the encoders that `lpc embed` has exported."""
+    from benchmarks import encoder
+
+    report(lambda: encoder.run(models, quick=quick), json_file)
+
+
+@app.command("wire")
+def bench_wire(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """What gRPC costs: unary, batch and stream with an instant model."""
+    from benchmarks import wire
+
+    report(lambda: wire.run(quick=quick), json_file)
+
+
+@app.command("predict")
+def bench_predict(
+    quick: Quick = False, json_file: JsonFile = None, models: Models = Path("models"), model: ModelName = "e5-small"
+) -> None:
+    """The sidecar over gRPC against the bare ONNX Runtime session, on the same conversations."""
+    from benchmarks import predict as predict_bench
+
+    report(lambda: predict_bench.run(models, model, quick=quick), json_file)
+
+
+@app.command("curves")
+def bench_curves(
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+    provider: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to run; auto: CUDA where present.")] = "auto",
+    picture: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG.")] = None,
+) -> None:
+    """The model alone, on CPU or GPU: predictions per second, latency by batch and length, memory."""
+    from benchmarks import curves
+
+    report(lambda: curves.run(models, model, provider, quick=quick, picture=picture), json_file, picture)
+
+
+@app.command("engine")
+def bench_engine(
+    trace: Annotated[Path | None, typer.Option(help="A log with times, in place of ShareGPT: hits only.")] = None,
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Agents in a closed loop: the sessions of a log, or of workload cliff.")
+    ] = False,
+    sessions: Annotated[int | None, typer.Option(min=2, help="Sessions at a time, with --closed. [default: 28]")] = None,
+    requests: Annotated[int | None, typer.Option(min=20, help="Answers of each run, with --closed. [default: 400]")] = None,
+    prefill: Annotated[
+        float | None, typer.Option(min=1, help="Prompt tokens per virtual second, with --closed. [default: 10,000]")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write, with --closed.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """The plug-in in real vLLM (`make engine`) against stock vLLM: tokens, eviction order, hits, time.
+
+    With a trace: as it arrived, at 2, 5 and 8% of its working set, the sidecar learning while it serves.
+    With --closed: agents whose contexts are half of the cache, all of it and twice as much; throughput and latency.
+    """
+    from benchmarks import engine, engine_closed, engine_trace
+
+    if closed:
+        report(
+            lambda: engine_closed.run(
+                *(trace, trace_format, models, model),
+                at_once=sessions,
+                requests=requests,
+                prefill_tokens_s=prefill or engine_closed.PREFILL_TOKENS_S,
+                picture=picture,
+                quick=quick,
+            ),
+            json_file,
+            picture,
+        )
+        return
+    if any(option is not None for option in (sessions, requests, prefill, picture)):
+        raise UsageError("--sessions, --requests, --prefill and --picture need --closed")
+    if trace is None:
+        report(lambda: engine.run(models, model, quick=quick), json_file)
+    else:
+        report(lambda: engine_trace.run(trace, trace_format, models, model, quick=quick), json_file)
+
+
+OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times; without one a generated hour of chat.")]
+
+
+@app.command("tiers")
+def bench_tiers(
+    trace: OwnLog = None,
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    pool: Annotated[
+        float, typer.Option(min=0.001, max=1, help="Blocks of the GPU's pool, share of the log's working set.")
+    ] = 0.01,
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay so many requests only.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One size of the tier, a pool of 3%.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Real vLLM (`make engine`) with its CPU offload tier: LRU in both, ours in the GPU's pool, ours in both, an oracle."""
+    from benchmarks import tiers
+
+    report(lambda: tiers.run(trace, trace_format, models, model, pool=pool, limit=limit, quick=quick), json_file)
+
+
+@app.command("sglang")
+def bench_sglang(
+    trace: OwnLog = None,
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """The plug-in in SGLang's real radix cache (`make sglang`) against its own LRU and an oracle: hits on a log with times."""
+    from benchmarks import sglang_trace
+
+    report(lambda: sglang_trace.run(trace, trace_format, models, model, quick=quick), json_file)
+
+
+@app.command("load")
+def bench_load(
+    minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
+    clients: Annotated[int, typer.Option(help="Clients, each with a stream of its own.")] = 64,
+    factor: Annotated[float, typer.Option(help="Times saturation.")] = 1.5,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """More than the sidecar can answer: it refuses and does not collapse. Ends with 1 when that does not hold."""
+    from benchmarks import load
+
+    figures = report(
+        lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor, picture=picture), json_file, picture
+    )
+    raise SystemExit(not figures["passed"])
+
+
+@app.command("faults")
+def bench_faults(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer kills, reloads and clients.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Kill, restart, fail over, reload and starve real processes under load. Ends with 1 when anything does not hold."""
+    from benchmarks import faults
+
+    figures = report(lambda: faults.run(models, model, quick=quick), json_file)
+    raise SystemExit(not figures["passed"])
+
+
+@app.command("responses")
+def bench_responses(
+    pairs: Annotated[
+        list[Path] | None,
+        typer.Option(help="File of labelled pairs (TSV, CSV or JSON lines: question_a, question_b, label); repeatable."),
+    ] = None,
+    bound: Annotated[float, typer.Option(min=0.001, max=0.5, help="Wrong answers among those served, at most.")] = 0.05,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
+    data: Annotated[Path, typer.Option(help="Where embeddings and generated pairs are kept.")] = Path("data/responses"),
+    quick: Annotated[bool, typer.Option("--quick", help="Ten replays in place of a hundred, no judges.")] = False,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """The response caches: what the semantic tier serves and how much of it is wrong, beside RedisVL."""
+    from benchmarks import responses
+
+    report(
+        lambda: responses.run(models, model, pairs or (), folder=data, delta=bound, quick=quick, picture=picture),
+        json_file,
+        picture,
+    )
+
+
+@app.command("prefetch")
+def bench_prefetch(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer turns count.")] = False,
+    counted: Annotated[
+        bool, typer.Option("--counted", help="On a virtual clock, without vLLM and LMCache: seconds, and no time is real.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the first round's users; each further round has others.")] = 1,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=1, help="Of both sides, in turns the other way round. [default: 2; quick 1; counted 3]"),
+    ] = None,
+    json_file: JsonFile = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Returning turns with LMCache alone and with our controller: time to first token, and what was fetched ahead and used."""
+    from benchmarks import prefetch
+
+    if counted:
+        report(lambda: prefetch.count(seed=seed, rounds=rounds or 3, turns=60 if quick else prefetch.MEASURED), json_file)
+        return
+    report(lambda: prefetch.run(models, model, quick=quick, seed=seed, rounds=rounds or (1 if quick else 2)), json_file)
+
+
+if __name__ == "__main__":
+    try:
+        app(prog_name="python -m benchmarks")
+    except LpcError as error:
+        end_with(error)

@@ -1,0 +1,263 @@
+"""vLLM's real scheduler, KV-cache manager and block pool without a model: next tokens are a hash of the last ones.
+
+Time is virtual, so that runs can be compared block by block.
+"""
+
+import functools
+import heapq
+import itertools
+import tempfile
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256_cbor
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from benchmarks.tiny_llama import build
+from benchmarks.told import CONTINUES, OVER, Told
+from eviction_client.background import BackgroundThread, StartBackground
+from eviction_client.engines.vllm import LearnedScheduler
+from eviction_client.settings import ClientSettings
+
+BLOCK = 16
+STEP_S = 0.05
+
+
+@functools.cache
+def vllm_config() -> Any:
+    """Return vLLM's configuration for the tiny model."""
+    folder = build(Path(tempfile.mkdtemp(prefix="tiny-llama-")))
+    return EngineArgs(
+        model=str(folder), load_format="dummy", enforce_eager=True, max_model_len=4096, gpu_memory_utilization=0.05
+    ).create_engine_config()
+
+
+@dataclass
+class Turn:
+    """One request: the conversation's history is prepended when it is sent."""
+
+    text: list[int]
+    reply: int
+    think_s: float
+    """Seconds after the end of the turn before (for the first: after the start of the run)."""
+    arguments: dict[str, Any] | None = None
+
+
+@dataclass
+class Outcome:
+    """What became of the requests, and which blocks were evicted, in order. Tokens."""
+
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    evicted: list[int] = field(default_factory=list)
+    cached: int = 0
+    prompt: int = 0
+    preempted: int = 0
+    course: list[tuple[int, int]] = field(default_factory=list)
+    """Cached and prompt tokens so far, at each finish."""
+
+    def hit_rate(self, since: float = 0.0) -> float:
+        """Percent of the prompt tokens that were cached, without the first ``since`` of the requests."""
+        cached, prompt = self.course[int(since * len(self.course))] if since else (0, 0)
+        return 100 * (self.cached - cached) / (self.prompt - prompt)
+
+
+class Engine:
+    """One scheduler and the loop around it."""
+
+    def __init__(
+        self,
+        blocks: int,
+        *,
+        learned: bool = True,
+        tell: Callable[[str], int | None] = lambda _: None,
+        asynchronous: bool = False,
+        window: int | None = None,
+        max_seqs: int = 8,
+        background: StartBackground = BackgroundThread,
+        **settings: Any,
+    ) -> None:
+        config = vllm_config()
+        config.scheduler_config.max_num_seqs = max_seqs
+        config.scheduler_config.async_scheduling = asynchronous
+        config.cache_config.num_gpu_blocks = blocks
+        config.cache_config.enable_prefix_caching = True
+        self.now = 1e9
+        self.told = Told(tell)
+        self.asynchronous = asynchronous
+        shape: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
+        groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
+        if window:
+            groups.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**shape, sliding_window=window)))
+        cls: Any = AsyncScheduler if asynchronous else Scheduler
+        if learned:
+            cls = type(
+                "Injected",
+                (LearnedScheduler,),
+                {
+                    "settings": ClientSettings(**{"pooling": "off", "guard": False, **settings}),
+                    "clock": staticmethod(lambda: self.now),
+                    "open_predictor": staticmethod(lambda *_: self.told),
+                    "background": staticmethod(background),
+                },
+            )
+        self.scheduler: Any = cls(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK,
+            hash_block_size=BLOCK,
+            log_stats=True,
+        )
+        init_none_hash(sha256_cbor)
+        self._hasher = get_request_block_hasher(BLOCK, sha256_cbor)
+        self.outcome = Outcome()
+        self._flying: deque[Any] = deque()
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        evict = self.pool._maybe_evict_cached_block
+
+        def note(block: Any) -> bool:
+            had = block.block_hash is not None
+            result: bool = evict(block)
+            if had:
+                self.outcome.evicted.append(block.block_id)
+            return result
+
+        self.pool._maybe_evict_cached_block = note
+
+    def add(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        reply: int,
+        arguments: dict[str, Any] | None = None,
+        salt: str | None = None,
+    ) -> Request:
+        """Admit a request; ``arguments`` are its hints, ``salt`` its cache's."""
+        parameters = SamplingParams(max_tokens=reply, ignore_eos=True, extra_args=arguments)
+        request = Request(
+            request_id=name,
+            prompt_token_ids=list(tokens),
+            sampling_params=parameters,
+            pooling_params=None,
+            cache_salt=salt,
+            block_hasher=self._hasher,
+        )
+        self.scheduler.add_request(request)
+        self.outcome.prompt += len(tokens)
+        return request
+
+    def step(self) -> list[str]:
+        """Schedule once, and give the model's answer (one step late when asynchronous); return who finished."""
+        self.now += STEP_S
+        scheduler = self.scheduler
+        running = dict(scheduler.requests)
+        planned = scheduler.schedule()
+        for request in planned.scheduled_new_reqs:
+            self.outcome.cached += request.num_computed_tokens
+        idle = not planned.total_num_scheduled_tokens
+        if not idle:
+            self._flying.append(planned)
+        if not self._flying or (self.asynchronous and not idle and len(self._flying) == 1):
+            return [name for name in running if name not in scheduler.requests]
+        done = self._flying.popleft()
+        ids = list(done.num_scheduled_tokens)
+        tokens = []
+        for name in ids:
+            request = running.get(name)
+            complete = request is not None and not self._partial(request, done)
+            tokens.append([self._next(request)] if complete else [])
+        scheduler.update_from_output(
+            done, ModelRunnerOutput(req_ids=ids, req_id_to_index={n: i for i, n in enumerate(ids)}, sampled_token_ids=tokens)
+        )
+        finished = [name for name in running if name not in scheduler.requests]
+        for name in finished:
+            self.outcome.outputs[name] = list(running[name].output_token_ids)
+            self.outcome.preempted += running[name].num_preemptions
+        return finished
+
+    @staticmethod
+    def _partial(request: Any, planned: Any) -> bool:
+        new = {r.req_id: r.num_computed_tokens for r in planned.scheduled_new_reqs}
+        cached = planned.scheduled_cached_reqs
+        new.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        return bool(new[request.request_id] + planned.num_scheduled_tokens[request.request_id] < request.num_tokens)
+
+    @staticmethod
+    def _next(request: Any) -> int:
+        return 6 + zlib.crc32(bytes(t % 256 for t in request.all_token_ids[-16:])) % 250
+
+    def run(self, conversations: dict[str, list[Turn]]) -> Outcome:
+        """Serve the conversations, each turn ``think_s`` after the reply to the one before."""
+        for _ in self.steps(conversations):
+            pass
+        return self.outcome
+
+    def steps(self, conversations: dict[str, list[Turn]]) -> Iterator[None]:
+        """As :meth:`run`, a step at a time."""
+        start = self.now
+        numbers = itertools.count()
+        arrivals = [(start + turns[0].think_s, next(numbers), name, 0) for name, turns in conversations.items()]
+        heapq.heapify(arrivals)
+        history: dict[str, list[int]] = {name: [] for name in conversations}
+        while arrivals or self.scheduler.has_unfinished_requests() or self._flying:
+            if arrivals and not (self.scheduler.has_unfinished_requests() or self._flying):
+                self.now = max(self.now, arrivals[0][0])
+            while arrivals and arrivals[0][0] <= self.now:
+                _, _, name, i = heapq.heappop(arrivals)
+                turn = conversations[name][i]
+                history[name] += turn.text
+                self.add(f"{name}/{i}", history[name], turn.reply, turn.arguments)
+            for request in self.step():
+                self.outcome.course.append((self.outcome.cached, self.outcome.prompt))
+                name, _, number = request.rpartition("/")
+                history[name] += self.outcome.outputs[request]
+                following = int(number) + 1
+                if following < len(conversations[name]):
+                    later = self.now + conversations[name][following].think_s
+                    heapq.heappush(arrivals, (later, next(numbers), name, following))
+            yield
+
+
+def conversations(
+    seed: int, count: int, *, turns: int = 5, shared: int = 48, spread_s: float = 600.0, reply: tuple[int, int] = (5, 40)
+) -> dict[str, list[Turn]]:
+    """Conversations behind one system prompt: half of them end after a turn, the others go on. ``reply``: tokens."""
+    import random
+
+    rng = random.Random(seed)
+    system = [rng.randrange(6, 256) for _ in range(shared)]
+    made = {}
+    for n in range(count):
+        length = 1 if rng.random() < 0.5 else rng.randint(2, turns)
+        made[f"c{n}"] = [
+            Turn(
+                (system if i == 0 else []) + [rng.randrange(6, 256) for _ in range(rng.randint(20, 120))],
+                rng.randint(*reply),
+                rng.uniform(0, spread_s) if i == 0 else rng.expovariate(1 / 30),
+            )
+            for i in range(length)
+        ]
+    return made
+
+
+def oracle(made: dict[str, list[Turn]]) -> Callable[[str], int]:
+    """Return the group that a predictor would give that knows whether the conversation goes on."""
+
+    def tell(request: str) -> int:
+        name, _, i = request.rpartition("/")
+        return CONTINUES if int(i) + 1 < len(made[name]) else OVER
+
+    return tell

@@ -1,0 +1,65 @@
+"""Sessions in a closed loop on a virtual clock: each sends its next request some time after the answer to the one before.
+
+Nothing here is an engine: `benchmarks.closed_serve` gives what arrives to real vLLM, tests to a list.
+"""
+
+import heapq
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+APART_S: Final = 1.0
+"""Virtual seconds between the starts of the first sessions. As in the simulator, which does not import where vLLM runs."""
+
+
+class ClosedLoop:
+    """A number of sessions at a time; when one ends, the next begins.
+
+    A session never has two requests in flight, and each of its requests arrives exactly its gap after the answer to the one
+    before. Sessions begin in the given order, so that every engine sees the same ones.
+
+    Args:
+        sessions: of each, its requests' numbers in order, at least one.
+        gaps_s: by a request's number, virtual seconds from the answer before it (of a session's first: from the end of the
+            session whose place it takes) to its arrival.
+        at_once: sessions under way at a time.
+        start: virtual time at which the first begins; the others begin APART_S after each other.
+
+    Attributes:
+        arrived: when each request arrived, virtual time by its number.
+
+    Raises:
+        ValueError: there are fewer sessions than are to be under way.
+    """
+
+    def __init__(self, sessions: Sequence[Sequence[int]], gaps_s: Sequence[float], *, at_once: int, start: float) -> None:
+        if len(sessions) < at_once:
+            raise ValueError(f"{at_once} sessions at a time need as many, there are {len(sessions)}")
+        self._gaps_s = gaps_s
+        self._following = {number: later for session in sessions for number, later in pairwise(session)}
+        self._upcoming = iter([session[0] for session in sessions[at_once:]])
+        self._arrivals = [(start + place * APART_S, session[0]) for place, session in enumerate(sessions[:at_once])]
+        self.arrived: dict[int, float] = {}
+
+    @property
+    def next_arrival(self) -> float | None:
+        """Virtual time at which the next request arrives; None: none does before another answer."""
+        return self._arrivals[0][0] if self._arrivals else None
+
+    def arrive(self, now: float) -> list[int]:
+        """Return the numbers of the requests that have arrived by now and were not returned before, in order of arrival."""
+        numbers = []
+        while self._arrivals and self._arrivals[0][0] <= now:
+            at, number = heapq.heappop(self._arrivals)
+            self.arrived[number] = at
+            numbers.append(number)
+        return numbers
+
+    def answer(self, number: int, now: float) -> float:
+        """Note the answer to a request; return the virtual seconds that it took."""
+        following = self._following.get(number)
+        if following is None:
+            following = next(self._upcoming, None)
+        if following is not None:
+            heapq.heappush(self._arrivals, (now + self._gaps_s[following], following))
+        return now - self.arrived[number]

@@ -1,0 +1,156 @@
+"""One side of benchmark `engine --closed`: real vLLM serves sessions in a closed loop, model and all.
+
+Time is virtual: a step takes the time of the prompt tokens that vLLM's scheduler has planned for it, and a decoded token's. The
+clock stands while the sidecar is asked. So a busy machine changes nothing, and a run can be repeated.
+"""
+
+import hashlib
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.closed_loop import ClosedLoop
+from benchmarks.closed_prompts import LONGEST_REPLY, Prompts
+from benchmarks.engine_replay import admit, clocked_engine
+from benchmarks.tiny_llama import BLOCK
+from benchmarks.trace_predictors import number_of
+from benchmarks.trace_replay import Replay
+from benchmarks.virtual_clock import VirtualClock
+from eviction_client.plugin import Predictor
+
+DECODE_S: Final = 0.012
+"""Virtual seconds for a token of each reply under way, of the log's tokens."""
+BATCH_TOKENS: Final = 2048
+"""Tokens that a step computes at most."""
+TOGETHER: Final = 256
+"""Requests that run at a time at most; the number of blocks bounds them before."""
+COUNT_FROM: Final = 0.25
+"""Share of the answers after which they count."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is served.
+
+    Attributes:
+        at_once: sessions at a time.
+        requests: answers after which the run ends.
+        prefill_tokens_s: prompt tokens that the engine computes in a virtual second, of the log's tokens.
+    """
+
+    at_once: int
+    requests: int
+    prefill_tokens_s: float
+
+
+@dataclass
+class Counts:
+    """What was counted, in tokens of the engine; latencies in virtual seconds."""
+
+    since: float
+    cached: int = 0
+    prompt: int = 0
+    latencies: list[float] = field(default_factory=list)
+
+
+def serve(
+    model: Path,
+    replay: Replay,
+    blocks: int,
+    clock: VirtualClock,
+    load: Load,
+    *,
+    predictor: Predictor | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Serve sessions on real vLLM with so many blocks; return figures, and a digest of each request's output.
+
+    Args:
+        replay: its requests are sessions one after the other, each request with its gap.
+        predictor: for our scheduler; None: stock vLLM.
+        settings: of the plug-in.
+    """
+    scale = replay.block_tokens / BLOCK  # tokens of the log for each of the engine
+    sessions = [[n for n, _ in rows] for _, rows in groupby(enumerate(replay.requests), key=lambda row: row[1].conversation)]
+    tiny = clocked_engine(
+        *(model, blocks, clock, predictor, settings),
+        max_model_len=replay.longest + LONGEST_REPLY,
+        max_num_seqs=TOGETHER,
+        max_num_batched_tokens=BATCH_TOKENS,
+    )
+    engine = tiny.engine
+    _take_time(tiny.scheduler, clock, prefill_s=scale / load.prefill_tokens_s, decode_s=scale * DECODE_S)
+    prompts = Prompts(replay)
+    gaps = [request.gap_s for request in replay.requests]
+    loop = ClosedLoop(sessions, gaps, at_once=load.at_once, start=clock())
+    texts: dict[int, list[int]] = {}
+    outputs: dict[int, str] = {}
+    counts = Counts(clock())
+    started = time.perf_counter()
+    while len(outputs) < load.requests:
+        if not engine.has_unfinished_requests():
+            assert loop.next_arrival is not None
+            clock.set(max(clock(), loop.next_arrival))
+        for number in loop.arrive(clock()):
+            texts[number] = prompts.prompt(number)
+            reply = prompts.reply_tokens(number)
+            admit(engine, number, replay.requests[number].conversation, texts[number], reply=reply)
+        for output in engine.step():
+            if not output.finished:
+                continue
+            number = number_of(output.request_id)
+            tokens = list(output.outputs[0].token_ids)
+            prompt = texts.pop(number)
+            prompts.answered(number, prompt, tokens)
+            outputs[number] = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
+            latency = loop.answer(number, clock())
+            if len(outputs) > COUNT_FROM * load.requests:
+                counts.cached += output.num_cached_tokens or 0
+                counts.prompt += len(prompt)
+                counts.latencies.append(latency)
+            else:
+                counts.since = clock()
+    figures: dict[str, Any] = {
+        "requests": len(outputs),
+        "counted": len(counts.latencies),
+        "cached_tokens": counts.cached,
+        "prompt_tokens": counts.prompt,
+        "virtual_seconds": clock() - counts.since,
+        "prompt_tokens_per_s": counts.prompt * scale / (clock() - counts.since),
+        "latency_mean_s": statistics.fmean(counts.latencies),
+        "latency_p99_s": sorted(counts.latencies)[int(0.99 * len(counts.latencies))],
+        "evictions": len(tiny.evicted),
+        "outputs": outputs,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    if predictor is not None:
+        figures["counters"] = tiny.counters()
+    del engine
+    tiny.close()
+    return figures
+
+
+def _take_time(scheduler: Any, clock: VirtualClock, *, prefill_s: float, decode_s: float) -> None:
+    """Let a scheduler's steps take virtual time: what it plans is computed before it sees the results.
+
+    Args:
+        prefill_s, decode_s: of a prompt token; of a step. Tokens of the engine.
+    """
+    stock = scheduler.schedule
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        planned = stock(*args, **kwargs)
+        prefilled = 0
+        for name, tokens in planned.num_scheduled_tokens.items():
+            request = scheduler.requests[name]
+            # vLLM has counted the planned tokens as computed already.
+            left = request.num_prompt_tokens - (request.num_computed_tokens - tokens)
+            prefilled += min(max(left, 0), tokens)
+        clock.set(clock() + prefilled * prefill_s + decode_s)
+        return planned
+
+    scheduler.schedule = schedule

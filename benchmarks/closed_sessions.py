@@ -1,0 +1,95 @@
+"""The sessions of benchmark `engine --closed`: a log's, or those of workload `cliff`, made fit for the tiny model."""
+
+import random
+import statistics
+from dataclasses import dataclass, replace
+from heapq import nlargest
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.engine_trace import coarser, rows_of
+from benchmarks.tiny_llama import BLOCK
+from lpc.errors import UsageError
+from lpc.logs.traces import Trace, TracedRequest, open_trace
+from lpc.simulator.sessions import PAUSE_S, Sessions, chain, closed_loop
+from lpc.simulator.workload import Turn, Workload, from_trace
+from lpc.simulator.workloads import WORKLOADS
+
+DRAWN: Final = "cliff"
+MOST_TOKENS: Final = 2**18
+"""Tokens of the longest prompt; sessions with a longer one are left out."""
+MOST_BLOCKS: Final = 223
+"""Engine blocks of the longest prompt: 7,136 tokens, so that a reply of 1,024 fits into the 8,192 of the tiny model."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """Sessions one after the other, in the order in which they begin: as many as a run can need.
+
+    Attributes:
+        trace: their requests, those of a session in a row; times of arrival have no meaning.
+        gaps_s: of each request, seconds from the answer before it, or from the end of another session, to its arrival.
+        left_out: sessions of the log with a prompt that is too long.
+    """
+
+    trace: Trace
+    gaps_s: list[float]
+    left_out: int
+
+    @classmethod
+    def read(cls, path: Path | None, trace_format: str, *, at_once: int, requests: int) -> "Course":
+        """Return the sessions of a log; None: of workload `cliff`. When all are used, they come again with other blocks.
+
+        The first ``at_once`` of them are met on their way, each at a request that is drawn: so contexts have their usual length
+        from the start.
+
+        Args:
+            path, trace_format: the log.
+            at_once: sessions at a time.
+            requests: answers after which a run ends.
+
+        Raises:
+            TraceError: the log cannot be read.
+            UsageError: no session fits.
+        """
+        workload = WORKLOADS[DRAWN]() if path is None else closed_loop(from_trace(open_trace(path, trace_format)), at_once)
+        fitting = [first for first in workload.arrivals if max(turn.input_tokens for turn in chain(first)) <= MOST_TOKENS]
+        if not fitting:
+            raise UsageError(f"every session of {workload.name} has a prompt of more than {MOST_TOKENS:,} tokens")
+        sessions = _sessions(replace(workload, arrivals=fitting), at_once, requests)
+        trace = Trace(workload.name, workload.block_tokens, [_request(turn) for session in sessions for turn in session])
+        gaps = [turn.gap if place else PAUSE_S for session in sessions for place, turn in enumerate(session)]
+        return cls(coarser(trace, MOST_BLOCKS), gaps, len(workload.arrivals) - len(fitting))
+
+    @property
+    def tokens_per_token(self) -> float:
+        """Tokens of the log for each token of the engine."""
+        return self.trace.block_tokens / BLOCK
+
+    def live_blocks(self, at_once: int) -> int:
+        """Return the blocks of the mean prompt times the sessions at a time."""
+        return round(at_once * statistics.fmean(r.input_tokens for r in self.trace.requests) / self.trace.block_tokens)
+
+    def written(self) -> dict[str, Any]:
+        """Return what `trace_replay.Replay.read` takes."""
+        rows = [[*row, gap] for row, gap in zip(rows_of(self.trace), self.gaps_s, strict=True)]
+        return {"block_tokens": self.trace.block_tokens, "requests": rows}
+
+
+def _sessions(workload: Workload, at_once: int, requests: int) -> list[list[Turn]]:
+    """Return so many sessions that one is left whenever another ends before so many requests are answered."""
+    drawn, met = Sessions(workload), random.Random(workload.seed)
+    first = [list(chain(drawn.start(0.0))) for _ in range(at_once)]
+    later: list[list[Turn]] = []
+    lengths: list[int] = []
+    # When the last one begins, fewer than at_once of them are not over.
+    while sum(lengths) - sum(nlargest(at_once, lengths)) < requests:
+        later.append(list(chain(drawn.start(0.0))))
+        lengths.append(len(later[-1]))
+    return [session[met.randrange(len(session)) :] for session in first] + later
+
+
+def _request(turn: Turn) -> TracedRequest:
+    return TracedRequest(
+        turn.arrival, turn.input_tokens, turn.output_tokens, tuple(turn.contents), turn.conversation, turn.turn, turn.category
+    )

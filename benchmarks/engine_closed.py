@@ -1,0 +1,194 @@
+"""Benchmark `engine --closed`: agents in a closed loop on real vLLM, stock and with the plug-in, below and beyond the cliff.
+
+A session sends its next request when the last one is answered and its tool or user has taken its time. So an engine that hits
+more is asked more: throughput and latency show what a replay by the clock cannot. The contexts of the sessions under way are
+together half of the cache, all of it, and twice as much. Each side (`SIDES`) runs at each size in a process of its own
+(`benchmarks.closed_serve`). Every request that all sides answer must have the same tokens on all.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks import BenchmarkError
+from benchmarks.closed_sessions import MOST_BLOCKS, Course
+from benchmarks.engine import check_engine
+from benchmarks.engine_trace import Places, placed, run_side
+from benchmarks.tiny_llama import BLOCK
+from lpc.wire.terminal import console
+
+
+@dataclass(frozen=True)
+class Side:
+    """What serves: ``asks``: `trace_predictors.predictor_of`; ``settings``: of the plug-in (`ClientSettings`)."""
+
+    asks: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+SIDES: Final[Mapping[str, Side]] = {"stock": Side("stock"), "plug-in": Side("plugin")}
+"""Columns by name, the first is what the others are compared with."""
+LIVE: Final = (0.5, 1.0, 2.0)
+"""Contexts of the sessions under way, in caches."""
+AT_ONCE: Final = 28
+REQUESTS: Final = 400
+PREFILL_TOKENS_S: Final = 10_000.0
+QUICK_LIVE: Final = (2.0,)
+QUICK_AT_ONCE: Final = 12
+QUICK_REQUESTS: Final = 120
+RUNS: Final = "benchmarks.engine_closed_runs"
+
+
+def run(
+    path: Path | None,
+    trace_format: str,
+    models: Path,
+    model: str,
+    *,
+    at_once: int | None = None,
+    requests: int | None = None,
+    prefill_tokens_s: float = PREFILL_TOKENS_S,
+    picture: Path | None = None,
+    quick: bool = False,
+) -> dict[str, Any]:
+    """Serve; print a table; draw it; return the figures.
+
+    Args:
+        path, trace_format: a log; without one the sessions are those of workload `cliff`.
+        models, model: the sidecar's artefact; its text model is not run (`benchmarks.virtual_sidecar`).
+        at_once: sessions at a time. Default: AT_ONCE.
+        requests: answers of each run, of which the last three quarters count. Default: REQUESTS.
+        prefill_tokens_s: prompt tokens, of the log's, that the engine computes in a virtual second.
+        picture: PNG to write.
+        quick: few sessions, at one size.
+
+    Raises:
+        TraceError: the log cannot be read.
+        UsageError: no session fits the tiny model.
+        BenchmarkError: vLLM is not installed in .venv-engine, a run failed, or two sides answered differently.
+    """
+    check_engine()
+    live_shares = QUICK_LIVE if quick else LIVE
+    at_once = at_once or (QUICK_AT_ONCE if quick else AT_ONCE)
+    requests = requests or (QUICK_REQUESTS if quick else REQUESTS)
+    sessions = Course.read(path, trace_format, at_once=at_once, requests=requests)
+    live = sessions.live_blocks(at_once)
+    flags = ["--at-once", str(at_once), "--answers", str(requests), "--prefill", str(prefill_tokens_s)]
+    screen = console()
+    with placed(sessions.written(), models, model) as places:
+        jobs = list(product(live_shares, reversed(list(SIDES))))
+        # Engine and sidecar wait for each other, so that a run keeps one core busy.
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            finished = pool.map(lambda job: _run(places, SIDES[job[1]], _blocks(live, job[0]), flags), jobs)
+            told = track(finished, "bench engine --closed", total=len(jobs), console=screen, transient=True)
+            results = dict(zip(jobs, told, strict=True))
+    rows = [_row(share, _blocks(live, share), {name: results[share, name] for name in SIDES}) for share in live_shares]
+    figures = {
+        "sessions": sessions.trace.name,
+        "sessions_left_out": sessions.left_out,
+        "at_once": at_once,
+        "prefill_tokens_per_s": prefill_tokens_s,
+        "tokens_per_engine_token": sessions.tokens_per_token,
+        "live_blocks": live,
+        "rows": rows,
+    }
+    _show(screen, figures)
+    if picture is not None:
+        _draw(figures, picture)
+        screen.print(f"picture: {picture}")
+    return figures
+
+
+def _blocks(live: int, share: float) -> int:
+    return max(int(live / share), MOST_BLOCKS + 2)
+
+
+def _run(places: Places, side: Side, blocks: int, flags: Sequence[str]) -> dict[str, Any]:
+    return run_side(places, side.asks, blocks, *flags, "--settings", json.dumps(dict(side.settings)), program=RUNS)
+
+
+def compared(outputs: Mapping[str, Mapping[str, str]]) -> int:
+    """Return how many requests all sides answered, with the same tokens.
+
+    Args:
+        outputs: by side, digests of the tokens of each request.
+
+    Raises:
+        BenchmarkError: a request's tokens differ, or no request was answered by all.
+    """
+    common = set.intersection(*(set(answers) for answers in outputs.values()))
+    differ = sorted((n for n in common if len({answers[n] for answers in outputs.values()}) > 1), key=int)
+    if differ:
+        raise BenchmarkError(f"{len(differ)} of {len(common)} requests have different tokens on {' and '.join(outputs)}")
+    if not common:
+        raise BenchmarkError(f"{' and '.join(outputs)} answered no request in common: give more requests")
+    return len(common)
+
+
+def _row(share: float, blocks: int, sides: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return one size's figures. Raises BenchmarkError: two sides answered differently."""
+    same = compared({name: side.pop("outputs") for name, side in sides.items()})
+    for side in sides.values():
+        side["hit_rate"] = side["cached_tokens"] / side["prompt_tokens"]
+    return {"live_contexts": share, "blocks": blocks, "tokens_identical": True, "requests_compared": same, "sides": dict(sides)}
+
+
+def _show(screen: Console, figures: dict[str, Any]) -> None:
+    title = (
+        f"{figures['at_once']} agents at a time in a closed loop, {figures['sessions']}, virtual time, "
+        f"prefill {figures['prefill_tokens_per_s']:,.0f} tokens/s"
+    )
+    table = Table(title=title)
+    numbers = ("cached tokens", "hit rate", "prompt tokens/s", "mean s", "p99 s")
+    for column in ("live contexts / cache", f"blocks of {BLOCK}", "side", *numbers, "tokens identical"):
+        table.add_column(column, justify="right")
+    for row in figures["rows"]:
+        first = next(iter(row["sides"].values()))
+        for name, side in row["sides"].items():
+            gained = side["prompt_tokens_per_s"] / first["prompt_tokens_per_s"]
+            table.add_row(
+                *(f"{row['live_contexts']:g}", f"{row['blocks']:,}", name),
+                *(
+                    f"{side['cached_tokens']:,}",
+                    f"{side['hit_rate']:.1%}",
+                    f"{side['prompt_tokens_per_s']:,.0f} ({gained:.2f})",
+                ),
+                *(f"{side['latency_mean_s']:.1f}", f"{side['latency_p99_s']:.1f}", f"yes, {row['requests_compared']:,}"),
+            )
+    screen.print(table)
+
+
+def _draw(figures: dict[str, Any], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(11, 3.6), layout="constrained")
+    panels = picture.subplots(1, 3)
+    places = range(len(figures["rows"]))
+    names = list(figures["rows"][0]["sides"])
+    wide = 0.8 / len(names)
+    shown: tuple[tuple[str, Callable[[dict[str, Any]], float]], ...] = (
+        ("prompt tokens from the cache, %", lambda side: 100 * side["hit_rate"]),
+        ("prompt tokens per virtual second", lambda side: side["prompt_tokens_per_s"]),
+        ("latency, virtual seconds: mean, p99", lambda side: side["latency_mean_s"]),
+    )
+    for axes, (heading, value) in zip(panels, shown, strict=True):
+        for column, name in enumerate(names):
+            sides = [row["sides"][name] for row in figures["rows"]]
+            at = [place + (column - (len(names) - 1) / 2) * wide for place in places]
+            axes.bar(at, [value(side) for side in sides], wide, label=name, color=f"C{column}")
+            if axes is panels[-1]:
+                axes.plot(at, [side["latency_p99_s"] for side in sides], "_", color=f"C{column}", markersize=14)
+        axes.set_xticks(list(places), [f"{row['live_contexts']:g}" for row in figures["rows"]])
+        axes.set(title=heading, xlabel="contexts of the sessions under way / cache")
+    panels[0].legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, dpi=120)

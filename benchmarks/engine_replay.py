@@ -1,0 +1,139 @@
+"""One side of benchmark `engine --trace`: real vLLM serves the requests of a trace, model and all.
+
+A reply is one token, as in an engine that only prefills. Time is virtual: a request arrives when the trace says, a step takes
+STEP_S. The sidecar reads the same clock, and the clock stands while it is asked, so that answers do not depend on how busy the
+machine is. The engine holds only BLOCK tokens of each block of the trace because more would cost hours on a CPU.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from vllm import SamplingParams
+from vllm.inputs import TokensPrompt
+
+from benchmarks.tiny_engine import TinyEngine
+from benchmarks.trace_predictors import number_of
+from benchmarks.trace_replay import Replay
+from benchmarks.virtual_clock import VirtualClock
+from eviction_client.background import AtOnce
+from eviction_client.plugin import MOST_FAILURES, Predictor
+from eviction_client.settings import ClientSettings
+
+STEP_S: Final = 0.05
+BATCH_TOKENS: Final = 8192
+"""Tokens that a step computes at most: of the longest prompt that the tiny model takes."""
+TOGETHER: Final = 64
+"""Requests that run at a time."""
+
+
+def serve(
+    model: Path,
+    replay: Replay,
+    blocks: int,
+    clock: VirtualClock,
+    *,
+    count_from: float,
+    predictor: Predictor | None = None,
+    connector: dict[str, Any] | None = None,
+    learns: bool = True,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Serve a trace on real vLLM with so many blocks; return figures, and digests of all tokens and evictions in order.
+
+    Args:
+        count_from: cached and prompt tokens are counted for requests that arrive from this second on.
+        predictor: for our scheduler; None: stock vLLM.
+        connector: as of vLLM's ``--kv-transfer-config``: a tier below the blocks (`cpu_tier.connector`).
+        learns: else least recent use stays in force.
+        settings: of the plug-in.
+    """
+    tier: dict[str, Any] = {"kv_transfer_config": connector} if connector else {}
+    tiny = clocked_engine(
+        *(model, blocks, clock, predictor, settings),
+        max_model_len=replay.longest + 1,
+        max_num_seqs=TOGETHER,
+        max_num_batched_tokens=BATCH_TOKENS,
+        **tier,
+    )
+    engine = tiny.engine
+    if not learns:
+        tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
+    outputs: dict[int, list[int]] = {}
+    counts = {"cached_tokens": 0, "prompt_tokens": 0, "cached_tokens_in_all": 0, "prompt_tokens_in_all": 0}
+    start = now = clock()
+    upcoming = iter(enumerate(replay.requests))
+    following = next(upcoming, None)
+    started = time.perf_counter()
+    while following is not None or engine.has_unfinished_requests():
+        if following is not None and not engine.has_unfinished_requests():
+            now = max(now, start + following[1].arrival)
+        clock.set(now)
+        while following is not None and start + following[1].arrival <= now:
+            number, request = following
+            admit(engine, number, request.conversation, replay.prompt(number), reply=1)
+            following = next(upcoming, None)
+        now += STEP_S
+        clock.set(now)
+        for output in engine.step():
+            if not output.finished:
+                continue
+            number = number_of(output.request_id)
+            outputs[number] = list(output.outputs[0].token_ids)
+            cached, prompt = output.num_cached_tokens or 0, len(output.prompt_token_ids)
+            counts["cached_tokens_in_all"] += cached
+            counts["prompt_tokens_in_all"] += prompt
+            if replay.requests[number].arrival >= count_from:
+                counts["cached_tokens"] += cached
+                counts["prompt_tokens"] += prompt
+    figures: dict[str, Any] = {
+        **counts,
+        "requests": len(outputs),
+        "evictions": len(tiny.evicted),
+        "tokens_sha256": hashlib.sha256(json.dumps(sorted(outputs.items())).encode()).hexdigest(),
+        "evictions_sha256": _digest(tiny.evicted),
+        "tier_evictions": len(tiny.tier_evicted),
+        "tier_evictions_sha256": _digest(tiny.tier_evicted),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    if predictor is not None:
+        figures["counters"] = tiny.counters()
+        figures["answered_share"] = tiny.scheduler.lpc.plugin.ended["prediction"] / max(len(outputs), 1)
+    del engine
+    tiny.close()
+    return figures
+
+
+def clocked_engine(
+    model: Path, blocks: int, clock: VirtualClock, predictor: Predictor | None, settings: dict[str, Any], **options: Any
+) -> TinyEngine:
+    """Return real vLLM with so many blocks for requests, whose plug-in reads a virtual clock.
+
+    Args:
+        predictor: for our scheduler; None: stock vLLM.
+        settings: of the plug-in.
+        options: of vLLM.
+    """
+    attributes = {
+        "settings": ClientSettings(**settings),
+        "clock": staticmethod(clock),
+        "background": AtOnce,
+        "open_predictor": staticmethod(lambda *_: predictor),
+    }
+    # vLLM keeps one block for itself.
+    return TinyEngine(model, blocks + 1, learned=attributes if predictor is not None else None, **options)
+
+
+def admit(engine: Any, number: int, conversation: str, prompt: list[int], *, reply: int) -> None:
+    """Add a request, whose reply has exactly so many tokens."""
+    parameters = SamplingParams(
+        temperature=0, max_tokens=reply, ignore_eos=True, detokenize=False, extra_args={"session_id": conversation}
+    )
+    engine.add_request(str(number), TokensPrompt(prompt_token_ids=prompt), parameters)
+
+
+def _digest(numbers: Sequence[int]) -> str:
+    return hashlib.sha256(b"".join(number.to_bytes(4, "little") for number in numbers)).hexdigest()

@@ -1,0 +1,188 @@
+"""Times of benchmark `engine`: scheduler steps, frees and allocations, and admissions, ours over stock vLLM's."""
+
+import gc
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from vllm.v1.core.block_pool import BlockPool
+
+from benchmarks.bare_scheduler import Engine, conversations
+from benchmarks.queue import TABLES
+from benchmarks.tiny_llama import BLOCK
+from benchmarks.told import CONTINUES
+from eviction_client.ended import Ended, Run
+from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.predictor_client import PredictorClient
+
+STEP_BLOCKS: Final = 1500
+"""Blocks of 16 tokens where the scheduler's steps are timed: hardly more than what is running needs."""
+CLASSES: Final = len(TABLES)
+
+
+def step_ratio(rounds: int) -> dict[str, Any]:
+    """Scheduler time per step, ours over stock, without a model: two engines with the same workload, step by step in turns.
+
+    Least recent use stays in force, so that both do the same work in each step, and what else the machine does falls on both.
+    About fifteen requests run at a time, with replies of a usual length, and every block that is taken evicts another. As in
+    production, the plug-in's background and the store's thread run at the same time.
+    """
+    made = conversations(11, 200, spread_s=30.0, reply=(100, 300))
+    ratios, means, stock_us = [], [], []
+    for _ in range(rounds):
+        engines = {
+            learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: CONTINUES, max_seqs=32, guard=True, pooling="shared")
+            for learned in (False, True)
+        }
+        engines[True].scheduler.lpc.plugin.ghosts.guard.observe = lambda *_: False
+        spent: dict[bool, list[float]] = {False: [], True: []}
+        for learned, engine in engines.items():
+            for name in ("schedule", "update_from_output", "add_request"):
+                setattr(engine.scheduler, name, _timed(getattr(engine.scheduler, name), name, spent[learned]))
+        runs = {learned: engine.steps(made) for learned, engine in engines.items()}
+        gc.collect()
+        gc.disable()
+        for number in itertools.count():
+            order = (False, True) if number % 2 else (True, False)
+            if [next(runs[learned], "over") for learned in order] == ["over", "over"]:
+                break
+        gc.enable()
+        pairs = list(zip(spent[True], spent[False], strict=True))
+        ratios.append(statistics.median(ours / stock for ours, stock in pairs))
+        means.append(sum(spent[True]) / sum(spent[False]))
+        stock_us.append(1e6 * statistics.median(spent[False]))
+        for engine in engines.values():
+            engine.scheduler.shutdown()
+    return {
+        "step_time_ratio": round(statistics.median(ratios), 3),
+        "step_time_ratio_mean": round(statistics.median(means), 3),
+        "step_us": round(statistics.median(stock_us), 1),
+    }
+
+
+def _timed(call: Callable[..., Any], name: str, spent: list[float]) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        result = call(*args, **kwargs)
+        took = time.perf_counter() - started
+        if name == "schedule":
+            spent.append(took)
+        elif spent:
+            spent[-1] += took
+        return result
+
+    return timed
+
+
+def pool_ratios(rounds: int) -> list[dict[str, Any]]:
+    """Time to free and to allocate a chain in the real block pool, ours over stock, by size of pool and chain."""
+    rows = []
+    for size, chain in itertools.product((1_000, 20_000, 200_000), (64, 512)):
+        if size // chain < 2:
+            continue
+        frees: list[float] = []
+        allocates: list[float] = []
+        ours_us: list[tuple[float, float]] = []
+        for seed in range(rounds):
+            sides = [_Side(size, chain, learned=False), _Side(size, chain, learned=True)]
+            rng = random.Random(seed)
+            gc.collect()
+            gc.disable()
+            times: list[list[tuple[int, int]]] = [[], []]
+            for step in range(max(60, 20_000 // chain)):
+                value = rng.randrange(CLASSES)
+                for place in (0, 1) if step % 2 else (1, 0):
+                    times[place].append(sides[place].turn(step, value))
+            gc.enable()
+            freed, allocated = ([statistics.median(t[kind] for t in side) for side in times] for kind in (0, 1))
+            frees.append(freed[1] / freed[0])
+            allocates.append(allocated[1] / allocated[0])
+            ours_us.append((freed[1] / 1000, allocated[1] / 1000))
+        rows.append(
+            {
+                "blocks": size,
+                "chain": chain,
+                "free_ratio": round(statistics.median(frees), 3),
+                "allocate_ratio": round(statistics.median(allocates), 3),
+                "free_us": round(statistics.median(us for us, _ in ours_us), 1),
+                "allocate_us": round(statistics.median(us for _, us in ours_us), 1),
+            }
+        )
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+class _Side:
+    """A full pool of hashed chains, whose next chain is allocated, hashed and freed."""
+
+    def __init__(self, size: int, chain: int, *, learned: bool) -> None:
+        self.pool = BlockPool(num_gpu_blocks=size + 1, enable_caching=True, hash_block_size=BLOCK)
+        self.chain = chain
+        self.queue: LearnedFreeQueue | None = None
+        if learned:
+            free = self.pool.free_block_queue.get_all_free_blocks()
+            self.queue = LearnedFreeQueue(free, CLASSES, clock=lambda: self.now)
+            self.queue.set_tables(TABLES)
+            self.queue.value_enabled = True
+            self.pool.free_block_queue = self.queue
+        self._contents = itertools.count()
+        rng = random.Random(size)
+        self.now = 1.8e9
+        chains = [self._fill(self.pool.get_new_blocks(chain)) for _ in range(size // chain)]
+        for blocks in chains:
+            self._free(blocks, self._next(rng.randrange(CLASSES)))
+
+    def _fill(self, blocks: list[Any]) -> list[Any]:
+        for block in blocks:
+            key: Any = next(self._contents).to_bytes(32, "big") + bytes(4)
+            block.set_block_hash(key, num_tokens=BLOCK)
+            self.pool.cached_block_hash_to_block.insert(key, block)
+        return blocks
+
+    def _next(self, reuse_class: int) -> Ended:
+        self.now += 0.5
+        return Ended("", None, (), 0, self.now, 0, [Run(self.chain, reuse_class)])
+
+    def _free(self, blocks: list[Any], ended: Ended) -> None:
+        if self.queue is None:
+            self.pool.free_blocks(reversed(blocks))
+        else:
+            self.queue.placing(ended, self.pool.free_blocks, reversed(blocks))
+
+    def turn(self, step: int, reuse_class: int) -> tuple[int, int]:  # noqa: ARG002
+        """Return the nanoseconds to free and to allocate a chain."""
+        started = time.perf_counter_ns()
+        blocks = self.pool.get_new_blocks(self.chain)
+        allocated = time.perf_counter_ns()
+        self._fill(blocks)
+        ended = self._next(reuse_class)
+        before = time.perf_counter_ns()
+        self._free(blocks, ended)
+        return time.perf_counter_ns() - before, allocated - started
+
+
+def admission_us(address: str | None) -> dict[str, float]:
+    """Microseconds of the scheduler's thread, and of all threads that hold the GIL, per request of 8,000 tokens."""
+    client = PredictorClient(address or "127.0.0.1:1", served_model="tiny", timeout_s=5)
+    time.sleep(1.0)
+    tokens = [6 + i % 250 for i in range(8000)]
+    count = 200
+    taken = []
+    before = time.process_time()
+    for i in range(count):
+        started = time.perf_counter()
+        client.ask(i, token_ids=tokens)
+        client.forget(i)
+        taken.append(time.perf_counter() - started)
+        time.sleep(0.002)
+    spent = time.process_time() - before
+    client.close()
+    return {
+        "admission_scheduler_us": round(1e6 * statistics.median(taken), 1),
+        "admission_all_threads_us": round(1e6 * spent / count, 1),
+    }

@@ -1,0 +1,225 @@
+"""Benchmark `engine --trace`: a log with times, replayed on real vLLM: stock, with the plug-in, and with an oracle.
+
+The plug-in's sidecar is the real one over gRPC, in a process of its own. It starts knowing nothing and learns while it serves.
+The oracle knows of each turn whether its conversation has a later one in the trace, not when. What an engine does with a
+trace, and what the sidecar is told: `benchmarks.engine_trace_runs`, of which each run is a process where vLLM is installed.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from rich.progress import track
+
+from benchmarks import BenchmarkError
+from benchmarks.engine import check_engine, last_line, tiny_model
+from benchmarks.tiny_llama import BLOCK
+from benchmarks.trace_sides import show_sides, virtual_sidecar
+from benchmarks.virtual_clock import VirtualClock
+from lpc.logs.traces import Trace, open_trace
+from lpc.simulator.workload import from_trace
+from lpc.simulator.workloads import EVERYDAY
+from lpc.wire.terminal import console
+
+SHARES: Final = (0.02, 0.05, 0.08)
+"""Capacities, of the working set: of what an infinite cache would hold."""
+SIDES: Final = ("plugin", "oracle", "stock")
+"""The slowest first."""
+QUICK_REQUESTS: Final = 4000
+"""Enough for the sidecar to learn something, and for the guard to see that it pays."""
+QUICK_SHARES: Final = (0.03,)
+RUNS: Final = "benchmarks.engine_trace_runs"
+LONGEST: Final = 8192
+"""Tokens of the longest prompt that the tiny model takes (`engine_replay.BATCH_TOKENS`)."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run finds what it needs. Files."""
+
+    folder: Path
+    model: Path
+    requests: Path
+    models: Path
+    name: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A trace, made fit for the tiny model.
+
+    Attributes:
+        working_set: blocks that an infinite cache would hold.
+        count_from: tokens are counted for requests that arrive from this second on.
+    """
+
+    trace: Trace
+    working_set: int
+    count_from: float
+
+    @classmethod
+    def read(cls, path: Path | None, trace_format: str, smallest: float, limit: int | None) -> "Opened":
+        """Read a trace.
+
+        Args:
+            path, trace_format: see :func:`log_of`.
+            smallest: capacity that is to be tried, share of the working set.
+            limit: of its requests; None: all.
+
+        Raises:
+            TraceError: it cannot be read.
+            BenchmarkError: its longest prompt does not fit the smallest capacity.
+        """
+        whole = log_of(path, trace_format)
+        trace = coarser(Trace(whole.name, whole.block_tokens, whole.requests[:limit], whole.start), LONGEST // BLOCK - 1)
+        workload = from_trace(trace)
+        working_set = workload.working_set_tokens() // trace.block_tokens
+        longest = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
+        if int(smallest * working_set) <= longest:
+            raise BenchmarkError(
+                f"{smallest:.0%} of the working set of {whole.name} are {int(smallest * working_set)} blocks, its longest "
+                f"prompt has {longest}: give a longer trace"
+            )
+        return cls(trace, working_set, workload.count_from)
+
+    def written(self) -> dict[str, Any]:
+        """Return what `trace_replay.Replay.read` takes."""
+        return {"block_tokens": self.trace.block_tokens, "requests": rows_of(self.trace)}
+
+    def described(self) -> dict[str, Any]:
+        """Return what figures say of it."""
+        return {
+            "trace": self.trace.name,
+            "requests": len(self.trace.requests),
+            "block_tokens": {"trace": self.trace.block_tokens, "engine": BLOCK},
+            "working_set_blocks": self.working_set,
+            "count_from_s": self.count_from,
+        }
+
+
+def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
+    """Replay; print a table; return the figures.
+
+    Args:
+        path, trace_format: the log.
+        models, model: the sidecar's artefact; its text model is not run (`benchmarks.virtual_sidecar`).
+        quick: the first QUICK_REQUESTS requests only, at one capacity.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        BenchmarkError: vLLM is not installed in .venv-engine, or a run failed.
+    """
+    check_engine()
+    shares = QUICK_SHARES if quick else SHARES
+    opened = Opened.read(path, trace_format, shares[0], QUICK_REQUESTS if quick else None)
+    working_set, count_from = opened.working_set, opened.count_from
+    screen = console()
+    with placed(opened.written(), models, model) as places:
+        counted = ("--count-from", str(count_from))
+        jobs = [*product(shares, SIDES), (shares[0], "lru")]
+        # Engine and sidecar wait for each other, so that a run keeps one core busy.
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            finished = pool.map(lambda job: run_side(places, job[1], int(job[0] * working_set), *counted), jobs)
+            told = track(finished, "bench engine --trace", total=len(jobs), console=screen, transient=True)
+            results = dict(zip(jobs, told, strict=True))
+    rows = [_row(share, int(share * working_set), {side: results[share, side] for side in SIDES}) for share in shares]
+    lru, stock = results[shares[0], "lru"], results[shares[0], "stock"]
+    figures = {
+        **opened.described(),
+        "tokens_identical": all(row["tokens_identical"] for row in rows),
+        "eviction_order_identical": lru["evictions_sha256"] == stock["evictions_sha256"],
+        "rows": rows,
+    }
+    title = f"prompt tokens from the cache of vLLM, {figures['trace']}, arrivals from {figures['count_from_s']:,.0f} s on"
+    proofs = ("tokens_identical", "eviction_order_identical")
+    show_sides(screen, figures, title, size="blocks", stock="stock", proofs=proofs)
+    return figures
+
+
+@contextlib.contextmanager
+def placed(written: dict[str, Any], models: Path, model: str) -> Iterator[Places]:
+    """Write what a run needs into a temporary folder. Raises BenchmarkError.
+
+    Args:
+        written: what `trace_replay.Replay.read` takes.
+        models, model: the sidecar's artefact.
+    """
+    with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
+        folder = Path(temporary)
+        requests = folder / "requests.json"
+        requests.write_text(json.dumps(written))
+        yield Places(folder, tiny_model(folder), requests, models, model)
+
+
+def log_of(path: Path | None, trace_format: str) -> Trace:
+    """Return a log; None: a generated hour of chat in the shape of a production trace. Raises TraceError: it cannot be read."""
+    if path is not None:
+        return open_trace(path, trace_format)
+    generated = EVERYDAY["production"].draw(0).trace
+    assert generated is not None
+    return generated
+
+
+def coarser(trace: Trace, longest: int) -> Trace:
+    """Return a trace whose prompts have at most so many blocks: where some have more, several blocks become one."""
+    most = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
+    times = -(-most // longest)
+    if times == 1:
+        return trace
+    # An id stands for the whole prefix up to its block: the last one of several is theirs together.
+    requests = []
+    for request in trace.requests:
+        full = request.input_tokens // trace.block_tokens // times * times
+        blocks = request.blocks[times - 1 : full : times] + request.blocks[full:][-1:]
+        requests.append(replace(request, blocks=blocks))
+    return Trace(trace.name, trace.block_tokens * times, requests, trace.start)
+
+
+def rows_of(trace: Trace) -> list[list[Any]]:
+    """Return what `trace_replay.Request` has of each request."""
+    return [
+        [r.arrival, r.conversation, r.turn, r.category, r.input_tokens, r.output_tokens, list(r.blocks)] for r in trace.requests
+    ]
+
+
+def _row(share: float, blocks: int, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return one capacity's figures. Rates are of tokens, in [0, 1]; times are real seconds."""
+    return {
+        "capacity_fraction": share,
+        "blocks": blocks,
+        "requests": sides["stock"]["requests"],
+        "prompt_tokens": sides["stock"]["prompt_tokens"],
+        "cached_tokens": {name: side["cached_tokens"] for name, side in sides.items()},
+        "hit_rate": {name: side["cached_tokens"] / side["prompt_tokens"] for name, side in sides.items()},
+        "cached_tokens_in_all": {name: side["cached_tokens_in_all"] for name, side in sides.items()},
+        "prompt_tokens_in_all": sides["stock"]["prompt_tokens_in_all"],
+        "evictions": {name: side["evictions"] for name, side in sides.items()},
+        "tokens_identical": len({side["tokens_sha256"] for side in sides.values()}) == 1,
+        "answered_share": sides["plugin"]["answered_share"],
+        "counters": sides["plugin"]["counters"],
+        "seconds": {name: side["seconds"] for name, side in sides.items()},
+    }
+
+
+def run_side(places: Places, side: str, blocks: int, *flags: str, program: str = RUNS) -> dict[str, Any]:
+    """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError.
+
+    Args:
+        flags, program: what runs where vLLM is installed, and its flags that not every run has.
+    """
+    home = Path(tempfile.mkdtemp(prefix=f"{side}-{blocks}-", dir=places.folder))
+    VirtualClock(home / "clock")
+    command = ["-m", program, "--model", str(places.model), "--side", side, "--requests", str(places.requests)]
+    command += ["--clock", str(home / "clock"), "--blocks", str(blocks), *flags]
+    with contextlib.ExitStack() as stack:
+        if side == "plugin":
+            serves = virtual_sidecar(home, places.models, places.name, places.model)
+            command += ["--predictor", stack.enter_context(serves).address]
+        return last_line(command)

@@ -1,0 +1,194 @@
+"""vLLM with LMCache in MP mode on this machine's CPU: engine, node, coordinator, each a process; the tiny model.
+
+LMCache 0.5.6 is in an environment of its own (`make lmcache`). On a CPU its engine side has to be told to let the node copy
+(``lmcache.mp.mp_transfer_mode``), as it does by itself on GPUs: only then do events carry token ids. What lies behind memory is
+LMCache's own mock of a remote store, which holds bytes in RAM and takes its time over them.
+"""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from benchmarks import BenchmarkError
+from benchmarks.processes import Server, free_port
+from benchmarks.tiny_llama import BLOCK, build
+
+ENVIRONMENT: Final = Path(".venv-lmcache")
+MODEL: Final = "tiny"
+NODE: Final = "node-a"
+CHUNK_TOKENS: Final = 256
+CHUNK_BYTES: Final = CHUNK_TOKENS * 2 * 2 * 2 * 32 * 4
+"""Of the tiny model: two layers, keys and values, two heads of 32, 4 bytes each: 256 KiB."""
+
+
+def program(name: str = "python") -> str:
+    """Return a program of LMCache's environment. Raises BenchmarkError: it has not been built."""
+    path = ENVIRONMENT / "bin" / name
+    if not path.exists():
+        raise BenchmarkError(f"{path} is missing: build LMCache's environment with `make lmcache`")
+    return str(path.absolute())
+
+
+def environment(**settings: object) -> dict[str, str]:
+    """Return what these processes run in: nothing of this machine's own settings, one thread, nobody told of their use."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LPC_", "LMCACHE_", "VLLM_"))}
+    root = str(Path(__file__).parents[2])
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH")))),
+        "OMP_NUM_THREADS": "1",
+        "DO_NOT_TRACK": "1",
+        "LMCACHE_TRACK_USAGE": "false",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        **{f"LPC_{name.upper()}": str(value) for name, value in settings.items()},
+    }
+
+
+class HttpServer(Server):
+    """A process that serves HTTP on loopback. ``healthy``: path that answers once it does."""
+
+    healthy: ClassVar[str] = "/health"
+
+    def __init__(self, port: int, log: Path, command: Sequence[str], variables: dict[str, str]) -> None:
+        self.port = port
+        super().__init__(log, command, variables)
+
+    @property
+    def url(self) -> str:
+        """Of its root."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, path: str, body: object = None, method: str | None = None, headers: dict[str, str] | None = None) -> Any:
+        """Return the JSON that a path answers with; None when nobody answers. Raises urllib.error.HTTPError: it refuses."""
+        data = None if body is None else json.dumps(body).encode()
+        told = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(f"{self.url}{path}", data, told, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            return None
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text.decode()
+
+    def _serves(self) -> bool:
+        try:
+            return self.ask(self.healthy) is not None
+        except urllib.error.HTTPError:
+            return False
+
+
+class Coordinator(HttpServer):
+    """LMCache's coordinator. ``learned``: with our controller. ``settings``: LPC_ variables."""
+
+    healthy = "/healthz"
+
+    def __init__(self, folder: Path, *, learned: bool, options: Sequence[str] = (), **settings: object) -> None:
+        port = free_port()
+        start = [program(), "-m", "lpc", "lmcache", "coordinator"] if learned else [program("lmcache"), "coordinator"]
+        command = [*start, "--host", "127.0.0.1", "--port", str(port), "--disable-metrics", *options]
+        super().__init__(port, folder / "coordinator.log", command, environment(**settings))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What our controller tells. Raises BenchmarkError: nobody answers."""
+        found = self.ask("/lpc/status")
+        if not isinstance(found, dict):
+            raise BenchmarkError("LMCache's coordinator does not answer")
+        return found
+
+
+class Node(HttpServer):
+    """LMCache's node: memory, and a mock of a remote store behind it.
+
+    Args:
+        memory: bytes.
+        disk_bytes_per_s: what the store behind it moves.
+        options: more of ``lmcache server``.
+    """
+
+    healthy = "/healthcheck"
+
+    def __init__(
+        self, folder: Path, coordinator: str, *, memory: int, disk_bytes_per_s: float, options: Sequence[str] = ()
+    ) -> None:
+        port = free_port()
+        self.mq_port = free_port()
+        disk = {"type": "mock", "max_size_gb": 4, "mock_bandwidth_gb": disk_bytes_per_s / 2**30}
+        command = [
+            *(program("lmcache"), "server", "--host", "127.0.0.1", "--port", str(self.mq_port)),
+            *("--http-host", "127.0.0.1", "--http-port", str(port), "--instance-id", NODE),
+            *("--l1-size-gb", str(memory / 2**30), "--l1-init-size-gb", "1", "--no-l1-use-lazy"),
+            *("--eviction-policy", "LRU", "--chunk-size", str(CHUNK_TOKENS), "--disable-metrics"),
+            *("--l2-adapter", json.dumps(disk), "--l2-prefetch-policy", "retain"),
+            *("--coordinator-url", coordinator, "--coordinator-advertise-ip", "127.0.0.1"),
+            *("--coordinator-event-reporting", "--coordinator-event-flush-interval", "0.2"),
+            *("--coordinator-heartbeat-interval", "1"),
+            *options,
+        ]
+        super().__init__(port, folder / "node.log", command, environment())
+
+
+class Engine(HttpServer):
+    """``vllm serve`` with LMCache's connector and the tiny model.
+
+    Args:
+        blocks: of its own cache.
+        longest: tokens of a request.
+        plug_in: our scheduler as well.
+        settings: LPC_ variables.
+    """
+
+    family = True
+
+    def __init__(
+        self,
+        folder: Path,
+        node: Node,
+        *,
+        blocks: int = 220,
+        longest: int = 6656,
+        plug_in: bool = False,
+        **settings: object,
+    ) -> None:
+        port = free_port()
+        model = build(folder / "model")
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 32_768}))
+        connector = {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "lmcache.mp.host": "tcp://127.0.0.1",
+                "lmcache.mp.port": node.mq_port,
+                "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+            },
+        }
+        command = [
+            *(program(), "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(port)),
+            *("--host", "127.0.0.1", "--served-model-name", MODEL, "--dtype", "float32", "--enforce-eager"),
+            *("--load-format", "dummy", "--block-size", str(BLOCK), "--num-gpu-blocks-override", str(blocks)),
+            *("--kv-cache-memory-bytes", str(2**28), "--max-model-len", str(longest), "--disable-log-stats"),
+            *("--kv-transfer-config", json.dumps(connector)),
+            *(("--scheduler-cls", "eviction_client.engines.vllm.LearnedScheduler") if plug_in else ()),
+        ]
+        super().__init__(port, folder / "engine.log", command, environment(**settings))
+
+    def complete(self, prompt: str, tokens: int = 8, **arguments: object) -> str:
+        """Return how the tiny model goes on; ``arguments`` are the request's extra ones. Raises BenchmarkError: it does not."""
+        body: dict[str, object] = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        if arguments:
+            body["vllm_xargs"] = arguments
+        answer = self.ask("/v1/completions", body)
+        if not isinstance(answer, dict):
+            raise BenchmarkError("the engine does not answer")
+        return str(answer["choices"][0]["text"])

@@ -1,0 +1,342 @@
+"""Benchmark `load`: more than the sidecar can do, for minutes. It must refuse, not collapse.
+
+Clients are as engines: a connection and a PredictStream of their own each, requests with the engines' default patience of
+10 s. First every client keeps one request in flight (a closed loop, without a deadline): what is answered per second then is
+saturation. Then requests arrive at random (exponential gaps) at ``factor`` times that rate, whatever becomes of the ones
+before.
+
+An answer counts for the client only within its patience. Latency is from the arrival at the client to the answer there.
+"""
+
+import asyncio
+import itertools
+import math
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import grpc
+import grpc.aio
+import numpy as np
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks import BenchmarkError
+from benchmarks.processes import Sidecar
+from benchmarks.requests import conversations, request
+from lpc.errors import UsageError
+from lpc.model.versions import served
+from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc.wire.terminal import console
+
+PATIENCE_S: Final = 10.0
+"""`LPC_PREDICTOR_TIMEOUT_S` of an engine, by default."""
+WINDOW_S: Final = 10.0
+CONVERSATIONS: Final = 300
+
+Fate = Literal["answered", "refused", "expired", "failed", "unanswered"]
+_FATES: Final[dict[int, Fate]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: "refused",
+    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: "expired",
+}
+
+
+@dataclass(slots=True)
+class Sent:
+    """One request: when it arrived and ended (seconds since the start of the load), and how."""
+
+    at: float
+    done: float = 0.0
+    fate: Fate = "unanswered"
+
+    @property
+    def latency_s(self) -> float:
+        """From arrival to answer."""
+        return self.done - self.at
+
+
+class Client:
+    """One engine: a connection and a stream of its own, which is opened again where the sidecar ends it for its age.
+
+    Args:
+        patience_s: age at which an answer is worthless.
+    """
+
+    def __init__(self, address: str, clock: Callable[[], float], patience_s: float) -> None:
+        self._address = address
+        self._clock = clock
+        self._patience_s = patience_s
+        self._outgoing: asyncio.Queue[pb.PredictStreamRequest | None] = asyncio.Queue()
+        self._waiting: dict[str, tuple[Sent, asyncio.Event, pb.PredictStreamRequest]] = {}
+        self._numbers = itertools.count()
+        self._closing = False
+        self._reading = asyncio.create_task(self._read())
+
+    def ask(self, conversation: pb.Conversation, sent: Sent) -> asyncio.Event:
+        """Send a request; the event comes with its end, which is noted in ``sent``."""
+        name = str(next(self._numbers))
+        ended = asyncio.Event()
+        timeout_ms = int(self._patience_s * 1000) if math.isfinite(self._patience_s) else 0
+        message = pb.PredictStreamRequest(request_id=name, conversation=conversation, timeout_ms=timeout_ms)
+        self._waiting[name] = sent, ended, message
+        self._outgoing.put_nowait(message)
+        return ended
+
+    async def close(self) -> None:
+        """Say that no more requests come, wait for the stream's end and hang up."""
+        self._closing = True
+        self._outgoing.put_nowait(None)
+        await asyncio.wait([self._reading], timeout=PATIENCE_S + 20)
+        self._reading.cancel()
+
+    async def _read(self) -> None:
+        while await self._read_stream() and (not self._closing or self._waiting):
+            # Whatever was not answered had not been read.
+            self._outgoing.put_nowait(None)
+            self._outgoing = asyncio.Queue()
+            for _, _, message in self._waiting.values():
+                self._outgoing.put_nowait(message)
+            if self._closing:
+                self._outgoing.put_nowait(None)
+
+    async def _read_stream(self) -> bool:
+        """Read a stream's answers; return whether it came to its end, and did not break."""
+        # Otherwise gRPC would share one connection among all channels of a process.
+        channel = grpc.aio.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)])
+        try:
+            async with channel:
+                async for answer in rpc.ContinuationPredictorStub(channel).PredictStream(_until_none(self._outgoing)):
+                    if answer.WhichOneof("result") == "reuse_curves":
+                        continue
+                    sent, ended, _ = self._waiting.pop(answer.request_id)
+                    sent.done = self._clock()
+                    if answer.WhichOneof("result") == "error":
+                        sent.fate = _FATES.get(answer.error.code, "failed")
+                    else:
+                        # Too late is of no use to an engine, whatever the sidecar thinks of it.
+                        sent.fate = "answered" if sent.latency_s <= self._patience_s else "expired"
+                    ended.set()
+        except grpc.aio.AioRpcError:
+            for sent, ended, _ in self._waiting.values():
+                sent.done, sent.fate = self._clock(), "failed"
+                ended.set()
+            self._waiting.clear()
+            return False
+        return True
+
+
+async def _until_none(queue: asyncio.Queue[pb.PredictStreamRequest | None]) -> AsyncIterator[pb.PredictStreamRequest]:
+    while (message := await queue.get()) is not None:
+        yield message
+
+
+async def saturation(address: str, requests: Iterator[pb.Conversation], clients: int, seconds: float) -> float:
+    """Return answers per second when every client keeps one request in flight; the first third is not counted."""
+    start = time.perf_counter()
+
+    def clock() -> float:
+        return time.perf_counter() - start
+
+    engines = [Client(address, clock, math.inf) for _ in range(clients)]
+    answered = 0
+
+    async def keep_asking(engine: Client) -> None:
+        nonlocal answered
+        while clock() < seconds:
+            sent = Sent(clock())
+            await engine.ask(next(requests), sent).wait()
+            if sent.fate != "answered":
+                raise BenchmarkError(f"with {clients} clients of one request each, one {sent.fate}: see the sidecar's log")
+            answered += seconds / 3 <= sent.done < seconds
+
+    await asyncio.gather(*map(keep_asking, engines))
+    await asyncio.gather(*(engine.close() for engine in engines))
+    return answered / (seconds * 2 / 3)
+
+
+async def overload(
+    sidecar: Sidecar,
+    requests: Iterator[pb.Conversation],
+    *,
+    clients: int,
+    per_second: float,
+    seconds: float,
+    progress: Callable[[float], None],
+) -> tuple[list[Sent], list[float]]:
+    """Offer ``per_second`` requests for ``seconds``; return all of them, and the sidecar's MiB at the end of each window."""
+    start = time.perf_counter()
+
+    def clock() -> float:
+        return time.perf_counter() - start
+
+    engines = [Client(sidecar.address, clock, PATIENCE_S) for _ in range(clients)]
+    rng = random.Random(0)
+    everything: list[Sent] = []
+    memory: list[float] = []
+    at = rng.expovariate(per_second)
+    while at < seconds:
+        await asyncio.sleep(at - clock())
+        while at <= clock() and at < seconds:
+            # Its arrival is when it was due: what this process is late counts against the sidecar.
+            everything.append(Sent(at))
+            rng.choice(engines).ask(next(requests), everything[-1])
+            at += rng.expovariate(per_second)
+        if clock() >= WINDOW_S * (len(memory) + 1):
+            memory.append(sidecar.rss_mib)
+            progress(clock())
+    await asyncio.gather(*(engine.close() for engine in engines))
+    memory.append(sidecar.rss_mib)
+    return everything, memory
+
+
+def windows(everything: Sequence[Sent], memory: Sequence[float], seconds: float) -> list[dict[str, float]]:
+    """Return the figures of every ten seconds: requests by arrival, fates and latencies by their end."""
+    rows = []
+    for k in range(round(seconds / WINDOW_S)):
+        begin, end = k * WINDOW_S, (k + 1) * WINDOW_S
+        ended = [sent for sent in everything if begin <= sent.done < end]
+        row: dict[str, float] = {"second": end, "offered": sum(begin <= sent.at < end for sent in everything)}
+        for fate in ("answered", "refused", "expired", "failed"):
+            row[fate] = sum(sent.fate == fate for sent in ended)
+        latencies = [sent.latency_s for sent in ended if sent.fate == "answered"] or [float("nan")]
+        row |= {
+            "p50_s": float(np.percentile(latencies, 50)),
+            "p99_s": float(np.percentile(latencies, 99)),
+            "rss_mib": memory[k],
+        }
+        rows.append({name: round(value, 3) for name, value in row.items()})
+    return rows
+
+
+def verdicts(figures: dict[str, Any]) -> dict[str, bool]:
+    """Say what was promised of a sidecar under too much load, and whether it held."""
+    return {
+        "answers go on: at least 85% of saturation": figures["answered_per_second"] >= 0.85 * figures["saturation_per_second"],
+        "the rest is refused: at most 1 in 100 requests waits in vain": figures["expired"] <= 0.01 * figures["offered"],
+        "nothing fails, nothing is left without an answer": figures["failed"] == figures["unanswered"] == 0,
+        "p99 of the answered is bounded: in no ten seconds over 1.5 times the median": (
+            figures["p99_worst_s"] <= 1.5 * figures["p99_median_s"]
+        ),
+        "memory is bounded: the second half at most 5% above the first": figures["rss_growth"] <= 1.05,
+    }
+
+
+def run(
+    models: Path,
+    model: str,
+    *,
+    minutes: float = 10.0,
+    clients: int = 64,
+    factor: float = 1.5,
+    saturation_s: float = 30.0,
+    picture: Path | None = None,
+) -> dict[str, Any]:
+    """Measure; print every ten seconds' figures and the verdicts; return them.
+
+    Raises:
+        BenchmarkError, ArtifactError: there is no model, or the sidecar died.
+    """
+    seconds = minutes * 60
+    if seconds < 2 * WINDOW_S or clients < 1 or factor <= 0:
+        raise UsageError("--minutes must be at least 0.34, --clients at least 1 and --factor above 0")
+    served(models / model)
+    screen = console()
+    (turns,) = conversations(CONVERSATIONS, 1)
+    requests = itertools.cycle([request(t) for t in turns])
+    with tempfile.TemporaryDirectory(prefix="lpc-load-") as folder, Sidecar(Path(folder), models, model) as sidecar:
+        most = asyncio.run(saturation(sidecar.address, requests, clients, saturation_s))
+        screen.print(f"saturation: {most:.1f} predictions/s, {clients} clients; now {factor * most:.1f} for {minutes:g} min")
+        with Progress(console=screen, transient=True) as bar:
+            task = bar.add_task("bench load", total=seconds)
+            everything, memory = asyncio.run(
+                overload(
+                    sidecar,
+                    requests,
+                    clients=clients,
+                    per_second=factor * most,
+                    seconds=seconds,
+                    progress=lambda now: bar.update(task, completed=now),
+                )
+            )
+    rows = windows(everything, memory, seconds)
+    figures = _summary(everything, rows, seconds) | {"saturation_per_second": round(most, 1)}
+    figures |= {"minutes": minutes, "clients": clients, "factor": factor, "windows": rows}
+    figures["verdicts"] = verdicts(figures)
+    figures["passed"] = all(figures["verdicts"].values())
+    _print(figures)
+    if picture is not None:
+        _draw(figures, picture)
+    return figures
+
+
+def _summary(everything: Sequence[Sent], rows: Sequence[dict[str, float]], seconds: float) -> dict[str, Any]:
+    counts = {fate: sum(sent.fate == fate for sent in everything) for fate in ("answered", "refused", "expired", "failed")}
+    latencies = [sent.latency_s for sent in everything if sent.fate == "answered"] or [float("nan")]
+    # The queue fills during the first windows.
+    steady = [row["p99_s"] for row in rows[2:]] or [row["p99_s"] for row in rows]
+    half = len(rows) // 2
+    return {
+        "offered": len(everything),
+        **counts,
+        "unanswered": sum(sent.fate == "unanswered" for sent in everything),
+        "answered_per_second": round(sum(row["answered"] for row in rows) / seconds, 1),
+        "p50_s": round(float(np.percentile(latencies, 50)), 3),
+        "p99_s": round(float(np.percentile(latencies, 99)), 3),
+        "p99_median_s": round(statistics.median(steady), 3),
+        "p99_worst_s": round(max(steady), 3),
+        "rss_start_mib": round(rows[0]["rss_mib"], 1),
+        "rss_highest_mib": round(max(row["rss_mib"] for row in rows), 1),
+        "rss_growth": round(max(row["rss_mib"] for row in rows[half:]) / max(row["rss_mib"] for row in rows[:half]), 3),
+    }
+
+
+def _print(figures: dict[str, Any]) -> None:
+    screen = console()
+    names = ("second", "offered", "answered", "refused", "expired", "failed", "p50_s", "p99_s", "rss_mib")
+    table = Table(title="every ten seconds")
+    for name in names:
+        table.add_column(name.replace("_s", ", s").replace("_mib", ", MiB"), justify="right")
+    for row in figures["windows"]:
+        table.add_row(*(f"{row[name]:.2f}" if name.endswith("_s") else f"{row[name]:,.0f}" for name in names))
+    screen.print(table)
+    for name, value in figures.items():
+        if name not in ("windows", "verdicts", "passed"):
+            screen.print(f"{name.replace('_', ' ')}: {value:g}")
+    for verdict, held in figures["verdicts"].items():
+        screen.print(f"{'ok  ' if held else 'FAIL'} {verdict}")
+
+
+def _draw(figures: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = figures["windows"]
+    at = [row["second"] / 60 for row in rows]
+    figure, (rate, latency, memory) = plt.subplots(3, 1, figsize=(9, 8), sharex=True, constrained_layout=True)
+    for name in ("offered", "answered", "refused", "expired"):
+        rate.plot(at, [row[name] / WINDOW_S for row in rows], label=name)
+    rate.axhline(figures["saturation_per_second"], color="0.7", linestyle="--", label="saturation")
+    busiest = 1.25 * max(row["offered"] for row in rows) / WINDOW_S
+    rate.set(
+        ylabel="requests/s", ylim=(0, busiest), title=f"{figures['factor']:g} times saturation, {figures['clients']} clients"
+    )
+    rate.legend(ncols=5, loc="upper center", fontsize="small")
+    for name, label in (("p50_s", "p50"), ("p99_s", "p99")):
+        latency.plot(at, [row[name] for row in rows], label=label)
+    latency.axhline(PATIENCE_S, color="0.7", linestyle="--", label="an engine's patience")
+    latency.set(ylabel="latency of the answered, s", ylim=(0, None))
+    latency.legend()
+    memory.plot(at, [row["rss_mib"] for row in rows])
+    highest = 1.25 * figures["rss_highest_mib"]
+    memory.set(ylabel="sidecar's memory, MiB", ylim=(0, highest), xlabel="minutes")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)

@@ -1,0 +1,294 @@
+"""Sidecar and Redis die under an engine's load, again and again: no call fails, every block gets a class, all comes back.
+
+The load is the real client of an engine (`Plugin`, `PredictorClient`, `RedisStore`) without an engine: a thread that admits
+and finishes requests as a scheduler does.
+"""
+
+import contextlib
+import hashlib
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from benchmarks import BenchmarkError
+from benchmarks.processes import RedisServer, Sidecar
+from benchmarks.tiny_llama import build
+from eviction_client.book import Fate
+from eviction_client.plugin import Plugin
+from eviction_client.predictor_client import PredictorClient
+from eviction_client.settings import ClientSettings
+from eviction_client.stores import BlockHash, ConversationId
+from eviction_client.stores.namespace import Namespace
+from eviction_client.stores.redis import RedisStore
+
+SERVED_MODEL: Final = "llama"
+NAMESPACE: Final = Namespace("sha256_cbor", "0", 16, SERVED_MODEL)
+RUNNING: Final = 16
+"""Requests that run at a time."""
+REQUEST_S: Final = 1.0
+"""How long a request runs."""
+BACK_S: Final = 60.0
+"""Longest time after a restart until predictions, or the store, must be back."""
+
+
+def until(condition: Callable[[], object], seconds: float = BACK_S) -> bool:
+    """Wait for a condition; return whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def prompts() -> list[list[int]]:
+    """Return token ids of conversations of one to five user turns, in the vocabulary of `benchmarks.tiny_llama`."""
+    user, assistant, end, first_byte = 2, 3, 5, 6
+    rng = random.Random(0)
+    found = []
+    for number in range(200):
+        ids: list[int] = []
+        for turn in range(1 + number % 5):
+            words = [first_byte + rng.randrange(94) for _ in range(rng.randrange(10, 60))]
+            ids += [assistant, *words[:10], end] if turn else []
+            ids += [user, *words, end]
+        found.append([*ids, assistant])
+    return found
+
+
+class Engine:
+    """An engine's client under load, in a thread of its own.
+
+    Attributes:
+        finished: requests that ended with a class for each of their blocks.
+        errors: exceptions that a call raised, by type.
+    """
+
+    def __init__(self, address: str, redis_url: str, *, cluster: bool = False) -> None:
+        settings = ClientSettings()
+        self.predictor = PredictorClient(address, served_model=SERVED_MODEL)
+        self.store = RedisStore(redis_url, NAMESPACE, cluster=cluster, shards=12 if cluster else 4)
+        self.plugin = Plugin(
+            settings, capacity=2000, block_tokens=NAMESPACE.block_size, predictor=self.predictor, store=self.store
+        )
+        self.finished = 0
+        self.errors: dict[str, int] = {}
+        self._prompts = prompts()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine")
+        self._thread.start()
+
+    @property
+    def predicted(self) -> int:
+        """Requests whose group came from a prediction."""
+        return self.plugin.ended["prediction"]
+
+    @property
+    def written(self) -> int:
+        """Blocks that Redis has acknowledged."""
+        return self.store.counters.written
+
+    def stop(self) -> None:
+        """End the load, once; then the client."""
+        self._stop.set()
+        self._thread.join()
+        with self._kept("settle"):
+            self.plugin.settle()
+            self.store.flush(20)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.stop()
+        self.plugin.close()
+
+    def figures(self) -> dict[str, Any]:
+        """Return what became of the requests and blocks."""
+        predictor, store = self.predictor.counters, self.store.counters
+        fates = predictor.answered + sum(getattr(predictor, fate) for fate in get_args(Fate))
+        return {
+            "requests": self.finished,
+            "by_prediction": self.predicted,
+            "by_fallback": self.plugin.ended["unanswered"],
+            "errors": sum(self.errors.values()) + self.plugin.failures,
+            "requests_unaccounted": predictor.asked - fates - self.predictor.waiting,
+            "blocks_unaccounted": store.recorded - store.written - store.dropped - self.store.pending_blocks,
+            "blocks_dropped": store.dropped,
+        }
+
+    @contextlib.contextmanager
+    def _kept(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            name = f"{call}: {type(error).__name__}"
+            self.errors[name] = self.errors.get(name, 0) + 1
+
+    def _run(self) -> None:
+        running: deque[tuple[int, float, list[BlockHash]]] = deque()
+        number = 0
+        while not self._stop.is_set():
+            now = time.monotonic()
+            while running and (running[0][1] <= now or self._stop.is_set()):
+                name, _, blocks = running.popleft()
+                with self._kept("finished"):
+                    ended = self.plugin.finished(name, completed=True, blocks=blocks, prompt_blocks=len(blocks))
+                    self.finished += ended.runs[-1].end == len(blocks)
+            if len(running) < RUNNING:
+                ids = self._prompts[number % len(self._prompts)]
+                with self._kept("admitted"):
+                    self.plugin.admitted(number, ids, session=f"c{number % 50}")
+                blocks = _blocks(number % 50, 4 + number % 16)
+                with self._kept("started"):
+                    self.plugin.started(number, blocks)
+                running.append((number, now + REQUEST_S, blocks))
+                number += 1
+            time.sleep(REQUEST_S / RUNNING)
+
+
+def _blocks(conversation: int, count: int) -> list[BlockHash]:
+    return [BlockHash(hashlib.sha256(f"{conversation}/{i}".encode()).digest()) for i in range(count)]
+
+
+def restarts(folder: Path, models: Path, model: str, *, rounds: int) -> dict[str, Any]:
+    """Kill (-9) sidecar and Redis ``rounds`` times under load, in either order, and start them again.
+
+    Raises:
+        BenchmarkError: one of them does not start.
+    """
+    rng = random.Random(0)
+    served = {SERVED_MODEL: str(build(folder / "llama"))}
+    with (
+        Sidecar(folder, models, model, served_models=served) as sidecar,
+        RedisServer(folder / "redis") as redis,
+        contextlib.closing(Engine(f"unix://{sidecar.socket}", redis.url)) as engine,
+    ):
+        servers = [sidecar, redis]
+        if not until(lambda: engine.predicted and engine.written):
+            raise BenchmarkError("the first prediction or the first block in Redis did not come within a minute")
+        predictions_back, store_back = [], []
+        for _ in range(rounds):
+            rng.shuffle(servers)
+            for server in servers:
+                server.kill()
+                time.sleep(rng.uniform(0, 0.5))
+            # As long as nothing answers, requests end all the same.
+            before = engine.finished
+            until(lambda before=before: engine.finished > before + RUNNING)  # type: ignore[misc]
+            rng.shuffle(servers)
+            for server in servers:
+                server.start()
+            started = time.monotonic()
+            predicted, written = engine.predicted, engine.written
+            if until(lambda written=written: engine.written > written):  # type: ignore[misc]
+                store_back.append(time.monotonic() - started)
+            if until(lambda predicted=predicted: engine.predicted > predicted):  # type: ignore[misc]
+                predictions_back.append(time.monotonic() - started)
+        engine.stop()
+        figures = engine.figures()
+    figures |= {
+        "kills": 2 * rounds,
+        "predictions_back": len(predictions_back),
+        "store_back": len(store_back),
+        "predictions_back_worst_s": round(max(predictions_back, default=math.nan), 2),
+        "store_back_worst_s": round(max(store_back, default=math.nan), 2),
+    }
+    sound = figures["errors"] == figures["requests_unaccounted"] == figures["blocks_unaccounted"] == 0
+    figures["passed"] = sound and len(predictions_back) == len(store_back) == rounds
+    return figures
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[list[RedisServer]]:
+    """Run a Redis Cluster: three primaries, then a replica of each. Yields the nodes."""
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for number in range(6):
+            node = RedisServer(
+                folder / str(number),
+                cluster_enabled="yes",
+                cluster_node_timeout="1000",
+                cluster_replica_validity_factor="0",  # however old a replica's data: scores are soft
+            )
+            nodes.append(stack.enter_context(node))
+        for node in nodes[1:]:
+            nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", str(node.port), str(node.bus_port))
+        step = 16_384 // 3
+        for number, node in enumerate(nodes[:3]):
+            end = 16_383 if number == 2 else (number + 1) * step - 1
+            node.ask("CLUSTER", "ADDSLOTSRANGE", str(number * step), str(end))
+        ids = [node.ask("CLUSTER", "MYID") for node in nodes]
+        for number, node in enumerate(nodes[3:]):
+            if not until(lambda node=node, number=number: ids[number] in str(node.ask("CLUSTER", "NODES")), 20):  # type: ignore[misc]
+                raise BenchmarkError("the nodes of the Redis Cluster do not find each other")
+            until(lambda node=node, number=number: node.ask("CLUSTER", "REPLICATE", ids[number]) is not None, 20)  # type: ignore[misc]
+        if not until(lambda: all("master_link_status:up" in _info(node) for node in nodes[3:]), 30):
+            raise BenchmarkError("the replicas of the Redis Cluster do not connect to their primaries")
+        if not until(lambda: all(_state(node) == "ok" for node in nodes), 30):
+            raise BenchmarkError("the Redis Cluster does not come up")
+        yield nodes
+
+
+def _state(node: RedisServer) -> str:
+    return "ok" if "cluster_state:ok" in str(node.ask("CLUSTER", "INFO")) else "down"
+
+
+def _info(node: RedisServer) -> str:
+    answer = node.ask("INFO", "replication") or {}
+    return "\n".join(f"{name}:{value}" for name, value in answer.items())
+
+
+def failover(folder: Path, models: Path, model: str, *, rounds: int) -> dict[str, Any]:
+    """Kill (-9) a primary of a Redis Cluster under load, ``rounds`` times; its replica takes over, and it comes back as one.
+
+    The first to die is the node that the engine's URL names. Raises BenchmarkError when the cluster does not come up.
+    """
+    served = {SERVED_MODEL: str(build(folder / "llama"))}
+    with (
+        cluster(folder / "cluster") as nodes,
+        Sidecar(folder, models, model, served_models=served) as sidecar,
+        contextlib.closing(Engine(f"unix://{sidecar.socket}", nodes[0].url, cluster=True)) as engine,
+    ):
+        if not until(lambda: engine.predicted and engine.written):
+            raise BenchmarkError("the first prediction or the first block in the Cluster did not come within a minute")
+        back = []
+        for number in range(rounds):
+            node, replica = nodes[number % 3], nodes[3 + number % 3]
+            if number >= 3:
+                node, replica = replica, node
+            node.kill()
+            started = time.monotonic()
+            if not until(lambda replica=replica: "role:master" in _info(replica)):  # type: ignore[misc]
+                break
+            # What is acknowledged from here on was written to the cluster as it is now.
+            written = engine.written
+            if until(lambda written=written: engine.written > written and engine.store.healthy):  # type: ignore[misc]
+                back.append(time.monotonic() - started)
+            node.start()
+            until(lambda: all(_state(node) == "ok" for node in nodes), 30)
+            until(lambda node=node: "master_link_status:up" in _info(node), 30)  # type: ignore[misc]
+        engine.stop()
+        marked = readable(engine.store)
+        figures = engine.figures()
+    figures |= {
+        "failovers": rounds,
+        "store_back": len(back),
+        "store_back_worst_s": round(max(back, default=math.nan), 2),
+        "readable_afterwards": marked,
+    }
+    sound = figures["errors"] == figures["requests_unaccounted"] == figures["blocks_unaccounted"] == 0
+    figures["passed"] = sound and len(back) == rounds and marked == 1000
+    return figures
+
+
+def readable(store: RedisStore) -> int:
+    """Record a thousand blocks and return how many have the score that was recorded."""
+    blocks: Sequence[BlockHash] = [BlockHash(hashlib.sha256(f"mark/{i}".encode()).digest()) for i in range(1000)]
+    score = 1.79e9
+    store.record(ConversationId("mark"), blocks, score)
+    store.flush(20)
+    return sum(found is not None and abs(found - score) < 0.1 for found in store.scores(blocks))

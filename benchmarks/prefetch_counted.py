@@ -1,0 +1,178 @@
+"""Benchmark `prefetch --counted`: the same users and the same decisions on a virtual clock, for as many seeds as are wanted.
+
+The service is the one that runs in LMCache's coordinator, without a sidecar. What is modelled is named in
+:mod:`benchmarks.virtual_lmcache`. A virtual clock counts what becomes of each chunk, exactly and the same on every machine; how
+long a real user waits is for the real run.
+"""
+
+import statistics
+from array import array
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from benchmarks.chat_users import Habits, Said, reply_of, script
+from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
+from lpc.lmcache.chain import ObjectId
+from lpc.lmcache.events import Event, Place
+from lpc.lmcache.fetching import Fetch
+from lpc.lmcache.loop import POLL_S, REFIT_S, TICK_S
+from lpc.lmcache.service import Service
+from lpc.lmcache.settings import LMCacheSettings
+
+PREFILL_S: Final = 1.5e-4
+"""Per token that is computed."""
+LEAST_S: Final = 0.06
+"""Of a time to the first token, however much is cached."""
+REPLY_S: Final = 0.3
+LEARNED_TRIGGER: Final = 0.95
+"""Of LMCache's own eviction, where ours makes room: what is stored until ours has seen it lies between."""
+LEARNED_WATERMARK: Final = 0.73
+"""Ours, so that as much of memory is filled in the mean as LMCache's own eviction leaves (`mean_memory`)."""
+
+
+class Memory(NamedTuple):
+    """Of a node: chunks, bytes of each, seconds that the disk behind it takes over one."""
+
+    chunks: int
+    chunk_bytes: int
+    disk_s: float
+
+
+@dataclass(slots=True)
+class Seen:
+    """What became of a returning turn: seconds to its first token and where its prompt's chunks were found."""
+
+    ttft_s: float
+    found: Found
+
+
+class World:
+    """Users, engine, node, and our service where ``learned``.
+
+    Attributes:
+        turns: so far, in order; None of those that began a conversation.
+    """
+
+    def __init__(self, habits: Habits, seed: int, *, memory: Memory, learned: bool) -> None:
+        self.time = VirtualTime()
+        self.turns: list[Seen | None] = []
+        self.service: Service | None = None
+        self.node = VirtualNode(
+            self.time,
+            chunks=memory.chunks,
+            chunk_bytes=memory.chunk_bytes,
+            disk_s=memory.disk_s,
+            trigger=LEARNED_TRIGGER if learned else TRIGGER,
+            report=self._take if learned else None,
+        )
+        if learned:
+            self.service = Service(LMCacheSettings(watermark=LEARNED_WATERMARK), clock=self.time, keys=self.node.keys)
+            self.service.declare(Place("l1", NODE), memory.chunks * memory.chunk_bytes)
+            self.service.declare(Place("l2", NODE), 0)
+            self.time.after(TICK_S, self._tick)
+            self.time.after(REFIT_S, self._refit)
+        self._reply = habits.reply
+        for n in range(habits.users):
+            says = script(habits, seed * 10_000 + n)
+            self._say(says, next(says))
+
+    def _say(self, says: Generator[Said, str, None], said: Said) -> None:
+        def speak() -> None:
+            tokens = array("I", list(said.prompt.encode()))
+            objects = self.node.objects(tokens)
+            asked_at = self.time()
+
+            def looked_up(found: Found) -> None:
+                cached = (found.memory + found.disk) * CHUNK_TOKENS
+                prefill = LEAST_S + (len(tokens) - cached) * PREFILL_S
+                self.time.after(prefill, lambda: first_token(found))
+
+            def first_token(found: Found) -> None:
+                self.turns.append(Seen(self.time() - asked_at, found) if said.number > 1 else None)
+                self.time.after(REPLY_S, lambda: ended(found))
+
+            def ended(found: Found) -> None:
+                # What was generated is not what the next prompt brings as the reply.
+                chain = self.node.objects(list((said.prompt + "z" * self._reply).encode()))
+                self.node.store(chain)
+                self.node.read(objects[: found.memory + found.disk])
+                self.node.end(chain)
+                self._say(says, says.send(reply_of(self._reply)))
+
+            self.node.look_up(objects, looked_up, keep=True)
+
+        self.time.after(said.wait_s, speak)
+
+    # The coordinator's part, as `lpc.lmcache.loop` does it.
+
+    def _take(self, event: Event) -> None:
+        assert self.service is not None
+        self.service.take(event)
+
+    def _tick(self) -> None:
+        assert self.service is not None
+        plan = self.service.plan()
+        for conversation in plan.ask:
+            self.service.answered(conversation, conversation.turns, None)
+        for place, objects in plan.delete.items():
+            self.service.spare(place, objects)
+            skipped = self.node.delete(objects)
+            if skipped:
+                self.service.skipped(place, objects, skipped)
+            else:
+                self.service.deleted(place, objects)
+        for fetch in plan.fetch:
+            self._fetch(fetch)
+        self.time.after(TICK_S, self._tick)
+
+    def _fetch(self, fetch: Fetch) -> None:
+        objects: list[ObjectId] = self.node.objects(fetch.conversation.tokens())
+
+        def done(found: Found) -> None:
+            def asked_after() -> None:
+                assert self.service is not None
+                self.service.came(fetch, found.memory + found.disk)
+
+            self.time.after(POLL_S, asked_after)
+
+        self.node.look_up(objects, done, keep=False)
+
+    def _refit(self) -> None:
+        assert self.service is not None
+        for _ in self.service.refit():
+            pass
+        self.time.after(REFIT_S, self._refit)
+
+
+def side(habits: Habits, seed: int, warm_up: int, measured: int, *, memory: Memory, learned: bool) -> dict[str, Any]:
+    """Return the figures of one side: of ``measured`` turns after ``warm_up``."""
+    world = World(habits, seed, memory=memory, learned=learned)
+    world.time.run(lambda: len(world.turns) >= warm_up)
+    begun, loads, held, started = budget_of(world), world.node.loads, world.node.chunk_seconds, world.time()
+    world.time.run(lambda: len(world.turns) >= warm_up + measured)
+    seen = [turn for turn in world.turns[warm_up:] if turn is not None]
+    in_memory, on_disk, coming = (sum(getattr(turn.found, name) for turn in seen) for name in Found._fields)
+    now = budget_of(world)
+    figures = {name: now[name] - begun[name] for name in now}
+    return {
+        "waits": [turn.ttft_s for turn in seen],
+        "returning_turns": len(seen),
+        "ttft_mean_s": statistics.mean(turn.ttft_s for turn in seen),
+        "ttft_median_s": statistics.median(turn.ttft_s for turn in seen),
+        "memory_chunks": in_memory,
+        "disk_chunks": on_disk,
+        "coming_chunks": coming,
+        "chunks": in_memory + on_disk + coming,
+        "found_in_memory": in_memory / max(in_memory + on_disk + coming, 1),
+        "loaded_chunks": world.node.loads - loads,
+        "mean_memory": (world.node.chunk_seconds - held) / (world.time() - started) / memory.chunks,
+        **figures,
+    }
+
+
+def budget_of(world: World) -> dict[str, int]:
+    """Return bytes fetched ahead that have been used or not, both, and in sum; zeros where there is no budget."""
+    budget = None if world.service is None else world.service.fetching.budgets.get(NODE)
+    used, useless = (0, 0) if budget is None else (budget.used, budget.useless)
+    return {"prefetched": used + useless, "used": used, "useless": useless}

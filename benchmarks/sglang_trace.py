@@ -1,0 +1,119 @@
+"""Benchmark `sglang`: a log with times, replayed through SGLang's real radix cache: its own LRU, the plug-in, an oracle.
+
+The plug-in's sidecar is the real one over gRPC, in a process of its own. It starts knowing nothing and learns while it serves.
+The oracle knows of each turn whether its conversation has a later one in the trace, not when. What a run does:
+`benchmarks.sglang_replay`, where SGLang is installed.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from rich.progress import track
+
+from benchmarks import BenchmarkError
+from benchmarks.engine_trace import log_of, rows_of
+from benchmarks.sglang_replay import BLOCK
+from benchmarks.tiny_llama import build
+from benchmarks.trace_sides import show_sides, virtual_sidecar
+from benchmarks.virtual_clock import VirtualClock
+from lpc.logs.traces import Trace
+from lpc.simulator.workload import from_trace
+from lpc.wire.terminal import console
+
+ROOT: Final = Path(__file__).parents[2]
+PYTHON: Final = ROOT / ".venv-sglang" / "bin" / "python"
+SHARES: Final = (0.02, 0.05, 0.08)
+"""Capacities, of the working set: of what an infinite cache would hold."""
+SIDES: Final = ("plugin", "oracle", "stock")
+"""The slowest first."""
+QUICK_REQUESTS: Final = 4000
+QUICK_SHARES: Final = (0.03,)
+
+
+def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
+    """Replay; print a table; return the figures.
+
+    Args:
+        path, trace_format: the log; without one a generated hour of chat (`engine_trace.log_of`).
+        models, model: the sidecar's artefact; its text model is not run (`benchmarks.virtual_sidecar`).
+        quick: the first QUICK_REQUESTS requests only, at one capacity.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        BenchmarkError: SGLang is not installed in .venv-sglang, or a run failed.
+    """
+    if not PYTHON.exists():
+        raise BenchmarkError("SGLang is not installed in .venv-sglang: run make sglang first")
+    trace = log_of(path, trace_format)
+    if quick:
+        trace = Trace(trace.name, trace.block_tokens, trace.requests[:QUICK_REQUESTS], trace.start)
+    workload = from_trace(trace)
+    shares = QUICK_SHARES if quick else SHARES
+    blocks = workload.working_set_tokens() / trace.block_tokens
+    sizes = {share: int(share * blocks) * BLOCK for share in shares}
+    longest = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests) * BLOCK
+    if min(sizes.values()) <= longest:
+        raise BenchmarkError(f"{min(sizes.values())} tokens of cache, and the longest prompt of {trace.name} has {longest}")
+    screen = console()
+    jobs = [*((share, side, "rust") for share, side in product(shares, SIDES)), (shares[0], "lru", "rust")]
+    jobs.append((shares[0], "stock", "python"))
+    with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
+        written = Path(temporary) / "requests.json"
+        written.write_text(json.dumps({"block_tokens": trace.block_tokens, "requests": rows_of(trace)}))
+        # Engine and sidecar wait for each other, so that a run keeps one core busy.
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            finished = pool.map(lambda job: _run(Path(temporary), written, models, model, job, sizes[job[0]]), jobs)
+            told = track(finished, "bench sglang", total=len(jobs), console=screen, transient=True)
+            results = dict(zip(jobs, told, strict=True))
+    counted = [i for i, request in enumerate(trace.requests) if request.arrival >= workload.count_from]
+    rows = []
+    for share in shares:
+        sides = {side: results[share, side, "rust"] for side in SIDES}
+        hit = {side: sum(figures["cached"][i] for i in counted) for side, figures in sides.items()}
+        prompt = sum(sides["stock"]["prompt"][i] for i in counted)
+        rows.append({"capacity_fraction": share, "tokens": sizes[share], "prompt_tokens": prompt, "cached_tokens": hit})
+        rows[-1] |= {name: sides["plugin"][name] for name in _TOLD}
+    first = {key[1:]: figures["cached"] for key, figures in results.items() if key[0] == shares[0]}
+    figures = {
+        "trace": trace.name,
+        "requests": len(trace.requests),
+        "counted_from_s": workload.count_from,
+        "lru_hits_identical": first["lru", "rust"] == first["stock", "rust"],
+        "cores_hits_identical": first["stock", "python"] == first["stock", "rust"],
+        "rows": rows,
+    }
+    title = f"prompt tokens from SGLang's cache, {figures['trace']}, arrivals from {figures['counted_from_s']:,.0f} s on"
+    proofs = ("lru_hits_identical", "cores_hits_identical")
+    show_sides(screen, figures, title, size="tokens", stock="SGLang's LRU", proofs=proofs)
+    return figures
+
+
+_TOLD: Final = ("answered_share", "failures", "reuses", "switches")
+
+
+def _run(folder: Path, requests: Path, models: Path, model: str, job: tuple[float, str, str], tokens: int) -> dict[str, Any]:
+    """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError."""
+    share, side, core = job
+    home = folder / f"{side}-{core}-{share:g}"
+    home.mkdir()
+    VirtualClock(home / "clock")
+    command = [str(PYTHON), "-W", "ignore", "-m", "benchmarks.sglang_replay", "--requests", str(requests), "--side", side]
+    command += ["--clock", str(home / "clock"), "--tokens", str(tokens), "--core", core]
+    with contextlib.ExitStack() as stack:
+        if side == "plugin":
+            serves = virtual_sidecar(home, models, model, build(home / "tiny"))
+            command += ["--predictor", stack.enter_context(serves).address]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines()
+        raise BenchmarkError(f"the run in .venv-sglang failed: {lines[-1] if lines else ended.returncode}")
+    figures: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    return figures

@@ -1,0 +1,134 @@
+"""Benchmark `tiers`: a log with times on real vLLM with its CPU offload tier, that tier in several sizes.
+
+Four sides: ``stock`` (vLLM with LRU in the pool and in the tier), ``gpu_only`` (our scheduler, the tier left to vLLM's LRU),
+``both`` (our policy in the tier, too) and ``oracle`` (both, told of each turn whether its conversation has a later one, not
+when). How the log is replayed: `benchmarks.engine_trace`; the tier is vLLM's own, its copies go from CPU to CPU
+(`benchmarks.cpu_tier`). A fifth side, whose answers are all the same, must evict what stock evicts, in pool and tier. What an
+eviction costs: `benchmarks.tier_times`.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.engine import check_engine, last_line
+from benchmarks.engine_trace import Opened, placed, run_side
+from lpc.errors import UsageError
+from lpc.wire.terminal import console
+
+POOL: Final = 0.01
+"""Blocks of the pool, of the working set."""
+TIERS: Final = (1, 2, 4)
+"""Chunks of the tier, each of one block, in pools."""
+QUICK_POOL: Final = 0.03
+QUICK_TIERS: Final = (2,)
+SIDES: Final = {
+    "both": ("plugin", ()),
+    "gpu_only": ("plugin", ("--tier-policy", "lru")),
+    "oracle": ("oracle", ()),
+    "stock": ("stock", ()),
+    "lru": ("lru", ()),
+}
+"""What is asked, and whose the tier is; the slowest first."""
+
+
+def run(
+    path: Path | None,
+    trace_format: str,
+    models: Path,
+    model: str,
+    *,
+    pool: float = POOL,
+    limit: int | None = None,
+    quick: bool = False,
+) -> dict[str, Any]:
+    """Replay; print a table; return the figures.
+
+    Args:
+        path, trace_format: the log; without one a generated hour of chat (`engine_trace.log_of`).
+        models, model: the sidecar's artefact; its text model is not run (`benchmarks.virtual_sidecar`).
+        pool: its blocks, share of the working set.
+        limit: of the log's requests; None: all.
+        quick: one size of the tier.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        BenchmarkError: vLLM is not installed in .venv-engine, or a run failed.
+    """
+    check_engine()
+    pool, sizes = (QUICK_POOL, QUICK_TIERS) if quick else (pool, TIERS)
+    if limit is not None and limit < 1:
+        raise UsageError(f"a limit of {limit} requests leaves nothing to replay: give at least one")
+    opened = Opened.read(path, trace_format, pool, limit)
+    blocks = int(pool * opened.working_set)
+    jobs = [job for job in product(sizes, SIDES) if job[1] != "lru" or job[0] == sizes[0]]
+
+    counted = ("--count-from", str(opened.count_from))
+
+    def run_job(job: tuple[int, str]) -> dict[str, Any]:
+        asks, policy = SIDES[job[1]]
+        return run_side(places, asks, blocks, *counted, "--tier", str(job[0] * blocks), *policy)
+
+    screen = console()
+    with placed(opened.written(), models, model) as places, ThreadPoolExecutor(os.cpu_count() or 1) as workers:
+        told = track(workers.map(run_job, jobs), "bench tiers", total=len(jobs), console=screen, transient=True)
+        results = dict(zip(jobs, told, strict=True))
+    rows = [_row(size * blocks, {side: results[size, side] for side in SIDES if side != "lru"}) for size in sizes]
+    lru, stock = results[sizes[0], "lru"], results[sizes[0], "stock"]
+    figures = {
+        **opened.described(),
+        "pool_blocks": blocks,
+        "tokens_identical": all(row["tokens_identical"] for row in rows) and lru["tokens_sha256"] == stock["tokens_sha256"],
+        "pool_order_identical": lru["evictions_sha256"] == stock["evictions_sha256"],
+        "tier_order_identical": lru["tier_evictions_sha256"] == stock["tier_evictions_sha256"],
+        "rows": rows,
+        **last_line(["-m", "benchmarks.tier_times", "1" if quick else "5"]),
+    }
+    _show(screen, figures)
+    return figures
+
+
+def _row(chunks: int, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return one size's figures. Tokens, of requests counted; ``in_all``: of all; times are real seconds."""
+    stock = sides["stock"]["cached_tokens"]
+    return {
+        "tier_blocks": chunks,
+        "requests": sides["stock"]["requests"],
+        "prompt_tokens": sides["stock"]["prompt_tokens"],
+        "cached_tokens": {name: side["cached_tokens"] for name, side in sides.items()},
+        "gain": {name: round(side["cached_tokens"] / max(stock, 1), 3) for name, side in sides.items()},
+        "cached_tokens_in_all": {name: side["cached_tokens_in_all"] for name, side in sides.items()},
+        "tier_evictions": {name: side["tier_evictions"] for name, side in sides.items()},
+        "tokens_identical": len({side["tokens_sha256"] for side in sides.values()}) == 1,
+        "counters": sides["both"]["counters"],
+        "seconds": {name: side["seconds"] for name, side in sides.items()},
+    }
+
+
+def _show(screen: Console, figures: dict[str, Any]) -> None:
+    names = ("stock", "gpu_only", "both", "oracle")
+    table = Table(
+        *("tier", *names, "both / stock"),
+        title=f"prompt tokens from pool and tier of vLLM, {figures['trace']}, a pool of {figures['pool_blocks']:,} blocks, "
+        f"arrivals from {figures['count_from_s']:,.0f} s on",
+    )
+    for row in figures["rows"]:
+        cells = [f"{row['cached_tokens'][name]:,} ({row['cached_tokens'][name] / row['prompt_tokens']:.1%})" for name in names]
+        table.add_row(f"{row['tier_blocks']:,}", *cells, f"{row['gain']['both']:.2f}")
+    screen.print(table)
+    cost = Table(
+        *("tier", "whose order", "evict, ours / LRU", "whole request, ours / LRU", "evict µs", "request µs"),
+        title="time of the policy for a request of 64 chunks, beside vLLM's LRU",
+    )
+    for row in figures["cost"]:
+        ratios = (f"{row[name]:.2f}" for name in ("evict_ratio", "cycle_ratio", "evict_us", "cycle_us"))
+        cost.add_row(f"{row['tier_chunks']:,}", row["order"], *ratios)
+    screen.print(cost)
+    for name in ("tokens_identical", "pool_order_identical", "tier_order_identical"):
+        screen.print(f"{name}: {figures[name]}")

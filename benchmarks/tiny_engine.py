@@ -1,0 +1,91 @@
+"""Real vLLM with the tiny model, in this process: built alike by all benchmarks, under any scheduler, its evictions watched.
+
+Settle :mod:`benchmarks.engine_environment` before this is imported.
+"""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM
+
+from benchmarks.tiny_llama import BLOCK
+from eviction_client.engines.vllm import LearnedScheduler
+from eviction_client.engines.vllm.metrics import values_of
+
+
+class TinyEngine:
+    """An engine with so many blocks.
+
+    Args:
+        model: folder of the tiny Llama.
+        blocks: of KV cache, vLLM's own one included.
+        learned: attributes of our scheduler (`LearnedScheduler`: settings, clock, open_predictor ...); None: stock vLLM.
+        options: of vLLM's `LLM`.
+
+    Attributes:
+        engine: vLLM's, whose steps are made from outside.
+        scheduler: its scheduler.
+        evicted: ids of the blocks that its pool has evicted, in order.
+        tier_evicted: chunks that its CPU offload tier has evicted, in order, each by its number among all ever stored there.
+        policy: the tier's; None where it has none.
+    """
+
+    def __init__(self, model: Path, blocks: int, *, learned: dict[str, Any] | None, **options: Any) -> None:
+        if learned is not None:
+            options["scheduler_cls"] = type("Injected", (LearnedScheduler,), learned)
+        self._llm = LLM(
+            str(model),
+            enforce_eager=True,
+            block_size=BLOCK,
+            num_gpu_blocks_override=blocks,
+            dtype="float32",
+            kv_cache_memory_bytes=2**28,
+            enable_prefix_caching=True,
+            disable_log_stats=True,
+            **options,
+        )
+        self.engine: Any = self._llm.llm_engine
+        self.scheduler: Any = self.engine.engine_core.engine_core.scheduler
+        self.evicted: list[int] = []
+        pool = self.scheduler.kv_cache_manager.block_pool
+        self._stock_evict = pool._maybe_evict_cached_block
+        pool._maybe_evict_cached_block = self._evict
+        self.tier_evicted: list[int] = []
+        self.policy: Any = None
+        offload = getattr(self.scheduler.connector, "connector_scheduler", None)
+        if offload is not None and hasattr(offload, "manager"):
+            self.policy = offload.manager._policy
+            self._watch(offload.manager)
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of our scheduler, once it has done what it still had to do."""
+        self.scheduler.lpc.plugin.settle()
+        values = values_of(self.scheduler.lpc)
+        return {f"{name}:{label}" if label else name: value for (name, label), value in values.items()}
+
+    def close(self) -> None:
+        """End it, and give its memory back."""
+        self.engine.engine_core.shutdown()
+        del self._llm, self.engine, self.scheduler, self.policy, self._stock_evict
+        gc.collect()
+
+    def _watch(self, manager: Any) -> None:
+        stock = manager.prepare_store
+        numbers: dict[Any, int] = {}  # names start from a seed that may differ from process to process
+
+        def prepare_store(*args: Any) -> Any:
+            output = stock(*args)
+            if output is not None:
+                for key in output.keys_to_store:
+                    numbers.setdefault(key, len(numbers))
+                self.tier_evicted += [numbers[key] for key in output.evicted_keys]
+            return output
+
+        manager.prepare_store = prepare_store
+
+    def _evict(self, block: Any) -> bool:
+        if block.block_hash is not None:
+            self.evicted.append(block.block_id)
+        result: bool = self._stock_evict(block)
+        return result
