@@ -27,7 +27,7 @@ from lpc.wire.terminal import console
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[1]
 PYTHON: Final = ROOT / ".venv-engine" / "bin" / "python"
 TURN_BYTES: Final = 200
 CAPACITIES: Final = (480, 800, 1200)

@@ -36,7 +36,7 @@ def program(name: str = "python") -> str:
 def environment(**settings: object) -> dict[str, str]:
     """Return what these processes run in: nothing of this machine's own settings, one thread, nobody told of their use."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LPC_", "LMCACHE_", "VLLM_"))}
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[1])
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH")))),

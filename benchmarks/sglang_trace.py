@@ -27,7 +27,7 @@ from lpc.logs.traces import Trace
 from lpc.simulator.workload import from_trace
 from lpc.wire.terminal import console
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 PYTHON: Final = ROOT / ".venv-sglang" / "bin" / "python"
 SHARES: Final = (0.02, 0.05, 0.08)
 """Capacities, of the working set: of what an infinite cache would hold."""
