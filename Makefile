@@ -93,15 +93,26 @@ lock: ## renew the locked requirements and their hashes (LOCK=--keep: the same v
 # ARGS: options of the benchmark, e.g. make bench-engine ARGS='--closed'; `python -m benchmarks NAME --help` lists them.
 ARGS :=
 BENCHMARK = $(BIN)/python -m benchmarks $(@:bench-%=%) $(ARGS)
-.PHONY: bench-queue bench-predict bench-load bench-engine bench-tiers bench-prefetch
+.PHONY: bench-queue bench-predict bench-load bench-engine bench-tiers
 bench-queue: setup ## the free queue against a plain LRU list: time per block
 	$(BENCHMARK)
 
 bench-predict: setup ## the sidecar over gRPC against the bare ONNX Runtime session
 	$(BENCHMARK)
 
-bench-faults: setup redis-server ## kill, restart, fail over, reload and starve real processes under load (about ten minutes)
-	$(BIN)/python -m benchmarks faults
+bench-load: setup ## ten minutes at 1.5 times what the sidecar can answer
+	$(BENCHMARK)
+
+bench-engine: setup engine ## the plug-in in real vLLM against stock vLLM (ARGS='--trace FILE --format chat', ARGS='--closed')
+	$(BENCHMARK)
+
+bench-tiers: setup engine ## real vLLM with its CPU offload tier
+	$(BENCHMARK)
+
+.PHONY: faults fuzz
+faults: setup redis-server ## kill, restart, fail over, reload and starve real processes under load (about ten minutes)
+	@test -d models/e5-small || $(BIN)/lpc export --models models
+	LPC_TEST_LONG=1 $(BIN)/pytest tests/integration/test_faults.py -o timeout=900
 
 fuzz: setup ## 10,000 hostile inputs in the three forms, 10,000 request targets of the gateway, 100 tokenizers (about 20 minutes)
 	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/test_hostile_inputs.py
@@ -183,7 +194,7 @@ sglang-versions: sglang ## the same against other SGLang releases, which pass or
 
 # LMCache in MP mode, on top of vLLM's environment as well: its own requirements name CUDA, which runs nowhere here.
 LMCACHE := .venv-lmcache
-.PHONY: lmcache test-lmcache
+.PHONY: lmcache test-lmcache bench-prefetch
 lmcache: $(LMCACHE)/.installed ## build .venv-lmcache: LMCache's node, coordinator and connector for CPU (a minute after `make engine`)
 
 $(LMCACHE)/.installed: requirements/lmcache.txt pyproject.toml | $(ENGINE)/.installed

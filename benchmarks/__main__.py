@@ -176,20 +176,6 @@ def bench_load(
     raise SystemExit(not figures["passed"])
 
 
-@app.command("faults")
-def bench_faults(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer kills, reloads and clients.")] = False,
-    json_file: JsonFile = None,
-    models: Models = Path("models"),
-    model: ModelName = "e5-small",
-) -> None:
-    """Kill, restart, fail over, reload and starve real processes under load. Ends with 1 when anything does not hold."""
-    from benchmarks import faults
-
-    figures = report(lambda: faults.run(models, model, quick=quick), json_file)
-    raise SystemExit(not figures["passed"])
-
-
 @app.command("responses")
 def bench_responses(
     pairs: Annotated[

@@ -1,7 +1,11 @@
-"""The fault scenarios of benchmark `faults` and the load of benchmark `load`, with small numbers and a tiny model."""
+"""The fault scenarios of tests/faults, and the load of benchmark `load`, with a tiny model.
+
+`make faults` sets LPC_TEST_LONG: more kills, reloads and clients, a minute for the second sidecar (about ten minutes).
+"""
 
 import asyncio
 import itertools
+import os
 from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
@@ -10,43 +14,49 @@ import grpc.aio
 import pytest
 
 from benchmarks import load
-from benchmarks.full_disk import full_disk
 from benchmarks.load import Sent, windows
-from benchmarks.outages import failover, restarts
 from benchmarks.processes import Sidecar
-from benchmarks.reloads import reloads
 from benchmarks.requests import conversations, request
-from benchmarks.rude_clients import PREFACE, SETTINGS, frame, rude_clients
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.rpc.listening import Keepalive
 from predictor_service.server import Parts
+from tests.faults.full_disk import full_disk
+from tests.faults.outages import failover, restarts
+from tests.faults.reloads import reloads
+from tests.faults.rude_clients import PREFACE, SETTINGS, frame, rude_clients
+from tests.faults.second_sidecar import second_sidecar
 from tests.integration.test_server import chat, one, sidecar
+
+LONG = "LPC_TEST_LONG" in os.environ
 
 
 def test_no_call_fails_and_all_comes_back_when_sidecar_and_redis_are_killed(tiny_models: Path, tmp_path: Path) -> None:
-    figures = restarts(tmp_path, tiny_models, "tiny", rounds=1)
+    rounds = 20 if LONG else 1
+    figures = restarts(tmp_path, tiny_models, "tiny", rounds=rounds)
     assert figures["errors"] == figures["requests_unaccounted"] == figures["blocks_unaccounted"] == 0
-    assert (figures["kills"], figures["predictions_back"], figures["store_back"]) == (2, 1, 1)
+    assert (figures["kills"], figures["predictions_back"], figures["store_back"]) == (2 * rounds, rounds, rounds)
     assert figures["by_fallback"] > 0
     assert figures["passed"]
 
 
 def test_a_replica_takes_over_when_the_node_that_the_url_names_dies(tiny_models: Path, tmp_path: Path) -> None:
-    figures = failover(tmp_path, tiny_models, "tiny", rounds=1)
-    assert (figures["errors"], figures["store_back"], figures["readable_afterwards"]) == (0, 1, 1000)
+    rounds = 4 if LONG else 1
+    figures = failover(tmp_path, tiny_models, "tiny", rounds=rounds)
+    assert (figures["errors"], figures["store_back"], figures["readable_afterwards"]) == (0, rounds, 1000)
     assert figures["passed"]
 
 
 def test_a_fleet_takes_every_new_version_without_a_failed_request(tiny_models: Path, tmp_path: Path) -> None:
-    figures = reloads(tmp_path, tiny_models, "tiny", rounds=2)
-    assert (figures["failed"], figures["reloads"], figures["versions_seen"]) == (0, 4, 3)
+    rounds = 10 if LONG else 2
+    figures = reloads(tmp_path, tiny_models, "tiny", rounds=rounds)
+    assert (figures["failed"], figures["reloads"], figures["versions_seen"]) == (0, 2 * rounds, rounds + 1)
     assert figures["answered"] > 0
     assert figures["passed"]
 
 
 def test_a_full_disk_under_the_label_log_fails_no_request(tiny_models: Path, tmp_path: Path) -> None:
-    figures = full_disk(tmp_path, tiny_models, "tiny", seconds=0.5)
+    figures = full_disk(tmp_path, tiny_models, "tiny", seconds=30 if LONG else 0.5)
     if "skipped" in figures:
         pytest.skip(figures["skipped"])
     assert (figures["failed"], figures["noticed"], figures["recovered"], figures["lines_about_it"]) == (0, True, True, 1)
@@ -54,10 +64,19 @@ def test_a_full_disk_under_the_label_log_fails_no_request(tiny_models: Path, tmp
 
 
 def test_silent_dripping_half_deaf_and_cut_off_clients_disturb_nobody(tiny_models: Path, tmp_path: Path) -> None:
-    figures = rude_clients(tmp_path, tiny_models, "tiny", count=5, seconds=2, patience_s=0)
-    assert figures["connections"] >= 21
+    count, seconds, patience_s = (100, 30, 170) if LONG else (5, 2, 0)
+    figures = rude_clients(tmp_path, tiny_models, "tiny", count=count, seconds=seconds, patience_s=patience_s)
+    assert figures["connections"] >= 4 * count + 1
     assert figures["failed"] == 0
     assert figures["held_after_they_left"] == 0
+    assert figures["passed"]
+
+
+@pytest.mark.skipif(not LONG, reason="LPC_TEST_LONG is not set")
+def test_a_second_sidecar_takes_its_share_of_an_overload(tmp_path: Path) -> None:
+    # The tiny model answers more than one client can ask.
+    figures = second_sidecar(tmp_path, Path("models").absolute(), "e5-small", seconds=60)
+    assert (figures["failed"], figures["unaccounted"]) == (0, 0)
     assert figures["passed"]
 
 

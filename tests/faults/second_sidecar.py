@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, get_args
 from urllib.request import urlopen
 
-from benchmarks.outages import SERVED_MODEL, prompts, until
 from benchmarks.processes import Sidecar, free_port
 from benchmarks.tiny_llama import build
 from eviction_client.book import Fate
 from eviction_client.predictor_client import PredictorClient
+from tests.faults.outages import SERVED_MODEL, prompts, until
 
 FACTOR: Final = 1.5
 IN_FLIGHT: Final = 16

@@ -1,0 +1,1 @@
+"""What breaks in production, done on purpose to real processes under load: a scenario each, used by test_faults.py."""
