@@ -69,17 +69,7 @@ $(RAY)/.installed: requirements/ray.txt | $(VENV)/.installed
 	$(RAY)/bin/pip $(LOCKED) --quiet -r requirements/ray.txt
 	@touch $@
 
-# RedisVL 0.28.0 and a Redis with a search module (measured beside, never shipped).
-REDISVL := .venv-redisvl
-redisvl: setup $(REDISVL)/.installed ## the real RedisVL on the pairs of `python -m benchmarks responses`: make redisvl PAIRS=data/responses
-	PYTHONPATH=$(CURDIR) $(REDISVL)/bin/python -m benchmarks.semantic.real_redisvl $(or $(PAIRS),data/responses)
-
-$(REDISVL)/.installed: requirements/redisvl.txt
-	$(PYTHON) -m venv $(REDISVL)
-	$(REDISVL)/bin/pip $(LOCKED) --quiet -r requirements/redisvl.txt
-	@touch $@
-
-.PHONY: browser test-ray redisvl
+.PHONY: browser test-ray
 browser: # opens the pages that `lpc simulate` writes
 	@command -v chromium >/dev/null || { echo "== installing chromium"; \
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium; } || \
@@ -283,4 +273,4 @@ release: setup ## dist/: wheel, sdist, models, SBOMs, image tags, checksums; the
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(LMCACHE) $(ENGINE) $(SGLANG) $(RAY) $(REDISVL) .venv-python* lpc/v1 lpc/cache/v1 models build dist out
+	rm -rf $(VENV) $(LMCACHE) $(ENGINE) $(SGLANG) $(RAY) .venv-python* lpc/v1 lpc/cache/v1 models build dist out

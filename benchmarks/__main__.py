@@ -176,28 +176,14 @@ def bench_load(
     raise SystemExit(not figures["passed"])
 
 
-@app.command("responses")
-def bench_responses(
-    pairs: Annotated[
-        list[Path] | None,
-        typer.Option(help="File of labelled pairs (TSV, CSV or JSON lines: question_a, question_b, label); repeatable."),
-    ] = None,
-    bound: Annotated[float, typer.Option(min=0.001, max=0.5, help="Wrong answers among those served, at most.")] = 0.05,
-    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
-    data: Annotated[Path, typer.Option(help="Where embeddings and generated pairs are kept.")] = Path("data/responses"),
-    quick: Annotated[bool, typer.Option("--quick", help="Ten replays in place of a hundred, no judges.")] = False,
-    json_file: JsonFile = None,
-    models: Models = Path("models"),
-    model: ModelName = "e5-small",
+@app.command("gateway")
+def bench_gateway(
+    quick: Quick = False, json_file: JsonFile = None, models: Models = Path("models"), model: ModelName = "e5-small"
 ) -> None:
-    """The response caches: what the semantic tier serves and how much of it is wrong, beside RedisVL."""
-    from benchmarks import responses
+    """What the gateway adds to a request: a miss, a hit and a silent sidecar against the same proxy without a cache."""
+    from benchmarks import gateway
 
-    report(
-        lambda: responses.run(models, model, pairs or (), folder=data, delta=bound, quick=quick, picture=picture),
-        json_file,
-        picture,
-    )
+    report(lambda: gateway.run(models, model, quick=quick), json_file)
 
 
 @app.command("prefetch")

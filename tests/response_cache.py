@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.responses_setup import GivenVectors, OpenGate
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, Namer
 from lpc.responses.counters import Counters
@@ -24,6 +23,7 @@ from predictor_service.responses.semantic import Nothing, Semantic
 from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import Tally
 from predictor_service.responses.upkeep import Upkeep
+from tests.bare_caches import GivenVectors, OpenGate
 
 NAMES = "11" * 32
 KEY = "22" * 32

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.responses_setup import BenchCaches, GivenVectors, answer_of
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked
 from lpc.responses.counters import Counters
@@ -21,6 +20,7 @@ from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.outcomes import Hit
 from predictor_service.responses.tally import Tally
 from predictor_service.responses.upkeep import Upkeep
+from tests.bare_caches import BareCaches, GivenVectors, answer_of
 from tests.response_cache import asked
 
 Ending = Literal["text", "tool_calls", "length", "content_filter", "error", "empty", "aborted", "never"]
@@ -40,7 +40,7 @@ class Outcome:
     bound: float = 0.0
 
 
-class Caches(BenchCaches):
+class Caches(BareCaches):
     """The caches of a sidecar, with vectors that make each rewording a near neighbour of its question."""
 
     def __init__(self, url: str, folder: Path, count: int, seed: int = 0, **settings: object) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import RedisServer
-from benchmarks.responses_setup import answer_of
 from predictor_service.responses.outcomes import Miss
+from tests.bare_caches import answer_of
 from tests.semantic_traffic import Caches, Ending, Outcome, drive, fill, question
 
 COUNT = 400

@@ -88,7 +88,7 @@ def test_what_is_safe_is_served() -> None:
 def test_evidence_that_turns_shuts_before_the_run_has_left_the_bound(later: float) -> None:
     found = runs(top(2000, 0.003, later, turns=1300), seeds=40)
     assert sum(served > 0 for served, _ in found) > 20
-    assert within(found) >= 38  # the longer simulation is benchmark `responses`
+    assert within(found) >= 38
 
 
 def test_sixty_rewordings_of_one_question_are_not_sixty_labels() -> None:

@@ -2,10 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.semantic.generated import generate, plain
-from benchmarks.semantic.opposites import OPPOSITES, PARAPHRASES
 from lpc.responses.semantic.pairs import Pair, PairsError, read_pairs
-from lpc.responses.semantic.vetoes import veto
 
 WANTED = [Pair("How, are you?", 'Say "hi"', True), Pair("a", "b", False)]
 
@@ -48,19 +45,3 @@ def test_what_cannot_be_read_is_said_with_its_line_and_without_its_text(tmp_path
         read_pairs(path)
     with pytest.raises(PairsError, match="cannot be read"):
         read_pairs(tmp_path / "none.tsv")
-
-
-def test_generated_pairs_are_the_same_for_a_seed_and_differ_in_words() -> None:
-    asked = [
-        f"How do I make the best {i} pizza in {place} with my big oven?" for i in range(2, 40) for place in ("Naples", "Rome")
-    ]
-    pairs = generate(asked, count=60)
-    assert pairs == generate(asked, count=60)
-    assert 15 < sum(pair.same for pair, _ in pairs) < 45
-    assert all(plain(pair.a) != plain(pair.b) for pair, _ in pairs)
-    assert all(pair.same == (rule in ("frame", "synonym", "politeness", "spelling", "typo")) for pair, rule in pairs)
-
-
-def test_none_of_the_listed_opposites_passes_and_most_paraphrases_do() -> None:
-    assert [pair for pair in OPPOSITES if veto(*pair) is None or veto(pair[1], pair[0]) is None] == []
-    assert sum(veto(*pair) is None for pair in PARAPHRASES) >= len(PARAPHRASES) - 1

@@ -2,6 +2,7 @@ import pytest
 
 from lpc.responses.semantic.language import language_of
 from lpc.responses.semantic.vetoes import veto
+from tests.unit.responses import opposites
 
 OPPOSITES = [
     ("How do I turn the heating on?", "How do I turn the heating off?", "antonyms"),
@@ -79,3 +80,8 @@ def test_language_is_told_by_its_script(text: str, language: str) -> None:
 )
 def test_a_further_condition_is_another_question(a: str, b: str) -> None:
     assert veto(a, b) == veto(b, a) == "addition"
+
+
+def test_none_of_the_listed_opposites_passes_and_most_paraphrases_do() -> None:
+    assert [pair for pair in opposites.OPPOSITES if veto(*pair) is None or veto(pair[1], pair[0]) is None] == []
+    assert sum(veto(*pair) is None for pair in opposites.PARAPHRASES) >= len(opposites.PARAPHRASES) - 1

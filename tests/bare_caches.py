@@ -1,4 +1,4 @@
-"""Response caches without a sidecar around them, for measurements: the same parts, on a Redis of the benchmark's own."""
+"""Response caches without a sidecar around them: the same parts, on a real Redis, with vectors, gate and judge as given."""
 
 import asyncio
 import json
@@ -34,8 +34,8 @@ from predictor_service.responses.tally import Tally
 
 KEY_FILE: Final = f"names: {'11' * 32}\nk1: {'22' * 32}\n"
 TIMEOUT_S: Final = 10.0
-"""A loaded machine is no reason to give up a measurement."""
-ENCODER: Final = "bench"
+"""A loaded machine is no reason to give up."""
+ENCODER: Final = "given"
 
 
 class GivenVectors:
@@ -74,7 +74,7 @@ async def different(question: str, answer: str, other_question: str, other_answe
     return False
 
 
-class BenchCaches:
+class BareCaches:
     """The caches of one sidecar, without the sidecar.
 
     Args:
@@ -102,7 +102,7 @@ class BenchCaches:
         path.write_text(KEY_FILE)
         keys = Keys(path)
         self.keys = keys
-        self.redis = RedisReach(Connection(url, timeout_s=TIMEOUT_S), TIMEOUT_S, "of the benchmark")
+        self.redis = RedisReach(Connection(url, timeout_s=TIMEOUT_S), TIMEOUT_S, "of the test")
         encoder = str if embedder is None else embedder.encoder
         self.store = Store(self.redis, Namer(keys.ring.names), encoder)
         self.vectors = Vectors(self.redis, encoder)

@@ -1,6 +1,7 @@
-"""What the gateway costs beside the same proxy path without a cache, and how many equal requests reach the engine.
+"""Benchmark `gateway`: what the gateway adds to a request, compared with the same proxy path without a cache.
 
-All in one process and on one event loop but sidecar and Redis: both sides of each comparison pay the same for it.
+Client, engine and gateways share one process and one event loop, so that both sides of each comparison pay the same for it.
+Sidecar and Redis are processes of their own.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import httpx
 import uvicorn
+from rich.table import Table
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -26,66 +28,64 @@ from eviction_client.settings import ClientSettings
 from lpc.cache.patience import SILENCES
 from lpc.gateway.server import running
 from lpc.gateway.settings import GatewaySettings
+from lpc.wire.terminal import console
 
 CHAT: Final = "/v1/chat/completions"
 REQUESTS: Final = 200
-AT_ONCE: Final = 64
-CROWD: Final = 1000
 LOOKUP_S: Final[float] = GatewaySettings.model_fields["gateway_lookup_timeout_s"].default
 """The default of LPC_GATEWAY_LOOKUP_TIMEOUT_S."""
-ENGINE_S: Final = 0.5
-"""That an answer takes where many wait for it."""
+SIDES: Final = {
+    "direct": "the engine itself",
+    "plain": "the gateway without a cache",
+    "miss": "a miss",
+    "hit": "a hit",
+    "sidecar_dead": "no sidecar",
+}
 
 
-class Engine:
-    """Answers at once, or after a while; counts."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.seconds = 0.0
-        self.called = asyncio.Event()
-
-    async def complete(self, request: Request) -> JSONResponse:
-        """Answer a chat."""
-        await request.body()
-        self.calls += 1
-        self.called.set()
-        await asyncio.sleep(self.seconds)
-        message = {"role": "assistant", "content": "It keeps blocks of finished requests."}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17}
-        return JSONResponse({"id": "chatcmpl-1", "created": 1, "model": "m", "choices": [choice], "usage": usage})
-
-    @contextlib.asynccontextmanager
-    async def served(self) -> AsyncIterator[str]:
-        """Serve while the block runs; yield the base URL."""
-        app = Starlette(routes=[Route(CHAT, self.complete, methods=["POST"])])
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-        with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = asyncio.create_task(server._serve(sockets=[listener]))
-            try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            finally:
-                server.should_exit = True
-                await task
+async def _complete(request: Request) -> JSONResponse:
+    await request.body()
+    message = {"role": "assistant", "content": "It keeps blocks of finished requests."}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17}
+    return JSONResponse({"id": "chatcmpl-1", "created": 1, "model": "m", "choices": [choice], "usage": usage})
 
 
-def rows(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
-    """Measure; return gateway_overhead_p50_ms (and ratios of medians), single_flight (counts) and silent_sidecar_added_ms.
+@contextlib.asynccontextmanager
+async def _engine() -> AsyncIterator[str]:
+    """Serve an engine that answers at once; yield its base URL."""
+    app = Starlette(routes=[Route(CHAT, _complete, methods=["POST"])])
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = asyncio.create_task(server._serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
 
-    Args:
-        models: the model repository.
-        model: the model's name there.
-        quick: fewer requests.
+
+def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
+    """Measure; print a table; return the medians in milliseconds, and what a silent sidecar adds.
 
     Raises:
         BenchmarkError: sidecar or Redis cannot be started here.
     """
-    return asyncio.run(_rows(models, model, REQUESTS // 4 if quick else REQUESTS, 0 if quick else CROWD))
+    figures = asyncio.run(_measure(models.absolute(), model, REQUESTS // 4 if quick else REQUESTS))
+    overhead, added = figures["overhead_p50_ms"], figures["silent_sidecar_added_ms"]
+    table = Table("request", "p50, ms", "over plain")
+    for name, shown in SIDES.items():
+        table.add_row(shown, f"{overhead[name]:.1f}", f"{overhead[name] / overhead['plain']:.2f}")
+    console().print(table)
+    console().print(
+        f"A silent sidecar adds at most {added['first_most']:.0f} ms to the first {SILENCES} requests (deadline of a look-up: "
+        f"{1000 * LOOKUP_S:.0f} ms), then {added['later_p50']:.1f} ms (p50)."
+    )
+    return figures
 
 
-async def _rows(models: Path, model: str, requests: int, crowd: int) -> dict[str, Any]:
+async def _measure(models: Path, model: str, requests: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, RedisServer(Path(name) / "redis") as redis:
         folder = Path(name)
         keys = folder / "keys"
@@ -97,19 +97,16 @@ async def _rows(models: Path, model: str, requests: int, crowd: int) -> dict[str
             "cache_redis_timeout_s": 1,
         }
         with Sidecar(folder, models, model, **settings) as sidecar:
-            engine = Engine()
             async with (
-                engine.served() as url,
+                _engine() as url,
                 _gateway(url, sidecar.address, cache=True) as cached,
                 _gateway(url, sidecar.address, cache=False) as plain,
                 _gateway(url, sidecar.address, cache=True, lookup_s=LOOKUP_S) as hurried,
                 httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as direct,
             ):
                 overhead = await _overhead(direct, plain, cached, requests, sidecar)
-                flights = await _flights(engine, cached, crowd)
-                engine.seconds = 0.0
                 added = await _silent(plain, hurried, requests, sidecar)
-                return {"gateway_overhead_p50_ms": overhead, "single_flight": flights, "silent_sidecar_added_ms": added}
+                return {"overhead_p50_ms": overhead, "silent_sidecar_added_ms": added}
 
 
 @contextlib.asynccontextmanager
@@ -137,7 +134,7 @@ async def _overhead(
     direct: httpx.AsyncClient, plain: httpx.AsyncClient, cached: httpx.AsyncClient, requests: int, sidecar: Sidecar
 ) -> dict[str, float]:
     """Ask the engine itself, through the plain proxy and through the cache, in turn."""
-    took: dict[str, list[float]] = {name: [] for name in ("direct", "plain", "miss", "hit", "sidecar_dead")}
+    took: dict[str, list[float]] = {name: [] for name in SIDES}
 
     async def ask(name: str, client: httpx.AsyncClient, text: str) -> None:
         began = time.perf_counter()
@@ -157,13 +154,8 @@ async def _overhead(
     for i in range(requests):
         await ask("sidecar_dead", cached, f"{i}")
     sidecar.start()
-    medians = {name: 1000 * statistics.median(values) for name, values in took.items()}
     await _warm(cached)
-    return {
-        **medians,
-        "miss_over_plain": medians["miss"] / medians["plain"],
-        "hit_over_plain": medians["hit"] / medians["plain"],
-    }
+    return {name: 1000 * statistics.median(values) for name, values in took.items()}
 
 
 async def _warm(cached: httpx.AsyncClient) -> None:
@@ -188,27 +180,4 @@ async def _silent(plain: httpx.AsyncClient, hurried: httpx.AsyncClient, requests
     first = [await ask(hurried, f"first {i}") - usual for i in range(SILENCES)]
     later = [await ask(hurried, f"later {i}") - usual for i in range(requests)]
     sidecar.thaw()
-    return {"first_three_most": max(first), "later_p50": statistics.median(later), "later_most": max(later)}
-
-
-async def _flights(engine: Engine, cached: httpx.AsyncClient, crowd: int) -> dict[str, int]:
-    engine.seconds = ENGINE_S
-
-    async def calls(text: str, count: int) -> int:
-        before = engine.calls
-        await asyncio.gather(*(cached.post(CHAT, json=_body(text)) for _ in range(count)))
-        return engine.calls - before
-
-    found = {"requests": AT_ONCE, "engine_calls": await calls("all at once", AT_ONCE)}
-    before = engine.calls
-    engine.called.clear()
-    leader = asyncio.create_task(cached.post(CHAT, json=_body("led")))
-    await engine.called.wait()
-    others = [asyncio.create_task(cached.post(CHAT, json=_body("led"))) for _ in range(AT_ONCE - 1)]
-    await asyncio.sleep(ENGINE_S / 2)
-    leader.cancel()
-    await asyncio.gather(*others)
-    found["engine_calls_leader_killed"] = engine.calls - before
-    if crowd:
-        found |= {"crowd": crowd, "engine_calls_crowd": await calls("a crowd", crowd)}
-    return found
+    return {"first_most": max(first), "later_p50": statistics.median(later)}
