@@ -11,7 +11,7 @@ LOCKED  = install --disable-pip-version-check --no-deps --require-hashes
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run quick test lock head ablations engine test-engine engine-versions clean
+.PHONY: help setup run quick test lock head engine test-engine engine-versions clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -59,7 +59,7 @@ redis-server:
 
 # Ray is 80 MB that nothing else needs: an environment of its own, above the tests'.
 RAY := .venv-ray
-test-ray: setup $(RAY)/.installed ## simulation, embedding and ablations on a real Ray cluster
+test-ray: setup $(RAY)/.installed ## simulation and embedding on a real Ray cluster
 	PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m pytest tests/integration/test_cluster.py -k ray
 
 $(RAY)/.installed: requirements/ray.txt | $(VENV)/.installed
@@ -138,13 +138,6 @@ prefetch-table: setup ## docs/prefetch.md: prefetch none, at arrival, predicted 
 TIERS :=
 tiers-table: setup ## docs/tiers.md: vLLM's pool and CPU tier, LRU or ours, on every generated workload (a quarter of an hour; TIERS='--log mooncake=FILE')
 	$(BIN)/python docs/make_tiers.py $(TIERS)
-
-ABLATED := --limit 8192
-ablations: setup ## the paper's ablations and other encoders on 8,192 turns (about half an hour on two cores)
-	for v in replies window-10 last-half starts; do $(BIN)/lpc embed --out data/ablations/$$v --variant $$v $(ABLATED) || exit 1; done
-	$(BIN)/lpc embed --out data/ablations/minilm --encoder minilm $(ABLATED)
-	$(BIN)/lpc embed --out data/ablations/fp32 --precision fp32 --limit 4096
-	$(BIN)/lpc ablate
 
 engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)
 

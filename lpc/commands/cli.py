@@ -13,7 +13,6 @@ import typer
 from typer.core import TyperGroup
 
 from lpc.commands import cache, lmcache, models
-from lpc.commands.ablate import ablate
 from lpc.commands.cache_calibrate import calibrate
 from lpc.commands.demo import demo
 from lpc.commands.doctor import doctor
@@ -83,7 +82,7 @@ def lpc(
     """Learned prefix caching: keep the conversations that go on."""
 
 
-for command in (serve, gateway, secrets, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export, ablate):
+for command in (serve, gateway, secrets, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export):
     app.command()(command)
 cache.app.command("calibrate")(calibrate)
 app.add_typer(cache.app, name="cache")

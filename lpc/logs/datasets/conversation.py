@@ -1,9 +1,8 @@
 """What every dataset loader yields, and the rule that splits conversations."""
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from lpc.model.conversation import Message, TurnReader, UserTurns
@@ -59,15 +58,9 @@ def split_of(key: str) -> Split:
     return "validation" if place < TRAIN_SHARE + VALIDATION_SHARE else "evaluation"
 
 
-def examples_of(conversation: Conversation, window: int, *, replies: bool = False) -> Iterator[Example]:
-    """Yield one example per user turn, each with the texts of at most ``window`` last user turns.
-
-    Args:
-        replies: the model's replies between those turns are among the texts: the paper's ablation.
-    """
+def examples_of(conversation: Conversation, window: int) -> Iterator[Example]:
+    """Yield one example per user turn, each with the texts of at most ``window`` last user turns."""
     reader = TurnReader(window)
-    texts: deque[tuple[str, str]] = deque(maxlen=window)  # of each turn, the reply before it and its prompt
-    reply: list[str] = []
     pending: UserTurns | None = None
     key, split = "", split_of("0" * 32)
     for message in conversation.messages:
@@ -78,13 +71,5 @@ def examples_of(conversation: Conversation, window: int, *, replies: bool = Fals
                 key = conversation_key(message.content)
                 split = split_of(key)
             pending = reader.turns()
-            texts.append(("".join(reply), message.content))
-            reply = []
-            if replies and pending is not None:
-                # The reply before the first turn of the window answers a prompt that is not in it.
-                _, *shown = (text for turn in texts for text in turn)
-                pending = replace(pending, prompts=tuple(text for text in shown if text))
-        elif message.role == "assistant":
-            reply.append(message.content)
     if pending is not None and conversation.ended:
         yield Example(key, split, pending, continues=False)
