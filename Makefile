@@ -47,7 +47,7 @@ lint: setup
 quick: lint ## lint, types, imports and the unit tests, in two minutes: at each save
 	$(TWO) tests/unit
 
-test: lint engine redis-server deploy-tools browser ## lint, types, wire contract, all tests, the short part of those with real vLLM
+test: lint engine redis-server deploy-tools ## lint, types, wire contract, all tests, the short part of those with real vLLM
 	$(TWO)
 	LPC_TEST_SHORT=1 $(ENGINE_TESTS) tests/engine --ignore tests/engine/test_serve.py
 
@@ -69,12 +69,7 @@ $(RAY)/.installed: requirements/ray.txt | $(VENV)/.installed
 	$(RAY)/bin/pip $(LOCKED) --quiet -r requirements/ray.txt
 	@touch $@
 
-.PHONY: browser test-ray
-browser: # opens the pages that `lpc simulate` writes
-	@command -v chromium >/dev/null || { echo "== installing chromium"; \
-	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends chromium; } || \
-	  { echo "chromium is needed by the tests: install it with your system's package manager"; exit 1; }
-
+.PHONY: test-ray
 LOCK :=
 lock: ## renew the locked requirements and their hashes (LOCK=--keep: the same versions where they fit)
 	$(BIN)/pip $(LOCKED) --quiet -r requirements/tools.txt

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60.0
 """For one answer."""
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.08)
+"""Sizes of the simulated cache, of the working set."""
 SAMPLES = {
     "a question with an answer": [("user", "What is the capital of Australia?")],
     "work in progress": [
@@ -53,12 +55,34 @@ def _run(settings: "ServiceSettings", picture: Path) -> None:
         folder = export(settings.models, name=settings.model)
     screen.print(f"model artefact: {folder}")
     try:
-        from lpc.commands.gain import show_gain
-
-        show_gain(picture)
+        _show_gain(picture, screen)
     except ModuleNotFoundError as error:
         screen.print(f"no simulated cache: {error.name} is not installed (pip install 'learned-prefix-cache\\[demo]')")
     asyncio.run(_serve(settings, screen))
+
+
+def _show_gain(picture: Path, screen: "Console") -> None:
+    """Simulate a small cache under an hour of chat, by least recent use and by the plug-in; print the table, draw it."""
+    from rich.table import Table
+
+    from lpc.simulator.gain import nearest, pairs
+    from lpc.simulator.report import draw_hit_rates, write_png
+    from lpc.simulator.run import Run, WorkloadSpec, sweep
+    from lpc.simulator.summary import BASELINE, OURS, derived
+
+    runs = [Run(WorkloadSpec(workload="production"), policy, share) for share in SHARES for policy in (BASELINE, OURS)]
+    summary = derived([{**row, "by_fraction": True} for row in sweep(runs)])
+    table = Table(
+        *("cache, of the working set", "least recent use", "this project", "more hits"),
+        title="Prompt tokens that a simulated cache serves: an hour of chat, drawn in the shape of a real trace",
+    )
+    choices = pairs(summary)
+    for lru, ours in choices:
+        more = f"{round(100 * (ours['hit_rate'] / lru['hit_rate'] - 1)):+d}%"
+        table.add_row(f"{lru['capacity_fraction']:.0%}", f"{lru['hit_rate']:.1%}", f"[bold]{ours['hit_rate']:.1%}[/bold]", more)
+    screen.print(table)
+    write_png(draw_hit_rates(summary, nearest(choices, None)), picture)
+    screen.print(f"picture: {picture}")
 
 
 async def _serve(settings: "ServiceSettings", screen: "Console") -> None:

@@ -106,7 +106,6 @@ def simulate(
     """Replay a log, generated workloads or ShareGPT under eviction policies: what each would hit."""
     try:
         from lpc.commands import simulation
-        from lpc.commands.tier_options import TierOptions
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
     from lpc.simulator.cost import Cost
@@ -148,7 +147,7 @@ def simulate(
             sticky=sticky,
             responses=responses,
             ttl=ttl,
-            behind=TierOptions(
+            behind=simulation.TierOptions(
                 tuple(tier or ()), tier_policy, prefetch, prefetch_rate, prefetch_useless, exclusive_tiers, tier_stores
             ),
             tau=tau,

@@ -1,24 +1,31 @@
 """From the options of `lpc simulate` to runs, tables and pictures."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lpc.commands import hit_rates, trace_figures
-from lpc.commands.engine_tokens import print_engine_tokens
-from lpc.commands.tier_options import TierOptions
-from lpc.commands.tier_table import print_tiers
+from lpc.commands.simulation_tables import print_description, print_engine_tokens, print_gain, print_hit_rates, print_tiers
 from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.cost import Cost
 from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.describe import trace_of
+from lpc.simulator.gain import nearest, pairs
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.report.gain import nearest, pairs
+from lpc.simulator.report import draw_hit_rates, draw_tiers, draw_traffic, write_html, write_png
 from lpc.simulator.responses import TIERS, ResponseSpec
 from lpc.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
 from lpc.simulator.summary import derived
-from lpc.simulator.tiers.spec import TierSpec
+from lpc.simulator.tiers.spec import (
+    STORED_WHEN,
+    PrefetchSpec,
+    StoredWhen,
+    TierPolicy,
+    TierSpec,
+    parse_prefetches,
+    parse_tier_policies,
+    parse_tiers,
+)
 from lpc.simulator.waiting import Queueing
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import Workers
@@ -26,6 +33,56 @@ from lpc.wire.terminal import console
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
 DEFAULT_SIZES = "80K,160K,320K"
+Variant = tuple[TierPolicy, PrefetchSpec]
+
+
+@dataclass(frozen=True)
+class TierOptions:
+    """As on the command line.
+
+    Attributes:
+        tiers: nearest first; none: evicted blocks are gone.
+        policies, prefetches, rates, useless: lists with commas; every combination is run.
+        exclusive: a block that is loaded leaves its tier.
+        stores: `evicted` or `computed`.
+    """
+
+    tiers: tuple[str, ...] = ()
+    policies: str = "lru"
+    prefetches: str = "none"
+    rates: str = "5K"
+    useless: str = "40%"
+    exclusive: bool = False
+    stores: str = "evicted"
+
+    def specs(self) -> tuple[TierSpec, ...]:
+        """Return the tiers. Raises SimulationError."""
+        return parse_tiers(self.tiers)
+
+    def stored(self) -> StoredWhen:
+        """Return when blocks go into a tier. Raises SimulationError."""
+        for when in STORED_WHEN:
+            if when == self.stores:
+                return when
+        raise SimulationError(f"{self.stores!r:.40} is nothing that a tier stores: choose of {', '.join(STORED_WHEN)}")
+
+    def variants(self) -> list[Variant]:
+        """Return the tiers' policies and ways to prefetch to be run. Raises SimulationError."""
+        policies = parse_tier_policies(self.policies)
+        prefetches = parse_prefetches(self.prefetches, self.rates, self.useless)
+        if not self.tiers and (
+            policies != ["lru"] or prefetches != [PrefetchSpec()] or self.exclusive or self.stored() == "computed"
+        ):
+            raise SimulationError("there is no tier behind the cache: name one with --tier, such as --tier memory=5%")
+        if len(self.tiers) < 2 and prefetches != [PrefetchSpec()]:
+            raise SimulationError(
+                "prefetches go from a slower tier into the nearest one: name two, such as --tier memory=5% --tier disk=50%"
+            )
+        if self.stored() == "computed" and (len(self.tiers) != 1 or "oracle" in policies or self.exclusive):
+            raise SimulationError(
+                "--tier-stores computed is vLLM's CPU offloading: one --tier, --tier-policy lru or value, no --exclusive-tiers"
+            )
+        return [(policy, prefetch) for policy in policies for prefetch in prefetches]
 
 
 def simulate(
@@ -126,28 +183,20 @@ def simulate(
         row for row in summary if not tiers or (row["tier_policy"], row["prefetch"]) == (variants[0][0], variants[0][1].label)
     ]
     for workload in dict.fromkeys(row["workload"] for row in summary):
-        hit_rates.print_table([row for row in first if row["workload"] == workload])
+        print_hit_rates([row for row in first if row["workload"] == workload])
         if tiers:
             print_tiers([row for row in summary if row["workload"] == workload])
         if before is not None:
             print_engine_tokens([row for row in first if row["workload"] == workload])
         choices = pairs([row for row in first if row["workload"] == workload])
         if choices and (own is not None or len(workloads) == 1):
-            hit_rates.print_gain(choices[nearest(choices, own)])
+            print_gain(choices[nearest(choices, own)])
     chosen = nearest(pairs(first), own)
     size = pairs(first)[chosen][0]["capacity_tokens"] if pairs(first) else None
     if picture is not None:
-        from lpc.simulator.report import hit_rates as chart  # matplotlib takes its time to import
-        from lpc.simulator.report import tiers as bars
-
-        if tiers:
-            bars.write_png(summary, picture, size)
-        else:
-            chart.write_png(first, picture, chosen)
+        write_png(draw_tiers(summary, size) if tiers else draw_hit_rates(first, chosen), picture)
         console().print(f"picture: {picture}")
     if html is not None:
-        from lpc.simulator.report.page import write_html
-
         replayed, _ = build(runs[0].workload)
         write_html(first, figures_of(trace_of(replayed)), cost, html, chosen, behind=summary if tiers else ())
         console().print(f"page: {html}")
@@ -158,11 +207,9 @@ def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
     """Print what a trace or a generated workload is like; draw it; return the figures. Raises SimulationError, TraceError."""
     trace = load_trace(spec)
     found = figures_of(trace)
-    trace_figures.print_description(found)
+    print_description(found)
     if picture is not None:
-        from lpc.simulator.report.traffic import write_png
-
-        write_png(found, picture)
+        write_png(draw_traffic(found), picture)
         console().print(f"picture: {picture}")
     return found
 

@@ -1,17 +1,21 @@
-"""What a report says: figures as people write them, the gain in one sentence, names at lines that are not over one another."""
+"""What a report says: numbers as people write them, the gain in one sentence, the page."""
 
-from itertools import pairwise
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from lpc.simulator.report.gain import nearest, pairs, sentence
-from lpc.simulator.report.hit_rates import chart_of
-from lpc.simulator.report.labels import apart
-from lpc.simulator.report.units import about, percent, seconds, tokens
+from eviction_client.settings import ClientSettings
+from lpc.commands.cli import app
+from lpc.simulator.cost import Cost
+from lpc.simulator.describe import describe
+from lpc.simulator.gain import about, nearest, pairs, percent, seconds, sentence, tokens
+from lpc.simulator.policies import REGISTRY
+from lpc.simulator.report import draw_hit_rates, write_html
 from lpc.simulator.summary import QUEUE, derived
+from tests.integration.test_learned_policies import trace
 
 
 @pytest.mark.parametrize(
@@ -102,24 +106,66 @@ def test_the_size_that_is_spoken_of_is_the_nearest_or_the_middle_one() -> None:
     assert nearest([], 1) == 0
 
 
-def test_the_chart_takes_the_best_policy_that_can_run_and_leaves_the_others_to_who_asks() -> None:
-    found = [row(name, size, rate) for size in (1000, 2000) for name, rate in (("lru", 0.1), ("value", 0.3), ("wa", 0.15))]
-    found += [row(name, size, rate) for size in (1000, 2000) for name, rate in (("lpc", 0.2), ("oracle", 0.5), ("belady", 0.6))]
-    chart = chart_of(derived(found))
-    assert chart.best == "lpc"
-    assert chart.others == ["belady", "wa"]
-    assert [name for _, name in chart.ticks()] == ["1K\n0.1%", "2K\n0.2%"]
+def test_the_chart_has_a_line_for_each_policy_and_a_tick_for_each_size() -> None:
+    found = [row(name, size, rate) for size in (1000, 2000) for name, rate in (("value", 0.3), ("lru", 0.1), ("oracle", 0.5))]
+    figure = draw_hit_rates(derived(found))
+    (axes,) = figure.axes
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["value", "lru", "oracle"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1K\n0.1%", "2K\n0.2%"]
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[30.0, 30.0], [10.0, 10.0], [50.0, 50.0]]
 
 
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=30), st.floats(0.1, 10))
-def test_names_at_lines_keep_order_distance_and_bounds(wanted: list[float], gap: float) -> None:
-    placed = apart(wanted, gap, 0, 100)
-    gap = min(gap, 100 / max(len(wanted) - 1, 1))
-    order = sorted(range(len(wanted)), key=lambda i: (wanted[i], placed[i]))
-    assert all(placed[b] - placed[a] >= gap - 1e-6 for a, b in pairwise(order))
-    assert all(-1e-6 <= place <= 100 + 1e-6 for place in placed)
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    """A page with every policy there is, at three sizes."""
+    found = [row(name, size, 0.1 + 0.01 * n) for n, name in enumerate(REGISTRY) for size in (100_000, 200_000, 400_000)]
+    write_html(derived(found), describe(trace(300)), Cost(), tmp_path / "gain.html", 1)
+    return (tmp_path / "gain.html").read_text("utf-8")
 
 
-def test_names_that_have_room_stay_where_their_lines_end() -> None:
-    assert apart([10, 50, 90], 5, 0, 100) == pytest.approx([10, 50, 90])
-    assert apart([50, 50], 10, 0, 100) == pytest.approx([45, 55])
+def test_the_page_needs_no_network_and_no_script(page: str) -> None:
+    assert not re.search(r'(?:src|href)="(?!data:|#)', page)
+    assert "<script" not in page
+    assert page.count("<svg") == 2
+
+
+def test_the_page_has_a_sentence_for_each_size_and_a_row_for_each_policy(page: str) -> None:
+    [gain] = re.findall(r'<p class="gain">(.*?)</p>', page)
+    assert gain.startswith("With a cache of <strong>200K tokens</strong>")
+    assert page.count("<li>With a cache of") == 2
+    rows = dict(re.findall(r"<tr[^>]*><th>([^<]+)</th><td>([^<]+)</td>", page))
+    assert {name: rows[name] for name in REGISTRY} == {name: f"{10 + n:.1f}%" for n, name in enumerate(REGISTRY)}
+
+
+def test_what_switches_it_on_is_what_the_documentation_says(page: str) -> None:
+    shown = "\n".join(re.findall(r"(?s)<pre><code>(.*?)</code>", page))
+    said = (Path(__file__).parents[3] / "docs/vllm.md").read_text("utf-8")
+    [scheduler] = set(re.findall(r"--scheduler-cls \S+", shown))
+    assert scheduler in said
+    assert "'learned-prefix-cache[vllm]'" in said and "'learned-prefix-cache[vllm]'" in shown
+    settings = {f"LPC_{name.upper()}" for name in ClientSettings.model_fields}
+    assert set(re.findall(r"LPC_\w+", shown)) <= settings
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [row(name, 1000, rate, think_time_s=time) for time in (25.0, 100.0) for name, rate in (("lru", 0.1), ("value", 0.2))],
+        [row("lru", 1000, 0.0), row("value", 1000, 0.0)],
+        [row("oracle", 1000, 0.2)],
+    ],
+    ids=["by think time", "nothing hits", "no pair"],
+)
+def test_a_page_of_few_rows_has_one_gain(found: list[dict[str, Any]], tmp_path: Path) -> None:
+    write_html(derived(found), describe(trace(50)), Cost(), tmp_path / "p.html")
+    assert (tmp_path / "p.html").read_text("utf-8").count('class="gain"') == 1
+
+
+def test_lpc_simulate_writes_the_page_for_the_size_that_is_yours(tmp_path: Path) -> None:
+    asked = ["simulate", "--workload", "few-shot", "--policies", "lru,value", "--capacity", "2%,20%", "--cache", "5%"]
+    done = CliRunner().invoke(app, [*asked, "--html", str(tmp_path / "p.html"), "--picture", str(tmp_path / "p.png")])
+    assert done.exit_code == 0, done.output
+    assert "(5% of this traffic's working set)" in " ".join(done.output.split())
+    page = (tmp_path / "p.html").read_text("utf-8")
+    assert "<h1>few-shot" in page
+    assert "(5% of this traffic&#39;s working set)" in re.findall(r'<p class="gain">(.*?)</p>', page)[0]

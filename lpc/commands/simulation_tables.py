@@ -1,4 +1,4 @@
-"""Hit rates of simulated runs as a table, and what is gained in a sentence."""
+"""Simulated runs as tables: hit rates, tiers, tokens that engines compute, what a trace is like."""
 
 import re
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from lpc.simulator.gain import Pair, about, sentence, tokens
 from lpc.simulator.policies import REGISTRY
-from lpc.simulator.report.gain import Pair, sentence
-from lpc.simulator.report.units import about, tokens
+from lpc.simulator.report import tier_cells, tier_heads
 from lpc.simulator.summary import BASELINE, OURS, Rows
 from lpc.wire.terminal import console
 
@@ -23,7 +23,7 @@ OVERLOADED: Final = 1.0
 """Share of the time that a prefill server needs, from which on its queue only grows."""
 
 
-def print_table(rows: Rows) -> None:
+def print_hit_rates(rows: Rows) -> None:
     """Print one line per policy and setting."""
     seeds = max(row["seeds"] for row in rows)
     shown: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
@@ -62,17 +62,8 @@ def print_table(rows: Rows) -> None:
         for name, cell in shown
         if (name not in optional or any(row[optional[name]] for row in rows)) and not (closed and name in OF_OPEN)
     ]
-    table = Table(title=f"Hit rate: prompt tokens served from the cache, {_title(rows[0])}, {seeds} seed(s)")
-    for name, _ in columns:
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
-    before = None
-    for row in sorted(rows, key=lambda r: (r["think_time_s"] or 0, r["predictor_gib"], r["capacity_tokens"])):
-        setting = (row["think_time_s"], row["capacity_tokens"])
-        if before is not None and setting != before:
-            table.add_section()
-        before = setting
-        table.add_row(*(cell(row) for _, cell in columns))
-    console().print(table)
+    title = f"Hit rate: prompt tokens served from the cache, {_title(rows[0])}, {seeds} seed(s)"
+    _print_by_setting(title, [name for name, _ in columns], rows, lambda row: [cell(row) for _, cell in columns])
     load = max(row["prefill_load"] for row in rows)
     if load > OVERLOADED and not closed:
         console().print(
@@ -84,6 +75,69 @@ def print_table(rows: Rows) -> None:
 def print_gain(pair: Pair) -> None:
     """Print what an operator gains at one size of the cache."""
     console().print(re.sub(r"\*\*(.+?)\*\*", r"[bold]\1[/bold]", sentence(pair)))
+
+
+def print_tiers(rows: Rows) -> None:
+    """Print one line per policy of the cache, policy of the tiers and way to prefetch, of one workload's rows."""
+    title = f"Tiers behind the cache: prompt tokens served from each, and what was prefetched, {rows[0]['workload']}"
+    _print_by_setting(title, tier_heads(rows), rows, tier_cells)
+
+
+def print_engine_tokens(rows: Rows) -> None:
+    """Print what engines compute per user turn with a prefix cache, a response cache and both, of one workload's rows."""
+    tier, ttl = rows[0]["responses"], rows[0]["responses_ttl_s"]
+    title = f"Engine tokens per user turn (uncached prompt and reply), {rows[0]['workload']}, {tier}, {ttl:g} s"
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        found = row["engine_tokens_per_turn"]
+        better = min(found["prefix"], found["response"])
+        return [
+            *(row["policy"], tokens(row["capacity_tokens"]), f"{row['answered']:.2%}"),
+            *(f"{found[name]:,.0f}" for name in ("none", "prefix", "response", "both")),
+            f"{found['both'] / better - 1:+.1%}" if better else "",
+        ]
+
+    caches = ("no cache", "prefix cache", "response cache", "both", "against the better")
+    _print_by_setting(title, ["policy", "capacity, tokens", "answered", *caches], rows, cells)
+
+
+def print_description(found: dict[str, Any]) -> None:
+    """Print what a trace is like (`lpc.simulator.describe`)."""
+    table = Table("", title=f"{found['trace']}: {found['requests']:,} requests in {found['duration_s'] / 60:.0f} minutes")
+    table.add_column("", justify="right")
+    for name, value in (
+        ("working set, tokens", f"{found['working_set_tokens']:,}"),
+        ("ideal hit rate (infinite cache), blocks", f"{found['ideal_hit_rate']:.1%}"),
+        ("blocks used only once", f"{found['blocks_used_once']:.1%}"),
+        ("reuses that fall on the most reused tenth of blocks", f"{found['reuses_of_top_tenth']:.1%}"),
+        ("requests that are turn 2 or later", f"{1 - found['turns'].get('1', 0) / found['requests']:.1%}"),
+        ("lines left out", f"{sum(found['skipped'].values()):,}"),
+    ):
+        table.add_row(name, value)
+    console().print(table)
+    table = Table("class", title="By class of request")
+    for column in ("requests", "blocks", "ideal hit rate", "reuse time p50, s", "p90, s", "mean, s", "life p50, s"):
+        table.add_column(column, justify="right")
+    for name, row in found["classes"].items():
+        times = (row[key] for key in ("reuse_time_p50_s", "reuse_time_p90_s", "reuse_time_mean_s", "life_p50_s"))
+        counts = (f"{row['requests']:,}", f"{row['blocks']:,}", f"{row['ideal_hit_rate']:.1%}")
+        table.add_row(name, *counts, *(f"{time:.1f}" for time in times))
+    console().print(table)
+
+
+def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[[dict[str, Any]], list[str]]) -> None:
+    """Print a line for each row, with a rule between settings (think time and size of the cache)."""
+    table = Table(title=title)
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("policy", "tiers", "prefetch") else "right", no_wrap=True)
+    before = None
+    for row in sorted(rows, key=lambda r: (r["think_time_s"] or 0, r["predictor_gib"], r["capacity_tokens"])):
+        setting = (row["think_time_s"], row["capacity_tokens"])
+        if before is not None and setting != before:
+            table.add_section()
+        before = setting
+        table.add_row(*cells(row))
+    console().print(table)
 
 
 def _title(row: dict[str, Any]) -> str:

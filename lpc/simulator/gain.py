@@ -1,9 +1,9 @@
-"""What an operator gains from LRU to the plug-in, at the size of their cache, in one sentence."""
+"""What an operator gains from LRU to the plug-in at the size of their cache, in one sentence; numbers as people write them."""
 
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
-from lpc.simulator.report.units import about, percent, seconds, tokens
 from lpc.simulator.summary import BASELINE, OURS, Rows
 
 Pair = tuple[dict[str, Any], dict[str, Any]]
@@ -11,6 +11,9 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 
 SAME: Final = 0.0005
 """Hit rates nearer than this are written alike."""
+_SIZES: Final = ((1e9, "G"), (1e6, "M"), (1e3, "K"))
+_TIMES: Final = ((1, "s", 99.5), (60, "min", 5_970), (3600, "h", 172_800), (86_400, "days", math.inf))
+"""Scale, unit, and the seconds from which on the next one is used."""
 
 
 def pairs(rows: Rows) -> list[Pair]:
@@ -72,3 +75,35 @@ def _times(gain: float | None) -> str:
 def _listed(parts: Iterable[str]) -> str:
     *most, last = parts
     return f"{', '.join(most)}, and {last}" if most else last
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with one decimal: 5.4%."""
+    return f"{100 * share:.1f}%"
+
+
+def about(share: float) -> str:
+    """Return a share that nobody reads to the decimal: 49%, 2%, 0.5%, <0.1%."""
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}".removesuffix(".0") + "%"
+
+
+def tokens(count: float) -> str:
+    """Return a number of tokens: 512, 160K, 1.2M, 17.5M."""
+    for scale, letter in _SIZES:
+        if round(count / scale, 1) >= 1:
+            value = count / scale
+            return f"{value:.0f}{letter}" if value >= 99.95 else f"{value:.1f}".removesuffix(".0") + letter
+    return f"{count:.0f}"
+
+
+def seconds(value: float) -> str:
+    """Return a time: 48 ms, 0.47 s, 4.2 s, 49 s, 6 min, 1.5 h, 2 days."""
+    if value < 0.0995:
+        return f"{1000 * value:.0f} ms"
+    if value < 0.995:
+        return f"{value:.2f} s"
+    scale, unit = next((scale, unit) for scale, unit, until in _TIMES if value < until)
+    shown = f"{value / scale:.1f}" if value / scale < 9.95 else f"{value / scale:.0f}"
+    return f"{shown.removesuffix('.0')} {unit}"
