@@ -24,30 +24,6 @@ def bench_queue(quick: Quick = False, json_file: JsonFile = None) -> None:
     report(lambda: queue.run(quick=quick), json_file)
 
 
-@app.command("store")
-def bench_store(quick: Quick = False, json_file: JsonFile = None) -> None:
-    """Redis operations, bytes and time per finished request."""
-    from benchmarks import store
-
-    report(lambda: store.run(quick=quick), json_file)
-
-
-@app.command("encoder")
-def bench_encoder(models: Models = Path("models"), quick: Quick = False, json_file: JsonFile = None) -> None:
-    """Turns per second of the encoders that `lpc embed` has exported."""
-    from benchmarks import encoder
-
-    report(lambda: encoder.run(models, quick=quick), json_file)
-
-
-@app.command("wire")
-def bench_wire(quick: Quick = False, json_file: JsonFile = None) -> None:
-    """What gRPC costs: unary, batch and stream with an instant model."""
-    from benchmarks import wire
-
-    report(lambda: wire.run(quick=quick), json_file)
-
-
 @app.command("predict")
 def bench_predict(
     quick: Quick = False, json_file: JsonFile = None, models: Models = Path("models"), model: ModelName = "e5-small"
@@ -58,19 +34,18 @@ def bench_predict(
     report(lambda: predict_bench.run(models, model, quick=quick), json_file)
 
 
-@app.command("curves")
-def bench_curves(
+@app.command("inference")
+def bench_inference(
     quick: Quick = False,
     json_file: JsonFile = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
     provider: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to run; auto: CUDA where present.")] = "auto",
-    picture: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG.")] = None,
 ) -> None:
     """The model alone, on CPU or GPU: predictions per second, latency by batch and length, memory."""
-    from benchmarks import curves
+    from benchmarks import inference
 
-    report(lambda: curves.run(models, model, provider, quick=quick, picture=picture), json_file, picture)
+    report(lambda: inference.run(models, model, provider, quick=quick), json_file)
 
 
 @app.command("engine")
@@ -189,24 +164,17 @@ def bench_gateway(
 @app.command("prefetch")
 def bench_prefetch(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer turns count.")] = False,
-    counted: Annotated[
-        bool, typer.Option("--counted", help="On a virtual clock, without vLLM and LMCache: seconds, and no time is real.")
-    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the first round's users; each further round has others.")] = 1,
     rounds: Annotated[
-        int | None,
-        typer.Option("--rounds", min=1, help="Of both sides, in turns the other way round. [default: 2; quick 1; counted 3]"),
+        int | None, typer.Option("--rounds", min=1, help="Of both sides, in alternating order. [default: 2; quick 1]")
     ] = None,
     json_file: JsonFile = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """Returning turns with LMCache alone and with our controller: time to first token, and what was fetched ahead and used."""
+    """LMCache alone and with our controller (`make lmcache`): time to first token of returning turns, and use of fetches."""
     from benchmarks import prefetch
 
-    if counted:
-        report(lambda: prefetch.count(seed=seed, rounds=rounds or 3, turns=60 if quick else prefetch.MEASURED), json_file)
-        return
     report(lambda: prefetch.run(models, model, quick=quick, seed=seed, rounds=rounds or (1 if quick else 2)), json_file)
 
 

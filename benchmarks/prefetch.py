@@ -8,7 +8,7 @@ reuse curves are learned, count on neither side.
 LMCache alone keeps what a look-up has loaded in memory (``--l2-prefetch-policy retain``), which is not its default and better
 for it here. Its coordinator runs our controller as well, which only watches: it fetches nothing, and has nothing deleted,
 since its watermark lies above LMCache's own. So both sides count alike where chunks were found. Ours fills as much of memory
-as LMCache's own eviction leaves in the mean (:data:`benchmarks.prefetch_counted.LEARNED_WATERMARK`).
+as LMCache's own eviction leaves in the mean (:data:`LEARNED_WATERMARK`).
 """
 
 import asyncio
@@ -19,10 +19,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import prefetch_counted
 from benchmarks.chat_users import Habits, Talk, Turn, talk
 from benchmarks.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node
-from benchmarks.prefetch_counted import LEARNED_TRIGGER, LEARNED_WATERMARK
 from benchmarks.processes import Sidecar
 
 MEMORY_CHUNKS: Final = 192
@@ -32,6 +30,10 @@ WARM_UP: Final = 260
 """Turns before anything counts."""
 MEASURED: Final = 240
 HABITS: Final = Habits(think_s=12.0)
+LEARNED_TRIGGER: Final = 0.95
+"""Of LMCache's own eviction, where ours makes room: what is stored until ours has seen it lies between."""
+LEARNED_WATERMARK: Final = 0.73
+"""Ours, so that as much of memory is filled in the mean as LMCache's own eviction leaves."""
 SIDES: Final = ("lmcache", "learned")
 _SUMS: Final = ("prefetched", "used", "useless", "returning_turns", "memory_chunks", "disk_chunks", "failed")
 
@@ -50,19 +52,6 @@ def run(models: Path, model: str, *, quick: bool = False, seed: int = 1, rounds:
             print(f"{side}: starting vLLM, LMCache{' and the sidecar' if side == 'learned' else ''} ...", flush=True)
             found[side].append(_side(models, model, measured, seed + place, learned=side == "learned"))
             print(f"{side}: {_told(found[side][-1])}", flush=True)
-    return _figures(found)
-
-
-def count(*, seed: int = 1, rounds: int = 3, turns: int = MEASURED) -> Figures:
-    """Count both sides on a virtual clock, with the users of ``rounds`` seeds; print and return the figures."""
-    memory = prefetch_counted.Memory(MEMORY_CHUNKS, CHUNK_BYTES, DISK_S_PER_CHUNK)
-    found: dict[str, list[Figures]] = {side: [] for side in SIDES}
-    for place in range(rounds):
-        for side in SIDES:
-            found[side].append(
-                prefetch_counted.side(HABITS, seed + place, WARM_UP, turns, memory=memory, learned=side == "learned")
-            )
-            print(f"seed {seed + place}, {side}: {_told(found[side][-1])}", flush=True)
     return _figures(found)
 
 

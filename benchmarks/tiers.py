@@ -3,8 +3,7 @@
 Four sides: ``stock`` (vLLM with LRU in the pool and in the tier), ``gpu_only`` (our scheduler, the tier left to vLLM's LRU),
 ``both`` (our policy in the tier, too) and ``oracle`` (both, told of each turn whether its conversation has a later one, not
 when). How the log is replayed: `benchmarks.engine_trace`; the tier is vLLM's own, its copies go from CPU to CPU
-(`benchmarks.cpu_tier`). A fifth side, whose answers are all the same, must evict what stock evicts, in pool and tier. What an
-eviction costs: `benchmarks.tier_times`.
+(`benchmarks.cpu_tier`). A fifth side, whose answers are all the same, must evict what stock evicts, in pool and tier.
 """
 
 import os
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.engine import check_engine, last_line
+from benchmarks.engine import check_engine
 from benchmarks.engine_trace import Opened, placed, run_side
 from lpc.errors import UsageError
 from lpc.wire.terminal import console
@@ -88,7 +87,6 @@ def run(
         "pool_order_identical": lru["evictions_sha256"] == stock["evictions_sha256"],
         "tier_order_identical": lru["tier_evictions_sha256"] == stock["tier_evictions_sha256"],
         "rows": rows,
-        **last_line(["-m", "benchmarks.tier_times", "1" if quick else "5"]),
     }
     _show(screen, figures)
     return figures
@@ -122,13 +120,5 @@ def _show(screen: Console, figures: dict[str, Any]) -> None:
         cells = [f"{row['cached_tokens'][name]:,} ({row['cached_tokens'][name] / row['prompt_tokens']:.1%})" for name in names]
         table.add_row(f"{row['tier_blocks']:,}", *cells, f"{row['gain']['both']:.2f}")
     screen.print(table)
-    cost = Table(
-        *("tier", "whose order", "evict, ours / LRU", "whole request, ours / LRU", "evict µs", "request µs"),
-        title="time of the policy for a request of 64 chunks, beside vLLM's LRU",
-    )
-    for row in figures["cost"]:
-        ratios = (f"{row[name]:.2f}" for name in ("evict_ratio", "cycle_ratio", "evict_us", "cycle_us"))
-        cost.add_row(f"{row['tier_chunks']:,}", row["order"], *ratios)
-    screen.print(cost)
     for name in ("tokens_identical", "pool_order_identical", "tier_order_identical"):
         screen.print(f"{name}: {figures[name]}")

@@ -10,7 +10,7 @@ lowest 16 bits of the 53 that a double has are a tag of the owning conversation,
 block. What remains is the score in units of 1/32 s (:data:`UNIT`). Two conversations have one tag
 with a probability of 1/65535; a block that both hold then counts as private. One set instead of two means that trimming is
 one command and can leave nothing behind, and it takes the least memory. Redis 7.0, 200,000 blocks, requests of
-300 blocks, 4 shards, one request per round trip (``python -m benchmarks store``; the first three take about the same time):
+300 blocks, 4 shards, one request per round trip (the first three take about the same time):
 
     layout                                     bytes per block    commands per request
     owner tag in the score (this one)                      112                       4

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.__main__ import app as benchmarks
 from lpc.commands.cli import app
 from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of, split_of
 from lpc.logs.datasets.language import language_of
@@ -161,8 +160,3 @@ def test_the_command_line_trains_evaluates_and_names_what_is_missing(embeddings:
 )
 def test_the_language_is_told_where_the_text_is_long_enough(text: str, language: str) -> None:
     assert language_of(text) == language
-
-
-def test_the_encoder_benchmark_wants_encoders(tmp_path: Path) -> None:
-    done = CliRunner().invoke(benchmarks, ["encoder", "--models", str(tmp_path)])
-    assert "`lpc embed --limit 1` makes one" in str(done.exception)

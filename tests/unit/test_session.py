@@ -5,7 +5,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from benchmarks import BenchmarkError, curves
+from benchmarks import BenchmarkError, inference
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings, ProviderError, open_session, why_no_cuda
 
@@ -43,7 +43,7 @@ def test_the_cpu_that_is_asked_for_needs_no_word(tiny_models: Path, caplog: pyte
 
 def test_the_curves_of_a_gpu_say_that_there_is_none(tiny_models: Path, no_cuda: str) -> None:
     with pytest.raises(BenchmarkError, match="there is no CUDA to measure: "):
-        curves.run(tiny_models, "tiny", "cuda", quick=True)
+        inference.run(tiny_models, "tiny", "cuda", quick=True)
 
 
 def test_a_build_without_cuda_names_the_extra() -> None:

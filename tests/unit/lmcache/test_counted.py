@@ -1,9 +1,9 @@
-"""The decisions on a virtual clock, with users, node and engine as benchmark `prefetch --counted` has them."""
+"""What fetching ahead is worth in LMCache, counted on a virtual clock."""
 
 import pytest
 
 from benchmarks.prefetch import HABITS, WARM_UP
-from benchmarks.prefetch_counted import Memory, side
+from tests.unit.lmcache.counted import Memory, side
 
 MEMORY = Memory(192, 1 << 18, 0.033)
 

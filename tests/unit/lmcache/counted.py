@@ -1,8 +1,8 @@
-"""Benchmark `prefetch --counted`: the same users and the same decisions on a virtual clock, for as many seeds as are wanted.
+"""The users of benchmark `prefetch` and the decisions of our service on a virtual clock.
 
 The service is the one that runs in LMCache's coordinator, without a sidecar. What is modelled is named in
-:mod:`benchmarks.virtual_lmcache`. A virtual clock counts what becomes of each chunk, exactly and the same on every machine; how
-long a real user waits is for the real run.
+:mod:`tests.unit.lmcache.virtual_lmcache`. A virtual clock counts what becomes of each chunk, the same on
+every machine; how long a real user waits is for the real run.
 """
 
 import statistics
@@ -12,23 +12,20 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from benchmarks.chat_users import Habits, Said, reply_of, script
-from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
+from benchmarks.prefetch import LEARNED_TRIGGER, LEARNED_WATERMARK
 from lpc.lmcache.chain import ObjectId
 from lpc.lmcache.events import Event, Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.loop import POLL_S, REFIT_S, TICK_S
 from lpc.lmcache.service import Service
 from lpc.lmcache.settings import LMCacheSettings
+from tests.unit.lmcache.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
 
 PREFILL_S: Final = 1.5e-4
 """Per token that is computed."""
 LEAST_S: Final = 0.06
 """Of a time to the first token, however much is cached."""
 REPLY_S: Final = 0.3
-LEARNED_TRIGGER: Final = 0.95
-"""Of LMCache's own eviction, where ours makes room: what is stored until ours has seen it lies between."""
-LEARNED_WATERMARK: Final = 0.73
-"""Ours, so that as much of memory is filled in the mean as LMCache's own eviction leaves (`mean_memory`)."""
 
 
 class Memory(NamedTuple):

@@ -1,7 +1,7 @@
-"""Benchmark `curves`: predictions per second and latency of the model alone, by batch size and by length, on CPU or CUDA.
+"""Benchmark `inference`: predictions per second and latency of the model alone, by batch size and by length, on CPU or CUDA.
 
 Batches are of equal length, as the sidecar's queue sorts them. Memory is the GPU's as the driver sees it (`nvidia-smi`), less
-what the process already held with an empty CUDA session, which is the context; on a CPU it is not told.
+what the process already held with an empty CUDA session, which is the context; on a CPU it is not measured.
 """
 
 import os
@@ -31,10 +31,8 @@ TOKENS: Final = {"cpu": 2_048, "cuda": 131_072}
 MIB: Final = 2**20
 
 
-def run(
-    models: Path, name: str, provider: Literal["auto", "cpu", "cuda"], *, quick: bool = False, picture: Path | None = None
-) -> dict[str, Any]:
-    """Measure the newest version of a model; print a table; draw it.
+def run(models: Path, name: str, provider: Literal["auto", "cpu", "cuda"], *, quick: bool = False) -> dict[str, Any]:
+    """Measure the newest version of a model; print a table; return the figures.
 
     Raises:
         ArtifactError: there is none, or it cannot run on this provider.
@@ -65,9 +63,6 @@ def run(
         "rows": rows,
     }
     _print(figures)
-    if picture is not None:
-        _draw(figures, picture)
-        console().print(f"picture: {picture}")
     return figures
 
 
@@ -137,20 +132,3 @@ def _print(figures: dict[str, Any]) -> None:
     for row in figures["rows"]:
         table.add_row(*(f"{row[key]:,}" for key in ("tokens", "batch", "predictions_per_s", "p50_ms", "p99_ms")))
     console().print(table)
-
-
-def _draw(figures: dict[str, Any], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(10, 4), layout="constrained")
-    rate, latency = picture.subplots(1, 2)
-    for length in sorted({row["tokens"] for row in figures["rows"]}):
-        rows = [row for row in figures["rows"] if row["tokens"] == length]
-        batches = [row["batch"] for row in rows]
-        rate.plot(batches, [row["predictions_per_s"] for row in rows], marker="o", label=f"{length} tokens")
-        latency.plot(batches, [row["p99_ms"] for row in rows], marker="o", label=f"{length} tokens")
-    for axes, title in ((rate, "predictions per second"), (latency, "p99 of a batch, ms")):
-        axes.set(xscale="log", yscale="log", xlabel="batch", title=title)
-        axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(path, dpi=120)
