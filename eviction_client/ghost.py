@@ -7,6 +7,7 @@ with the same reuse classes and tables. Every request is over at once, so all th
 
 import time
 from collections.abc import Callable, Hashable, Sequence
+from itertools import takewhile
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from eviction_client.queue import Block
@@ -60,6 +61,10 @@ class GhostCache(Generic[H]):
         missing = (depth for depth, block in enumerate(prompt) if block not in held and block not in more)
         return next(missing, len(prompt))
 
+    def wait(self, request: Hashable, prompt: Sequence[H]) -> None:
+        """Keep what a request that waits from now on will hit."""
+        self.queue.wait(request, [self._blocks[block] for block in takewhile(self._blocks.__contains__, prompt)])
+
     def use(self, freed: Sequence[Freed[H]]) -> None:
         """Hold a finished request's blocks, in place of those that the rule evicts first."""
         queue, held = self.queue, self._blocks
@@ -83,6 +88,7 @@ class GhostCache(Generic[H]):
             chain.append((run, reuse_class))
         excess = len(held) + len(used) - self.room
         if excess > 0:
+            queue.renew()
             for block in queue.popleft_n(excess):
                 del held[block.content]
         held.update(used)
@@ -147,6 +153,17 @@ class Ghosts(Generic[H]):
     def set_tables(self, tables: Sequence[Table] | None) -> None:
         """Take the classes' values; None: nothing is known."""
         self._value.queue.set_tables(tables)
+
+    def wait(self, request: Hashable, prompt: Sequence[H]) -> None:
+        """Have both keep what a request that waits will hit, until :meth:`served`: the real cache does. ``prompt``: full blocks."""
+        followed = [block for block in prompt if self._sampled(block, self.every)]
+        for cache in (self._value, self._lru):
+            cache.wait(request, followed)
+
+    def served(self, request: Hashable) -> None:
+        """Note that a request has ended: while it ran its blocks were in use."""
+        for cache in (self._value, self._lru):
+            cache.queue.served(request)
 
     def observe(self, prompt: Sequence[H], freed: Sequence[Freed[H]], *, above: GhostCache[H] | None = None) -> bool:
         """Show a finished request to both; return whether the value is to order the real cache.

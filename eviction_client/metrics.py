@@ -53,6 +53,13 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_pooled_raises": (Counter, "Stretches of blocks in another class because another conversation holds them.", ""),
     "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a key: another clock, for example.", ""),
     "lpc_queue_runs": (Gauge, "Runs in the free queue: blocks of a class that were freed together.", ""),
+    "lpc_waited_requests": (
+        Counter,
+        "Requests that have waited, warm (half of the prompt or more was cached then) and cold; of the warm: cached blocks were "
+        "evicted meanwhile, a cold one was served before.",
+        "what",
+    ),
+    "lpc_waited_lost_tokens": (Counter, "Cached tokens of warm requests that were evicted while these waited.", ""),
     "lpc_scheduler_seconds": (Counter, "Time that the plug-in has taken in the scheduler's thread.", ""),
     "lpc_failures": (Counter, "Exceptions of the plug-in's own code, which the engine does not see.", ""),
     "lpc_stock_fallback": (Gauge, "1 if the plug-in does not work in this engine, which runs its own LRU instead.", ""),

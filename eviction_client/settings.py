@@ -50,6 +50,9 @@ class ClientSettings(RedisSettings):
     shadow: bool = Field(
         default=False, description="dry run: keep the engine's own order and only report what the plug-in's would hit"
     )
+    keep_waiting: bool = Field(
+        default=True, description="evict last what waiting requests will hit, those needed soonest the very last"
+    )
     hints: bool = Field(
         default=False,
         description="act on the hints lpc_retain_seconds and lpc_done of requests; anyone who may use the engine's API may "

@@ -10,10 +10,13 @@ Invariants:
     When a head is taken out the next block becomes the head; if that one heads another run, the run has ended.
  4. Every free block with content is in exactly one run.
 
-Three classes beyond the reuse classes, under either rule:
+Four classes beyond the reuse classes, under either rule:
  - ``DONE``: before everything else with content. No later use is expected.
  - ``GOES_ON``: of requests that the engine has put off. They are used again within seconds; if not, the blocks sink.
- - ``RETAINED``: behind everything, until their time is over (:meth:`ValueQueue.expire`).
+ - ``RETAINED``: behind these, until their time is over (:meth:`ValueQueue.expire`).
+ - ``KEPT``: behind everything, what waiting requests will hit (:meth:`ValueQueue.wait`). Of these go first the blocks of the
+   request that came last, the deepest first. A block gets there when its turn to be evicted comes, so that the others cost
+   nothing; when no request waits for it any more it goes next.
 
 Eviction: a value that first rises and then falls with age takes its minimum over a class at its oldest or its newest run, so
 only these two are compared, over all classes. A fitted curve may have several peaks; then a run between the two ends may be
@@ -23,16 +26,17 @@ Measured on `chat-exponential` at 2%, where LRU hits 23.5: 21.8 without this rul
 Least recent use is the same comparison with the order of the frees in
 place of the value, so a change of rule moves nothing.
 
-Values change slowly: they are calculated for one instant, which is renewed every :data:`RENEWED_S`, and between renewals only
-for the classes whose ends have changed. Cost, C classes: ``insert`` of n blocks O(n), ``remove`` O(1), ``popleft_n`` O(n) and
-O(log C) for each run that is evicted, ``renew`` O(C).
+Values change slowly: they are calculated for one instant, which :meth:`ValueQueue.renew` moves on, and in between only for the
+classes whose ends have changed. Cost, C classes: ``insert`` of n blocks O(n), ``remove`` O(1), ``popleft_n`` O(n) and
+O(log C) for each run that is evicted, ``renew`` O(C), ``wait`` and ``served`` O(blocks of the request).
 """
 
 import heapq
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import groupby, repeat
 from typing import Any, Final
 
 from eviction_client.curve import KNOTS, value_at
@@ -41,10 +45,11 @@ from eviction_client.queue import B, FreeList
 RENEWED_S: Final = 0.25
 """Seconds for which calculated values are used."""
 
+KEPT: Final = -4
 GOES_ON: Final = -3
 DONE: Final = -2
 RETAINED: Final = -1
-_EXTRA: Final = 3
+_EXTRA: Final = 4
 _PRICED_BLOCKS: Final = 1000.0
 """Blocks evicted over which the price is averaged."""
 _STALE_FROM: Final = 4
@@ -61,11 +66,33 @@ _CLASS: Final = 3
 _PREVIOUS: Final = 4
 _NEXT: Final = 5
 _DEEPER: Final = 6
+_VALUE: Final = 7
+_VALUED: Final = 8  # number of the renewal that the value is of
+
+# What is known of a block that waiting requests need: how many do, the first of them (None: it is served), the block's id.
+Need = list[Any]
+_COUNT: Final = 0
+_FIRST: Final = 1
+_BLOCK: Final = 2
 
 Table = Sequence[float]
 """A class's retention value at `eviction_client.curve.KNOTS`."""
 SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
 """Of ``GOES_ON``: more than any class has that is not used every second."""
+
+
+_FIXED: Final = {DONE: -math.inf, RETAINED: sys.float_info.max, KEPT: math.inf}
+"""Values of classes that know no age."""
+
+
+class Waiter:
+    """A waiting request: what it needs, and the run of its blocks that are kept."""
+
+    __slots__ = ("needs", "run")
+
+    def __init__(self) -> None:
+        self.needs: list[Need] = []
+        self.run: Run | None = None
 
 
 class ValueQueue(FreeList[B]):
@@ -84,8 +111,8 @@ class ValueQueue(FreeList[B]):
         super().__init__(head, tail)
         self.price = 0.0
         self._clock = clock
-        self._end: Run = [tail, 0.0, math.inf, None, None, None, None]
-        self._start: Run = [head, 0.0, -1, None, None, self._end, None]
+        self._end: Run = [tail, 0.0, math.inf, None, None, None, None, 0.0, -1]
+        self._start: Run = [head, 0.0, -1, None, None, self._end, None, 0.0, -1]
         self._end[_PREVIOUS] = self._start
         # Entry -1 is the sentinels': they start no run, but end the one before them.
         self._run_of: dict[int, Run] = {-1: self._end}
@@ -95,16 +122,19 @@ class ValueQueue(FreeList[B]):
         self._value_enabled = False
         self._number = 0
         self._as_of = -math.inf
+        self._renewals = 0
         self._least: list[tuple[float, int, Run] | None] = [None] * (classes + _EXTRA)
         """By class the end with the lower value: value, the run's number, run; None: the class is empty."""
         self._worst: list[tuple[float, int, Run]] = []
         """Heap of what is and was in ``_least``."""
-        self._newest_value: list[tuple[Run, float] | None] = [None] * (classes + _EXTRA)
-        """By class the newest run and its value, as last calculated."""
         self._stale: set[int] = set()
         self._retained: list[tuple[float, int, Run, int]] = []
         """Heap of the retained runs: end of the time, number, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
+        self._waiters: dict[Hashable, Waiter] = {}
+        """Waiting requests, the first first."""
+        self._needed: dict[int, Need] = {}
+        """By block id."""
 
     @property
     def value_enabled(self) -> bool:
@@ -194,7 +224,7 @@ class ValueQueue(FreeList[B]):
         previous = self._end[_PREVIOUS] if newest is None else newest
         following = previous[_NEXT]
         self._number = number = self._number + 1
-        run: Run = [first, last_use, number, reuse_class, previous, following, None]
+        run: Run = [first, last_use, number, reuse_class, previous, following, None, 0.0, -1]
         previous[_NEXT] = following[_PREVIOUS] = self._run_of[first.block_id] = self._newest[reuse_class] = run
         if newest is None:
             self._oldest[reuse_class] = run
@@ -222,29 +252,104 @@ class ValueQueue(FreeList[B]):
         if n > self.num_free_blocks:
             raise ValueError(f"{n} blocks asked for, {self.num_free_blocks} are free")
         popped: list[B] = []
-        self._pop_from(self.head.next_free_block, self._start[_NEXT][_HEAD], n, popped)
-        if len(popped) < n:
-            self.renew()
-        while len(popped) < n:
+        if (empty := self.head.next_free_block) is not (behind := self._start[_NEXT][_HEAD]):
+            self._pop_from(empty, behind, n, popped)
+        while (got := len(popped)) < n:
             value, _, worst = self._lowest()
-            run = self._deepest(worst)
-            first, number = run[_HEAD], run[_CLASS]
-            behind = run[_NEXT][_HEAD]
-            before = len(popped)
-            left = self._pop_from(first, behind, n - before, popped)
-            del self._run_of[first.block_id]
+            run = worst if worst[_DEEPER] is None else self._deepest(worst)
+            first, behind = run[_HEAD], run[_NEXT][_HEAD]
+            kept: list[B] = []
+            if not self._needed:
+                left = self._pop_from(first, behind, n - got, popped)
+            elif run[_CLASS] == KEPT:
+                left = self._pop_from(first, behind, n - got, popped)
+                for block in popped[got:]:
+                    self._needed.pop(block.block_id, None)
+            else:
+                left = self._sift(first, behind, n - got, popped, kept)
             if self._value_enabled and worst[_CLASS] >= 0 and self._tables is not None:
-                share = min((len(popped) - before) / _PRICED_BLOCKS, 1.0) if self.price else 1.0
+                share = min((len(popped) - got) / _PRICED_BLOCKS, 1.0) if self.price else 1.0
                 self.price += share * (value - self.price)
-            if left is not behind:
+            del self._run_of[first.block_id]
+            if left is behind:
+                self._forget(run)
+            else:
                 self._run_of[left.block_id] = run
                 run[_HEAD] = left
-            else:
-                self._forget(run)
-                self._value_ends(number)
-                self._stale.discard(number)
+            if kept:
+                self._keep(kept)
         self.num_free_blocks -= n
         return popped
+
+    def wait(self, request: Hashable, blocks: Iterable[B]) -> None:
+        """Keep blocks that a request will hit that waits from now on: they are evicted last, those of the first to come the very last.
+
+        Args:
+            request: not waiting yet.
+            blocks: with content, free or in use.
+        """
+        waiter = self._waiters[request] = Waiter()
+        needed = self._needed
+        for block in blocks:
+            need = needed.get(block.block_id)
+            if need is None:
+                need = needed[block.block_id] = [0, waiter, block.block_id]
+            need[_COUNT] += 1
+            waiter.needs.append(need)
+
+    def served(self, request: Hashable) -> None:
+        """Note that a request has taken its blocks, or does not wait any more; nothing if it did not."""
+        waiter = self._waiters.pop(request, None)
+        if waiter is None:
+            return
+        needed = self._needed
+        for need in waiter.needs:
+            need[_COUNT] -= 1
+            if need[_FIRST] is waiter:
+                need[_FIRST] = None
+            if not need[_COUNT] and needed.get(need[_BLOCK]) is need:
+                del needed[need[_BLOCK]]
+        run = waiter.run
+        if run is not None and run[_NEXT] is not None:
+            first, behind = run[_HEAD], run[_NEXT][_HEAD]
+            kept: list[B] = []
+            self._pop_from(first, behind, self.num_free_blocks, kept)
+            del self._run_of[first.block_id]
+            self._forget(run)
+            self._keep(kept)
+
+    def _sift(self, block: Any, behind: Any, n: int, popped: list[B], kept: list[B]) -> Any:
+        """As :meth:`_pop_from`; what waiting requests need goes into ``kept``."""
+        needed = self._needed
+        before, most = block.prev_free_block, len(popped) + n
+        while block is not behind and len(popped) < most:
+            (kept if block.block_id in needed else popped).append(block)
+            following = block.next_free_block
+            block.prev_free_block = block.next_free_block = None
+            block = following
+        before.next_free_block = block
+        block.prev_free_block = before
+        return block
+
+    def _keep(self, blocks: Sequence[B]) -> None:
+        """Put blocks, the deepest first, to those kept for the first request that needs them; needed by none, they go next."""
+        self.num_free_blocks -= len(blocks)
+        for waiter, alike in groupby(blocks, self._first_that_needs):
+            stretch = list(alike)
+            if waiter is None:
+                run = self._begin(stretch[0], DONE, -math.inf)
+            elif waiter.run is None or waiter.run[_NEXT] is None:
+                run = waiter.run = self._begin(stretch[0], KEPT, -math.inf)
+            else:
+                run = waiter.run
+            self._link(stretch, run[_NEXT][_HEAD])
+
+    def _first_that_needs(self, block: B) -> Waiter | None:
+        need = self._needed.get(block.block_id)
+        if need is None:
+            return None
+        waiter: Waiter = need[_FIRST] or next(iter(self._waiters.values()))
+        return waiter
 
     def eviction_order(self) -> Iterator[B]:
         """Walk all blocks in the order in which :meth:`popleft_n` would take them now. The queue must not change."""
@@ -255,9 +360,13 @@ class ValueQueue(FreeList[B]):
         if block is self.tail:
             return
         self.renew()
+        self._lowest()
+        kept: dict[Waiter, list[B]] = {}
+        for waiter in reversed(self._waiters.values()):
+            kept[waiter] = [] if waiter.run is None or waiter.run[_NEXT] is None else list(self._blocks_of(waiter.run))
         ends: list[tuple[float, int, Run, Run, Run]] = []
         for least in self._least:
-            if least is not None:
+            if least is not None and least[2][_CLASS] != KEPT:
                 value, number, run = least
                 oldest, newest = self._oldest[run[_CLASS]], self._newest[run[_CLASS]]
                 assert oldest is not None and newest is not None
@@ -274,22 +383,36 @@ class ValueQueue(FreeList[B]):
                 if one[_NEXT] is None or one[_NUMBER] in walked:
                     continue
                 walked.add(one[_NUMBER])
-                block, behind = one[_HEAD], one[_NEXT][_HEAD]
-                while block is not behind:
-                    yield block
-                    block = block.next_free_block
+                for block in self._blocks_of(one):
+                    waiter = self._first_that_needs(block)
+                    if waiter is None:
+                        yield block
+                    else:
+                        kept[waiter].append(block)
             while oldest is not newest and oldest[_NUMBER] in walked:
                 oldest = oldest[_NEXT]
             while oldest is not newest and newest[_NUMBER] in walked:
                 newest = newest[_PREVIOUS]
             if oldest[_NUMBER] in walked:
                 continue
-            heapq.heappush(ends, (*self._lower(oldest, newest), oldest, newest))
+            run = self._lower(oldest, newest)
+            heapq.heappush(ends, (run[_VALUE], run[_NUMBER], run, oldest, newest))
+        for blocks in kept.values():
+            yield from blocks
+
+    @staticmethod
+    def _blocks_of(run: Run) -> Iterator[B]:
+        block, behind = run[_HEAD], run[_NEXT][_HEAD]
+        while block is not behind:
+            yield block
+            block = block.next_free_block
 
     def first(self) -> B:
         """Return the block to be evicted first, which stays. Raises ValueError when there is none."""
         if not self.num_free_blocks:
             raise ValueError("no block is free")
+        if self._needed:
+            return next(self.eviction_order())
         block: Any = self.head.next_free_block
         if block is self._start[_NEXT][_HEAD]:
             self.renew()
@@ -301,12 +424,13 @@ class ValueQueue(FreeList[B]):
     def _pop_from(block: Any, end: Any, n: int, popped: list[B]) -> Any:
         """Unlink up to n blocks from ``block`` to before ``end``; return the first that is left."""
         before = block.prev_free_block
-        while n and block is not end:
+        for _ in repeat(None, n):
+            if block is end:
+                break
             popped.append(block)
             following = block.next_free_block
             block.prev_free_block = block.next_free_block = None
             block = following
-            n -= 1
         before.next_free_block = block
         block.prev_free_block = before
         return block
@@ -323,57 +447,73 @@ class ValueQueue(FreeList[B]):
 
     def _lowest(self) -> tuple[float, int, Run]:
         """Return the run to be evicted first, with its value and number. There is one."""
-        worst = self._worst
-        while self._least[worst[0][2][_CLASS]] is not worst[0]:
-            heapq.heappop(worst)
-        return worst[0]
-
-    def renew(self) -> None:
-        """Bring the values of the classes' ends up to date.
-
-        Every reader does so. An engine does it once per step, so that an allocation does not have to wait for it: O(C).
-        """
-        if self._value_enabled and self._tables is not None:
-            now = self._clock()
-            if now - self._as_of >= RENEWED_S:
-                self._as_of = now
-                self._newest_value = [None] * len(self._least)
-                self._stale.update(range(len(self._least)))
-        elif self._as_of == -math.inf:
-            self._as_of = math.inf
-            self._stale.update(range(len(self._least)))
+        if self._as_of == -math.inf:
+            self.renew()
         for number in self._stale:
             self._value_ends(number)
         self._stale.clear()
         if len(self._worst) > _STALE_FROM * len(self._least):
             self._worst = [least for least in self._least if least is not None]
             heapq.heapify(self._worst)
+        worst = self._worst
+        while self._least[worst[0][2][_CLASS]] is not worst[0]:
+            heapq.heappop(worst)
+        return worst[0]
+
+    def renew(self) -> None:
+        """Calculate the values for the present. An engine does so once per step, before it allocates: O(C)."""
+        if self._value_enabled and self._tables is not None:
+            now = self._clock()
+            if now - self._as_of < RENEWED_S:
+                return
+            self._as_of = now
+        elif self._as_of == -math.inf:
+            self._as_of = math.inf
+        else:
+            return
+        self._renewals += 1
+        self._stale.clear()
+        self._least = [None] * len(self._least)
+        self._worst.clear()
+        for number in range(len(self._least)):
+            self._value_ends(number)
 
     def _value_ends(self, number: int) -> None:
-        """Calculate the lower value of a class's two ends."""
+        """Find the end of a class that is evicted first."""
         oldest, newest = self._oldest[number], self._newest[number]
+        before = self._least[number]
         if oldest is None or newest is None:
             self._least[number] = None
             return
-        self._least[number] = least = self._lower(oldest, newest)
-        heapq.heappush(self._worst, least)
-
-    def _lower(self, oldest: Run, newest: Run) -> tuple[float, int, Run]:
-        """Return the lower of the values of two runs of a class, the number of the run that has it, and that run."""
-        reuse_class = oldest[_CLASS]
-        if reuse_class in (DONE, RETAINED):
-            return (-math.inf if reuse_class == DONE else sys.float_info.max), oldest[_NUMBER], oldest
-        if not self._value_enabled or self._tables is None:
-            return oldest[_NUMBER], oldest[_NUMBER], oldest
-        table, as_of = SOON if reuse_class == GOES_ON else self._tables[reuse_class], self._as_of
-        known = self._newest_value[reuse_class]
-        if known is not None and known[0] is newest:
-            high = known[1]
+        if oldest[_CLASS] == KEPT:
+            runs = (waiter.run for waiter in reversed(self._waiters.values()))
+            run = next(run for run in runs if run is not None and run[_NEXT] is not None)
         else:
-            high = value_at(table, max(as_of - newest[_USED], 0.0))
-            self._newest_value[reuse_class] = newest, high
-        low = high if newest is oldest else value_at(table, max(as_of - oldest[_USED], 0.0))
-        return (high, newest[_NUMBER], newest) if high < low else (low, oldest[_NUMBER], oldest)
+            run = self._lower(oldest, newest)
+        if before is None or before[2] is not run:
+            self._least[number] = least = self._value(run), run[_NUMBER], run
+            heapq.heappush(self._worst, least)
+
+    def _lower(self, oldest: Run, newest: Run) -> Run:
+        """Return the one of two runs of a class that is evicted first."""
+        low = oldest[_VALUE] if oldest[_VALUED] == self._renewals else self._value(oldest)
+        high = newest[_VALUE] if newest[_VALUED] == self._renewals else self._value(newest)
+        return newest if high < low else oldest
+
+    def _value(self, run: Run) -> float:
+        """Return a run's value at present, and note it."""
+        reuse_class: int = run[_CLASS]
+        value: float
+        if reuse_class >= 0 or reuse_class == GOES_ON:
+            if self._tables is None or not self._value_enabled:
+                value = run[_NUMBER]
+            else:
+                age = self._as_of - run[_USED]
+                value = value_at(self._tables[reuse_class] if reuse_class >= 0 else SOON, age if age > 0.0 else 0.0)
+        else:
+            value = _FIXED[reuse_class]
+        run[_VALUE], run[_VALUED] = value, self._renewals
+        return value
 
     def _behead(self, block: B, after: Any) -> None:
         """Note that a run has lost its head, which stood before ``after``."""
@@ -393,5 +533,7 @@ class ValueQueue(FreeList[B]):
             self._stale.add(number)
         if self._newest[number] is run:
             self._newest[number] = previous if previous[_CLASS] == number else None
+            self._stale.add(number)
+        if number == KEPT:
             self._stale.add(number)
         run[_PREVIOUS] = run[_NEXT] = None  # ended runs must not wait for the cycle collector

@@ -203,6 +203,71 @@ def test_the_price_is_the_value_of_what_is_evicted() -> None:
     assert queue.price == pytest.approx(value_at(table, 10.0))
 
 
+@pytest.mark.parametrize("value_enabled", [True, False])
+def test_what_waiting_requests_will_hit_goes_last_that_of_the_first_the_very_last(value_enabled: bool) -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    queue.set_tables([decreasing(0.3)] * CLASSES)
+    queue.value_enabled = value_enabled
+    blocks = [Block(n) for n in range(8)]
+    for first in range(0, 8, 2):
+        queue.insert(blocks[first : first + 2], 0, clock.now)
+        clock.now += 5.0
+    queue.retain([Block(9)], 0, clock.now + 60.0)
+    queue.wait("first", [blocks[3], blocks[2]])
+    queue.wait("second", [blocks[1], blocks[0]])
+    assert ids(list(queue.eviction_order())) == [4, 5, 6, 7, 9, 0, 1, 2, 3]
+    assert ids(queue.popleft_n(6)) == [4, 5, 6, 7, 9, 0]
+    assert ids(list(queue.eviction_order())) == [1, 2, 3]
+    assert ids(queue.popleft_n(3)) == [1, 2, 3]
+
+
+def test_what_no_request_waits_for_any_more_goes_next_if_its_turn_had_come_and_else_in_its_turn() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    for number in range(4):
+        queue.insert([Block(number)], 0, clock.now)
+        clock.now += 5.0
+    blocks = list(queue)
+    queue.wait("aborted", [blocks[2], blocks[0]])
+    assert ids(queue.popleft_n(1)) == [1]
+    queue.served("aborted")
+    queue.insert([Block(1)], 0, clock.now)
+    assert ids(queue.popleft_n(4)) == [0, 2, 3, 1]
+
+
+def test_a_block_that_several_wait_for_is_kept_until_the_last_of_them_is_served() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    shared, own, other = Block(0), Block(1), Block(2)
+    queue.insert([own, shared], 0, clock.now)
+    queue.insert([other], 0, clock.now + 5.0)
+    for request in ("a", "b", "c"):
+        queue.wait(request, [shared, own] if request == "a" else [shared])
+    queue.served("a")
+    assert ids(list(queue.eviction_order())) == [1, 2, 0]
+    queue.served("b")
+    assert ids(queue.popleft_n(2)) == [1, 2]
+    queue.served("c")
+    queue.served("c")
+    queue.insert([other], 0, clock.now)
+    assert ids(queue.popleft_n(2)) == [0, 2]
+
+
+def test_a_block_that_was_evicted_although_needed_is_not_kept_with_its_next_content() -> None:
+    clock = Clock()
+    queue = queue_of(clock)
+    block = Block(0)
+    queue.insert([block], 0, clock.now)
+    queue.wait("a", [block])
+    assert queue.popleft() is block
+    queue.insert([block], 0, clock.now)
+    queue.insert([Block(1)], 0, clock.now + 1.0)
+    queue.wait("b", [block])
+    queue.served("a")
+    assert ids(list(queue.eviction_order())) == [1, 0]
+
+
 class Machine(RuleBasedStateMachine):
     """Operations in any order, compared with a list of all free blocks and, under value, with a search over every block."""
 
@@ -217,8 +282,38 @@ class Machine(RuleBasedStateMachine):
         self.equal = shape == "equal"
         self.queue.set_tables(self.tables)
         self.free: dict[int, tuple[Block, int, float, int]] = {}  # id -> block, class, last use, number of its free
+        self.waiting: dict[int, list[int]] = {}  # number of the request -> ids, the shallowest first; no block is needed twice
+        self.requests = 0
         self.chains = 0
         self.ids = 0
+
+    @property
+    def needed(self) -> dict[int, int]:
+        return {name: request for request, names in self.waiting.items() for name in names}
+
+    @precondition(lambda self: len(self.free) > 1)
+    @rule()
+    def join(self) -> None:
+        chains = {chain for name, (_, _, _, chain) in self.free.items() if name not in self.needed}
+        if not chains:
+            return
+        chosen = self.random.choice(sorted(chains))
+        names = sorted(
+            (name for name, (_, _, _, chain) in self.free.items() if chain == chosen and name not in self.needed), reverse=True
+        )
+        self.requests += 1
+        self.waiting[self.requests] = names
+        self.queue.wait(self.requests, [self.free[name][0] for name in names])
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def serve(self) -> None:
+        request = self.random.choice(list(self.waiting))
+        for name in self.waiting[request]:
+            if name in self.free:
+                self.queue.remove(self.free.pop(name)[0])
+        self.queue.served(request)
+        del self.waiting[request]
 
     @rule(seconds=st.floats(0.3, 60.0))
     def wait(self, seconds: float) -> None:
@@ -254,14 +349,22 @@ class Machine(RuleBasedStateMachine):
             block = self.queue.popleft()
             assert block.block_id == expected[place]
             _, number, used, chain = self.free.pop(block.block_id)
+            needed = self.needed
+            request = needed.get(block.block_id)
+            if request is not None:
+                # Only when nothing else is free; of the request that came last the deepest.
+                assert all(needed.get(name, 0) for name in self.free)
+                assert all(needed[name] <= request for name in self.free)
+                assert all(name > block.block_id for name in self.free if needed[name] == request)
+                self.waiting[request].remove(block.block_id)
+                continue
+            others = [other for name, other in self.free.items() if name not in needed]
             if self.equal or not self.queue.value_enabled:
                 # Decreasing curves that are equal give least recent use, as does the other rule.
-                assert chain == min([chain, *(c for _, _, _, c in self.free.values())])
+                assert chain == min([chain, *(c for _, _, _, c in others)])
             else:
                 value = value_at(self.tables[number], self.clock.now - used)
-                least = min(
-                    (value_at(self.tables[n], self.clock.now - u) for _, n, u, _ in self.free.values()), default=math.inf
-                )
+                least = min((value_at(self.tables[n], self.clock.now - u) for _, n, u, _ in others), default=math.inf)
                 assert value <= least * (1 + 1e-9)
 
     @invariant()

@@ -39,6 +39,7 @@ _WRAPPED: Final = {
     "kv_cache_manager.free": ["request"],
     "kv_cache_manager.pop_blocks_for_free": ["request"],
     "kv_cache_manager.block_pool.free_blocks": ["ordered_blocks"],
+    "kv_cache_manager.coordinator.find_longest_cache_hit": ["block_hashes", "max_cache_hit_length"],
 }
 _LOW, _MIDDLE, _HIGH = range(3)
 _TABLES: Final[list[Table]] = [[value / (1.0 + age) for age in KNOTS] for value in (1e-6, 1e-3, 1.0)]
@@ -130,6 +131,7 @@ class _Plugin:
     """A plug-in as the hooks use it. Its clock is the course's."""
 
     classes = len(_TABLES)
+    settings = SimpleNamespace(keep_waiting=True)
 
     def __init__(self) -> None:
         self.time = 1e9
@@ -170,7 +172,7 @@ class _Engine:
         self.plugin = cast(Any, _Plugin())
         self.plugin.value_enabled = value_enabled
         self.block_size: int = self.block_pool.hash_block_size
-        self.kv_cache_manager = self
+        self.kv_cache_manager = self.coordinator = self
         self._contents = 0
         if learned:
             Hooks(self, self.plugin, adopt=True)
@@ -180,6 +182,8 @@ class _Engine:
     def schedule(self) -> None: ...
 
     def shutdown(self) -> None: ...
+
+    def find_longest_cache_hit(self, hashes: Sequence[bytes], most: int) -> None: ...
 
     def free(self, request: Any) -> None:
         self.block_pool.free_blocks(reversed(request.blocks))

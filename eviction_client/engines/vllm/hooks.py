@@ -7,7 +7,8 @@
   while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`FreedLater`, which brings the
   request's classes to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
 - the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request, ``schedule`` calls
-  :meth:`Hooks.step` first and :meth:`Hooks.started` last, ``shutdown`` closes the plug-in last.
+  :meth:`Hooks.step` first and :meth:`Hooks.started` last, ``shutdown`` closes the plug-in last. In between a request waits, and
+  what it will hit is kept (:class:`Keep`).
 
 All of them are attributes of these very objects: their classes, and so every other engine of the process, stay vLLM's own.
 
@@ -20,20 +21,20 @@ blocks used once.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from eviction_client.ended import Ended
+from eviction_client.engines.vllm.keep import Keep
 from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import arguments_of, completed, reply_end_of, session_of
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.hints import Hints
 from eviction_client.plugin import Plugin
 from eviction_client.retention import Retention
-from eviction_client.stores.base import BlockHash
 
 EXPIRED_PER_STEP: Final = 16
 """Runs whose retention may end in one step of the scheduler."""
@@ -52,6 +53,7 @@ class Hooks:
 
     Attributes:
         queue: ours, in the block pool; None in a dry run.
+        keep: the waiting requests.
     """
 
     def __init__(
@@ -68,8 +70,6 @@ class Hooks:
         self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
         self._latest = 0.0
-        self._waiting: dict[str, Sequence[BlockHash]] = {}
-        """Full blocks of the prompts of requests that have not started."""
         self._hash_block_size: int = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
         manager = scheduler.kv_cache_manager
         pool = manager.block_pool
@@ -89,6 +89,7 @@ class Hooks:
             plugin.follow(self.queue)
             pool.free_block_queue = self.queue
             pool.free_blocks = self.free_blocks
+        self.keep = Keep(plugin, manager, self.queue, self._hash_block_size)
         manager.free = self.free
         manager.pop_blocks_for_free = self.pop_blocks_for_free
         scheduler.add_request, scheduler.schedule, scheduler.shutdown = self.add_request, self.schedule, self.shutdown
@@ -124,7 +125,7 @@ class Hooks:
                     session=session_of(request),
                     category="" if lora is None else lora.lora_name,
                 )
-                self._waiting[request.request_id] = request.block_hashes[: request.num_prompt_tokens // self._hash_block_size]
+                self.keep.join(request)
         except Exception as error:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started
@@ -133,11 +134,7 @@ class Hooks:
         """Have the prompts of those requests looked at that a step has begun."""
         started = time.perf_counter()
         try:
-            if self._waiting:
-                for request in scheduled.scheduled_new_reqs:
-                    blocks = self._waiting.pop(request.req_id, None)
-                    if blocks is not None:
-                        self.plugin.started(request.req_id, blocks)
+            self.keep.started(scheduled)
         except Exception as error:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started
@@ -153,6 +150,7 @@ class Hooks:
             if queue is not None:
                 queue.expire(EXPIRED_PER_STEP)
                 queue.renew()
+            self.keep.before_step()
         except Exception as error:
             plugin.failed(error)
         for policy in self.tiers.policies:
@@ -188,7 +186,7 @@ class Hooks:
         ended: Ended | None = None
         try:
             if request.is_finished():
-                self._waiting.pop(request.request_id, None)
+                self.keep.leave(request.request_id)
                 size = self._hash_block_size
                 computed = request.block_hashes[: request.num_computed_tokens // size]
                 ended = self.plugin.finished(

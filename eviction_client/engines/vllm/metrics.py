@@ -9,6 +9,8 @@ def values_of(hooks: Hooks) -> Values:
     """Return what :class:`eviction_client.metrics.EngineMetrics` shows. From any thread."""
     values = values_of_plugin(hooks.plugin)
     values["lpc_tier_stock_fallback", ""] = float(hooks.tiers.fallen_back)
+    values |= {("lpc_waited_requests", what): count for what, count in hooks.keep.waited.items()}
+    values["lpc_waited_lost_tokens", ""] = hooks.keep.lost_tokens
     if hooks.queue is not None:
         values["lpc_queue_runs", ""] = hooks.queue.num_runs
     return values

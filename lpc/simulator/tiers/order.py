@@ -138,6 +138,7 @@ class Order:
     def evict(self, count: int, now: float) -> list[int]:
         """Give up blocks."""
         self._now = now
+        self.queue.renew()
         gone = self.queue.popleft_n(count)
         for block in gone:
             stayed = now - block.came

@@ -1,0 +1,112 @@
+"""What waiting requests will hit is kept, in vLLM's real scheduler."""
+
+from typing import Any
+
+import pytest
+
+from eviction_client.background import AtOnce
+from eviction_client.engines.vllm import keep
+from eviction_client.engines.vllm.metrics import values_of
+from lpc.bench.bare_scheduler import BLOCK, Engine, conversations
+
+pytestmark = pytest.mark.supports(
+    engine="vLLM", tier="GPU pool", what="what waiting requests will hit goes last, in its scheduler without a model"
+)
+
+
+def tokens_of(name: int, blocks: int) -> list[int]:
+    return [6 + (7 * name + place) % 250 for place in range(blocks * BLOCK + 1)]
+
+
+def until_idle(engine: Engine) -> None:
+    while engine.scheduler.has_unfinished_requests() or engine._flying:
+        engine.step()
+
+
+def engine_of(**options: Any) -> Engine:
+    """Thirty blocks, one request at a time; two prompts of ten blocks are cached, 1 longer ago than 2."""
+    engine = Engine(31, max_seqs=1, background=AtOnce, **options)
+    for name in (1, 2):
+        engine.add(f"{name}", tokens_of(name, 10), 1)
+        until_idle(engine)
+        engine.now += 10.0
+    return engine
+
+
+def cached_behind_a_cold_one(engine: Engine) -> int:
+    """Send a cold request of fifteen blocks and behind it prompt 1 again; return its cached tokens."""
+    engine.add("cold", tokens_of(3, 15), 20)
+    engine.add("again", tokens_of(1, 10), 1)
+    engine.add("last", tokens_of(4, 1), 1)
+    until_idle(engine)
+    return engine.outcome.cached
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_cold_request_does_not_evict_what_the_warm_one_behind_it_will_hit(asynchronous: bool) -> None:
+    assert cached_behind_a_cold_one(engine_of(learned=False, asynchronous=asynchronous)) < 10 * BLOCK
+    assert cached_behind_a_cold_one(engine_of(keep_waiting=False, asynchronous=asynchronous)) < 10 * BLOCK
+    engine = engine_of(asynchronous=asynchronous)
+    assert cached_behind_a_cold_one(engine) == 10 * BLOCK
+    shown = values_of(engine.scheduler.lpc)
+    assert shown["lpc_waited_requests", "warm"] == shown["lpc_waited_requests", "behind_cold"] == 1
+    assert shown["lpc_waited_requests", "evicted"] == shown["lpc_waited_lost_tokens", ""] == 0
+    assert shown["lpc_failures", ""] == 0
+
+
+def test_a_dry_run_counts_what_keeping_would_save() -> None:
+    engine = engine_of(shadow=True)
+    cached = cached_behind_a_cold_one(engine)
+    shown = values_of(engine.scheduler.lpc)
+    assert shown["lpc_waited_requests", "evicted"] == 1 and shown["lpc_waited_lost_tokens", ""] == 10 * BLOCK - cached > 0
+
+
+def test_what_an_aborted_request_waited_for_goes_in_its_turn() -> None:
+    engine = engine_of()
+    engine.add("cold", tokens_of(3, 15), 20)
+    engine.add("again", tokens_of(1, 10), 1)
+    engine.step()
+    assert engine.scheduler.lpc.queue._needed
+    engine.scheduler.finish_requests("again", keep_status())
+    assert not engine.scheduler.lpc.queue._needed and not engine.scheduler.lpc.queue._waiters
+    until_idle(engine)
+    engine.add("cold too", tokens_of(5, 15), 1)
+    until_idle(engine)
+    assert engine.scheduler.lpc.plugin.failures == 0
+
+
+def keep_status() -> Any:
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus.FINISHED_ABORTED
+
+
+def test_a_request_that_is_served_at_once_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of()
+    monkeypatch.setattr(keep.Keep, "_count", lambda *_: pytest.fail("looked up"))
+    engine.add("again", tokens_of(1, 10), 1)
+    until_idle(engine)
+    assert engine.scheduler.lpc.plugin.failures == 0
+
+
+def test_no_more_requests_count_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "KEPT_REQUESTS", 2)
+    engine = engine_of()
+    for number in range(6):
+        engine.add(f"r{number}", tokens_of(number, 5), 3)
+    most = 0
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+        most = max(most, len(engine.scheduler.lpc.queue._waiters))
+    assert most == 2 and not engine.scheduler.lpc.queue._waiters
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_outputs_are_stocks_and_more_is_hit_where_requests_wait(window: int | None) -> None:
+    made = conversations(5, 60, turns=6, spread_s=20.0, reply=(20, 60))
+    outcomes = {
+        name: Engine(200, max_seqs=3, window=window, background=AtOnce, **options).run(made)
+        for name, options in {"stock": {"learned": False}, "keep": {"guard": True}, "off": {"guard": True, "keep_waiting": False}}.items()
+    }
+    assert outcomes["keep"].outputs == outcomes["stock"].outputs == outcomes["off"].outputs
+    assert outcomes["keep"].cached > 1.05 * outcomes["off"].cached
