@@ -117,6 +117,7 @@ class Kept:
             for held in needs:
                 held.waiters[waiter] = None
             self._policy.start(turn, now)
+            self._policy.wait(turn, now)
 
     def _assign(self, piece: Piece) -> None:
         """Give a piece that is set aside to the first request that needs it."""

@@ -81,6 +81,9 @@ class Policy(ABC, Generic[B]):
     def start(self, turn: Turn, now: float) -> None:
         """Learn that a request that has arrived has its blocks: it has taken them, or they are kept while it waits."""
 
+    def wait(self, turn: Turn, now: float) -> None:
+        """Learn, after :meth:`start`, that a request waits and its blocks are kept."""
+
     def path(self, turn: Turn) -> Path:
         """Return a turn's segments."""
         return self.workload.paths.of(turn, blockwise=self.blockwise)

@@ -102,6 +102,10 @@ class ReuseClasses:
             out += chosen
         return out
 
+    def sampled_prompt(self, turn: Turn, every: int) -> list[int]:
+        """Return what ghost caches follow of a turn's prompt."""
+        return self.sample(_prompt(turn, self.workload.paths.of(turn)), every)
+
     def freed(self, every: int) -> list[Freed[int]]:
         """Return what the request that has ended last leaves, as far as ghost caches follow it."""
         return [Freed(self.sample(self.path[run.start : run.end], every), run.reuse_class) for run in self.runs]

@@ -62,6 +62,12 @@ class Reuse(Policy[Piece]):
         self.reuse.start(turn, now)
         self._follow()
 
+    def wait(self, turn: Turn, now: float) -> None:
+        """Have the ghost caches keep its blocks, too."""
+        self._now = now
+        if self.settings.guard:
+            self.ghosts.wait(turn, self.reuse.sampled_prompt(turn, self.ghosts.every))
+
     def finish(self, turn: Turn, now: float) -> None:
         """Note the last use; let the ghost caches decide which rule orders."""
         self._now = now
@@ -80,6 +86,7 @@ class Reuse(Policy[Piece]):
         if self.settings.guard:
             every = self.ghosts.every
             self.queue.value_enabled = self.ghosts.observe(reuse.sample(reuse.prompt, every), reuse.freed(every))
+            self.ghosts.served(turn)
 
     def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
         """Put each stretch of blocks into its class."""
