@@ -155,7 +155,7 @@ class Ghosts(Generic[H]):
         self._value.queue.set_tables(tables)
 
     def wait(self, request: Hashable, prompt: Sequence[H]) -> None:
-        """Have both keep what a request that waits will hit, until :meth:`served`: the real cache does. ``prompt``: full blocks."""
+        """Have both keep what a waiting request will hit, as the real cache does. ``prompt``: its full blocks."""
         followed = [block for block in prompt if self._sampled(block, self.every)]
         for cache in (self._value, self._lru):
             cache.wait(request, followed)

@@ -55,8 +55,8 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_queue_runs": (Gauge, "Runs in the free queue: blocks of a class that were freed together.", ""),
     "lpc_waited_requests": (
         Counter,
-        "Requests that have waited, warm (half of the prompt or more was cached then) and cold; of the warm: cached blocks were "
-        "evicted meanwhile, a cold one was served before.",
+        "Requests that have waited, warm (half of the prompt or more was cached then) and cold; of the warm those that lost "
+        "cached blocks meanwhile, and those before which a cold one was served.",
         "what",
     ),
     "lpc_waited_lost_tokens": (Counter, "Cached tokens of warm requests that were evicted while these waited.", ""),

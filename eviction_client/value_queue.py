@@ -282,7 +282,7 @@ class ValueQueue(FreeList[B]):
         return popped
 
     def wait(self, request: Hashable, blocks: Iterable[B]) -> None:
-        """Keep blocks that a request will hit that waits from now on: they are evicted last, those of the first to come the very last.
+        """Keep blocks that a request will hit that waits from now on: they go last, those of the first to come the very last.
 
         Args:
             request: not waiting yet.
@@ -384,11 +384,11 @@ class ValueQueue(FreeList[B]):
                     continue
                 walked.add(one[_NUMBER])
                 for block in self._blocks_of(one):
-                    waiter = self._first_that_needs(block)
-                    if waiter is None:
+                    owner = self._first_that_needs(block)
+                    if owner is None:
                         yield block
                     else:
-                        kept[waiter].append(block)
+                        kept[owner].append(block)
             while oldest is not newest and oldest[_NUMBER] in walked:
                 oldest = oldest[_NEXT]
             while oldest is not newest and newest[_NUMBER] in walked:
@@ -509,7 +509,7 @@ class ValueQueue(FreeList[B]):
                 value = run[_NUMBER]
             else:
                 age = self._as_of - run[_USED]
-                value = value_at(self._tables[reuse_class] if reuse_class >= 0 else SOON, age if age > 0.0 else 0.0)
+                value = value_at(self._tables[reuse_class] if reuse_class >= 0 else SOON, max(0.0, age))
         else:
             value = _FIXED[reuse_class]
         run[_VALUE], run[_VALUED] = value, self._renewals

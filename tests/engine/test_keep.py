@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bare_scheduler import BLOCK, Engine, conversations
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm import keep
 from eviction_client.engines.vllm.metrics import values_of
-from lpc.bench.bare_scheduler import BLOCK, Engine, conversations
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="what waiting requests will hit goes last, in its scheduler without a model"
@@ -106,7 +106,11 @@ def test_outputs_are_stocks_and_more_is_hit_where_requests_wait(window: int | No
     made = conversations(5, 60, turns=6, spread_s=20.0, reply=(20, 60))
     outcomes = {
         name: Engine(200, max_seqs=3, window=window, background=AtOnce, **options).run(made)
-        for name, options in {"stock": {"learned": False}, "keep": {"guard": True}, "off": {"guard": True, "keep_waiting": False}}.items()
+        for name, options in {
+            "stock": {"learned": False},
+            "keep": {"guard": True},
+            "off": {"guard": True, "keep_waiting": False},
+        }.items()
     }
     assert outcomes["keep"].outputs == outcomes["stock"].outputs == outcomes["off"].outputs
     assert outcomes["keep"].cached > 1.05 * outcomes["off"].cached

@@ -73,6 +73,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
     @rule(n=st.integers(1, 8), hashed=st.integers(0, 8))
     def allocate(self, n: int, hashed: int) -> None:
         self.now += RENEWED_S
+        self.queue.renew()
         taken = self.pool.get_new_blocks(min(n, self.pool.get_num_free_blocks()))
         front, self.front = self.front[: len(taken)], self.front[len(taken) :]
         assert ids(taken)[: len(front)] == front

@@ -65,7 +65,12 @@ class Keep:
     def before_step(self) -> None:
         """Let the requests that came first count, unless there is only one and it may be served at once."""
         waits, beyond = self._waits, self._beyond
-        if not beyond or not self._enabled or len(waits) >= KEPT_REQUESTS or (len(waits) + len(beyond) == 1 and not self._passed_over):
+        if (
+            not beyond
+            or not self._enabled
+            or len(waits) >= KEPT_REQUESTS
+            or (len(waits) + len(beyond) == 1 and not self._passed_over)
+        ):
             return
         for request in list(beyond.values())[: KEPT_REQUESTS - len(waits)]:
             del beyond[request.request_id]
