@@ -24,7 +24,8 @@ SIDECAR: Final = """
 """
 """Fields of `predictor_service.settings.ServiceSettings`."""
 ENGINE: Final = """
-    guard, hints, hints_share, keep_waiting, lmcache_url, max_retain_s, on_unknown_engine, pooling, predictor_address, predictor_ca,
+    guard, hints, hints_share, keep_waiting, lmcache_url,
+    max_retain_s, on_unknown_engine, pooling, predictor_address, predictor_ca,
     predictor_capacity, predictor_certificate, predictor_key, predictor_timeout_s, predictor_token, predictor_token_file,
     redis_ca, redis_certificate, redis_cluster, redis_key, redis_password, redis_password_file, redis_shards,
     redis_timeout_s, redis_url, redis_user, served_model, shadow, store_blocks, store_pending_blocks, vllm_v0
