@@ -125,10 +125,6 @@ workloads: setup ## docs/workloads.md: every policy on every generated workload 
 pooling-table: setup ## Print what two engines gain by pooling what they know of shared blocks (POOLING='--trace mooncake.jsonl')
 	$(BIN)/python docs/make_pooling.py $(POOLING)
 
-.PHONY: prefetch-table
-prefetch-table: setup ## docs/prefetch.md: prefetch none, at arrival, predicted and oracle on every generated workload (some minutes)
-	$(BIN)/python docs/make_prefetch.py
-
 .PHONY: tiers-table
 TIERS :=
 tiers-table: setup ## docs/tiers.md: vLLM's pool and CPU tier, LRU or ours, on every generated workload (a quarter of an hour; TIERS='--log mooncake=FILE')

@@ -108,9 +108,9 @@ def simulate(
         from lpc.commands import simulation
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
-    from lpc.simulator.cost import Cost
     from lpc.simulator.run import WorkloadSpec
     from lpc.simulator.waiting import Queueing
+    from lpc.simulator.workload import Cost
     from lpc.training.spread import workers_of
 
     spec = WorkloadSpec(

@@ -7,7 +7,6 @@ from typing import Any
 
 from lpc.commands.simulation_tables import print_description, print_engine_tokens, print_gain, print_hit_rates, print_tiers
 from lpc.simulator.amounts import SimulationError, parse_capacity
-from lpc.simulator.cost import Cost
 from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.describe import trace_of
 from lpc.simulator.gain import nearest, pairs
@@ -27,6 +26,7 @@ from lpc.simulator.tiers.spec import (
     parse_tiers,
 )
 from lpc.simulator.waiting import Queueing
+from lpc.simulator.workload import Cost
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import Workers
 from lpc.wire.terminal import console

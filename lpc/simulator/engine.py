@@ -21,14 +21,13 @@ from typing import Any, Final
 import numpy as np
 
 from lpc.simulator.cache import BlockCache
-from lpc.simulator.cost import Cost
 from lpc.simulator.policy import Policy
 from lpc.simulator.responses import ResponseCache
 from lpc.simulator.segments import Path
 from lpc.simulator.sessions import PAUSE_S, Sessions
 from lpc.simulator.tiers import Behind, TierFigures, Tiering, behind
 from lpc.simulator.waiting import WARM, CachedFirst, Fcfs, Queueing, Waits
-from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.workload import Cost, Turn, Workload
 
 
 @dataclass

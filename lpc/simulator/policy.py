@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from lpc.simulator.blocks import B
-from lpc.simulator.cost import Cost
 from lpc.simulator.knowledge import Knowledge, knowledge_of
 from lpc.simulator.segments import Path, Segment
-from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.workload import Cost, Turn, Workload
 
 Chunk = tuple[int, ...]
 """Content ids of blocks that were given up together, in the order in which they went."""

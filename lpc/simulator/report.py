@@ -9,10 +9,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
-from lpc.simulator.cost import Cost
 from lpc.simulator.gain import Pair, about, pairs, percent, seconds, sentence, tokens
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.summary import BASELINE, OURS, Rows
+from lpc.simulator.workload import Cost
 
 if TYPE_CHECKING:  # matplotlib takes its time to import
     from matplotlib.axes import Axes

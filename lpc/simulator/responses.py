@@ -4,12 +4,22 @@ An answer is there when its request has ended, until a time to live after that w
 way the first is computed, and the others wait for it (single flight). The semantic tier is not simulated: what it would serve
 depends on answers, which no log here judges. For the same reason the normalised tier is taken as open. Every answer may be
 stored, as if all had ended with `stop` and temperature 0.
+
+Equal names, equal answers. Where the log has text the names are those of `lpc.responses.canonical`, of the whole request and of
+its normalised last turn. Where it has only ids of blocks, a request is the same when its whole chain and its length are.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from lpc.simulator.workload import Turn
+from lpc.logs.traces.request import TracedRequest
+from lpc.model.conversation import Message
+from lpc.responses.canonical import Asked, Namer
+from lpc.simulator.workload import Named, Turn
+
+_NAMER: Final = Namer(b"lpc simulate")
+"""One client, one scope, one model: the most that a cache may answer."""
 
 Tier = Literal["exact", "normalised"]
 TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
@@ -70,3 +80,18 @@ class ResponseCache:
         if self._normalised and named.normalised is not None:
             return [named.exact, named.normalised]
         return [named.exact]
+
+
+def of_messages(messages: Sequence[Message]) -> Named:
+    """Return the names of a chat request."""
+    asked = [{"role": message.role, "content": message.content} for message in messages]
+    names = _NAMER.names("", Asked("", {}, asked))
+    return Named(names.exact, names.normalised)
+
+
+def of_blocks(request: TracedRequest, block_tokens: int) -> Named | None:
+    """Return the names of a request known by its blocks; None where its last tokens are in no block."""
+    if len(request.blocks) * block_tokens < request.input_tokens or not request.blocks:
+        return None
+    # Ids are chained: the last one stands for all before it.
+    return Named(b"%d %d" % (request.blocks[-1], request.input_tokens))

@@ -1,6 +1,6 @@
 """`lpc simulate`: runs of many policies, capacities, think times and seeds; each run is independent and reproducible."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,9 +15,8 @@ from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.logs.traces.chat import chat_requests
 from lpc.simulator.amounts import SimulationError, tokens
 from lpc.simulator.engine import FCFS, Result, simulate
-from lpc.simulator.names import Named, of_blocks, of_messages
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.responses import ResponseCache, ResponseSpec
+from lpc.simulator.responses import ResponseCache, ResponseSpec, of_blocks, of_messages
 from lpc.simulator.sample import load_sample
 from lpc.simulator.sessions import REQUESTS, chain, closed_loop
 from lpc.simulator.sharegpt import Lengths, ThinkTimes, sharegpt
@@ -49,7 +48,7 @@ class WorkloadSpec:
         head: the predictor's on those embeddings; None: the one shipped.
         count_from: second of a trace from which hits are counted; None: after the first half hour, of a
             trace that is shorter than an hour or so its first half, of a generated workload its first 500 requests.
-        named: say of each request what a response cache would call it. ShareGPT is then its text, not the sample.
+        named: say of each request what a response cache would call it.
         sessions: of a closed loop, at a time; None: requests come when the log says.
         requests: after which a closed loop ends.
     """
@@ -137,15 +136,15 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
                 raise SimulationError("empirical think times need a log: give --empirical FILE (Mooncake format)")
             gaps = turns_of(open_trace(spec.empirical, "mooncake")).gap
             sample = gaps[gaps < LONG_GAP_S]
-        conversations, named = _spoken(spec) if spec.named else (_conversations(spec), None)
+        if spec.named:
+            raise SimulationError("equal requests are found in a log: give --trace and --format")
         workload = sharegpt(
-            conversations,
+            _conversations(spec),
             think_time=spec.think_time,
             law=spec.law,
             active=spec.active or 200,
             seed=spec.seed,
             empirical=sample,
-            named=named,
         )
     else:
         trace = load_trace(spec)
@@ -159,14 +158,6 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         workload = closed_loop(workload, spec.sessions, spec.requests, spec.seed)
         workload.name = f"{workload.name}, {spec.sessions} sessions at a time"
     return workload, workload.working_set_tokens()
-
-
-def _spoken(spec: WorkloadSpec) -> "tuple[Sequence[Lengths], Callable[[int], Sequence[Named]]]":
-    if spec.embeddings is not None or spec.head is not None:
-        raise SimulationError("what equal requests are is read from ShareGPT's text: leave out --embeddings and --head")
-    from lpc.simulator.spoken import spoken
-
-    return spoken()
 
 
 def _name(workload: Workload, spec: WorkloadSpec) -> None:
@@ -197,7 +188,7 @@ def _conversations(spec: WorkloadSpec) -> Sequence[Lengths]:
 
 def _generate(spec: WorkloadSpec) -> Workload:
     if spec.named:
-        raise SimulationError("generated workloads have no text of which two could be equal: give a log, or ShareGPT")
+        raise SimulationError("generated workloads have no text of which two could be equal: give a log")
     if spec.trace is not None:
         raise SimulationError("replay either a log or a generated workload: give --trace or --workload, not both")
     known = {**WORKLOADS, **EVERYDAY}

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from lpc.simulator.cost import Cost
-from lpc.simulator.workload import ClosedLoop, Turn, Workload
+from lpc.simulator.workload import ClosedLoop, Cost, Turn, Workload
 
 REQUESTS: Final = 4_000
 SHORTEST_GAP_S: Final = 0.2

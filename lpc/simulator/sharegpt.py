@@ -7,14 +7,13 @@ Stated simplifications: conversations share no blocks (identical first prompts a
 pass MAX_CONTEXT tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lpc.simulator.names import Named
 from lpc.simulator.workload import Turn, Workload
 
 ThinkTimes = Literal["exponential", "lognormal", "empirical"]
@@ -51,7 +50,6 @@ def sharegpt(
     active: int = 200,
     seed: int = 0,
     empirical: NDArray[np.float64] | None = None,
-    named: Callable[[int], Sequence[Named]] | None = None,
 ) -> Workload:
     """Return a workload drawn with ``seed``.
 
@@ -60,7 +58,6 @@ def sharegpt(
         think_time: mean seconds between the end of a turn and the next.
         law: of the think times; `empirical` draws from ``empirical`` (seconds), scaled to the mean.
         active: conversations at a time, about.
-        named: returns the names of the turns of a conversation, by its place. With these, equal prompts share their blocks.
     """
     generator = np.random.default_rng(seed)
 
@@ -80,13 +77,9 @@ def sharegpt(
     clock = 0.0
     number = 0
     order = generator.permutation(len(conversations))
-    known: dict[bytes, Sequence[int]] = {}
     while clock < until:
-        drawn, again = int(order[number % len(conversations)]), number // len(conversations)
-        conversation = conversations[drawn]
+        conversation = conversations[int(order[number % len(conversations)])]
         first = _turns(conversation, number, gaps(len(conversation.prompts)))
-        if first is not None and named is not None:
-            _name(first, named(drawn), again, known)
         if first is not None:
             first.arrival = clock
             arrivals.append(first)
@@ -102,28 +95,6 @@ def sharegpt(
         seed=seed,
         think_time=think_time,
     )
-
-
-def _name(first: Turn, named: Sequence[Named], again: int, known: dict[bytes, Sequence[int]]) -> None:
-    """Give a conversation's turns their names, and its prompts the blocks of equal ones before.
-
-    Args:
-        again: how often the conversation was drawn before: its words are other words then.
-        known: content ids of the prompts so far, by their exact names.
-    """
-    mark = b"%d" % again if again else b""
-    turns = [first]
-    while turns[-1].next is not None:
-        turns.append(turns[-1].next)
-    chain: list[int] = []
-    for turn, names in zip(turns, named, strict=False):
-        turn.named = Named(mark + names.exact, None if names.normalised is None else mark + names.normalised)
-        shared = known.get(turn.named.exact)
-        if shared is not None:
-            chain[: len(shared)] = shared
-        chain += turn.all_contents[len(chain) :]
-        turn.contents, turn.all_contents = tuple(chain[: len(turn.contents)]), tuple(chain)
-        known.setdefault(turn.named.exact, turn.contents)
 
 
 def _turns(conversation: Lengths, number: int, gaps: NDArray[np.float64]) -> Turn | None:

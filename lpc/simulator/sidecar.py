@@ -18,8 +18,7 @@ from threadpoolctl import threadpool_limits
 from lpc.model.probability import logit
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel, mixed
-from lpc.simulator.cost import Cost
-from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.workload import Cost, Turn, Workload
 
 Floats = NDArray[np.float64]
 

@@ -5,8 +5,28 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.simulator.names import Named
 from lpc.simulator.segments import Paths
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Rates of an engine.
+
+    Attributes:
+        prefill_tokens_s: tokens computed per second.
+        output_token_s: seconds per output token.
+    """
+
+    prefill_tokens_s: float = 20_000.0
+    output_token_s: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A request's names. ``normalised``: None where its last turn has no such form, or the log no text."""
+
+    exact: bytes
+    normalised: bytes | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -6,13 +6,11 @@ from typing import Any, Final, Protocol
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.policies.value import Reuse
 from lpc.simulator.reuse_classes import ReuseClasses, SidecarClasses
-from lpc.simulator.tiers.figures import TierFigures
-from lpc.simulator.tiers.link import Link
 from lpc.simulator.tiers.offload import Offload
 from lpc.simulator.tiers.order import ByValue, Knowing, Order, Values
 from lpc.simulator.tiers.prefetch import prefetcher_of
 from lpc.simulator.tiers.spec import Tiering
-from lpc.simulator.tiers.tier import Tier
+from lpc.simulator.tiers.tier import Link, Tier, TierFigures
 from lpc.simulator.workload import Turn, Workload
 
 

@@ -21,9 +21,8 @@ from typing import Any, Final
 from eviction_client.value_tier import ValueTier
 from lpc.simulator.policies.value import Reuse
 from lpc.simulator.policy import Policy
-from lpc.simulator.tiers.figures import TierFigures
-from lpc.simulator.tiers.link import Link
 from lpc.simulator.tiers.spec import TierSpec
+from lpc.simulator.tiers.tier import Link, TierFigures
 from lpc.simulator.workload import Turn
 
 

@@ -19,10 +19,9 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lpc.simulator.tiers.figures import TierFigures
 from lpc.simulator.tiers.order import Values
 from lpc.simulator.tiers.spec import PrefetchSpec
-from lpc.simulator.tiers.tier import Tier
+from lpc.simulator.tiers.tier import Tier, TierFigures
 from lpc.simulator.workload import Turn, Workload
 
 TICK_S: Final = 5.0

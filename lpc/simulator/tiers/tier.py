@@ -1,9 +1,77 @@
-"""A tier behind the cache (CPU memory, disk): what nearer ones give up goes there, and prompts are loaded from it."""
+"""One tier behind the cache (CPU memory, disk), the link from it, and what it served."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from lpc.simulator.tiers.link import Link
+import numpy as np
+
 from lpc.simulator.tiers.order import Order
+
+
+@dataclass
+class TierFigures:
+    """What the tiers of one engine, or several, served. Tokens, of requests that arrived while hits were counted.
+
+    Attributes:
+        loaded: by tier.
+        prefetched: moved before they were asked for.
+        used: of these, loaded by a request from where they had been brought.
+        returning: seconds to the first token, of turns after their conversation's first.
+        waited_s: seconds that requests waited for loads.
+    """
+
+    loaded: dict[str, int] = field(default_factory=dict)
+    prefetched: int = 0
+    used: int = 0
+    returning: list[float] = field(default_factory=list, repr=False)
+    waited_s: float = 0.0
+
+    def figures(self, prompt_tokens: int, seconds: float) -> dict[str, Any]:
+        """Return plain numbers. ``seconds``: during which hits were counted."""
+        times = np.array(self.returning) if self.returning else np.zeros(1)
+        return {
+            "tiers": {name: count / max(prompt_tokens, 1) for name, count in self.loaded.items()},
+            "prefetched_tokens": self.prefetched,
+            "prefetched_tokens_s": self.prefetched / max(seconds, 1e-9),
+            "prefetch_used": self.used / self.prefetched if self.prefetched else None,
+            "prefetch_useless_tokens": self.prefetched - self.used,
+            "ttft_returning_mean_s": float(times.mean()),
+            "ttft_returning_p50_s": float(np.quantile(times, 0.5)),
+            "ttft_returning_p99_s": float(np.quantile(times, 0.99)),
+            "load_wait_s": self.waited_s,
+        }
+
+
+class Link:
+    """A rate shared by all loads from one tier. Loads that requests wait for follow one another.
+
+    Prefetches use the time in which nobody waits. Nobody waits for a prefetched block that has begun, either (10 ms at 512
+    tokens and 50,000 tokens a second): a simplification.
+
+    Args:
+        tokens_s: per second.
+        latency_s: seconds until the first of a load is there; loads under way hide that of those behind them.
+    """
+
+    def __init__(self, tokens_s: float, latency_s: float) -> None:
+        self.tokens_s = tokens_s
+        self.latency_s = latency_s
+        self._busy_until = 0.0
+        self._given_until = 0.0
+
+    def load(self, tokens: int, now: float) -> float:
+        """Return when a load asked for now is through, seconds."""
+        self._busy_until = max(now, self._busy_until) + tokens / self.tokens_s
+        return self._busy_until + self.latency_s
+
+    def spare(self, now: float) -> float:
+        """Return how many tokens prefetches could move from the last call until now. Call it before the loads of now."""
+        start = max(self._given_until, self._busy_until)
+        if now <= start:
+            return 0.0
+        self._given_until = now
+        return (now - start) * self.tokens_s
 
 
 class Tier:

@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.simulator.cost import Cost
-from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.workload import Cost, Turn, Workload
 
 WARM_UP_REQUESTS: Final = 500
 """Hits are counted from the request after these."""

@@ -5,10 +5,9 @@ from itertools import chain
 from typing import Any
 
 from lpc.simulator.cache import BlockCache
-from lpc.simulator.cost import Cost
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policy import Policy
-from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.workload import Cost, Turn, Workload
 
 BLOCK_TOKENS = 16
 

@@ -9,12 +9,11 @@ import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
 from lpc.simulator.blocks import Piece
-from lpc.simulator.cost import Cost
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policy import Chunk, Policy
 from lpc.simulator.tiers import Tiering, TierSpec
-from lpc.simulator.workload import Turn, Workload, from_trace
+from lpc.simulator.workload import Cost, Turn, Workload, from_trace
 from tests.unit.simulator.replay import make
 
 SIZE = 16

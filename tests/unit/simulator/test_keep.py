@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from lpc.simulator import keep
 from lpc.simulator.blocks import Piece
 from lpc.simulator.cache import BlockCache
-from lpc.simulator.cost import Cost
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.segments import Path
 from lpc.simulator.sessions import closed_loop
 from lpc.simulator.waiting import Queueing
-from lpc.simulator.workload import Turn
+from lpc.simulator.workload import Cost, Turn
 from tests.unit.simulator.replay import make
 from tests.unit.simulator.test_segments import BLOCK, POLICIES, traffic
 

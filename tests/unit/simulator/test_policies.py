@@ -2,11 +2,10 @@
 
 import pytest
 
-from lpc.simulator.cost import Cost
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.policies.arc import Arc
 from lpc.simulator.policy import register
-from lpc.simulator.workload import Turn
+from lpc.simulator.workload import Cost, Turn
 from tests.unit.simulator.replay import OneByOne, run
 
 

@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 from eviction_client.settings import ClientSettings
 from lpc.commands.cli import app
-from lpc.simulator.cost import Cost
 from lpc.simulator.describe import describe
 from lpc.simulator.gain import about, nearest, pairs, percent, seconds, sentence, tokens
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.report import draw_hit_rates, write_html
 from lpc.simulator.summary import QUEUE, derived
+from lpc.simulator.workload import Cost
 from tests.integration.test_learned_policies import trace
 
 

@@ -11,12 +11,10 @@ from lpc.commands.cli import app
 from lpc.logs.traces.request import TracedRequest
 from lpc.model.conversation import Message
 from lpc.simulator.engine import Result, simulate
-from lpc.simulator.names import Named, of_blocks, of_messages
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.responses import ResponseCache, ResponseSpec
-from lpc.simulator.sharegpt import Lengths, sharegpt
+from lpc.simulator.responses import ResponseCache, ResponseSpec, of_blocks, of_messages
 from lpc.simulator.sidecar import OnlineReturns
-from lpc.simulator.workload import Turn
+from lpc.simulator.workload import Named, Turn
 from tests.unit.simulator.test_engine import SIZE, closed_workload, open_workload, replay, turn
 
 
@@ -100,26 +98,6 @@ def test_requests_known_by_blocks_are_equal_when_chain_and_length_are() -> None:
     assert of_blocks(request((1,), 20), SIZE) is None
 
 
-def test_equal_prompts_share_their_blocks_and_a_conversation_drawn_again_is_another() -> None:
-    conversations = [Lengths(f"k{n}", [40, 20], [30, 30], [None, None]) for n in range(2)]
-    names = [[Named(b"same"), Named(b"%d" % n)] for n in range(2)]
-    found = sharegpt(conversations, active=2, think_time=100.0, named=names.__getitem__)
-
-    by_draw: dict[int, list[Turn]] = {}
-    for number, first in enumerate(found.arrivals):
-        by_draw.setdefault(number // 2, []).append(first)
-    for pair in (by_draw[0], by_draw[1]):
-        assert pair[0].named == pair[1].named
-        assert pair[0].contents == pair[1].contents
-        later = [first.next for first in pair]
-        assert later[0] is not None
-        assert later[1] is not None
-        assert later[0].contents[:2] == later[1].contents[:2]
-        assert later[0].contents[2:] != later[1].contents[2:]
-    assert by_draw[0][0].named != by_draw[1][0].named
-    assert by_draw[0][0].contents != by_draw[1][0].contents
-
-
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gateway's log: 120 users ask two of ten questions after one system prompt, some with wide spaces, and go on."""
@@ -160,6 +138,7 @@ def test_with_both_caches_engines_compute_less_than_with_the_better_of_the_two(c
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (("--responses", "exact"), "equal requests are found in a log"),
         (("--workload", "documents", "--responses", "exact"), "no text of which two could be equal"),
         (("--responses", "semantic"), "no tier of a response cache that can be replayed"),
         (("--responses", "exact", "--ttl", "0"), "--ttl is seconds above 0"),

@@ -16,11 +16,10 @@ from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.reuse_classes import ReuseClasses
 from lpc.simulator.tiers import PrefetchSpec, Tiering, TierSpec
-from lpc.simulator.tiers.link import Link
 from lpc.simulator.tiers.order import ByValue, Knowing, Order, Values
 from lpc.simulator.tiers.prefetch import Verdict
 from lpc.simulator.tiers.spec import parse_prefetches, parse_tiers
-from lpc.simulator.tiers.tier import Tier
+from lpc.simulator.tiers.tier import Link, Tier
 from lpc.simulator.workload import Turn, Workload
 from lpc.simulator.workloads import WORKLOADS
 from tests.unit.simulator.test_engine import SIZE, open_workload, replay, turn

@@ -9,12 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lpc.simulator.cache import BlockCache
-from lpc.simulator.cost import Cost
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.segments import Path
 from lpc.simulator.waiting import AGEING, Queueing
-from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.workload import Cost, Turn, Workload
 from lpc.simulator.workloads.cliff import cliff
 from tests.unit.simulator.test_closed_loop import COST, LOGS, SIZE, loop, made
 
