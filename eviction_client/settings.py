@@ -53,6 +53,11 @@ class ClientSettings(RedisSettings):
     keep_waiting: bool = Field(
         default=True, description="evict last what waiting requests will hit, those needed soonest the very last"
     )
+    schedule: Literal["fcfs", "cached-first"] = Field(
+        default="fcfs",
+        description="which waiting request vLLM serves next: the first that came (fcfs), or the one with the least missing "
+        "prefill minus 0.02 of the time that it has waited (cached-first)",
+    )
     hints: bool = Field(
         default=False,
         description="act on the hints lpc_retain_seconds and lpc_done of requests; anyone who may use the engine's API may "

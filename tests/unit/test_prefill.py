@@ -1,0 +1,51 @@
+"""The cached prefix of a prompt, and the speed of prefill."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eviction_client.prefill import LEAST_SPEED, LONGEST_STEP_S, MOST_SPEED, START_SPEED, PrefillSpeed, cached_prefix
+
+
+@given(st.integers(0, 5000), st.data())
+def test_the_cached_prefix_is_found_from_any_earlier_answer(length: int, data: st.DataObject) -> None:
+    held = data.draw(st.integers(0, length))
+    known = data.draw(st.integers(0, length + 10))
+    looks = []
+
+    def cached(place: int) -> bool:
+        assert 0 <= place < length
+        looks.append(place)
+        return place < held
+
+    assert cached_prefix(cached, length, known) == held
+    assert len(looks) <= 2 * abs(held - min(known, length)).bit_length() + 2
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(0, 60))
+def test_in_a_chain_with_holes_the_answer_is_an_end_of_what_is_cached(chain: list[bool], known: int) -> None:
+    found = cached_prefix(chain.__getitem__, len(chain), known)
+    assert found == 0 or chain[found - 1]
+    assert found == len(chain) or not chain[found]
+
+
+def test_the_speed_becomes_the_engines_own() -> None:
+    speed = PrefillSpeed()
+    assert speed.tokens_per_s == START_SPEED
+    for _ in range(100):
+        speed.note(2000, 1.0)
+    assert abs(speed.tokens_per_s - 2000) < 100
+
+
+def test_the_speed_stays_within_its_bounds() -> None:
+    slow, fast = PrefillSpeed(), PrefillSpeed()
+    for _ in range(100):
+        slow.note(1, 50.0)
+        fast.note(10**9, 0.01)
+    assert (slow.tokens_per_s, fast.tokens_per_s) == (LEAST_SPEED, MOST_SPEED)
+
+
+def test_steps_without_a_prompt_and_pauses_do_not_count() -> None:
+    speed = PrefillSpeed()
+    for tokens, seconds in ((0, 1.0), (-1, 1.0), (100, 0.0), (100, -1.0), (100, LONGEST_STEP_S + 1), (100, float("nan"))):
+        speed.note(tokens, seconds)
+    assert speed.tokens_per_s == START_SPEED
