@@ -16,6 +16,7 @@ TESTS = {
     "queue": "tests/engine/test_queue.py",
     "hooks": "tests/engine/test_scheduler.py",
     "check": "tests/engine/test_conformance.py",
+    "waiting": "tests/engine/test_waiting.py",
     "tier": "tests/engine/test_cpu_tier.py",
 }
 CHECK = """
