@@ -114,7 +114,7 @@ def test_a_warm_request_starts_before_a_cold_one(
     warm_and_cold(engine, cold_tokens=200)
     assert started(engine, 2) == expected
     if learned:
-        assert values_of(engine.scheduler.lpc, queue_of(engine))["lpc_overtaking", ""] == 1
+        assert values_of(engine.scheduler.lpc)["lpc_overtaking", ""] == 1
 
 
 def test_a_warm_request_whose_blocks_are_evicted_while_it_waits_has_no_preference() -> None:
@@ -238,7 +238,7 @@ def test_after_a_failure_it_is_first_come_first_served_and_no_request_is_lost(
     ours = engine.run(made)
     assert ours.outputs == stock.outputs
     assert not queue.cached_first and engine.scheduler.lpc.plugin.failures == 1
-    assert values_of(engine.scheduler.lpc, queue)["lpc_cached_first", ""] == 0.0
+    assert values_of(engine.scheduler.lpc)["lpc_cached_first", ""] == 0.0
 
 
 def test_a_step_looks_at_a_bounded_number_of_long_waiting_requests() -> None:

@@ -31,6 +31,7 @@ from eviction_client.ended import Ended
 from eviction_client.engines.vllm.keep import Keep
 from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import arguments_of, completed, reply_end_of, session_of
+from eviction_client.engines.vllm.waiting import CachedFirstQueue
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.hints import Hints
 from eviction_client.plugin import Plugin
@@ -54,6 +55,7 @@ class Hooks:
     Attributes:
         queue: ours, in the block pool; None in a dry run.
         keep: the waiting requests.
+        cached_first: the waiting queue that serves cached first; None: the waiting queue is vLLM's.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Hooks:
         self.retention = retention
         self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
+        self.cached_first: CachedFirstQueue | None = None
         self._latest = 0.0
         self._hash_block_size: int = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
         manager = scheduler.kv_cache_manager

@@ -1,17 +1,16 @@
 """What the plug-in in vLLM shows of itself in the engine's /metrics."""
 
 from eviction_client.engines.vllm.hooks import Hooks
-from eviction_client.engines.vllm.waiting import CachedFirstQueue
 from eviction_client.metrics import Values
 from eviction_client.plugin_metrics import values_of_plugin
 
 
-def values_of(hooks: Hooks, waiting: CachedFirstQueue | None = None) -> Values:
+def values_of(hooks: Hooks) -> Values:
     """Return what :class:`eviction_client.metrics.EngineMetrics` shows. From any thread."""
     values = values_of_plugin(hooks.plugin)
+    waiting = hooks.cached_first
     values["lpc_cached_first", ""] = float(waiting is not None and waiting.cached_first)
-    if waiting is not None:
-        values["lpc_overtaking", ""] = waiting.overtaking
+    values["lpc_overtaking", ""] = 0 if waiting is None else waiting.overtaking
     values["lpc_tier_stock_fallback", ""] = float(hooks.tiers.fallen_back)
     values |= {("lpc_waited_requests", what): count for what, count in hooks.keep.waited.items()}
     values["lpc_waited_lost_tokens", ""] = hooks.keep.lost_tokens

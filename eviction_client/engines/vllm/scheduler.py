@@ -127,13 +127,13 @@ class LearnedScheduler:
                 scheduler, plugin, adopt=not settings.shadow, tiers=tiers, retention=retention
             )
             tiers.link(scheduler, plugin)
-            waiting = _cached_first(scheduler, plugin, settings)
+            attached.cached_first = _cached_first(scheduler, plugin, settings)
         except BaseException:
             plugin.close()
             if retention is not None:
                 retention.close()
             raise
-        plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached, waiting)))
+        plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
 
 
 def _why_not(vllm_config: Any, scheduler: Any) -> str | None:
