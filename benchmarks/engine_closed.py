@@ -35,7 +35,11 @@ class Side:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-SIDES: Final[Mapping[str, Side]] = {"stock": Side("stock"), "plug-in": Side("plugin")}
+SIDES: Final[Mapping[str, Side]] = {
+    "stock": Side("stock"),
+    "value": Side("plugin", {"keep_waiting": False}),
+    "value, keep": Side("plugin"),
+}
 """Columns by name, the first is what the others are compared with."""
 LIVE: Final = (0.5, 1.0, 2.0)
 """Contexts of the sessions under way, in caches."""

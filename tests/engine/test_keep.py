@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations
 from eviction_client.background import AtOnce
@@ -67,16 +68,12 @@ def test_what_an_aborted_request_waited_for_goes_in_its_turn() -> None:
     engine.add("again", tokens_of(1, 10), 1)
     engine.step()
     assert engine.scheduler.lpc.queue._needed
-    engine.scheduler.finish_requests("again", keep_status())
+    engine.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
     assert not engine.scheduler.lpc.queue._needed and not engine.scheduler.lpc.queue._waiters
     until_idle(engine)
     engine.add("cold too", tokens_of(5, 15), 1)
     until_idle(engine)
     assert engine.scheduler.lpc.plugin.failures == 0
-
-
-def keep_status() -> Any:
-    from vllm.v1.request import RequestStatus
 
     return RequestStatus.FINISHED_ABORTED
 
@@ -114,3 +111,17 @@ def test_outputs_are_stocks_and_more_is_hit_where_requests_wait(window: int | No
     }
     assert outcomes["keep"].outputs == outcomes["stock"].outputs == outcomes["off"].outputs
     assert outcomes["keep"].cached > 1.05 * outcomes["off"].cached
+
+
+def test_a_crowd_that_comes_at_once_is_looked_up_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "BLOCKS_PER_STEP", 15)
+    engine = engine_of()
+    engine.add("cold", tokens_of(3, 5), 50)
+    for number in range(6):
+        engine.add(f"r{number}", tokens_of(1, 10), 1)
+    waiting = []
+    for _ in range(4):
+        engine.step()
+        waiting.append(len(engine.scheduler.lpc.queue._waiters))
+    # The cold one needs nothing; two with ten blocks each exceed the budget.
+    assert waiting == [2, 4, 6, 6]
