@@ -60,7 +60,6 @@ def bench_engine(
     prefill: Annotated[
         float | None, typer.Option(min=1, help="Prompt tokens per virtual second, with --closed. [default: 10,000]")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="PNG to write, with --closed.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     json_file: JsonFile = None,
     models: Models = Path("models"),
@@ -80,15 +79,13 @@ def bench_engine(
                 at_once=sessions,
                 requests=requests,
                 prefill_tokens_s=prefill or engine_closed.PREFILL_TOKENS_S,
-                picture=picture,
                 quick=quick,
             ),
             json_file,
-            picture,
         )
         return
-    if any(option is not None for option in (sessions, requests, prefill, picture)):
-        raise UsageError("--sessions, --requests, --prefill and --picture need --closed")
+    if any(option is not None for option in (sessions, requests, prefill)):
+        raise UsageError("--sessions, --requests and --prefill need --closed")
     if trace is None:
         report(lambda: engine.run(models, model, quick=quick), json_file)
     else:

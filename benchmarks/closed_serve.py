@@ -13,12 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.closed_loop import ClosedLoop
-from benchmarks.closed_prompts import LONGEST_REPLY, Prompts
+from benchmarks.closed_loop import LONGEST_REPLY, ClosedLoop, Prompts
 from benchmarks.engine_replay import admit, clocked_engine
 from benchmarks.tiny_llama import BLOCK
-from benchmarks.trace_predictors import number_of
-from benchmarks.trace_replay import Replay
+from benchmarks.trace_replay import Replay, number_of
 from benchmarks.virtual_clock import VirtualClock
 from eviction_client.plugin import Predictor
 

@@ -1,7 +1,7 @@
 """Benchmark `engine`: the plug-in in real vLLM against stock vLLM, on the same real conversations.
 
 vLLM lives in an environment of its own (`make engine`) and runs there in a process of its own
-(`benchmarks.engine_runs`). The model is a two-layer Llama with random weights and a byte-level tokenizer: what is compared
+(`benchmarks.engine_run`). The model is a two-layer Llama with random weights and a byte-level tokenizer: what is compared
 is the cache, and the tokens only to see that they are the same. Conversations: a sample of ShareGPT's evaluation half, all
 their turns (a conversation cut short would end where the predictor rightly expects it to go on), each user turn cut to 200
 bytes; the replies are the model's own, 24 tokens. 48 are under way at a time, think times are exponential, 100 s at the mean.
@@ -88,11 +88,9 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
         texts = Path(folder) / "conversations.json"
         texts.write_text(json.dumps(conversations(QUICK_REQUESTS if quick else REQUESTS, tiny / "tokenizer.json")))
         sidecar = stack.enter_context(Sidecar(Path(folder), models, model, served_models={"tiny": str(tiny)}))
-        command = ["-m", "benchmarks.engine_runs", "--model", str(tiny), "--conversations", str(texts)]
-        command += ["--predictor", sidecar.address, "--rounds", "1" if quick else "5"]
-        command += ["--capacities", *map(str, QUICK_CAPACITIES if quick else CAPACITIES)]
+        job = {"model": str(tiny), "conversations": str(texts), "capacities": QUICK_CAPACITIES if quick else CAPACITIES}
         with screen.status("bench engine: several minutes"):
-            figures = last_line(command)
+            figures = in_engine("compare", **job, predictor=sidecar.address, rounds=1 if quick else 5)
     rows = figures["rows"]
     usual = [row for row in rows if row["think_s"] == max(row["think_s"] for row in rows)]
     figures["cached_tokens"] = {name: sum(row["cached_tokens"][name] for row in usual) for name in rows[0]["cached_tokens"]}
@@ -110,17 +108,18 @@ def tiny_model(folder: Path) -> Path:
     """Write the tiny Llama with its weights, and return where. Raises BenchmarkError."""
     made = folder / "tiny"
     program = f"from pathlib import Path; from benchmarks.tiny_llama import build; build(Path({str(made)!r}), weights=True)"
-    _in_engine(["-c", program])
+    _python(["-c", program])
     return made
 
 
-def last_line(arguments: list[str]) -> dict[str, Any]:
-    """Run Python where vLLM is installed; return the JSON object that it prints last. Raises BenchmarkError."""
-    figures: dict[str, Any] = json.loads(_in_engine(arguments).strip().splitlines()[-1])
+def in_engine(run: str, **arguments: object) -> dict[str, Any]:
+    """Run a function of `engine_run.RUNS` where vLLM is installed; return its figures. Raises BenchmarkError."""
+    command = ["-m", "benchmarks.engine_run", json.dumps({"run": run, **arguments})]
+    figures: dict[str, Any] = json.loads(_python(command).strip().splitlines()[-1])
     return figures
 
 
-def _in_engine(arguments: list[str]) -> str:
+def _python(arguments: list[str]) -> str:
     # Sets of names have one order in all runs, else not even vLLM's own tier evicts the same twice.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
     ended = subprocess.run([PYTHON, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True)

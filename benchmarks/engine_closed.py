@@ -6,9 +6,8 @@ together half of the cache, all of it, and twice as much. Each side (`SIDES`) ru
 (`benchmarks.closed_serve`). Every request that all sides answer must have the same tokens on all.
 """
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
@@ -29,7 +28,7 @@ from lpc.wire.terminal import console
 
 @dataclass(frozen=True)
 class Side:
-    """What serves: ``asks``: `trace_predictors.predictor_of`; ``settings``: of the plug-in (`ClientSettings`)."""
+    """What serves: ``asks``: `trace_replay.predictor_of`; ``settings``: of the plug-in (`ClientSettings`)."""
 
     asks: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +48,6 @@ PREFILL_TOKENS_S: Final = 10_000.0
 QUICK_LIVE: Final = (2.0,)
 QUICK_AT_ONCE: Final = 12
 QUICK_REQUESTS: Final = 120
-RUNS: Final = "benchmarks.engine_closed_runs"
 
 
 def run(
@@ -61,10 +59,9 @@ def run(
     at_once: int | None = None,
     requests: int | None = None,
     prefill_tokens_s: float = PREFILL_TOKENS_S,
-    picture: Path | None = None,
     quick: bool = False,
 ) -> dict[str, Any]:
-    """Serve; print a table; draw it; return the figures.
+    """Serve; print a table; return the figures.
 
     Args:
         path, trace_format: a log; without one the sessions are those of workload `cliff`.
@@ -72,7 +69,6 @@ def run(
         at_once: sessions at a time. Default: AT_ONCE.
         requests: answers of each run, of which the last three quarters count. Default: REQUESTS.
         prefill_tokens_s: prompt tokens, of the log's, that the engine computes in a virtual second.
-        picture: PNG to write.
         quick: few sessions, at one size.
 
     Raises:
@@ -86,13 +82,13 @@ def run(
     requests = requests or (QUICK_REQUESTS if quick else REQUESTS)
     sessions = Course.read(path, trace_format, at_once=at_once, requests=requests)
     live = sessions.live_blocks(at_once)
-    flags = ["--at-once", str(at_once), "--answers", str(requests), "--prefill", str(prefill_tokens_s)]
+    load = {"at_once": at_once, "requests": requests, "prefill_tokens_s": prefill_tokens_s}
     screen = console()
     with placed(sessions.written(), models, model) as places:
         jobs = list(product(live_shares, reversed(list(SIDES))))
         # Engine and sidecar wait for each other, so that a run keeps one core busy.
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            finished = pool.map(lambda job: _run(places, SIDES[job[1]], _blocks(live, job[0]), flags), jobs)
+            finished = pool.map(lambda job: _run(places, SIDES[job[1]], _blocks(live, job[0]), load), jobs)
             told = track(finished, "bench engine --closed", total=len(jobs), console=screen, transient=True)
             results = dict(zip(jobs, told, strict=True))
     rows = [_row(share, _blocks(live, share), {name: results[share, name] for name in SIDES}) for share in live_shares]
@@ -106,9 +102,6 @@ def run(
         "rows": rows,
     }
     _show(screen, figures)
-    if picture is not None:
-        _draw(figures, picture)
-        screen.print(f"picture: {picture}")
     return figures
 
 
@@ -116,8 +109,8 @@ def _blocks(live: int, share: float) -> int:
     return max(int(live / share), MOST_BLOCKS + 2)
 
 
-def _run(places: Places, side: Side, blocks: int, flags: Sequence[str]) -> dict[str, Any]:
-    return run_side(places, side.asks, blocks, *flags, "--settings", json.dumps(dict(side.settings)), program=RUNS)
+def _run(places: Places, side: Side, blocks: int, load: Mapping[str, float]) -> dict[str, Any]:
+    return run_side(places, "closed", side.asks, blocks, load=load, settings=dict(side.settings))
 
 
 def compared(outputs: Mapping[str, Mapping[str, str]]) -> int:
@@ -169,30 +162,3 @@ def _show(screen: Console, figures: dict[str, Any]) -> None:
                 *(f"{side['latency_mean_s']:.1f}", f"{side['latency_p99_s']:.1f}", f"yes, {row['requests_compared']:,}"),
             )
     screen.print(table)
-
-
-def _draw(figures: dict[str, Any], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(11, 3.6), layout="constrained")
-    panels = picture.subplots(1, 3)
-    places = range(len(figures["rows"]))
-    names = list(figures["rows"][0]["sides"])
-    wide = 0.8 / len(names)
-    shown: tuple[tuple[str, Callable[[dict[str, Any]], float]], ...] = (
-        ("prompt tokens from the cache, %", lambda side: 100 * side["hit_rate"]),
-        ("prompt tokens per virtual second", lambda side: side["prompt_tokens_per_s"]),
-        ("latency, virtual seconds: mean, p99", lambda side: side["latency_mean_s"]),
-    )
-    for axes, (heading, value) in zip(panels, shown, strict=True):
-        for column, name in enumerate(names):
-            sides = [row["sides"][name] for row in figures["rows"]]
-            at = [place + (column - (len(names) - 1) / 2) * wide for place in places]
-            axes.bar(at, [value(side) for side in sides], wide, label=name, color=f"C{column}")
-            if axes is panels[-1]:
-                axes.plot(at, [side["latency_p99_s"] for side in sides], "_", color=f"C{column}", markersize=14)
-        axes.set_xticks(list(places), [f"{row['live_contexts']:g}" for row in figures["rows"]])
-        axes.set(title=heading, xlabel="contexts of the sessions under way / cache")
-    panels[0].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(path, dpi=120)

@@ -16,8 +16,7 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from benchmarks.tiny_engine import TinyEngine
-from benchmarks.trace_predictors import number_of
-from benchmarks.trace_replay import Replay
+from benchmarks.trace_replay import Replay, number_of
 from benchmarks.virtual_clock import VirtualClock
 from eviction_client.background import AtOnce
 from eviction_client.plugin import MOST_FAILURES, Predictor

@@ -2,26 +2,29 @@
 
 The plug-in's sidecar is the real one over gRPC, in a process of its own. It starts knowing nothing and learns while it serves.
 The oracle knows of each turn whether its conversation has a later one in the trace, not when. What an engine does with a
-trace, and what the sidecar is told: `benchmarks.engine_trace_runs`, of which each run is a process where vLLM is installed.
+trace, and what the sidecar is told: `benchmarks.engine_replay`. Each run is a process where vLLM is installed.
 """
 
 import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
 from benchmarks import BenchmarkError
-from benchmarks.engine import check_engine, last_line, tiny_model
+from benchmarks.engine import check_engine, in_engine, tiny_model
+from benchmarks.processes import Sidecar
 from benchmarks.tiny_llama import BLOCK
-from benchmarks.trace_sides import show_sides, virtual_sidecar
+from benchmarks.trace_replay import SERVED
 from benchmarks.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace, open_trace
 from lpc.simulator.workload import from_trace
@@ -35,9 +38,10 @@ SIDES: Final = ("plugin", "oracle", "stock")
 QUICK_REQUESTS: Final = 4000
 """Enough for the sidecar to learn something, and for the guard to see that it pays."""
 QUICK_SHARES: Final = (0.03,)
-RUNS: Final = "benchmarks.engine_trace_runs"
 LONGEST: Final = 8192
 """Tokens of the longest prompt that the tiny model takes (`engine_replay.BATCH_TOKENS`)."""
+REAL_REFIT_S: Final = 86_400.0
+"""Never, that is: the virtual clock says when the return model is refitted."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +126,12 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     working_set, count_from = opened.working_set, opened.count_from
     screen = console()
     with placed(opened.written(), models, model) as places:
-        counted = ("--count-from", str(count_from))
         jobs = [*product(shares, SIDES), (shares[0], "lru")]
         # Engine and sidecar wait for each other, so that a run keeps one core busy.
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            finished = pool.map(lambda job: run_side(places, job[1], int(job[0] * working_set), *counted), jobs)
+            finished = pool.map(
+                lambda job: run_side(places, "trace", job[1], int(job[0] * working_set), count_from=count_from), jobs
+            )
             told = track(finished, "bench engine --trace", total=len(jobs), console=screen, transient=True)
             results = dict(zip(jobs, told, strict=True))
     rows = [_row(share, int(share * working_set), {side: results[share, side] for side in SIDES}) for share in shares]
@@ -208,18 +213,44 @@ def _row(share: float, blocks: int, sides: dict[str, dict[str, Any]]) -> dict[st
     }
 
 
-def run_side(places: Places, side: str, blocks: int, *flags: str, program: str = RUNS) -> dict[str, Any]:
+def run_side(places: Places, run: str, side: str, blocks: int, **arguments: object) -> dict[str, Any]:
     """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError.
 
     Args:
-        flags, program: what runs where vLLM is installed, and its flags that not every run has.
+        run, arguments: of `engine_run.RUNS`, and what it takes besides.
     """
     home = Path(tempfile.mkdtemp(prefix=f"{side}-{blocks}-", dir=places.folder))
     VirtualClock(home / "clock")
-    command = ["-m", program, "--model", str(places.model), "--side", side, "--requests", str(places.requests)]
-    command += ["--clock", str(home / "clock"), "--blocks", str(blocks), *flags]
+    job = {"model": str(places.model), "requests": str(places.requests), "clock": str(home / "clock")}
     with contextlib.ExitStack() as stack:
+        address = None
         if side == "plugin":
-            serves = virtual_sidecar(home, places.models, places.name, places.model)
-            command += ["--predictor", stack.enter_context(serves).address]
-        return last_line(command)
+            address = stack.enter_context(virtual_sidecar(home, places.models, places.name, places.model)).address
+        return in_engine(run, **job, side=side, blocks=blocks, predictor=address, **arguments)
+
+
+def virtual_sidecar(home: Path, models: Path, model: str, tokenizer: Path) -> Sidecar:
+    """Return a side's sidecar, to be started: the real one by the clock in ``home``, which knows the engine's tokenizer."""
+    command = ("benchmarks.virtual_sidecar", str(home / "clock"))
+    served = {SERVED: str(tokenizer)}
+    return Sidecar(home, models, model, command=command, served_models=served, returns_refit_s=REAL_REFIT_S)
+
+
+def show_sides(screen: Console, figures: dict[str, Any], title: str, *, size: str, stock: str, proofs: Sequence[str]) -> None:
+    """Print what each side has hit at each capacity, and what was proved beside.
+
+    Args:
+        size: what a row's capacity is counted in.
+        stock: what the engine's own side is called.
+        proofs: names of figures that are true or not.
+    """
+    gained = f"plug-in / {stock.rpartition(' ')[2]}"
+    table = Table("capacity", size, stock, "plug-in", "oracle", gained, "answered", title=title)
+    for row in figures["rows"]:
+        hit, prompt = row["cached_tokens"], row["prompt_tokens"]
+        cells = [f"{hit[side]:,} ({hit[side] / prompt:.1%})" for side in ("stock", "plugin", "oracle")]
+        gain = f"{hit['plugin'] / max(hit['stock'], 1):.2f}"
+        table.add_row(f"{row['capacity_fraction']:.0%}", f"{row[size]:,}", *cells, gain, f"{row['answered_share']:.1%}")
+    screen.print(table)
+    for name in proofs:
+        screen.print(f"{name}: {figures[name]}")

@@ -18,10 +18,9 @@ from typing import Any, Final
 from rich.progress import track
 
 from benchmarks import BenchmarkError
-from benchmarks.engine_trace import log_of, rows_of
+from benchmarks.engine_trace import log_of, rows_of, show_sides, virtual_sidecar
 from benchmarks.sglang_replay import BLOCK
 from benchmarks.tiny_llama import build
-from benchmarks.trace_sides import show_sides, virtual_sidecar
 from benchmarks.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace
 from lpc.simulator.workload import from_trace

@@ -28,13 +28,13 @@ TIERS: Final = (1, 2, 4)
 QUICK_POOL: Final = 0.03
 QUICK_TIERS: Final = (2,)
 SIDES: Final = {
-    "both": ("plugin", ()),
-    "gpu_only": ("plugin", ("--tier-policy", "lru")),
-    "oracle": ("oracle", ()),
-    "stock": ("stock", ()),
-    "lru": ("lru", ()),
+    "both": ("plugin", None),
+    "gpu_only": ("plugin", "lru"),
+    "oracle": ("oracle", None),
+    "stock": ("stock", None),
+    "lru": ("lru", None),
 }
-"""What is asked, and whose the tier is; the slowest first."""
+"""What is asked, and the tier's policy (None: the scheduler's); the slowest first."""
 
 
 def run(
@@ -68,11 +68,10 @@ def run(
     blocks = int(pool * opened.working_set)
     jobs = [job for job in product(sizes, SIDES) if job[1] != "lru" or job[0] == sizes[0]]
 
-    counted = ("--count-from", str(opened.count_from))
-
     def run_job(job: tuple[int, str]) -> dict[str, Any]:
         asks, policy = SIDES[job[1]]
-        return run_side(places, asks, blocks, *counted, "--tier", str(job[0] * blocks), *policy)
+        more = {"count_from": opened.count_from, "tier": job[0] * blocks, "tier_policy": policy}
+        return run_side(places, "trace", asks, blocks, **more)
 
     screen = console()
     with placed(opened.written(), models, model) as places, ThreadPoolExecutor(os.cpu_count() or 1) as workers:

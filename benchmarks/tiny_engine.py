@@ -1,6 +1,6 @@
 """Real vLLM with the tiny model, in this process: built alike by all benchmarks, under any scheduler, its evictions watched.
 
-Settle :mod:`benchmarks.engine_environment` before this is imported.
+Call `engine_run.settle` before this is imported.
 """
 
 import gc

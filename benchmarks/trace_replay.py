@@ -1,4 +1,4 @@
-"""A trace as benchmark `engine --trace` replays it: what of each request the engine is given, and what the sidecar is told.
+"""A trace as benchmark `engine --trace` replays it: what engine and sidecar get of each request, and which predictor is asked.
 
 Each block of the trace is one block of the engine, whose tokens are drawn by the block's content id; a partial last block keeps
 its share. The sidecar is told what it would be told of the real traffic, but its text: the prompt's token ids at the length
@@ -7,20 +7,26 @@ that the trace has, with the markup of the earlier turns, from which it knows th
 
 import json
 import random
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks.tiny_llama import BLOCK, SPECIAL
+from benchmarks.told import CONTINUES, OVER, Told
+from eviction_client.predictor_client import PredictorClient
 
 PRINTABLE: Final = range(len(SPECIAL), len(SPECIAL) + 94)
 """Token ids of the printable ASCII characters in the tiny model's vocabulary: what the sidecar decodes is text."""
 USER, ASSISTANT, END = (SPECIAL.index(marker) for marker in ("<|user|>", "<|assistant|>", "<|end|>"))
 SHORTEST: Final = 4
 """Tokens of a user turn with its markup, at least."""
+SERVED: Final = "tiny"
+ANSWER_WITHIN_S: Final = 60.0
+"""Real time that the sidecar has for an answer."""
 
 
 class Request(NamedTuple):
@@ -117,3 +123,41 @@ class Replay:
     def _last(self, number: int, full: int) -> tuple[int, ...]:
         blocks = self.requests[number].blocks
         return content(blocks[full] if len(blocks) > full else -1 - number)
+
+
+def number_of(request_id: Hashable) -> int:
+    """Return a request's place in the trace; vLLM may append a random part to the id that it was given."""
+    return int(str(request_id).partition("-")[0])
+
+
+class Asked(PredictorClient):
+    """The plug-in's own client, which waits for each answer while the virtual clock stands."""
+
+    def __init__(self, address: str, replay: Replay) -> None:
+        super().__init__(address, served_model=SERVED, timeout_s=ANSWER_WITHIN_S)
+        self._replay = replay
+        until = time.monotonic() + ANSWER_WITHIN_S
+        while not self.healthy and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def ask(self, request_id: Hashable, **known: Any) -> None:
+        """As the plug-in asks, and until the answer is there."""
+        known["token_ids"] = self._replay.told(number_of(request_id))
+        super().ask(request_id, **known)
+        until = time.monotonic() + ANSWER_WITHIN_S
+        while self.waiting and time.monotonic() < until:
+            if not self.healthy:
+                raise SystemExit("the sidecar went away")
+            time.sleep(0.0002)
+
+
+def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | Told | None:
+    """Return what a side asks: stock nothing, lru one whose answers change nothing, oracle the trace, the others a sidecar."""
+    if side == "stock":
+        return None
+    if side == "lru":
+        return Told(lambda _: CONTINUES)
+    if side == "oracle":
+        return Told(lambda request: CONTINUES if replay.goes_on[number_of(request)] else OVER)
+    assert address is not None
+    return Asked(address, replay)

@@ -44,8 +44,8 @@ def last_line(command: list[str]) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_tokens_are_stocks_evictions_too_and_an_oracle_hits_more(model: Path, tmp_path: Path) -> None:
     texts = conversations(model, tmp_path, 520)
-    command = ["-m", "benchmarks.engine_runs", "--model", str(model), "--conversations", str(texts)]
-    figures = last_line([*command, "--capacities", "240", "--rounds", "0"])
+    job = {"run": "compare", "model": str(model), "conversations": str(texts), "capacities": [240]}
+    figures = last_line(["-m", "benchmarks.engine_run", json.dumps(job)])
     busy, usual = figures["rows"]
     assert min(busy["requests"], usual["requests"]) >= 500
     assert busy["preemptions"] > 0 and usual["evictions"] > 1000
@@ -61,7 +61,7 @@ def test_a_kv_connector_gets_and_gives_what_it_does_with_stock(model: Path, tmp_
     program = """
 import json, sys
 from pathlib import Path
-from benchmarks.engine_environment import settle
+from benchmarks.engine_run import settle
 settle()
 from benchmarks.engine_hits import serve
 model, texts, stored = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])

@@ -1,6 +1,6 @@
 """What an engine is given in benchmark `engine --closed`: prompts that repeat its own replies."""
 
-from benchmarks.closed_prompts import LONGEST_REPLY, Prompts
+from benchmarks.closed_loop import LONGEST_REPLY, Prompts
 from benchmarks.tiny_llama import BLOCK
 from benchmarks.trace_replay import Replay, Request
 

@@ -1,0 +1,112 @@
+"""One run where vLLM is installed: `python -m benchmarks.engine_run JOB`. The last line that it prints is the figures, as JSON.
+
+JOB is a JSON object: under ``run`` the name of a function of `RUNS`, and the function's arguments.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.trace_replay import Replay, predictor_of
+from benchmarks.virtual_clock import VirtualClock
+
+SETTINGS: Final = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # Requests that end in one step reach the offload tier in the order of a set of their names.
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
+    # Two layers of 64 are too little to share out, and threads that wait for each other at every layer are slow on busy cores.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def settle() -> None:
+    """Let vLLM run as one quiet process on one thread, unless the environment says otherwise. Before vLLM is imported."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+def compare(
+    *, model: str, conversations: str, capacities: list[int], predictor: str | None = None, rounds: int = 0
+) -> dict[str, Any]:
+    """Benchmark `engine`: hits at each capacity and, with rounds, times.
+
+    Args:
+        conversations: JSON file, the token ids of each user turn of each conversation.
+        predictor: address of a sidecar.
+    """
+    from benchmarks.engine_hits import hit_runs
+    from benchmarks.engine_times import admission_us, pool_ratios, step_ratio
+
+    figures: dict[str, Any] = {}
+    if rounds:
+        figures |= {"pool": pool_ratios(rounds), **step_ratio(2 * rounds), **admission_us(predictor)}
+        figures["free_ratio"] = max(row["free_ratio"] for row in figures["pool"])
+        figures["allocate_ratio"] = max(row["allocate_ratio"] for row in figures["pool"])
+    return figures | hit_runs(Path(model), json.loads(Path(conversations).read_text()), capacities, predictor)
+
+
+def trace(
+    *,
+    model: str,
+    requests: str,
+    clock: str,
+    side: str,
+    blocks: int,
+    count_from: float,
+    predictor: str | None = None,
+    tier: int | None = None,
+    tier_policy: str | None = None,
+) -> dict[str, Any]:
+    """Benchmarks `engine --trace` and `tiers`: one side at one capacity.
+
+    Args:
+        requests: file that `engine_trace.placed` has written.
+        tier: chunks of a CPU offload tier below the blocks.
+        tier_policy: its ``eviction_policy``; None: that of the scheduler.
+    """
+    from benchmarks.cpu_tier import connector
+    from benchmarks.engine_replay import serve
+
+    replay = Replay.read(Path(requests))
+    named: dict[str, Any] = {"eviction_policy": tier_policy} if tier_policy else {}
+    return serve(
+        *(Path(model), replay, blocks, VirtualClock(Path(clock))),
+        count_from=count_from,
+        predictor=predictor_of(side, replay, predictor),
+        connector=connector(tier, **named) if tier else None,
+        guard=side != "oracle",
+        learns=side != "lru",
+    )
+
+
+def closed(
+    *,
+    model: str,
+    requests: str,
+    clock: str,
+    side: str,
+    blocks: int,
+    load: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    predictor: str | None = None,
+) -> dict[str, Any]:
+    """Benchmark `engine --closed`: one side at one capacity. ``load``: of `closed_serve.Load`; ``settings``: of the plug-in."""
+    from benchmarks.closed_serve import Load, serve
+
+    replay = Replay.read(Path(requests))
+    asked = predictor_of(side, replay, predictor)
+    return serve(Path(model), replay, blocks, VirtualClock(Path(clock)), Load(**load), predictor=asked, **settings)
+
+
+RUNS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {"compare": compare, "trace": trace, "closed": closed}
+
+
+if __name__ == "__main__":
+    job = json.loads(sys.argv[1])
+    settle()
+    print(json.dumps(RUNS[job.pop("run")](**job)))
