@@ -1,9 +1,8 @@
 """Settings of the client: one typed object, built at the engine's edge from flags and environment, passed down."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -12,9 +11,6 @@ from lpc.wire.access import stays_on_this_machine
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.variables import none_if_empty
-
-RETIRED: Final = ("LPC_TAU_S", "LPC_PRIOR")
-"""Variables of earlier releases that have no meaning any more."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -143,14 +139,6 @@ class ClientSettings(RedisSettings):
         if has_token and self.predictor_ca is None and not stays_on_this_machine(self.predictor_address):
             raise ValueError("predictor_token would travel in clear: set predictor_ca, or reach the sidecar on this machine")
         return self
-
-    @staticmethod
-    def retired(environment: Mapping[str, str]) -> str | None:
-        """Return one sentence on the variables that are set and have no meaning any more; None where there are none."""
-        found = [name for name in RETIRED if name in environment]
-        if not found:
-            return None
-        return f"{' and '.join(found)} {'has' if len(found) == 1 else 'have'} no meaning any more: credit is learnt, remove it"
 
     @property
     def predictor_files(self) -> CertificateFiles:

@@ -54,6 +54,7 @@ _PRICED_BLOCKS: Final = 1000.0
 """Blocks evicted over which the price is averaged."""
 _STALE_FROM: Final = 4
 """Entries of the heap of classes' ends, per class, from which on those that have changed are thrown out."""
+_EXPIRED_PER_STEP: Final = 16
 _SWEPT_FROM: Final = 1024
 """Retentions from which on those that have ended before their time are searched for."""
 
@@ -198,6 +199,11 @@ class ValueQueue(FreeList[B]):
             self._retained = [entry for entry in self._retained if entry[2][_NEXT] is not None]
             heapq.heapify(self._retained)
             self._swept_from = max(_SWEPT_FROM, 2 * len(self._retained))
+
+    def step(self) -> None:
+        """Do what is due before a step of the engine: end retentions, a few at a time; calculate the values for the present."""
+        self.expire(_EXPIRED_PER_STEP)
+        self.renew()
 
     def expire(self, budget: int) -> None:
         """Move at most ``budget`` runs to their classes whose retention is over."""

@@ -25,8 +25,6 @@ from eviction_client.value_queue import DONE, GOES_ON, Table, ValueQueue
 
 Content = Hashable
 """What names a chunk in the tier's own code."""
-EXPIRED_PER_STEP: Final = 16
-"""Runs whose retention may end in one step of the engine."""
 MAX_ENDED: Final = 1024
 """Ended requests of which the tier's own code has not reported the end yet; over it the oldest's classes are lost."""
 
@@ -124,7 +122,7 @@ class ValueTier:
     def step(self) -> None:
         """Do what is due before a step of the engine, in bounded time."""
         self._follow()
-        self._queue.expire(EXPIRED_PER_STEP)
+        self._queue.step()
 
     def ended(self, ended: Ended) -> None:
         """Note the end of a request, which the tier's own code reports a step later (:meth:`used`)."""

@@ -46,8 +46,8 @@ LMCACHE: Final = """
     lmcache_token, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """
 """Fields of `lpc.lmcache.settings.LMCacheSettings`, with the prefix that their variables have."""
-OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_TAU_S", "LPC_PRIOR", "LPC_WARM_TOKEN", "LPC_WARM_ENGINE_KEY"))
-"""Variables that are no fields: the settings file, the folder of engines' metrics, and those of earlier releases."""
+OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN", "LPC_WARM_ENGINE_KEY"))
+"""Variables that are no fields: the settings file, the folder of engines' metrics."""
 OURS: Final = ("LPC_TEST_", "LPC_FUZZ_")
 """What the tests are set with begins so."""
 

@@ -37,11 +37,3 @@ def test_a_value_without_meaning_is_refused_by_name(monkeypatch: pytest.MonkeyPa
         ClientSettings()
     assert name.removeprefix("LPC_").lower() in str(caught.value)
     assert "hunter2" not in str(caught.value)
-
-
-def test_what_has_lost_its_meaning_is_named_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LPC_TAU_S", "nonsense")
-    assert ClientSettings() == ClientSettings(_env_prefix="NOTHING_")  # type: ignore[call-arg]
-    assert ClientSettings.retired({"LPC_TAU_S": "50"}) == "LPC_TAU_S has no meaning any more: credit is learnt, remove it"
-    assert (ClientSettings.retired({"LPC_TAU_S": "", "LPC_PRIOR": "0.5"}) or "").startswith("LPC_TAU_S and LPC_PRIOR have no")
-    assert ClientSettings.retired({"LPC_GUARD": "true"}) is None

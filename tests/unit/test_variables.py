@@ -2,10 +2,10 @@
 
 import re
 
-from eviction_client.settings import RETIRED, ClientSettings
+from eviction_client.settings import ClientSettings
 from lpc.gateway.settings import GatewaySettings
 from lpc.lmcache.settings import LMCacheSettings
-from lpc.wire.variables import ENGINE, GATEWAY, KNOWN, LMCACHE, SIDECAR, unknown_variables
+from lpc.wire.variables import ENGINE, GATEWAY, LMCACHE, SIDECAR, unknown_variables
 from predictor_service.settings import ServiceSettings
 
 
@@ -15,7 +15,6 @@ def test_the_names_are_those_of_the_settings_objects() -> None:
     assert set(re.findall(r"\w+", ENGINE)) == set(ClientSettings.model_fields)
     assert set(re.findall(r"\w+", GATEWAY)) == set(GatewaySettings.model_fields)
     assert set(re.findall(r"\w+", LMCACHE)) == {f"lmcache_{name}" for name in LMCacheSettings.model_fields}
-    assert set(RETIRED) <= KNOWN
 
 
 def test_a_typing_error_is_named_with_the_nearest_name() -> None:

@@ -22,7 +22,7 @@ blocks used once.
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
@@ -36,9 +36,6 @@ from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.hints import Hints
 from eviction_client.plugin import Plugin
 from eviction_client.retention import Retention
-
-EXPIRED_PER_STEP: Final = 16
-"""Runs whose retention may end in one step of the scheduler."""
 
 
 class Hooks:
@@ -144,15 +141,14 @@ class Hooks:
 
     def step(self) -> None:
         """Do what is due before a step of the scheduler: follow the guard and the curves, end retentions, renew values."""
-        plugin, queue = self.plugin, self.queue
+        plugin = self.plugin
         started = time.perf_counter()
-        if queue is not None:
-            plugin.follow(queue)  # first: what fails below must not keep a rule in force
+        if self.queue is not None:
+            plugin.follow(self.queue)  # first: what fails below must not keep a rule in force
         try:
             plugin.in_use(self._blocks - self._free_blocks_of())
-            if queue is not None:
-                queue.expire(EXPIRED_PER_STEP)
-                queue.renew()
+            if self.queue is not None:
+                self.queue.step()
             self.keep.before_step()
         except Exception as error:
             plugin.failed(error)

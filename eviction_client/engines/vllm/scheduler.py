@@ -54,8 +54,6 @@ class LearnedScheduler:
         """Build the scheduler that vLLM would, and attach to it."""
         join_vllms_logging()
         settings = cls.settings or ClientSettings()
-        if (retired := ClientSettings.retired(os.environ)) is not None:
-            logger.warning("learned prefix cache: %s", retired)
         for unknown in unknown_variables(os.environ):
             logger.warning("learned prefix cache: %s", unknown)
         own = copy.copy(vllm_config.scheduler_config)

@@ -28,8 +28,6 @@ from eviction_client.stores.base import BlockHash
 
 MOST_KNOWN: Final = 65_536
 """Sequences whose request is remembered; over it the oldest's blocks lie in the class of blocks used once."""
-EXPIRED_PER_STEP: Final = 16
-"""Runs whose retention may end in one step of the scheduler."""
 COMPLETED: Final = frozenset(("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
 
 
@@ -126,8 +124,7 @@ class Hooks:
         try:
             plugin.in_use(self._blocks - self._allocator.get_num_free_blocks())
             if evictor is not None:
-                evictor.queue.expire(EXPIRED_PER_STEP)
-                evictor.queue.renew()
+                evictor.queue.step()
         except Exception as error:
             plugin.failed(error)
         plugin.seconds += time.perf_counter() - started
