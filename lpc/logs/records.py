@@ -86,7 +86,7 @@ def records_of(
                 case ".parquet":
                     found = _parquet(file, columns, message_fields)
                 case ".jsonl":
-                    found = _lines(file)
+                    found = json_lines(file)
                 case _:
                     found = _array(file)
             for where, record in found:
@@ -156,7 +156,8 @@ def _rows(batch: Any) -> Iterator[Record | WrongRecord]:
             yield row
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
+def json_lines(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
+    """Yield the number, from 1, and the object of every line of a JSONL file that is not blank."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.isspace():

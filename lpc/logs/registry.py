@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from lpc.errors import UsageError
-from lpc.logs.datasets.arena import load_arena
 from lpc.logs.datasets.conversation import Conversation
-from lpc.logs.datasets.lmsys import load_lmsys
-from lpc.logs.datasets.openai_chat import load_openai
+from lpc.logs.datasets.formats import load_arena, load_lmsys, load_openai, load_wildchat
 from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path, sharegpt_records
-from lpc.logs.datasets.wildchat import load_wildchat
 from lpc.logs.records import DatasetError, Skipped
 from lpc.logs.traces.chat import chat_conversations
 from lpc.logs.traces.request import TraceError

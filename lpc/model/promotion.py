@@ -5,12 +5,12 @@ whole (written beside its place and renamed). It also remembers which versions w
 """
 
 import json
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from lpc.errors import ArtifactError
+from lpc.files import replacing
 
 PROMOTED: Final = "promoted.json"
 REMEMBERED: Final = 10
@@ -59,10 +59,5 @@ def read_promotion(folder: Path) -> Promotion | None:
 def write_promotion(folder: Path, promotion: Promotion) -> None:
     """Promote; the change is seen whole or not at all."""
     values = {"version": promotion.version, "before": promotion.before[:REMEMBERED]}
-    # Several jobs may share the folder over a network, where all have the same process id.
-    partial = folder / f".{PROMOTED}.{secrets.token_hex(8)}"
-    try:
+    with replacing(folder / PROMOTED) as partial:
         partial.write_text(json.dumps(values) + "\n", "utf-8")
-        partial.replace(folder / PROMOTED)
-    finally:
-        partial.unlink(missing_ok=True)

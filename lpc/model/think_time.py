@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lpc.errors import LpcError
+from lpc.files import replacing
 from lpc.model.probability import P_MIN
 
 FORMAT: Final = "lpc-think-time-1"
@@ -156,11 +157,9 @@ class ThinkTime:
 
     def save(self, path: Path) -> None:
         """Write the model as JSON, whole or not at all. Raises ThinkTimeError when it cannot be written."""
-        partial = path.with_suffix(".partial")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(self.to_json(), "utf-8")
-            partial.replace(path)
+            with replacing(path) as partial:
+                partial.write_text(self.to_json(), "utf-8")
         except OSError as error:
             raise ThinkTimeError(f"cannot write {path} ({error.strerror}): name another file") from error
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
 
+from lpc.files import replacing
 from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.model.conversation import is_user_turn
@@ -69,8 +70,7 @@ def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:
                 texts = [encoding.ids for encoding in tokenizer.encode_batch(asked + answered, add_special_tokens=False)]
                 prompts.append([len(ids) + 4 for ids in texts[: len(asked)]])  # four of a chat template's markup
                 replies.append([max(len(ids), 1) for ids in texts[len(asked) :]])
-        partial = path.with_suffix(".partial")
-        pq.write_table(pa.table({"key": keys, "prompts": prompts, "replies": replies}), partial, compression="zstd")
-        partial.replace(path)
+        with replacing(path) as partial:
+            pq.write_table(pa.table({"key": keys, "prompts": prompts, "replies": replies}), partial, compression="zstd")
     table = pq.read_table(path)
     return list(zip(*(table[name].to_pylist() for name in ("key", "prompts", "replies")), strict=True))

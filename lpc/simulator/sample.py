@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lpc.files import replacing
 from lpc.simulator.sharegpt import Lengths
 
 SAMPLE: Final = Path(__file__).parent / "data" / "sharegpt.parquet"
@@ -37,10 +38,8 @@ def write_sample(conversations: Sequence[Lengths], path: Path = SAMPLE) -> None:
             ),
         }
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    pq.write_table(table, partial, compression="zstd", compression_level=19)
-    partial.replace(path)
+    with replacing(path) as partial:
+        pq.write_table(table, partial, compression="zstd", compression_level=19)
 
 
 def main(embeddings: Path) -> None:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from lpc.errors import LpcError
+from lpc.files import replacing
 from lpc.logs.datasets.conversation import Conversation, Example, Split, examples_of
 from lpc.logs.datasets.language import language_of
 from lpc.model.artifact import read_manifest
@@ -130,10 +131,8 @@ def embed(
         left = [(path, shard) for path, shard in todo if path not in set(done)]
         tasks = [(_embed_shard, (artifact, settings, shard, threads)) for _, shard in left]
         for place, table in spread(tasks, workers):
-            path = left[place][0]
-            partial = path.with_suffix(".partial")
-            pq.write_table(table, partial, compression="zstd")
-            partial.replace(path)
+            with replacing(left[place][0]) as partial:
+                pq.write_table(table, partial, compression="zstd")
             progress.update(len(table))
     return sum(len(shard) for _, shard in todo)
 

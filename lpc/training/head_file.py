@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from lpc.errors import LpcError
+from lpc.files import replacing
 
 FORMAT: Final = "lpc-head-2"
 SHIPPED_HEADS: Final = Path(__file__).parent / "heads"
@@ -52,11 +53,9 @@ class HeadFile:
     def save(self, path: Path) -> None:
         """Write the head and its metadata, whole or not at all."""
         # One entry of metadata: safetensors writes several in no fixed order, and the same head shall be the same file.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
         parameters = {name: np.ascontiguousarray(values) for name, values in self.parameters.items()}
-        save_file(parameters, partial, {FORMAT: json.dumps(self.metadata, sort_keys=True)})
-        partial.replace(path)
+        with replacing(path) as partial:
+            save_file(parameters, partial, {FORMAT: json.dumps(self.metadata, sort_keys=True)})
 
     @classmethod
     def load(cls, path: Path) -> "HeadFile":

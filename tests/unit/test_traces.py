@@ -310,7 +310,7 @@ def test_a_file_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     trace = open_trace(path, "mooncake")
     assert len(trace.requests) == 1
-    assert trace.skipped.first == {"not JSON, cut off at the file's end": "trace.jsonl:2"}
+    assert trace.skipped.first == {"last line cut off": "trace.jsonl:2"}
 
 
 def test_a_line_of_no_unicode_is_wrong(tmp_path: Path) -> None:

@@ -5,14 +5,13 @@ whole file is refused, since figures from the rest would be quietly wrong. No me
 user's text.
 """
 
-import json
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lpc.errors import LpcError, UsageError
-from lpc.logs.records import Skipped, WrongRecord
+from lpc.logs.records import Skipped, WrongRecord, json_lines
 
 SKIP_LIMIT: Final = 0.01
 """Share of a file's lines that may be wrong."""
@@ -157,10 +156,12 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: flo
     parsed: list[T] = []
     lines = wrong = 0
     try:
-        for number, line in _lines(path):
+        for number, record in json_lines(path):
             lines += 1
             try:
-                parsed.append(parse(_object(line)))
+                if isinstance(record, WrongRecord):
+                    raise record
+                parsed.append(parse(record))
             except WrongRecord as reason:
                 wrong += 1
                 skipped.note(str(reason), f"{path.name}:{number}")
@@ -201,20 +202,3 @@ def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) 
     if len(ids) not in (input_tokens // block_tokens, -(-input_tokens // block_tokens)):
         raise WrongRecord(f"hash_ids does not cover input_length in blocks of {block_tokens}")
     return ids
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.isspace():
-                yield number, line
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # both what is not JSON and what is not UTF-8 are ValueErrors
-        raise WrongRecord("not JSON" if line.endswith(b"\n") else "not JSON, cut off at the file's end") from None
-    if not isinstance(record, dict):
-        raise WrongRecord("not a JSON object")
-    return record

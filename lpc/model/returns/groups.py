@@ -143,7 +143,7 @@ class CurveGroups:
 def signatures(curves: Floats) -> Floats:
     """Return ln of the retention values at PROBES, [n, probes], of return curves [n, ages].
 
-    As `lpc.model.returns.gittins.gittins`, at six ages instead of all.
+    The value is the Gittins index (1979) of `eviction_client.curve`: max over h of (F(a + h) - F(a)) / integral of 1 - F.
     """
     both = np.zeros((2, *curves.shape))
     both[0] = curves

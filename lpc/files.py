@@ -1,0 +1,21 @@
+"""Files that are seen whole or not at all."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the place of a new file in the folder of ``path``, which replaces ``path`` at the end. Makes the folder.
+
+    The name is random, because several jobs may share the folder over a network, where all have the same process id.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
