@@ -19,8 +19,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from lpc.commands.engines import examine_engines
 from lpc.commands.finding import Finding, Status
-from lpc.commands.response_caches import response_caches
-from lpc.commands.token_request import token_requests
+from lpc.commands.sidecar_checks import response_caches, token_requests
 from lpc.lmcache.support import installed, why_not
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -195,8 +194,7 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
             f"{limits.max_request_bytes} bytes, {limits.max_messages} messages, {limits.max_token_ids} token ids, "
             f"{limits.max_queue_items} waiting, {limits.max_stream_in_flight} in flight on a stream",
         )
-        for outcome in token_requests(channel, access, info, settings.served_model):
-            yield Finding("token request", *outcome)
+        yield from token_requests(channel, access, info, settings.served_model)
         yield response_caches(channel, access)
 
 

@@ -1,13 +1,15 @@
 """`lpc demo`, which `make run` runs: from nothing to a serving sidecar, and what it is good for."""
 
 import asyncio
+import shlex
+import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lpc.commands.invocation import program
 from lpc.commands.settings import client_settings, service_settings
 
 if TYPE_CHECKING:
@@ -138,5 +140,19 @@ def _how_to_call(addresses: "Addresses", address: str, screen: "Console") -> Non
         screen.print(f"metrics  http://{addresses.metrics_host}:{addresses.metrics_port}/metrics")
     # Not wrapped, since it is there to be copied.
     question = "echo 'How do I sort a list in Rust?'"
-    screen.print(f"try      {question} | {program()} predict --address {address}", highlight=False, soft_wrap=True)
+    screen.print(f"try      {question} | {_program()} predict --address {address}", highlight=False, soft_wrap=True)
     screen.print("Ctrl-C drains and stops")
+
+
+def _program() -> str:
+    """Return the words that run `lpc` again from the same folder, as it is installed here."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m lpc"
+    found = shutil.which(called.name)
+    if found is not None and Path(found).resolve() == called.resolve():
+        return called.name
+    try:
+        return shlex.quote(str(called.resolve().relative_to(Path.cwd())))
+    except ValueError:
+        return shlex.quote(str(called.resolve()))

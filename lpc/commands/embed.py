@@ -30,26 +30,6 @@ def embed(
     threads: Annotated[int, typer.Option(help="Threads per process; 0: one per core.")] = 0,
 ) -> None:
     """Embed every user turn of a dataset into Parquet, never text. Interrupted runs go on where they stopped."""
-    place = out or Path("data") / (f"{dataset}-records" if records else dataset)
-    work = (jobs, cluster, threads)
-    _embed(place, dataset, data, records, encoder, models, precision, split, limit, *work)
-
-
-def _embed(
-    out: Path,
-    dataset: str,
-    data: Path | None,
-    records: bool,
-    encoder: str,
-    models: Path,
-    precision: Precision,
-    split: Split | None,
-    limit: int | None,
-    jobs: int,
-    cluster: str | None,
-    threads: int,
-) -> None:
-    """Export the encoder first, under an untrained head, if it is not there."""
     import torch
 
     from lpc.logs.records import Skipped
@@ -77,11 +57,13 @@ def _embed(
     torch.manual_seed(0)
     blank = models / ".blank-head.safetensors"
     Head(source.width, 1, metadata=metadata).save(blank)
+    # The encoder under an untrained head, if it is not there.
     artifact = export(models, name="encoder-only", encoder=encoder, head=blank, precision=precision)
+    place = out or Path("data") / (f"{dataset}-records" if records else dataset)
     count = embedding.embed(
         conversations,
         artifact,
-        out,
+        place,
         dataset=" ".join([dataset, *([data.resolve().name] if data else []), *(["by record"] if records else [])]),
         split=split,
         limit=limit,
@@ -90,4 +72,4 @@ def _embed(
     )
     for reason, number in skipped.counts.items():
         screen.print(f"left out: {reason}: {number} (first: {skipped.first[reason]})")
-    screen.print(f"{count:,} turns in {out}")
+    screen.print(f"{count:,} turns in {place}")

@@ -18,18 +18,6 @@ def export(
     think_time: Annotated[Path | None, typer.Option(help="File made by `lpc train-time`; default: no think times.")] = None,
 ) -> None:
     """Make a model artefact, verified against a reference in fp32. An artefact that is there already is kept."""
-    _export(models, name, encoder, head, precision, version, think_time)
-
-
-def _export(
-    models: Path,
-    name: str,
-    encoder: str,
-    head: Path | None,
-    precision: Precision,
-    version: str | None,
-    think_time: Path | None,
-) -> None:
     from lpc.model.artifact import read_manifest
     from lpc.model.versions import served
     from lpc.training.export import export as write
