@@ -1,6 +1,6 @@
 """Benchmark `load`: more than the sidecar can do, for minutes. It must refuse, not collapse.
 
-Clients are as engines: a connection and a PredictStream of their own each, requests with the engines' default patience of
+Clients are as engines: a connection of their own each, requests with the engines' default patience of
 10 s. First every client keeps one request in flight (a closed loop, without a deadline): what is answered per second then is
 saturation. Then requests arrive at random (exponential gaps) at ``factor`` times that rate, whatever becomes of the ones
 before.
@@ -15,7 +15,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -41,9 +41,9 @@ WINDOW_S: Final = 10.0
 CONVERSATIONS: Final = 300
 
 Fate = Literal["answered", "refused", "expired", "failed", "unanswered"]
-_FATES: Final[dict[int, Fate]] = {
-    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: "refused",
-    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: "expired",
+_FATES: Final[dict[grpc.StatusCode, Fate]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "refused",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "expired",
 }
 
 
@@ -62,78 +62,46 @@ class Sent:
 
 
 class Client:
-    """One engine: a connection and a stream of its own, which is opened again where the sidecar ends it for its age.
+    """One engine: a connection of its own.
 
     Args:
         patience_s: age at which an answer is worthless.
     """
 
     def __init__(self, address: str, clock: Callable[[], float], patience_s: float) -> None:
-        self._address = address
+        # Otherwise gRPC would share one connection among all channels of a process.
+        self._channel = grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+        self._stub = rpc.ContinuationPredictorStub(self._channel)
         self._clock = clock
         self._patience_s = patience_s
-        self._outgoing: asyncio.Queue[pb.PredictStreamRequest | None] = asyncio.Queue()
-        self._waiting: dict[str, tuple[Sent, asyncio.Event, pb.PredictStreamRequest]] = {}
-        self._numbers = itertools.count()
-        self._closing = False
-        self._reading = asyncio.create_task(self._read())
+        self._calls: set[asyncio.Task[None]] = set()
 
     def ask(self, conversation: pb.Conversation, sent: Sent) -> asyncio.Event:
         """Send a request; the event comes with its end, which is noted in ``sent``."""
-        name = str(next(self._numbers))
         ended = asyncio.Event()
-        timeout_ms = int(self._patience_s * 1000) if math.isfinite(self._patience_s) else 0
-        message = pb.PredictStreamRequest(request_id=name, conversation=conversation, timeout_ms=timeout_ms)
-        self._waiting[name] = sent, ended, message
-        self._outgoing.put_nowait(message)
+        call = asyncio.create_task(self._call(pb.PredictRequest(conversation=conversation), sent, ended))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
         return ended
 
     async def close(self) -> None:
-        """Say that no more requests come, wait for the stream's end and hang up."""
-        self._closing = True
-        self._outgoing.put_nowait(None)
-        await asyncio.wait([self._reading], timeout=PATIENCE_S + 20)
-        self._reading.cancel()
+        """Wait for the answers and hang up."""
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=PATIENCE_S + 20)
+        await self._channel.close()
 
-    async def _read(self) -> None:
-        while await self._read_stream() and (not self._closing or self._waiting):
-            # Whatever was not answered had not been read.
-            self._outgoing.put_nowait(None)
-            self._outgoing = asyncio.Queue()
-            for _, _, message in self._waiting.values():
-                self._outgoing.put_nowait(message)
-            if self._closing:
-                self._outgoing.put_nowait(None)
-
-    async def _read_stream(self) -> bool:
-        """Read a stream's answers; return whether it came to its end, and did not break."""
-        # Otherwise gRPC would share one connection among all channels of a process.
-        channel = grpc.aio.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)])
+    async def _call(self, request: pb.PredictRequest, sent: Sent, ended: asyncio.Event) -> None:
         try:
-            async with channel:
-                async for answer in rpc.ContinuationPredictorStub(channel).PredictStream(_until_none(self._outgoing)):
-                    if answer.WhichOneof("result") == "reuse_curves":
-                        continue
-                    sent, ended, _ = self._waiting.pop(answer.request_id)
-                    sent.done = self._clock()
-                    if answer.WhichOneof("result") == "error":
-                        sent.fate = _FATES.get(answer.error.code, "failed")
-                    else:
-                        # Too late is of no use to an engine, whatever the sidecar thinks of it.
-                        sent.fate = "answered" if sent.latency_s <= self._patience_s else "expired"
-                    ended.set()
-        except grpc.aio.AioRpcError:
-            for sent, ended, _ in self._waiting.values():
-                sent.done, sent.fate = self._clock(), "failed"
-                ended.set()
-            self._waiting.clear()
-            return False
-        return True
-
-
-async def _until_none(queue: asyncio.Queue[pb.PredictStreamRequest | None]) -> AsyncIterator[pb.PredictStreamRequest]:
-    while (message := await queue.get()) is not None:
-        yield message
+            await self._stub.Predict(request, timeout=self._patience_s if math.isfinite(self._patience_s) else None)
+        except grpc.aio.AioRpcError as error:
+            sent.fate = _FATES.get(error.code(), "failed")
+        else:
+            sent.fate = "answered"
+        sent.done = self._clock()
+        # Too late is of no use to an engine, whatever the sidecar thinks of it.
+        if sent.fate == "answered" and sent.latency_s > self._patience_s:
+            sent.fate = "expired"
+        ended.set()
 
 
 async def saturation(address: str, requests: Iterator[pb.Conversation], clients: int, seconds: float) -> float:

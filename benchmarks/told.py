@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Hashable
 
-from eviction_client.book import PredictorCounters
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
+from eviction_client.predictor_client import PredictorCounters
 from eviction_client.prior import ReuseCurves
 
 CONTINUES, OVER = 1, 2

@@ -1,16 +1,16 @@
-"""What an engine and the sidecar say to each other on a stream, as protobuf messages."""
+"""What an engine and the sidecar send each other, as protobuf messages."""
 
 import math
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from lpc.v1 import predictor_pb2
 
 MAX_TOKEN_IDS: Final = 2**20
-"""A longer prompt (4 MiB) is not sent: a message over the sidecar's limit would end the stream for all."""
+"""A longer prompt (4 MiB) is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Prediction:
     group: int = 0
 
 
-def encode(number: int, question: Question, timeout_s: float, tokenizer: str = "") -> predictor_pb2.PredictStreamRequest:
-    """Build the message; raises whatever is wrong with what the caller gave. ``tokenizer``: its digest, if it was offered.
+def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequest:
+    """Return the message; raises whatever is wrong with what the caller gave. ``tokenizer``: its digest, if it is offered.
 
     The ids are packed by ``array`` and parsed back as one field: 8,000 of them hold the GIL for 40 microseconds instead of 120.
     """
@@ -74,27 +74,11 @@ def encode(number: int, question: Question, timeout_s: float, tokenizer: str = "
         category=question.category,
         conversation_id=question.conversation_id,
     )
-    timeout_ms = max(1, round(timeout_s * 1000))
-    return predictor_pb2.PredictStreamRequest(request_id=str(number), conversation=conversation, timeout_ms=timeout_ms)
+    return predictor_pb2.PredictRequest(conversation=conversation)
 
 
-def cancel(number: int) -> predictor_pb2.PredictStreamRequest:
-    """Build the message that an answer is no longer wanted."""
-    return predictor_pb2.PredictStreamRequest(request_id=str(number), cancel=predictor_pb2.Cancel())
-
-
-def decode(
-    message: predictor_pb2.PredictStreamResponse,
-    group_of: Callable[[int], int] = lambda _: 0,
-) -> Prediction | None:
-    """Return the prediction; None for an error item and for what is not a probability.
-
-    Args:
-        group_of: returns the client's number of a group of the sidecar's.
-    """
-    if message.WhichOneof("result") != "prediction":
-        return None
-    prediction = message.prediction
+def decode(prediction: predictor_pb2.Prediction, group: int = 0) -> Prediction | None:
+    """Return the prediction; None for what is not a probability. ``group``: in the client's numbering."""
     if not 0.0 <= prediction.probability <= 1.0:
         return None
     mean: float | None = None
@@ -106,7 +90,7 @@ def decode(
     return Prediction(
         *(prediction.probability, prediction.model_version, mean, sigma, prediction.turn_count),
         unread=prediction.unread,
-        group=group_of(prediction.reuse_group),
+        group=group,
     )
 
 

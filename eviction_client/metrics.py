@@ -71,7 +71,6 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_stock_fallback": (Gauge, "1 if the plug-in does not work in this engine, which runs its own LRU instead.", ""),
     "lpc_predictions_unread": (Counter, "Predictions for prompts that the sidecar could not read: by lengths and times.", ""),
     "lpc_tokenizer_state": (Gauge, "1 for how the sidecar stands with this engine's tokenizer, else 0.", "state"),
-    "lpc_curves_refused": (Counter, "Messages of the sidecar with reuse curves that cannot be used.", ""),
     "lpc_guard_switches": (Counter, "Changes of the rule in force, LRU or value.", ""),
     "lpc_guard_failures": (Counter, "Failures of the guard's own code: the order is LRU after each, for good after three.", ""),
     "lpc_tier_stock_fallback": (

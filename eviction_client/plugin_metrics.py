@@ -4,7 +4,7 @@ from eviction_client.metrics import Values
 from eviction_client.offer import STATES
 from eviction_client.plugin import Plugin
 
-FATES = ("asked", "answered", "late", "failed", "refused", "dropped", "rejected", "forgotten")
+FATES = ("answered", "late", "failed", "refused", "forgotten")
 
 
 def values_of_plugin(plugin: Plugin) -> Values:
@@ -21,11 +21,10 @@ def values_of_plugin(plugin: Plugin) -> Values:
         ("lpc_retained_blocks", ""): sum(account.held for account in accounts),
         ("lpc_fallback_share", ""): plugin.ended["unanswered"] / completed if completed else 0.0,
         ("lpc_predictions_unread", ""): asked.unread,
-        ("lpc_curves_refused", ""): asked.bad_curves,
         ("lpc_pooled_raises", ""): plugin.raised,
         ("lpc_pooled_refused", ""): plugin.implausible,
         ("lpc_scheduler_seconds", ""): plugin.seconds,
-        ("lpc_failures", ""): plugin.failures + asked.bugs + (0 if plugin.store is None else plugin.store.counters.bugs),
+        ("lpc_failures", ""): plugin.failures + (0 if plugin.store is None else plugin.store.counters.bugs),
         ("lpc_stock_fallback", ""): 0.0,
         ("lpc_value_enabled", ""): float(plugin.value_enabled and plugin.tables is not None),
         ("lpc_reuse_classes", ""): plugin.fitted_classes,

@@ -3,9 +3,9 @@
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from eviction_client.book import PredictorCounters
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
+from eviction_client.predictor_client import PredictorCounters
 
 
 class BasePredictor(Protocol):

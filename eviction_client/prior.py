@@ -2,13 +2,16 @@
 
 Each sidecar numbers its groups itself. An engine that asks several keeps the numbering, the *epoch*, of one of them. A group of
 another sidecar counts as the group of that epoch whose curve is nearest: groups only sort requests, and each has its own curve
-in the engine after minutes. Once all sidecars of the epoch have been gone for KEPT_S, another one's epoch is taken.
+in the engine after minutes. When only sidecars of other epochs have answered for KEPT_S, the epoch of one of them is taken.
+
+An answer names its sidecar's curves by their version, and brings them unless the request named that version as known.
 
 Curves come from outside the engine's process, so they are checked before they are used.
 """
 
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -20,7 +23,9 @@ from lpc.v1 import predictor_pb2
 MOST_GROUPS: Final = 64
 """Numbers of groups are below it."""
 KEPT_S: Final = 600.0
-"""Seconds for which curves are kept whose sidecar cannot be reached."""
+"""Seconds for which an epoch is kept while only sidecars of other epochs answer."""
+MOST_VERSIONS: Final = 64
+"""Versions of curves that are remembered: one for each sidecar, and those that came before."""
 MOST_EPOCH: Final = 64
 """Characters."""
 
@@ -44,6 +49,8 @@ class BadCurves(ValueError):
 
 def curves_of(message: predictor_pb2.ReuseCurves) -> ReuseCurves:
     """Return the curves in a message. Raises BadCurves."""
+    if len(message.edges_s) != len(EDGES) or not all(map(math.isclose, message.edges_s, EDGES)):
+        raise BadCurves("the intervals are others than this client's")
     if not 0 < len(message.epoch) <= MOST_EPOCH:
         raise BadCurves("an epoch without a name, or with too long a one")
     found: dict[int, Sequence[float]] = {}
@@ -59,17 +66,8 @@ def curves_of(message: predictor_pb2.ReuseCurves) -> ReuseCurves:
     return ReuseCurves(message.epoch, found)
 
 
-def greeted(info: predictor_pb2.GetModelInfoResponse) -> ReuseCurves | None:
-    """Return the curves of a sidecar that is greeted; None where it has no groups. Raises BadCurves."""
-    if not info.HasField("reuse_curves"):
-        return None
-    if len(info.reuse_edges_s) != len(EDGES) or not all(map(math.isclose, info.reuse_edges_s, EDGES)):
-        raise BadCurves("the intervals are others than this client's")
-    return curves_of(info.reuse_curves)
-
-
 class Groups:
-    """The numbering in use, and what other sidecars' groups are in it. Thread-safe; no method waits or raises.
+    """The numbering in use, and what other sidecars' groups are in it. Thread-safe; no method waits.
 
     Args:
         clock: monotonic seconds.
@@ -78,67 +76,77 @@ class Groups:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._of: dict[object, ReuseCurves] = {}
-        """By connection while it is open, the one that was heard last at the end."""
+        self._of: OrderedDict[int, ReuseCurves | None] = OrderedDict()
+        """By version, the one that was named last at the end; None: they cannot be used."""
         self._in_use: ReuseCurves | None = None
-        self._lost_at: float | None = None
-        """When the last connection of the epoch in use was closed."""
+        self._others_since: float | None = None
+        """Time of the first answer in another epoch since the last one in the epoch in use."""
         self._nearest: dict[tuple[str, int], int] = {}
 
     @property
     def curves(self) -> ReuseCurves | None:
         """The curves in use; None while none are known."""
-        with self._lock:
-            self._renew()
-            return self._in_use
+        return self._in_use
 
-    def heard(self, connection: object, curves: ReuseCurves) -> None:
-        """Take the curves that a sidecar sends."""
+    @property
+    def known(self) -> list[int]:
+        """What PredictRequest.known_curves is to be."""
         with self._lock:
-            self._of.pop(connection, None)
-            self._of[connection] = curves
-            self._nearest.clear()
-            self._renew()
+            return list(self._of) or [0]
 
-    def gone(self, connection: object) -> None:
-        """Note that a connection is closed."""
-        with self._lock:
-            self._of.pop(connection, None)
-            self._nearest.clear()
-            self._renew()
+    def number(self, response: predictor_pb2.PredictResponse) -> int:
+        """Take in the curves that come with an answer; return what its group is in the epoch in use; 0: nothing is known.
 
-    def number(self, connection: object, group: int) -> int:
-        """Return what a sidecar's group is in the epoch in use; 0: nothing is known."""
-        if not 0 < group < MOST_GROUPS:
+        Raises:
+            BadCurves: the curves cannot be used.
+        """
+        version, group = response.curves_version, response.prediction.reuse_group
+        if not version:
             return 0
+        came = response.HasField("reuse_curves")
+        if came:
+            self._keep(version, None)
+            self._keep(version, curves_of(response.reuse_curves))
         with self._lock:
-            theirs, ours = self._of.get(connection), self._in_use
-            if theirs is None or ours is None:
+            theirs = self._of.get(version)
+            if theirs is None:
+                return 0
+            self._of.move_to_end(version)
+            self._choose(theirs, newer=came)
+            ours = self._in_use
+            if not 0 < group < MOST_GROUPS or ours is None:
                 return 0
             if theirs.epoch == ours.epoch:
                 return group
-            known = self._nearest.get((theirs.epoch, group))
+            key = theirs.epoch, group
+            known = self._nearest.get(key)
         if known is None:
             known = nearest(theirs.hazards.get(group), ours.hazards)
             with self._lock:
-                if self._of.get(connection) is theirs and self._in_use is ours:
-                    self._nearest[theirs.epoch, group] = known
+                if self._in_use is ours and self._of.get(version) is theirs:
+                    self._nearest[key] = known
         return known
 
-    def _renew(self) -> None:
-        """Choose the curves in use. With the lock held."""
-        ours = self._in_use
-        if ours is not None and ours.hazards:  # an epoch without a group has nothing to keep
-            newest = next((curves for curves in reversed(self._of.values()) if curves.epoch == ours.epoch), None)
-            if newest is not None:
-                self._in_use, self._lost_at = newest, None
-                return
-            if self._lost_at is None:
-                self._lost_at = self._clock()
-            if self._clock() - self._lost_at <= KEPT_S:
-                return
-        self._in_use = max(self._of.values(), key=lambda curves: len(curves.hazards), default=None)
-        self._lost_at = None
+    def _keep(self, version: int, curves: ReuseCurves | None) -> None:
+        with self._lock:
+            self._of[version] = curves
+            self._nearest.clear()
+            while len(self._of) > MOST_VERSIONS:
+                self._of.popitem(last=False)
+
+    def _choose(self, theirs: ReuseCurves, *, newer: bool) -> None:
+        """Choose the curves in use when a sidecar with these has answered. With the lock held."""
+        ours, now = self._in_use, self._clock()
+        if ours is None or theirs.epoch == ours.epoch:
+            self._others_since = None
+            if ours is None or newer:
+                self._in_use = theirs
+            return
+        if self._others_since is None:
+            self._others_since = now
+        if now - self._others_since > KEPT_S:
+            self._in_use, self._others_since = theirs, None
+            self._nearest.clear()
 
 
 def nearest(hazards: Sequence[float] | None, others: Mapping[int, Sequence[float]]) -> int:

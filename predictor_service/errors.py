@@ -36,7 +36,7 @@ class ServiceError(LpcError):
 
 
 class UnreadPrompt(ServiceError):
-    """Token ids cannot be read. ``reason``: as a label of metrics. On an engine's stream they are answered all the same."""
+    """Token ids cannot be read. ``reason``: as a label of metrics. An engine's are answered by lengths and times."""
 
     reason: ClassVar[str]
 

@@ -15,7 +15,7 @@ from predictor_service.labels.memory import Label, Reason, Turn, TurnObserver
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-REFUSALS = ("rate", "streams", "bytes")
+REFUSALS = ("rate", "bytes")
 """Limits of a caller, as a label."""
 OFFERS = ("known", "received", "refused", "damaged")
 """What becomes of an offered tokenizer, as a label: it was there already, came, is not taken, came otherwise than said."""
@@ -37,7 +37,6 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
-        self.stream_answers = Counter("lpc_stream_answers", "Answers on streams by gRPC status.", ["status"], registry=registry)
         self.dropped = Counter(
             "lpc_dropped", "Conversations taken out of the queue without a prediction.", ["reason"], registry=registry
         )
@@ -158,7 +157,7 @@ class Metrics:
             self.label_rows.labels(fate)
         self.unread_prompts = Counter(
             "lpc_unread_prompts",
-            "Conversations whose token ids could not be read; on engines' streams they are predicted from lengths and times.",
+            "Conversations whose token ids could not be read; engines get predictions from lengths and times.",
             ["reason"],
             registry=registry,
         )
@@ -177,11 +176,10 @@ class Metrics:
         )
         self.client_refusals = Counter(
             "lpc_client_refusals",
-            "Conversations or streams refused by a limit per client.",
+            "Conversations refused by a limit per client.",
             ["client", "reason"],
             registry=registry,
         )
-        self.client_streams = Gauge("lpc_client_streams", "PredictStreams open, by client.", ["client"], registry=registry)
         self.certificate_expiry = Gauge(
             "lpc_certificate_expiry_timestamp_seconds",
             "When the TLS certificate in use ends, seconds since the Unix epoch; 0 without TLS.",
@@ -243,7 +241,6 @@ class Metrics:
         self.client_conversations.remove(name)
         for reason in REFUSALS:
             self.client_refusals.remove(name, reason)
-        self.client_streams.remove(name)
 
     def observe_batch(self, items: int, tokens: int, real_tokens: int) -> None:
         """Record one model batch."""

@@ -42,7 +42,6 @@ from predictor_service.rpc.callers import CallerLimits, Callers
 from predictor_service.rpc.interceptors import ServiceInterceptor
 from predictor_service.rpc.listening import Keepalive, Listener
 from predictor_service.rpc.service import PredictorService
-from predictor_service.rpc.stream import StreamLimits
 from predictor_service.rpc.tls import ServerTls
 from predictor_service.rpc.tracing import Tracing, TracingError
 from predictor_service.serving import Serving
@@ -131,7 +130,7 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         caches = _caches(settings, parts, serving, batcher, metrics, stack)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_PATIENCE_S)
         await listener.start(service, None if caches is None else caches.service)
-        stack.push_async_callback(listener.drain, service)
+        stack.push_async_callback(listener.drain)
         background = Background(metrics.task_failures)
         stack.push_async_callback(background.close)
         _start_rounds(background, settings, parts, listener, batcher, serving, labels, returns, caches)
@@ -192,7 +191,7 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
         if settings.tls_certificate is not None:
             tls = ServerTls(CertificateFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca))
             metrics.watch_certificate(lambda: tls.expires_at)
-        limits = CallerLimits(settings.client_rate, settings.client_streams, LARGEST_IN_FLIGHT * settings.max_request_bytes)
+        limits = CallerLimits(settings.client_rate, LARGEST_IN_FLIGHT * settings.max_request_bytes)
         callers = Callers(settings.tokens, limits, metrics, certificates=settings.tls_client_ca is not None)
     except (CertificateError, TokenFileError) as error:
         raise StartError(str(error)) from error
@@ -388,8 +387,7 @@ def _service(
     preparation = Preparation(parser, gaps, labels, metrics, sightings=sightings, threads=threads, clock=parts.clock)
     stack.callback(preparation.close)
     published = _limits(settings, served_models)
-    streams = StreamLimits(settings.max_stream_in_flight, settings.connection_age_s, settings.connection_grace_s)
-    return PredictorService(serving, parser, preparation, batcher, labels, returns, published, streams, metrics, tracing)
+    return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics, tracing)
 
 
 def _limits(settings: ServiceSettings, served_models: ServedModels) -> pb.Limits:
@@ -399,7 +397,6 @@ def _limits(settings: ServiceSettings, served_models: ServedModels) -> pb.Limits
         max_token_ids=settings.max_token_ids,
         max_batch_items=settings.max_batch_items,
         max_queue_items=settings.max_queue_items,
-        max_stream_in_flight=settings.max_stream_in_flight,
         max_turn_count=settings.max_turn_count,
         max_tokenizer_bytes=0 if served_models.offered is None else served_models.offered.max_one,
     )

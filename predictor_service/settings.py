@@ -60,17 +60,13 @@ class ServiceSettings(RedisSettings):
     client_rate: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="Conversations per second of one client, averaged over a second; 0: any."
     )
-    client_streams: int = Field(0, ge=0, description="PredictStreams that one client may have open at a time; 0: any.")
 
     connection_age_s: float = Field(
         300.0,
         ge=0,
         le=86_400,
-        description="Age at which connections and PredictStreams are ended, give or take a tenth, so that clients look for new "
-        "sidecars; what is in flight is answered first. 0: never.",
-    )
-    connection_grace_s: float = Field(
-        30.0, ge=0, le=3600, description="Seconds that what is in flight on such a connection or stream gets."
+        description="Age at which connections are ended, give or take a tenth, so that clients look for new sidecars; calls in "
+        "flight get 30 s. 0: never.",
     )
 
     models: Path = Field(Path("models"), description="Model repository: folders <model>/<version>/ made by `lpc export`.")
@@ -94,7 +90,6 @@ class ServiceSettings(RedisSettings):
     )
     max_batch_items: int = Field(256, ge=1, description="Conversations of one model batch, and of one PredictBatch call.")
     max_queue_items: int = Field(1024, ge=1, description="Conversations waiting for the model; over it RESOURCE_EXHAUSTED.")
-    max_stream_in_flight: int = Field(1024, ge=1, description="Conversations in flight on one PredictStream.")
     max_request_bytes: int = Field(16 * 2**20, ge=1024, description="Bytes of one gRPC message.")
     max_messages: int = Field(4096, ge=1, description="Messages of one chat.")
     max_token_ids: int = Field(2**20, ge=1, description="Token ids of one prompt.")

@@ -192,7 +192,7 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
             "limits",
             "ok",
             f"{limits.max_request_bytes} bytes, {limits.max_messages} messages, {limits.max_token_ids} token ids, "
-            f"{limits.max_queue_items} waiting, {limits.max_stream_in_flight} in flight on a stream",
+            f"{limits.max_queue_items} waiting",
         )
         yield from token_requests(channel, access, info, settings.served_model)
         yield response_caches(channel, access)

@@ -31,39 +31,28 @@ def token_requests(channel: grpc.Channel, access: Access, info: pb.GetModelInfoR
         yield _judged(_ask(channel, access, one), one, takes_offers=info.limits.max_tokenizer_bytes > 0)
 
 
-def _ask(channel: grpc.Channel, access: Access, known: pb.KnownTokenizer) -> pb.PredictStreamResponse:
-    """Return what a stream answers to ids from the middle of the vocabulary, where ordinary text is."""
+def _ask(channel: grpc.Channel, access: Access, known: pb.KnownTokenizer) -> pb.Prediction | str:
+    """Return what is answered to ids from the middle of the vocabulary, where ordinary text is; or an error's message."""
     step = max(known.vocabulary // (2 * IDS), 1)
     ids = [known.vocabulary // 4 + step * n for n in range(IDS)]
     tokens = pb.TokenIds(
         ids=[i for i in ids if i < known.vocabulary] or [1], served_model=known.served_model, tokenizer=known.digest
     )
-    requests = [
-        # Without files, since none are sent; it says that this caller understands answers to prompts that were not read.
-        pb.PredictStreamRequest(
-            request_id="tokenizer", offer=pb.TokenizerOffer(served_model=known.served_model, digest=known.digest)
-        ),
-        pb.PredictStreamRequest(request_id="1", conversation=pb.Conversation(tokens=tokens)),
-    ]
-    stream = rpc.ContinuationPredictorStub(channel).PredictStream(iter(requests), timeout=TIMEOUT_S, metadata=access.metadata)
+    request = pb.PredictRequest(conversation=pb.Conversation(tokens=tokens), accept_unread=True)
+    stub = rpc.ContinuationPredictorStub(channel)
     try:
-        for response in stream:
-            if response.request_id == "1":
-                return response
+        return stub.Predict(request, timeout=TIMEOUT_S, metadata=access.metadata).prediction
     except grpc.RpcError as error:
-        return pb.PredictStreamResponse(error=pb.PredictionError(message=f"the stream broke: {error.code().name}"))
-    return pb.PredictStreamResponse(error=pb.PredictionError(message="the stream ended without an answer"))
+        return f"{error.code().name}: {error.details()}"
 
 
-def _judged(response: pb.PredictStreamResponse, known: pb.KnownTokenizer, *, takes_offers: bool) -> Finding:
+def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offers: bool) -> Finding:
     name = known.served_model or "any model"
-    if response.WhichOneof("result") != "prediction":
-        return Finding(
-            CHECK, "fail", f"{name}: {response.error.message}", "set LPC_SERVED_MODELS in the sidecar, or see its log"
-        )
-    if not response.prediction.unread:
+    if isinstance(answer, str):
+        return Finding(CHECK, "fail", f"{name}: {answer}", "set LPC_SERVED_MODELS in the sidecar, or see its log")
+    if not answer.unread:
         origin = f"offered by an engine, {known.digest[:12]}" if known.digest else "of LPC_SERVED_MODELS"
-        found = f"{name}: token ids were read (tokenizer {origin}), probability {response.prediction.probability:.3f}"
+        found = f"{name}: token ids were read (tokenizer {origin}), probability {answer.probability:.3f}"
         return Finding(CHECK, "ok", found)
     answered = f"{name}: token ids were not read, and answered by lengths and times alone"
     if known.status.state == pb.TOKENIZER_STATE_FAILED:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from lpc.wire.certificates import CertificateError, CertificateFiles, read
+from lpc.wire.certificates import CertificateError, CertificateFiles, Pem, read
 
 
 class AccessSettings(Protocol):
@@ -29,10 +29,17 @@ class AccessSettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What opens a sidecar. ``credentials``: for TLS, None speaks plain text; ``metadata``: of every call."""
+    """What opens a sidecar. Equal if the contents of the files are.
 
-    credentials: grpc.ChannelCredentials | None = None
+    Attributes:
+        credentials: for TLS; None speaks plain text.
+        metadata: of every call.
+        pem: of which the credentials were made.
+    """
+
+    credentials: grpc.ChannelCredentials | None = field(default=None, compare=False)
     metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    pem: Pem | None = field(default=None, repr=False)
 
     def channel(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
         """Return a channel to an address. A Unix socket is always plain."""
@@ -42,7 +49,7 @@ class Access:
 
 
 def access_of(settings: AccessSettings) -> Callable[[], Access]:
-    """Return what reads the files anew, for each connection: certificates are renewed while an engine runs.
+    """Return what reads the files at each call: certificates and tokens are renewed while an engine runs.
 
     The function returned raises lpc.wire.certificates.CertificateError when a file cannot be used.
     """
@@ -50,11 +57,11 @@ def access_of(settings: AccessSettings) -> Callable[[], Access]:
     def access() -> Access:
         files, path = settings.predictor_files, settings.predictor_token_file
         token = settings.token if path is None else _token_in(path)
-        credentials = None
+        credentials = pem = None
         if files.ca is not None:
             pem = read(files, "client")
             credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
-        return Access(credentials, (("authorization", f"Bearer {token}"),) if token else ())
+        return Access(credentials, (("authorization", f"Bearer {token}"),) if token else (), pem)
 
     return access
 

@@ -96,7 +96,6 @@ class ServedModels:
         self._one_offered = threading.Lock()
         """Held while an offered tokenizer is loaded: each may take what memory the sidecar leaves."""
         self._threads = ThreadPoolExecutor(LOADERS, "load-tokenizer")
-        self._watchers: set[Callable[[], None]] = set()
         self._configured = {name: _Entry(name, "", path, clock()) for name, path in paths.items()}
         self._offered: dict[str, _Entry] = {}
         self._begun = [begun for entry in self._configured.values() if (begun := self._begin(entry)) is not None]
@@ -148,25 +147,6 @@ class ServedModels:
     def count(self, state: str) -> int:
         """Return how many are in a state."""
         return sum(known.state == state for known in self.known())
-
-    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Call ``watcher``, in any thread, whenever something may have changed; return what ends that."""
-        with self._lock:
-            self._watchers.add(watcher)
-
-        def end() -> None:
-            with self._lock:
-                self._watchers.discard(watcher)
-
-        return end
-
-    def changed(self) -> None:
-        """Tell those who watch that something may have changed."""
-        with self._lock:
-            watchers = list(self._watchers)
-        for watcher in watchers:
-            with suppress(RuntimeError):  # its event loop is closed
-                watcher()
 
     def wait(self, timeout: float) -> None:
         """Wait until those that are configured are loaded or have failed, at most ``timeout`` seconds."""
@@ -225,7 +205,6 @@ class ServedModels:
         if entry.digest and self.offered is not None and not self.offered.intact(entry.digest):
             with self._lock:
                 self._offered.pop(entry.digest, None)
-            self.changed()
             return
         try:
             if entry.digest and self.offered is not None:
@@ -250,4 +229,3 @@ class ServedModels:
             log.warning("served model %s has no usable chat template: its prompts count as one user turn", name)
         if model is not None:
             log.info("prompts of served model %s are read (%s)", name, origin)
-        self.changed()

@@ -1,12 +1,14 @@
-"""The groups' curves as streams and GetModelInfo send them: renewed when they have changed, sent to whoever is connected."""
+"""The groups' curves as answers and GetModelInfo carry them: renewed when they have changed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 
 from lpc.model.returns.groups import GroupCurves
+from lpc.model.returns.hazards import EDGES
 from lpc.v1 import predictor_pb2 as pb
 
 SHARE: Final = 0.1
@@ -19,41 +21,44 @@ class PublishedCurves:
     """The curves in their present form. Lives on one event loop, but for its construction.
 
     Attributes:
-        message: to be read only; all streams send the same.
+        message: to be read only; all answers carry the same.
+        version: names the message, between 1 and 2**64 - 1; 0 while no group has been founded.
     """
 
     def __init__(self, snapshot: Callable[[], GroupCurves]) -> None:
         """``snapshot``: returns the groups as they are; called in a thread."""
         self._snapshot = snapshot
-        self._watchers: set[Callable[[], None]] = set()
         self._published = GroupCurves("", np.zeros((0, 0)))
         self.message = pb.ReuseCurves()
+        self.version = 0
         self.look()
 
-    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Call ``watcher`` whenever the curves have changed; return what ends that."""
-        self._watchers.add(watcher)
-        return lambda: self._watchers.discard(watcher)
+    def add_to(self, response: pb.PredictResponse, known: Collection[int]) -> None:
+        """Name the curves in an answer, and add them unless its caller holds them. ``known``: PredictRequest.known_curves."""
+        if self.version:
+            response.curves_version = self.version
+            if known and self.version not in known:
+                response.reuse_curves.CopyFrom(self.message)
 
     async def renew(self) -> None:
-        """Look at the groups; tell those who watch if the curves have changed."""
-        if await asyncio.to_thread(self.look):
-            for watcher in list(self._watchers):
-                watcher()
+        """Look at the groups in a thread."""
+        await asyncio.to_thread(self.look)
 
     def look(self) -> bool:
-        """Look at the groups without telling anybody; return whether the curves have changed."""
+        """Look at the groups; return whether the curves have changed."""
         found = self._snapshot()
         if not _differ(self._published, found):
             return False
         self._published, self.message = found, message_of(found)
+        digest = blake2b(self.message.SerializeToString(deterministic=True), digest_size=8).digest()
+        self.version = (int.from_bytes(digest, "big") or 1) if self.message.curves else 0
         return True
 
 
 def message_of(groups: GroupCurves) -> pb.ReuseCurves:
     """Return groups as they go over the wire."""
     curves = [pb.ReuseCurve(group=number, hazards=row) for number, row in enumerate(groups.hazards.tolist(), 1)]
-    return pb.ReuseCurves(epoch=groups.epoch, curves=curves)
+    return pb.ReuseCurves(epoch=groups.epoch, curves=curves, edges_s=EDGES.tolist())
 
 
 def _differ(published: GroupCurves, found: GroupCurves) -> bool:

@@ -89,7 +89,7 @@ class ReturnLearning(TurnObserver):
             self.curves.look()
 
     async def learn(self) -> None:
-        """Refit, in a thread, send the curves if they have changed, and keep what was learnt now and then."""
+        """Refit, in a thread, publish the curves if they have changed, and keep what was learnt now and then."""
         if time.monotonic() >= self._keep_at:
             self._keep_at = time.monotonic() + KEEP_INTERVAL_S
             await asyncio.to_thread(self.keep)

@@ -1,4 +1,4 @@
-"""Who calls, and how much each may: bearer tokens or client certificates, a rate and open streams for each.
+"""Who calls, and how much each may: bearer tokens or client certificates, a rate for each.
 
 Operators know callers as clients: so the settings (`client_rate`), the metrics (`lpc_client_...`) and the messages call them.
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
 from lpc.wire.watched import WatchedFiles
@@ -54,12 +54,10 @@ class CallerLimits:
 
     Attributes:
         rate: conversations per second.
-        streams: open at a time.
         bytes: of large messages in flight.
     """
 
     rate: float = 0.0
-    streams: int = 0
     bytes: int = 0
 
 
@@ -94,20 +92,16 @@ class Caller:
     def __init__(self, name: str, limits: CallerLimits, metrics: Metrics) -> None:
         self.name = name
         self._limits = limits
-        # Held, so that a caller that is forgotten while its streams end does not come back as a series.
+        # Held, so that a caller that is forgotten while its calls end does not come back as a series.
         self._admitted = metrics.client_conversations.labels(name)
-        self._over_rate, self._over_streams, self._over_bytes = (
-            metrics.client_refusals.labels(name, reason) for reason in REFUSALS
-        )
-        self._open = metrics.client_streams.labels(name)
+        self._over_rate, self._over_bytes = (metrics.client_refusals.labels(name, reason) for reason in REFUSALS)
         self._bucket = Bucket(limits.rate) if limits.rate else None
-        self._streams = 0
         self._bytes = 0
 
     @property
     def idle(self) -> bool:
-        """Whether it has no stream open and no large message in flight."""
-        return not self._streams and not self._bytes
+        """Whether it has no large message in flight."""
+        return not self._bytes
 
     def admit(self, conversations: int) -> None:
         """Count conversations against the rate. Raises Overloaded, and counts none of them, when it is exceeded."""
@@ -118,20 +112,6 @@ class Caller:
                 f"client {self.name} may send {self._limits.rate:g} conversations per second: try again in {wait:.3f} s", wait
             )
         self._admitted.inc(conversations)
-
-    @contextlib.contextmanager
-    def stream(self) -> Iterator[None]:
-        """Hold one of the streams that may be open. Raises Overloaded when there is none left."""
-        if self._limits.streams and self._streams >= self._limits.streams:
-            self._over_streams.inc()
-            raise Overloaded(f"client {self.name} has {self._streams} streams open, as many as it may: use one of them")
-        self._streams += 1
-        self._open.set(self._streams)
-        try:
-            yield
-        finally:
-            self._streams -= 1
-            self._open.set(self._streams)
 
     @contextlib.contextmanager
     def carry(self, size: int) -> Iterator[None]:
@@ -150,13 +130,6 @@ class Caller:
             yield
         finally:
             self._bytes -= size
-
-
-class Entered(NamedTuple):
-    """A caller that was let in. ``digest``: SHA-256 of the token that it showed; None where none is asked for."""
-
-    caller: Caller
-    digest: bytes | None
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
@@ -187,16 +160,11 @@ class Callers:
             if not self._names:
                 raise TokenFileError(f"{path} holds no token: add a line `name: sha256`")
 
-    def enter(self, peer: str, metadata: Iterable[tuple[str, Any]] | None, certificate: Certificate = dict) -> Entered:
+    def enter(self, peer: str, metadata: Iterable[tuple[str, Any]] | None, certificate: Certificate = dict) -> Caller:
         """Let a caller in and remember it as this call's `CALLER`. Raises Unauthenticated."""
-        entered = self._identify(peer, metadata or (), certificate)
-        CALLER.set(entered.caller)
-        return entered
-
-    def check(self, entered: Entered) -> None:
-        """Raise Unauthenticated if the token with which a caller came is not valid any more."""
-        if entered.digest is not None and entered.digest not in self._names:
-            raise Unauthenticated(WHO_ARE_YOU)
+        caller = self._identify(peer, metadata or (), certificate)
+        CALLER.set(caller)
+        return caller
 
     def refresh(self) -> bool:
         """Look at the token file; return whether it was taken. A wrong one is reported, and the old one stays."""
@@ -215,16 +183,16 @@ class Callers:
         log.info("%d tokens of %d clients are valid", len(names), len(set(names.values())))
         return True
 
-    def _identify(self, peer: str, metadata: Iterable[tuple[str, Any]], certificate: Certificate) -> Entered:
+    def _identify(self, peer: str, metadata: Iterable[tuple[str, Any]], certificate: Certificate) -> Caller:
         if peer.startswith("unix:"):
-            return Entered(self._caller(UNIX), None)
+            return self._caller(UNIX)
         if self._path is None:
-            return Entered(self._caller(_named_by(certificate()) if self._certificates else ANYONE), None)
+            return self._caller(_named_by(certificate()) if self._certificates else ANYONE)
         shown = [value for key, value in metadata if key == "authorization"]
         found = owner_of(shown[0], self._names) if len(shown) == 1 and isinstance(shown[0], str) else None
         if found is None:
             raise Unauthenticated(WHO_ARE_YOU)
-        return Entered(self._caller(found[1]), found[0])
+        return self._caller(found[1])
 
     def _caller(self, name: str) -> Caller:
         caller = self._callers.get(name)
@@ -235,7 +203,7 @@ class Callers:
         return caller
 
     def _forget_one(self) -> None:
-        """Forget the oldest caller without open streams."""
+        """Forget the oldest caller that is idle."""
         name = next((name for name, caller in self._callers.items() if caller.idle), None)
         if name is not None:
             del self._callers[name]

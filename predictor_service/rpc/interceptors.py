@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from predictor_service.errors import Overloaded
 from predictor_service.metrics import Metrics
-from predictor_service.rpc.callers import Callers, Entered
+from predictor_service.rpc.callers import Callers
 from predictor_service.rpc.large import Raw
 from predictor_service.rpc.statuses import refusal
 
@@ -43,8 +43,8 @@ class OurMethods(grpc.aio.ServerInterceptor):
             return handler
         method = handler_call_details.method.removeprefix("/")
         decode, encode = self._decoder(handler.request_deserializer), handler.response_serializer
-        if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(self._stream(method, handler.stream_stream), decode, encode)
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(self._stream(method, handler.stream_unary), decode, encode)
         return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), decode, encode)
 
     def _decoder(self, deserialize: Any) -> Any:
@@ -55,7 +55,7 @@ class OurMethods(grpc.aio.ServerInterceptor):
         raise NotImplementedError
 
     def _stream(self, method: str, behaviour: Any) -> Any:
-        """As :meth:`_unary`, of a stream."""
+        """As :meth:`_unary`, of a call with a stream of requests."""
         raise NotImplementedError
 
 
@@ -75,8 +75,8 @@ class ServiceInterceptor(OurMethods):
         async def call(request: Raw, context: Context) -> Message:
             start = time.perf_counter()
             try:
-                entered = self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)
-                with entered.caller.carry(len(request.data)):
+                caller = self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)
+                with caller.carry(len(request.data)):
                     response: Message = await behaviour(await request.decoded_aside(), context)
             except Exception as error:
                 await self._refuse(method, error, context)
@@ -90,22 +90,16 @@ class ServiceInterceptor(OurMethods):
     def _stream(self, method: str, behaviour: Any) -> Any:
         method = method.rpartition("/")[2]
 
-        async def call(requests: AsyncIterator[Raw], context: Context) -> AsyncIterator[Message]:
-            async def decoded(entered: Entered) -> AsyncIterator[Message]:
-                async for request in requests:
-                    # A stream is open for days: its token may be revoked meanwhile.
-                    self._callers.check(entered)
-                    yield await request.decoded_aside()
-
+        async def call(requests: AsyncIterator[Raw], context: Context) -> Message:
             try:
-                entered = self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)
-                with entered.caller.stream():
-                    async for response in behaviour(decoded(entered), context):
-                        yield response
+                self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)
+                decoded = (await request.decoded_aside() async for request in requests)
+                response: Message = await behaviour(decoded, context)
             except Exception as error:
                 await self._refuse(method, error, context)
                 raise
             self._metrics.requests.labels(method, "OK").inc()
+            return response
 
         return call
 

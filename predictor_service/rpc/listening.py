@@ -25,6 +25,10 @@ from predictor_service.settings import ServiceSettings
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
 CACHE_SERVICE: Final = cache_pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
+GRACE_MS: Final = 30_000
+"""What calls in flight get when their connection is ended for its age."""
+FREQUENT_PINGS_MS: Final = 1_000
+"""Pings that come more often than this are taken for an attack."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Keepalive:
 
     Attributes:
         idle_ms: silence on a connection after which its peer is pinged. Whatever answers HTTP/2 pings is alive, an idle engine
-            too. gRPC's default is two hours: so long would an engine whose host is gone hold its connection and stream.
+            too. gRPC's default is two hours: so long would an engine whose host is gone hold its connection.
         timeout_ms: how long a ping may go unanswered before the connection is closed.
     """
 
@@ -70,6 +74,8 @@ class Listener:
                 # What gRPC 1.85 goes by instead (default 60 s), measured.
                 ("grpc.http2.ping_timeout_ms", keepalive.timeout_ms),
                 ("grpc.keepalive_permit_without_calls", 1),
+                # Engines ping while they wait for an answer; by default gRPC hangs up on who pings more often than every 5 min.
+                ("grpc.http2.min_ping_interval_without_data_ms", FREQUENT_PINGS_MS),
                 *_connection_age(settings),
             ],
         )
@@ -99,11 +105,10 @@ class Listener:
         for name in ("", SERVICE):
             await self._health.set(name, status)
 
-    async def drain(self, service: PredictorService) -> None:
+    async def drain(self) -> None:
         """Take no new calls, and give those in flight the time that the settings say."""
         # Not serving first, so that load balancers stop sending while requests in flight get their answers.
         await self._health.enter_graceful_shutdown()
-        service.drain()
         await self._server.stop(self._settings.drain_timeout_s)
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.unlink(missing_ok=True)
@@ -156,11 +161,9 @@ def _connection_age(settings: ServiceSettings) -> list[tuple[str, int]]:
     """Return options by which callers are told, give or take a tenth of the age, to open another connection."""
     if not settings.connection_age_s:
         return []
-    # Streams end themselves, so whatever began before the connection's end is over by then, but for callers that do not listen.
-    longest = 1.1 * settings.connection_age_s + settings.connection_grace_s
     return [
         ("grpc.max_connection_age_ms", max(int(settings.connection_age_s * 1000), 1)),
-        ("grpc.max_connection_age_grace_ms", int(longest * 1000) + 1000),
+        ("grpc.max_connection_age_grace_ms", GRACE_MS),
     ]
 
 

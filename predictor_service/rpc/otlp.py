@@ -1,8 +1,7 @@
 """Spans by OpenTelemetry, sent by OTLP over gRPC.
 
 A call has a span, below the caller's where metadata carry a W3C ``traceparent``; each of its predictions has one below that.
-A stream is open for days, so it has none itself: its predictions' spans are below the caller's, or roots. Spans hold counts,
-times, the model's version and a status; never text, ids of conversations or tokens, or an error's message.
+Spans hold counts, times, the model's version and a status; never text, ids of conversations or tokens, or an error's message.
 
 Ended spans wait in a bounded queue for the thread that sends them. A collector that is slow or gone costs spans, no answer.
 """
@@ -11,14 +10,12 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
 import grpc
 import grpc.aio
-from opentelemetry import context as otel_context
-from opentelemetry import trace
 from opentelemetry.context import Context as TraceContext
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
@@ -76,9 +73,7 @@ class OtlpTracing(Tracing):
     @contextlib.contextmanager
     def prediction(self, form: str | None) -> Iterator[Answered]:
         """See the base."""
-        # On a stream there is no span of the call above.
-        kind = SpanKind.INTERNAL if trace.get_current_span().is_recording() else SpanKind.SERVER
-        with _span(self._tracer, "predict", kind, {"lpc.input": form or "none"}) as span:
+        with _span(self._tracer, "predict", SpanKind.INTERNAL, {"lpc.input": form or "none"}) as span:
 
             def answered(answer: Answer) -> None:
                 span.set_attributes(
@@ -108,7 +103,7 @@ class OtlpTracing(Tracing):
 
 
 class TracingInterceptor(OurMethods):
-    """Makes a span of each call of a method of ours, and lets the predictions of a stream continue the caller's trace."""
+    """Makes a span of each call of a method of ours."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -133,15 +128,7 @@ class TracingInterceptor(OurMethods):
         return call
 
     def _stream(self, method: str, behaviour: Any) -> Any:
-        del method
-
-        async def call(requests: Any, context: Context) -> AsyncIterator[Any]:
-            # Not detached: the task of the call, whose context this is, ends with it.
-            otel_context.attach(_caller(context.invocation_metadata()))
-            async for response in behaviour(requests, context):
-                yield response
-
-        return call
+        return self._unary(method, behaviour)
 
 
 def _span(

@@ -10,7 +10,6 @@ import grpc
 import grpc.aio
 
 from lpc.errors import InvalidRequest
-from lpc.model.returns.hazards import EDGES
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batching.batcher import Batcher
@@ -24,9 +23,9 @@ from predictor_service.returns.learning import ReturnLearning
 from predictor_service.rpc.answers import Answer, answer_of, message_of, unread_answer
 from predictor_service.rpc.callers import CALLER
 from predictor_service.rpc.large import SIZE
+from predictor_service.rpc.offers import TokenizerOffers
 from predictor_service.rpc.offers import message_of as known_tokenizer
 from predictor_service.rpc.statuses import refusal
-from predictor_service.rpc.stream import PredictionStream, StreamLimits
 from predictor_service.rpc.tracing import Tracing
 from predictor_service.serving import Serving
 
@@ -48,7 +47,6 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         labels: Labels,
         returns: ReturnLearning | None,
         limits: pb.Limits,
-        stream_limits: StreamLimits,
         metrics: Metrics,
         tracing: Tracing,
     ) -> None:
@@ -59,22 +57,19 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._labels = labels
         self._returns = returns
         self._limits = limits
-        self._stream_limits = stream_limits
-        self._metrics = metrics
         self._unread = UnreadPrompts(metrics)
+        self._offers = TokenizerOffers(parser.served_models, metrics)
         self._tracing = tracing
         self._loop = asyncio.get_running_loop()
-        self._draining = asyncio.Event()
-
-    def drain(self) -> None:
-        """End open streams once what is in flight on them is answered: an engine would hold its stream open for ever."""
-        self._draining.set()
 
     async def Predict(self, request: pb.PredictRequest, context: Context) -> pb.PredictResponse:  # noqa: N802
         """Answer one conversation within the call's deadline."""
         CALLER.get().admit(1)
-        answer = await self._predict(request.conversation, self._deadline(context))
-        return pb.PredictResponse(prediction=message_of(answer))
+        answer = await self._predict(request.conversation, self._deadline(context), answers_unread=request.accept_unread)
+        response = pb.PredictResponse(prediction=message_of(answer))
+        if self._returns is not None:
+            self._returns.curves.add_to(response, request.known_curves)
+        return response
 
     async def PredictBatch(self, request: pb.PredictBatchRequest, context: Context) -> pb.PredictBatchResponse:  # noqa: N802
         """Answer each conversation, with a prediction or an error of its own.
@@ -98,17 +93,12 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         results = await asyncio.gather(*tasks, return_exceptions=True)
         return pb.PredictBatchResponse(results=[_result(result) for result in results])
 
-    async def PredictStream(  # noqa: N802
-        self, request_iterator: AsyncIterator[pb.PredictStreamRequest], context: Context
-    ) -> AsyncIterator[pb.PredictStreamResponse]:
-        """Answer requests as their predictions come, in any order."""
+    async def OfferTokenizer(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.OfferTokenizerRequest], context: Context
+    ) -> pb.OfferTokenizerResponse:
+        """Take an engine's tokenizer, and answer how the sidecar stands with it."""
         del context
-        models = self._parser.served_models
-        curves = None if self._returns is None else self._returns.curves
-        stream = PredictionStream(CALLER.get(), self._predict, models, curves, self._stream_limits, self._metrics)
-        async with contextlib.aclosing(stream.answers(request_iterator, self._draining)) as answers:
-            async for response in answers:
-                yield response
+        return pb.OfferTokenizerResponse(status=await self._offers.answer(request_iterator, CALLER.get().name))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
         """Name the model in service and every limit."""
@@ -130,7 +120,6 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             limits=limits,
             serves_think_times=think_time is not None,
             think_time_categories=think_time.categories if think_time is not None else (),
-            reuse_edges_s=EDGES.tolist() if self._returns is not None else (),
             reuse_curves=self._returns.curves.message if self._returns is not None else None,
             tokenizers=map(known_tokenizer, self._parser.served_models.known()[:MAX_NAMED]),
         )

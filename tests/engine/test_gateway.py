@@ -107,7 +107,7 @@ def test_an_answer_of_vllm_is_given_again_streamed_and_not(stack: Stack) -> None
         assert stack.engine.metrics()["vllm:request_success_total", "stop"] == asked
     # The plug-in and the gateway tell the predictor of the same conversations.
     assert eventually(lambda: stack.metric('lpc_gateway_predictor_told_total{result="told"}') == 4)
-    assert eventually(lambda: stack.engine.metrics().get(("lpc_predictions_total", "asked"), 0.0) == 2)
+    assert eventually(lambda: stack.engine.metrics().get(("lpc_predictions_total", "answered"), 0.0) == 2)
     with pytest.raises(openai.NotFoundError):
         said(client, "x", model="absent")
     text = stack.log.read_text() + stack.sidecar.log.read_text()

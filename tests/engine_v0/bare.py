@@ -16,11 +16,11 @@ from vllm.sampling_params import SamplingParams
 from vllm.sequence import Logprob, Sequence, SequenceGroup, SequenceStatus
 
 from eviction_client.background import AtOnce
-from eviction_client.book import PredictorCounters
 from eviction_client.engines.vllm_v0.hooks import Hooks, gpu_allocator
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
 from eviction_client.plugin import Plugin
+from eviction_client.predictor_client import PredictorCounters
 from eviction_client.prior import ReuseCurves
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import MemoryStore

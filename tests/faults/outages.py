@@ -13,12 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from benchmarks import BenchmarkError
 from benchmarks.processes import RedisServer, Sidecar
 from benchmarks.tiny_llama import build
-from eviction_client.book import Fate
 from eviction_client.plugin import Plugin
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
@@ -65,6 +64,7 @@ class Engine:
     """An engine's client under load, in a thread of its own.
 
     Attributes:
+        asked: requests that the plug-in was given.
         finished: requests that ended with a class for each of their blocks.
         errors: exceptions that a call raised, by type.
     """
@@ -76,7 +76,7 @@ class Engine:
         self.plugin = Plugin(
             settings, capacity=2000, block_tokens=NAMESPACE.block_size, predictor=self.predictor, store=self.store
         )
-        self.finished = 0
+        self.asked = self.finished = 0
         self.errors: dict[str, int] = {}
         self._prompts = prompts()
         self._stop = threading.Event()
@@ -109,13 +109,12 @@ class Engine:
     def figures(self) -> dict[str, Any]:
         """Return what became of the requests and blocks."""
         predictor, store = self.predictor.counters, self.store.counters
-        fates = predictor.answered + sum(getattr(predictor, fate) for fate in get_args(Fate))
         return {
             "requests": self.finished,
             "by_prediction": self.predicted,
             "by_fallback": self.plugin.ended["unanswered"],
             "errors": sum(self.errors.values()) + self.plugin.failures,
-            "requests_unaccounted": predictor.asked - fates - self.predictor.waiting,
+            "requests_unaccounted": self.asked - predictor.ended - self.predictor.waiting,
             "blocks_unaccounted": store.recorded - store.written - store.dropped - self.store.pending_blocks,
             "blocks_dropped": store.dropped,
         }
@@ -141,6 +140,7 @@ class Engine:
             if len(running) < RUNNING:
                 ids = self._prompts[number % len(self._prompts)]
                 with self._kept("admitted"):
+                    self.asked += 1
                     self.plugin.admitted(number, ids, session=f"c{number % 50}")
                 blocks = _blocks(number % 50, 4 + number % 16)
                 with self._kept("started"):

@@ -35,7 +35,7 @@ class Traffic:
 
     Attributes:
         answered: predictions by model version.
-        failed: calls and stream items that had none, by status.
+        failed: calls that had none, by status.
     """
 
     def __init__(self, address: str, requests: Sequence[pb.Conversation]) -> None:
@@ -46,7 +46,7 @@ class Traffic:
         self._stop = asyncio.Event()
         self._channel = grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
         self._stub = rpc.ContinuationPredictorStub(self._channel)
-        self._tasks = [asyncio.create_task(self._call(k)) for k in range(CALLERS)] + [asyncio.create_task(self._stream())]
+        self._tasks = [asyncio.create_task(self._call(k)) for k in range(CALLERS)]
 
     async def serves(self, version: str) -> None:
         """Wait until an answer was made by a version."""
@@ -73,35 +73,6 @@ class Traffic:
                 self._note((await self._stub.Predict(message, timeout=60)).prediction)
             except grpc.aio.AioRpcError as error:
                 self.failed[error.code().name] += 1
-
-    async def _stream(self) -> None:
-        call = self._stub.PredictStream()
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            for number in range(CALLERS):
-                await self._ask(call, number)
-            number, waiting = CALLERS, CALLERS
-            while waiting:
-                answer = await call.read()
-                if not isinstance(answer, pb.PredictStreamResponse):
-                    break
-                if answer.WhichOneof("result") == "reuse_curves":
-                    continue
-                waiting -= 1
-                if answer.WhichOneof("result") == "prediction":
-                    self._note(answer.prediction)
-                else:
-                    self.failed[f"stream item {answer.error.code}"] += 1
-                if not self._stop.is_set():
-                    await self._ask(call, number)
-                    number, waiting = number + 1, waiting + 1
-            await call.done_writing()
-        code = await call.code()
-        if code is not grpc.StatusCode.OK:
-            self.failed[f"stream {code.name}"] += 1
-
-    async def _ask(self, call: Any, number: int) -> None:
-        conversation = self._requests[number % len(self._requests)]
-        await call.write(pb.PredictStreamRequest(request_id=str(number), conversation=conversation))
 
 
 def publish(source: Path, models: Path, model: str, number: int) -> str:

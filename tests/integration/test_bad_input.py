@@ -110,12 +110,11 @@ async def test_bytes_that_cannot_be_decoded_are_the_callers_fault(tiny_models: P
         assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
 
 
-async def test_undecodable_bytes_end_a_stream_with_the_same_status(tiny_models: Path) -> None:
+async def test_undecodable_bytes_in_an_offer_end_it_with_the_same_status(tiny_models: Path) -> None:
     async with sidecar(tiny_models) as (_, addresses), grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
-        call = channel.stream_stream("/lpc.v1.ContinuationPredictor/PredictStream")()
-        await call.write(b"\xff\xff\xff")
+        call = channel.stream_unary("/lpc.v1.ContinuationPredictor/OfferTokenizer")(iter([b"\xff\xff\xff"]))
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await call.read()
+            await call
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -50,21 +50,11 @@ async def test_every_method_wants_a_token_and_health_wants_none(tiny_models: Pat
             batch = pb.PredictBatchRequest(conversations=[chat("hello")])
             assert await status(stub.PredictBatch(batch, metadata=metadata)) is expected
             assert await status(stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata)) is expected
-            stream = stub.PredictStream(metadata=metadata)
-            await stream.done_writing()
-            assert await stream.code() is expected
+            offer = iter([pb.OfferTokenizerRequest(offer=pb.TokenizerOffer(served_model="m"))])
+            assert await status(stub.OfferTokenizer(offer, metadata=metadata)) is expected
         async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
             health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.SERVING
-
-
-async def test_a_stream_without_a_token_gets_no_answer(tiny_models: Path, tokens: Path) -> None:
-    async with sidecar(tiny_models, tokens=tokens) as (stub, _):
-        stream = stub.PredictStream(metadata=bearer("wrong"))
-        with pytest.raises(grpc.aio.AioRpcError, match="no valid token") as caught:
-            await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
-            await stream.read()
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_the_unix_socket_wants_no_token(tiny_models: Path, tokens: Path, tmp_path: Path) -> None:
@@ -80,7 +70,7 @@ async def test_the_engines_client_shows_its_token(tiny_models: Path, tokens: Pat
             client = PredictorClient(settings.predictor_address, access=access_of(settings))
             try:
                 for _ in range(500):
-                    if client.healthy or client.counters.connection_failures:
+                    if client._reached is not None:
                         break
                     await asyncio.sleep(0.02)
                 assert client.healthy is welcome
@@ -105,52 +95,21 @@ async def test_clients_have_limits_of_their_own_with_a_hint_when_to_retry(tiny_m
     assert 'lpc_client_refusals_total{client="b",reason="rate"} 0.0' in text
 
 
-async def test_a_batch_counts_as_its_conversations_and_a_stream_survives_its_refusals(tiny_models: Path, tokens: Path) -> None:
+async def test_a_batch_counts_as_its_conversations(tiny_models: Path, tokens: Path) -> None:
     async with sidecar(tiny_models, tokens=tokens, client_rate=0.5) as (stub, _):
         await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello")] * 100), metadata=bearer(A))
-        stream = stub.PredictStream(metadata=bearer(A))
-        for i in range(3):
-            await stream.write(pb.PredictStreamRequest(request_id=str(i), conversation=chat("hello")))
-        await stream.done_writing()
-        answers = [answer async for answer in stream]
-        assert [answer.error.code for answer in answers] == [grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]] * 3
-        assert all("try again in" in answer.error.message for answer in answers)
-        assert await stream.code() is grpc.StatusCode.OK
+        assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_client_may_hold_so_many_streams(tiny_models: Path, tokens: Path) -> None:
-    async with sidecar(tiny_models, tokens=tokens, client_streams=2) as (stub, addresses):
-        held = [stub.PredictStream(metadata=bearer(A)) for _ in range(2)]
-        for stream in held:
-            await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
-            assert (await stream.read()).prediction.probability > 0
-        assert 'lpc_client_streams{client="a"} 2.0' in await _scrape(addresses)
-        third = stub.PredictStream(metadata=bearer(A))
-        assert await third.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        other = stub.PredictStream(metadata=bearer(B))
-        await other.done_writing()
-        assert await other.code() is grpc.StatusCode.OK
-        for stream in held:
-            await stream.done_writing()
-            assert await stream.code() is grpc.StatusCode.OK
-        again = stub.PredictStream(metadata=bearer(A))
-        await again.done_writing()
-        assert await again.code() is grpc.StatusCode.OK
-
-
-async def test_a_revoked_token_ends_its_streams_and_a_new_one_is_let_in(tiny_models: Path, tokens: Path) -> None:
+async def test_a_revoked_token_is_refused_and_a_new_one_is_let_in(tiny_models: Path, tokens: Path) -> None:
     async with sidecar(tiny_models, tokens=tokens, reload_interval_s=0.05) as (stub, addresses):
-        stream = stub.PredictStream(metadata=bearer(A))
-        await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
-        assert (await stream.read()).prediction.probability > 0
+        assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.OK
         write(tokens, b=B, c="new")
         for _ in range(200):
             if await status(stub.Predict(one(chat("hello")), metadata=bearer("new"))) is grpc.StatusCode.OK:
                 break
             await asyncio.sleep(0.02)
         assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.UNAUTHENTICATED
-        await stream.write(pb.PredictStreamRequest(request_id="2", conversation=chat("hello")))
-        assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
         assert 'client="a"' not in await _scrape(addresses)
 
 

@@ -10,15 +10,12 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
-import grpc.aio
 import pytest
 
 from benchmarks import load
 from benchmarks.load import Sent, windows
 from benchmarks.processes import Sidecar
 from benchmarks.requests import conversations, request
-from lpc.v1 import predictor_pb2 as pb
-from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.rpc.listening import Keepalive
 from predictor_service.server import Parts
 from tests.faults.full_disk import full_disk
@@ -63,10 +60,10 @@ def test_a_full_disk_under_the_label_log_fails_no_request(tiny_models: Path, tmp
     assert figures["passed"]
 
 
-def test_silent_dripping_half_deaf_and_cut_off_clients_disturb_nobody(tiny_models: Path, tmp_path: Path) -> None:
+def test_silent_dripping_half_said_and_cut_off_clients_disturb_nobody(tiny_models: Path, tmp_path: Path) -> None:
     count, seconds, patience_s = (100, 30, 170) if LONG else (5, 2, 0)
     figures = rude_clients(tmp_path, tiny_models, "tiny", count=count, seconds=seconds, patience_s=patience_s)
-    assert figures["connections"] >= 4 * count + 1
+    assert figures["connections"] >= 4 * count
     assert figures["failed"] == 0
     assert figures["held_after_they_left"] == 0
     assert figures["passed"]
@@ -82,40 +79,13 @@ def test_a_second_sidecar_takes_its_share_of_an_overload(tmp_path: Path) -> None
 
 async def test_a_peer_that_answers_no_ping_is_let_go_and_an_idle_engine_is_not(tiny_models: Path) -> None:
     async with sidecar(tiny_models, Parts(keepalive=Keepalive(idle_ms=200, timeout_ms=200))) as (stub, addresses):
-        stream = stub.PredictStream()
-        await stream.write(pb.PredictStreamRequest(request_id="0", conversation=chat("hello")))
-        assert (await stream.read()).prediction.probability > 0
+        assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
         reader, writer = await asyncio.open_connection("127.0.0.1", addresses.port)
         writer.write(PREFACE + frame(SETTINGS, 0, 0, b""))
         # Read to the end: the sidecar has hung up.
         await reader.read()
         writer.close()
-        await stream.write(pb.PredictStreamRequest(request_id="1", conversation=chat("hello")))
-        assert (await stream.read()).request_id == "1"
-        await stream.done_writing()
-
-
-async def test_a_stream_whose_answers_are_not_taken_is_not_read_on(tiny_models: Path) -> None:
-    taken = 0
-
-    async def requests():
-        nonlocal taken
-        for number in range(60_000):
-            taken = number
-            yield pb.PredictStreamRequest(request_id=f"{number:01000}", conversation=pb.Conversation())
-
-    async with (
-        sidecar(tiny_models, max_stream_in_flight=8) as (stub, addresses),
-        grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
-    ):
-        call = rpc.ContinuationPredictorStub(channel).PredictStream(requests())
-        seen = -1
-        while taken > seen:
-            seen = taken
-            for _ in range(100):
-                assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
-        assert taken < 30_000
-        call.cancel()
+        assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
 
 
 def test_what_ends_is_counted_in_the_ten_seconds_in_which_it_ends() -> None:
@@ -130,7 +100,7 @@ def test_what_ends_is_counted_in_the_ten_seconds_in_which_it_ends() -> None:
     assert (second["offered"], second["answered"], second["p50_s"], second["rss_mib"]) == (1, 1, 4.0, 101.0)
 
 
-def test_the_loads_clients_go_on_where_the_sidecar_ends_their_streams_for_their_age(tiny_models: Path, tmp_path: Path) -> None:
+def test_the_loads_clients_go_on_when_their_connections_are_ended_for_their_age(tiny_models: Path, tmp_path: Path) -> None:
     (turns,) = conversations(10, 1)
     requests = itertools.cycle([request(t) for t in turns])
     with Sidecar(tmp_path, tiny_models, "tiny", connection_age_s=2.0) as sidecar:

@@ -6,7 +6,6 @@ Hypothesis draws one offer per hundred of LPC_FUZZ_EXAMPLES (300; `make fuzz`: 1
 import itertools
 import json
 import os
-import queue
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -40,48 +39,44 @@ def digest(files: Files) -> str:
 
 
 class Offering:
-    """One stream on which a tokenizer is offered."""
+    """A client that offers tokenizers."""
 
     def __init__(self, stub: rpc.ContinuationPredictorStub, metadata: Metadata) -> None:
-        self._requests: queue.SimpleQueue[pb.PredictStreamRequest | None] = queue.SimpleQueue()
-        self._answers = stub.PredictStream(iter(self._requests.get, None), timeout=300, metadata=metadata)
+        self._stub = stub
+        self._metadata = metadata
 
     def offer(self, files: Files) -> list[pb.TokenizerStatus]:
-        """Offer files, send them if they are wanted, and return each status up to the last."""
-        named = [pb.TokenizerFile(name=name, bytes=len(content)) for name, content in files.items()]
-        self._send(offer=pb.TokenizerOffer(served_model="m", digest=digest(files), files=named))
-        found = []
-        while True:
-            found.append(next(self._answers).tokenizer)
-            if found[-1].state == pb.TOKENIZER_STATE_WANTED:
-                content = b"".join(files.values())
-                for at in range(0, len(content), CHUNK_BYTES):
-                    self._send(chunk=pb.TokenizerChunk(data=content[at : at + CHUNK_BYTES]))
-            elif found[-1].state != pb.TOKENIZER_STATE_LOADING:
-                return found
+        """Offer files until they are loaded, refused or have failed; return each status."""
+        found = [self._offer(files)]
+        while found[-1].state == pb.TOKENIZER_STATE_LOADING:
+            time.sleep(0.02)
+            found.append(self._offer(files))
+        return found
 
     def send(self, files: Files) -> None:
         """Offer files and return while they are loaded."""
-        named = [pb.TokenizerFile(name=name, bytes=len(content)) for name, content in files.items()]
-        self._send(offer=pb.TokenizerOffer(served_model="m", digest=digest(files), files=named))
-        assert next(self._answers).tokenizer.state == pb.TOKENIZER_STATE_WANTED
-        self._send(chunk=pb.TokenizerChunk(data=b"".join(files.values())))
-        assert next(self._answers).tokenizer.state == pb.TOKENIZER_STATE_LOADING
+        assert self._offer(files).state == pb.TOKENIZER_STATE_LOADING
 
     def ask(self, files: Files, ids: list[int]) -> str:
         """Ask about token ids; return what the answer is: a prediction or an error."""
         tokens = pb.TokenIds(ids=ids, served_model="m", tokenizer=digest(files))
-        self._requests.put(pb.PredictStreamRequest(request_id="ids", conversation=pb.Conversation(tokens=tokens)))
-        while (answer := next(self._answers)).request_id != "ids":
-            pass
-        return str(answer.WhichOneof("result"))
+        request = pb.PredictRequest(conversation=pb.Conversation(tokens=tokens), accept_unread=True)
+        try:
+            self._stub.Predict(request, timeout=300, metadata=self._metadata)
+        except grpc.RpcError:
+            return "error"
+        return "prediction"
 
     def close(self) -> None:
-        self._requests.put(None)
-        self._answers.cancel()
+        """Nothing is open."""
 
-    def _send(self, **action: Any) -> None:
-        self._requests.put(pb.PredictStreamRequest(request_id="offer", **action))
+    def _offer(self, files: Files) -> pb.TokenizerStatus:
+        named = [pb.TokenizerFile(name=name, bytes=len(content)) for name, content in files.items()]
+        offer = pb.TokenizerOffer(served_model="m", digest=digest(files), files=named)
+        content = b"".join(files.values())
+        chunks = [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)]
+        parts = [pb.OfferTokenizerRequest(offer=offer), *(pb.OfferTokenizerRequest(data=chunk) for chunk in chunks)]
+        return self._stub.OfferTokenizer(iter(parts), timeout=300, metadata=self._metadata).status
 
 
 def files_of(style: str, folder: Path) -> Files:

@@ -149,17 +149,13 @@ def test_the_way_of_a_gpu_gives_both_outputs_too(timed_models: Path) -> None:
     assert model.run(batch) == plain[0]
 
 
-async def test_streams_and_batches_are_labelled_too(timed_models: Path, tmp_path: Path) -> None:
+async def test_batches_are_labelled_too(timed_models: Path, tmp_path: Path) -> None:
     async with sidecar(timed_models, label_log=tmp_path) as running_:
         first = [chat([f"{prompt} first"]) for prompt in PROMPTS]
         await running_.stub.PredictBatch(pb.PredictBatchRequest(conversations=first))
         running_.now += 5
-        stream = running_.stub.PredictStream()
-        for n, prompt in enumerate(PROMPTS[:3]):
-            request = pb.PredictStreamRequest(request_id=str(n), conversation=chat([f"{prompt} first", "and then"]))
-            await stream.write(request)
-        await stream.done_writing()
-        assert len([answer async for answer in stream]) == 3
+        second = [chat([f"{prompt} first", "and then"]) for prompt in PROMPTS[:3]]
+        await running_.stub.PredictBatch(pb.PredictBatchRequest(conversations=second))
         running_.now += HORIZON
         await running_.until("lpc_label_memory_turns 0.0")
     found = rows(tmp_path)

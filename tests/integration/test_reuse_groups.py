@@ -21,7 +21,7 @@ from eviction_client.prior import ReuseCurves
 from lpc.v1 import predictor_pb2 as pb
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving, until
-from tests.integration.test_returns import LONG, SHORT, named, sidecar
+from tests.integration.test_returns import LONG, named, sidecar
 
 RETURN_S = 1.2
 
@@ -30,26 +30,32 @@ def flat(hazard: float) -> tuple[float, ...]:
     return (hazard,) * INTERVALS
 
 
-def message(hazards: Sequence[Sequence[float]], epoch: str = "e") -> pb.ReuseCurves:
-    return pb.ReuseCurves(epoch=epoch, curves=[pb.ReuseCurve(group=n, hazards=row) for n, row in enumerate(hazards, 1)])
+def message(hazards: Sequence[Sequence[float]], epoch: str = "e", edges: Sequence[float] = EDGES) -> pb.ReuseCurves:
+    curves = [pb.ReuseCurve(group=n, hazards=row) for n, row in enumerate(hazards, 1)]
+    return pb.ReuseCurves(epoch=epoch, curves=curves, edges_s=edges)
 
 
 class Grouping(Sidecar):
-    """Puts the request with id n into group n; sends curves at the greeting, and others before each answer."""
+    """Puts the request with id n into group n; its curves may be replaced."""
 
-    def __init__(
-        self, greeting: pb.ReuseCurves | None, before: Sequence[pb.PredictStreamResponse] = (), edges: Sequence[float] = EDGES
-    ) -> None:
+    def __init__(self, curves: pb.ReuseCurves) -> None:
         super().__init__(self._grouped)
-        self._greeting, self._before, self._edges = greeting, before, edges
+        self.curves = curves
+        self.version = 1
+        self.sent = 0
 
-    def GetModelInfo(self, request, context):  # noqa: N802 - gRPC's name
-        return pb.GetModelInfoResponse(model_version="v1", reuse_edges_s=self._edges, reuse_curves=self._greeting)
+    def replace(self, curves: pb.ReuseCurves) -> None:
+        """Have other curves from now on."""
+        self.curves, self.version = curves, self.version + 1
 
-    def _grouped(self, request: pb.PredictStreamRequest) -> list[pb.PredictStreamResponse]:
+    def _grouped(self, request: pb.PredictRequest, context: object) -> pb.PredictResponse:
         answer = prediction(request)
         answer.prediction.reuse_group = request.conversation.tokens.ids[0]
-        return [*self._before, answer]
+        answer.curves_version = self.version
+        if self.version not in request.known_curves:
+            self.sent += 1
+            answer.reuse_curves.CopyFrom(self.curves)
+        return answer
 
 
 def groups_of(client, *ids: int) -> list[int]:
@@ -60,94 +66,94 @@ def groups_of(client, *ids: int) -> list[int]:
     return [answer.group for answer in answers if answer is not None]
 
 
-def test_a_client_has_the_groups_and_the_curves_of_its_sidecar() -> None:
-    later = pb.PredictStreamResponse(reuse_curves=message([flat(0.5), flat(0.25)]))
-    with serving(Grouping(message([flat(0.125)]), [later])) as address, asking(address) as client:
-        assert until(lambda: client.reuse_curves == ReuseCurves("e", {1: flat(0.125)}))
-        assert groups_of(client, 1, 2, 63, 64) == [1, 2, 63, 0]
+def test_a_client_has_the_groups_and_the_curves_of_its_sidecar_which_are_sent_once() -> None:
+    sidecar = Grouping(message([flat(0.125)]))
+    with serving(sidecar) as address, asking(address) as client:
+        assert groups_of(client, 1) == [1]
+        assert client.reuse_curves == ReuseCurves("e", {1: flat(0.125)})
+        assert groups_of(client, 2, 63, 64) == [2, 63, 0]
+        assert sidecar.sent == 1
+        sidecar.replace(message([flat(0.5), flat(0.25)]))
+        assert groups_of(client, 3) == [3]
         assert client.reuse_curves == ReuseCurves("e", {1: flat(0.5), 2: flat(0.25)})
-        assert client.counters.bad_curves == 0
+        assert sidecar.sent == 2
+
+
+def test_a_client_of_two_sidecars_keeps_one_numbering_and_is_sent_the_curves_of_each_once() -> None:
+    one, two = Grouping(message([flat(0.0), flat(0.5)])), Grouping(message([flat(0.5), flat(0.0)], epoch="other"))
+    two.version = 7
+    with serving(one) as first, serving(two) as second, asking(f"ipv4:{first},{second}") as client:
+        groups: dict[int, set[int]] = {1: set(), 2: set()}
+        for _ in range(20):
+            for n in (1, 2, 2):  # odd, so that neither sidecar is asked for the same group each time
+                groups[n] |= set(groups_of(client, n))
+        curves = client.reuse_curves
+        assert curves is not None
+        # Group 1 of the one is group 2 of the other, whichever numbering is in use.
+        assert groups == {1: {1, 2}, 2: {1, 2}}
+        assert (one.sent, two.sent) == (1, 1)
 
 
 def test_a_client_of_a_sidecar_without_groups_has_neither(caplog: pytest.LogCaptureFixture) -> None:
     with serving(Sidecar()) as address, asking(address) as client:
         assert groups_of(client, 5) == [0]
         assert client.reuse_curves is None
-        assert client.counters.bad_curves == 0
     assert "curves" not in caplog.text
 
 
-def test_stream_messages_that_a_client_does_not_know_change_nothing() -> None:
-    unknown = pb.PredictStreamResponse.FromString(b"\xfa\xff\x03\x03abc")  # field 8191
-    before = [unknown, pb.PredictStreamResponse()]
-    with serving(Grouping(message([flat(0.5)]), before)) as address, asking(address) as client:
-        assert groups_of(client, *range(1, 40)) == list(range(1, 40))
-        assert client.counters.failed == client.counters.bugs == 0
-
-
 @pytest.mark.parametrize(
-    ("greeting", "stream", "edges"),
+    "bad",
     [
-        (message([flat(2.0)]), message([flat(0.5)]), EDGES),
-        (message([flat(0.5)]), message([flat(0.5)]), EDGES[1:]),
-        (message([flat(0.5)[1:]]), message([flat(0.5)]), EDGES),
-        (message([flat(0.5)], epoch=""), message([flat(0.5)]), EDGES),
+        message([flat(2.0)]),
+        message([flat(0.5)], edges=EDGES[1:]),
+        message([flat(0.5)[1:]]),
+        message([flat(0.5)], epoch=""),
+        message([flat(math.nan)]),
     ],
 )
-def test_a_sidecar_whose_greeting_has_unusable_curves_has_no_groups(
-    greeting: pb.ReuseCurves, stream: pb.ReuseCurves, edges: Sequence[float], caplog: pytest.LogCaptureFixture
+def test_unusable_curves_are_sent_and_logged_once_and_those_before_stay_in_use(
+    bad: pb.ReuseCurves, caplog: pytest.LogCaptureFixture
 ) -> None:
-    later = pb.PredictStreamResponse(reuse_curves=stream)
-    with serving(Grouping(greeting, [later], edges)) as address, asking(address) as client:
-        assert groups_of(client, 1, 2) == [0, 0]
-        assert client.reuse_curves is None
-        assert client.counters.bad_curves == 1
+    sidecar = Grouping(message([flat(0.5)]))
+    with serving(sidecar) as address, asking(address) as client:
+        assert groups_of(client, 1) == [1]
+        sidecar.replace(bad)
+        for _ in range(3):
+            assert groups_of(client, 1) == [0]
+        assert client.reuse_curves == ReuseCurves("e", {1: flat(0.5)})
+    assert sidecar.sent == 2
     assert caplog.text.count("reuse curves cannot be used") == 1
 
 
-def test_unusable_curves_on_a_stream_leave_the_ones_before_in_use() -> None:
-    bad = pb.PredictStreamResponse(reuse_curves=message([flat(math.nan)]))
-    with serving(Grouping(message([flat(0.5)]), [bad])) as address, asking(address) as client:
-        assert groups_of(client, 1, 2) == [1, 2]
-        assert client.reuse_curves == ReuseCurves("e", {1: flat(0.5)})
-        assert client.counters.bad_curves == 2
-
-
-async def test_streams_get_curves_when_groups_are_founded_and_nothing_while_they_stay(tiny_models: Path) -> None:
+async def test_answers_carry_the_curves_when_groups_are_founded_unless_they_are_known_or_not_wanted(tiny_models: Path) -> None:
     async with sidecar(tiny_models, returns_refit_s=0.05) as running_:
+
+        async def ask(*known: int) -> pb.PredictResponse:
+            conversation = named(LONG, "one", 1)
+            return await running_.stub.Predict(pb.PredictRequest(conversation=conversation, known_curves=known))
+
         info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert tuple(info.reuse_edges_s) == EDGES
         assert info.reuse_curves.epoch and not info.reuse_curves.curves
-        early = running_.stub.PredictStream()
-        first = asyncio.ensure_future(early.read())
+        first = await ask(0)
+        assert not first.curves_version and not first.HasField("reuse_curves")
         await running_.traffic(5)
-        assert (await asyncio.wait_for(first, 30)).reuse_curves.epoch == info.reuse_curves.epoch
-        batch = pb.PredictBatchRequest(conversations=[named(LONG, "one", 1), named(SHORT, "other", 1)])
-        long, short = [result.prediction.reuse_group for result in (await running_.stub.PredictBatch(batch)).results]
-        assert 0 < long != short > 0
-        quiet = False
-        for _ in range(20):
-            try:
-                await asyncio.wait_for(asyncio.shield(reading := asyncio.ensure_future(early.read())), 1.0)
-            except TimeoutError:
-                quiet = True
+        for _ in range(600):
+            if (answer := await ask(0)).curves_version:
                 break
-        assert quiet
-        late = running_.stub.PredictStream()
-        curves = (await asyncio.wait_for(late.read(), 30)).reuse_curves
-        info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert curves == info.reuse_curves
-        assert {long, short} <= {curve.group for curve in curves.curves}
-        reading.cancel()
-        early.cancel()
-        late.cancel()
+            await asyncio.sleep(0.05)
+        assert answer.reuse_curves.epoch == info.reuse_curves.epoch
+        assert tuple(answer.reuse_curves.edges_s) == EDGES
+        assert answer.prediction.reuse_group in {curve.group for curve in answer.reuse_curves.curves}
+        again = await ask(answer.curves_version)
+        assert again.curves_version != answer.curves_version or not again.HasField("reuse_curves")
+        assert not (await ask()).HasField("reuse_curves")
 
 
 async def test_a_sidecar_that_does_not_learn_has_no_groups(tiny_models: Path) -> None:
     async with sidecar(tiny_models, returns_refit_s=0) as running_:
         info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
         answer = await running_.stub.Predict(pb.PredictRequest(conversation=named(LONG, "a", 1)))
-    assert not info.HasField("reuse_curves") and not info.reuse_edges_s
+    assert not info.HasField("reuse_curves") and not answer.curves_version
     assert answer.prediction.reuse_group == 0
 
 
@@ -206,9 +212,7 @@ def test_from_conversations_that_return_to_groups_and_curves_in_the_client(tiny_
                 time.sleep(max(asked_at[n] + RETURN_S - time.monotonic(), 0.0))
                 ask(f"returns {n}", 2, 30)
             assert until(lambda: client.reuse_curves is not None and ask(f"new {time.monotonic()}", 1, 30) > 0, 60.0)
-            assert until(lambda: client.reuse_curves.hazards, 30.0)
-            group = ask("last", 1, 30)
-            assert until(lambda: group in client.reuse_curves.hazards, 30.0)
+            assert until(lambda: ask(f"last {time.monotonic()}", 1, 30) in client.reuse_curves.hazards, 30.0)
             before = client.reuse_curves
         assert client.reuse_curves == before
         with lpc_serve(tmp_path, port, tiny_models, tmp_path / "served"):

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,9 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from lpc.errors import ArtifactError
+from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.errors import StartError
+from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Addresses, Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
@@ -81,37 +84,15 @@ async def test_a_batch_keeps_its_order_and_one_bad_item_fails_alone(tiny_models:
     assert results[1].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
-async def test_a_stream_answers_each_request_by_its_id_and_survives_bad_ones(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as (stub, _):
-        stream = stub.PredictStream()
-        for i in range(50):
-            conversation = pb.Conversation() if i % 10 == 3 else chat(f"hello {i} " * (i + 1))
-            await stream.write(pb.PredictStreamRequest(request_id=str(i), conversation=conversation))
-        await stream.done_writing()
-        answers = {answer.request_id: answer async for answer in stream}
-    assert set(answers) == {str(i) for i in range(50)}
-    for i, answer in answers.items():
-        assert answer.WhichOneof("result") == ("error" if int(i) % 10 == 3 else "prediction")
-
-
-async def test_a_cancelled_stream_request_gets_no_answer(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as (stub, _):
-        stream = stub.PredictStream()
-        await stream.write(pb.PredictStreamRequest(request_id="a", conversation=chat("hello " * 100_000)))
-        await stream.write(pb.PredictStreamRequest(request_id="a", cancel=pb.Cancel()))
-        await stream.write(pb.PredictStreamRequest(request_id="b", conversation=chat("hello")))
-        await stream.done_writing()
-        assert [answer.request_id async for answer in stream] == ["b"]
-
-
-async def test_a_request_id_in_flight_is_refused_a_second_time(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as (stub, _):
-        stream = stub.PredictStream()
-        for _ in range(2):
-            await stream.write(pb.PredictStreamRequest(request_id="a", conversation=chat("hello " * 50_000)))
-        await stream.done_writing()
-        kinds = sorted([answer.WhichOneof("result") async for answer in stream])
-    assert kinds == ["error", "prediction"]
+async def test_a_call_that_is_cancelled_leaves_the_queue(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (stub, addresses):
+        call = stub.Predict(one(chat("hello " * 100_000)))
+        while "lpc_queue_depth 1.0" not in await _scrape(addresses):
+            await asyncio.sleep(0.001)
+        call.cancel()
+        assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
+        while "lpc_queue_depth 0.0" not in await _scrape(addresses):
+            await asyncio.sleep(0.01)
 
 
 async def test_model_info_names_the_model_and_every_limit(tiny_models: Path) -> None:
@@ -297,15 +278,18 @@ async def test_requests_in_flight_are_answered_while_the_server_drains(tiny_mode
         assert all(result.prediction.probability > 0 for result in (await call).results)
 
 
-async def test_an_open_stream_ends_at_the_drain_with_its_answers(tiny_models: Path) -> None:
+async def test_calls_in_flight_are_answered_before_the_sidecar_ends(tiny_models: Path) -> None:
+    class Slow(RequestParser):
+        def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
+            time.sleep(0.5)
+            return super().parse(conversation, window)
+
     async with AsyncExitStack() as stack:
-        async with sidecar(tiny_models, drain_timeout_s=60) as (_, addresses):
+        async with sidecar(tiny_models, Parts(parser=Slow), drain_timeout_s=60) as (_, addresses):
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}"))
-            stream = rpc.ContinuationPredictorStub(channel).PredictStream()
-            for i in range(8):
-                await stream.write(pb.PredictStreamRequest(request_id=str(i), conversation=chat("hello")))
-            answers = [(await stream.read()).request_id]
-        while (answer := await stream.read()) is not grpc.aio.EOF:
-            answers.append(answer.request_id)
-        assert sorted(answers) == [str(i) for i in range(8)]
-        assert await stream.code() is grpc.StatusCode.OK
+            stub = rpc.ContinuationPredictorStub(channel)
+            calls = [asyncio.ensure_future(stub.Predict(one(chat("hello")))) for _ in range(4)]
+            while "lpc_queue_depth 4.0" not in await _scrape(addresses):
+                await asyncio.sleep(0.001)
+        answers = [await call for call in calls]
+    assert all(answer.prediction.probability > 0 for answer in answers)

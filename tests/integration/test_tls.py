@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from benchmarks.processes import RedisServer, free_port
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable
-from eviction_client.peers import Peer
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
@@ -102,25 +101,6 @@ async def test_the_unix_socket_stays_plain_and_private_beside_mutual_tls(
         assert 0 < await probability(f"unix://{path}", **of(authority.issue("engine"))) < 1
 
 
-async def test_an_address_that_a_name_was_resolved_to_shows_the_names_certificate(
-    tiny_models: Path, authority: Authority
-) -> None:
-    """As of a headless service, whose sidecars are asked one by one."""
-    async with tls_sidecar(tiny_models, authority.issue("sidecar", san="DNS:sidecars.test"), mutual=False) as addresses:
-        target = f"ipv4:127.0.0.1:{addresses.port}"
-        access = access_of(ClientSettings(predictor_address=target, predictor_ca=authority.certificate))()
-
-        def ask(name: str) -> float:
-            with access.channel(target, Peer(target, name).options) as channel:
-                stub = rpc.ContinuationPredictorStub(channel)
-                return stub.Predict(one(chat("hello")), timeout=30).prediction.probability
-
-        assert 0 < await asyncio.to_thread(ask, f"sidecars.test:{addresses.port}") < 1
-        for wrong in (f"others.test:{addresses.port}", ""):
-            with pytest.raises(grpc.RpcError):
-                await asyncio.to_thread(ask, wrong)
-
-
 async def test_the_engines_client_speaks_mutual_tls(tiny_models: Path, authority: Authority) -> None:
     async with tls_sidecar(tiny_models, authority.issue("sidecar"), mutual=True) as addresses:
         address = f"127.0.0.1:{addresses.port}"
@@ -161,6 +141,47 @@ async def test_new_certificates_are_used_without_a_restart(tiny_models: Path, tm
         else:
             pytest.fail("the new certificates were not taken")
         assert await refused(address, **of(old.issue("engine")))
+
+
+async def test_the_engines_client_takes_new_certificates_without_a_restart(tiny_models: Path, tmp_path: Path) -> None:
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    places = {
+        side: CertificateFiles(*(tmp_path / f"{side}.{kind}" for kind in ("crt", "key", "ca")))
+        for side in ("sidecar", "engine")
+    }
+
+    def install(authority: Authority) -> None:
+        for side, place in places.items():
+            source = authority.issue(side)
+            for target, origin in zip(place.present, source.present, strict=True):
+                shutil.copy(origin, tmp_path / ".new")
+                (tmp_path / ".new").rename(target)
+
+    install(old)
+    async with tls_sidecar(tiny_models, places["sidecar"], mutual=True, reload_interval_s=0.05, connection_age_s=0.5) as at:
+        address = f"127.0.0.1:{at.port}"
+        settings = ClientSettings(predictor_address=address, **of(places["engine"]))  # type: ignore[arg-type]
+        client = PredictorClient(address, access=access_of(settings), probe_s=0.1)
+
+        async def answers() -> bool:
+            before = client.counters
+            client.ask("r", token_ids=[1], timeout_s=2)
+            while client.waiting:
+                await asyncio.sleep(0.01)
+            # There is no tokenizer: the sidecar itself refuses.
+            return client.counters.failed > before.failed and client.healthy
+
+        try:
+            assert await answers()
+            install(new)
+            await asyncio.sleep(1.0)  # the old connection has ended
+            for _ in range(100):
+                if await answers():
+                    break
+            else:
+                pytest.fail("the new certificates were not taken")
+        finally:
+            await asyncio.to_thread(client.close)
 
 
 async def test_wrong_new_certificates_change_nothing_but_the_log(

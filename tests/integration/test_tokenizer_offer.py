@@ -1,7 +1,8 @@
-"""Engines offer their tokenizers on real streams: predictions with no setting changed, and nobody waits for anybody."""
+"""Engines offer their tokenizers over real gRPC: predictions with no setting changed, and nobody waits for anybody."""
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +32,13 @@ async def until(condition: Callable[[], object]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("it never came")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between offers."""
+    monkeypatch.setattr("eviction_client.predictor_client.RETRY_S", 0.1)
+    monkeypatch.setattr("eviction_client.predictor_client.REFUSED_S", 600.0)
 
 
 @pytest.fixture
@@ -119,7 +127,38 @@ async def test_a_second_engine_and_a_restarted_sidecar_are_sent_nothing(
                 await send(f"127.0.0.1:{addresses.port}", folder)
             counted = await metrics_of(addresses)
         assert counted["lpc_tokenizer_offers_total['received']"] == (start == 0)
-        assert counted["lpc_tokenizer_offers_total['known']"] == 1 + start
+        assert counted["lpc_tokenizer_offers_total['known']"] >= 1 + start
+
+
+async def test_each_of_several_sidecars_gets_the_tokenizer(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
+    ids = ids_of(tokenizer_of(STYLES["chatml"]), *TURNS)
+    async with (
+        receiving(tiny_models, tmp_path / "one") as (_, one_),
+        receiving(tiny_models, tmp_path / "two") as (_, two),
+    ):
+        client = engine(f"ipv4:127.0.0.1:{one_.port},127.0.0.1:{two.port}", folder)
+        numbers = iter(range(100_000))
+
+        def eight_read() -> bool:
+            asked = [next(numbers) for _ in range(8)]
+            for n in asked:
+                client.ask(n, token_ids=ids)
+            while client.waiting:
+                time.sleep(0.005)
+            answers = [client.take(n) for n in asked]
+            return all(answer is not None and not answer.unread for answer in answers)
+
+        try:
+            for _ in range(600):
+                if await asyncio.to_thread(eight_read):
+                    break
+                await asyncio.sleep(0.1)
+            else:
+                raise AssertionError("one sidecar never reads")
+        finally:
+            client.close()
+        received = [(await metrics_of(at))["lpc_tokenizer_offers_total['received']"] for at in (one_, two)]
+    assert received == [1, 1]
 
 
 async def test_engines_that_begin_together_send_it_once(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
@@ -140,13 +179,13 @@ async def test_an_engine_that_dies_while_it_sends_leaves_the_sending_to_the_next
         served_model="m", digest=files.digest, files=[pb.TokenizerFile(name=n, bytes=b) for n, b in files.sizes.items()]
     )
     async with receiving(tiny_models, tmp_path / "kept") as (stub, addresses):
-        stream = stub.PredictStream()
-        await stream.write(pb.PredictStreamRequest(request_id="o", offer=offer))
-        assert (await stream.read()).tokenizer.state == pb.TOKENIZER_STATE_WANTED
-        await stream.write(pb.PredictStreamRequest(request_id="o", chunk=pb.TokenizerChunk(data=b"{")))
+        sending = stub.OfferTokenizer()
+        await sending.write(pb.OfferTokenizerRequest(offer=offer))
+        await sending.write(pb.OfferTokenizerRequest(data=b"{"))
+        await until(lambda: list((tmp_path / "kept").glob(".partial-*/*")))
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         await until(lambda: client.tokenizer_state == "loading")
-        stream.cancel()
+        sending.cancel()
         await until(lambda: client.tokenizer_state == "ready")
         client.close()
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [files.digest]
@@ -238,7 +277,7 @@ async def test_ids_of_another_vocabulary_are_said_and_answered(
     assert answer is not None and answer.unread
     assert counted["lpc_unread_prompts_total['foreign']"] == 1
     lines = [record.message for record in caplog.records]
-    assert sum("has a tokenizer for m and does not read its prompts" in line for line in lines) == 1
+    assert sum("was offered the tokenizer of m did not read a prompt" in line for line in lines) == 1
     assert sum("outside the vocabulary of m" in line for line in lines) == 1
 
 
@@ -267,16 +306,10 @@ async def test_files_that_changed_since_they_were_offered_are_not_taken(
         served_model="m", digest=files.digest, files=[pb.TokenizerFile(name=n, bytes=b) for n, b in files.sizes.items()]
     )
     async with receiving(tiny_models, tmp_path / "kept") as (stub, addresses):
-        stream = stub.PredictStream()
-        await stream.write(pb.PredictStreamRequest(request_id="o", offer=offer))
-        assert (await stream.read()).tokenizer.state == pb.TOKENIZER_STATE_WANTED
         data = b"x" * sum(files.sizes.values())
-        await stream.write(pb.PredictStreamRequest(request_id="o", chunk=pb.TokenizerChunk(data=data)))
-        status = (await stream.read()).tokenizer
+        answer = await stub.OfferTokenizer(iter([pb.OfferTokenizerRequest(offer=offer), pb.OfferTokenizerRequest(data=data)]))
+        status = answer.status
         assert status.state == pb.TOKENIZER_STATE_REFUSED and "do not have the digest" in status.message
-        await stream.write(pb.PredictStreamRequest(request_id="r", conversation=chat("hello")))
-        assert (await stream.read()).prediction.probability > 0, "the stream goes on"
-        await stream.done_writing()
         counted = await metrics_of(addresses)
     assert counted["lpc_tokenizer_offers_total['damaged']"] == 1
     assert list((tmp_path / "kept").iterdir()) == []

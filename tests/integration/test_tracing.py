@@ -93,26 +93,6 @@ async def test_each_conversation_of_a_batch_has_a_span_with_its_own_status(tiny_
     assert {p.status.message for p in predictions} == {""} and not any(p.events for p in predictions)
 
 
-async def test_predictions_on_a_stream_continue_the_callers_trace_or_begin_one_each(tiny_models: Path) -> None:
-    async def send(stub: rpc.ContinuationPredictorStub, metadata: tuple[tuple[str, str], ...]) -> None:
-        stream = stub.PredictStream(metadata=metadata)
-        for i in range(2):
-            await stream.write(pb.PredictStreamRequest(request_id=str(i), conversation=chat("hello")))
-        await stream.done_writing()
-        assert len([answer async for answer in stream]) == 2
-
-    with Collector() as collector:
-        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
-            await send(stub, SAMPLED)
-            await send(stub, ())
-        spans = collector.spans
-    assert [span.name for span in spans] == ["predict"] * 4
-    assert {span.kind for span in spans} == {spans[0].SPAN_KIND_SERVER}
-    assert [span.trace_id.hex() for span in spans].count(TRACE) == 2
-    assert {span.parent_span_id.hex() for span in spans} == {PARENT, ""}
-    assert len({span.trace_id for span in spans}) == 3
-
-
 async def test_errors_and_deadlines_are_the_status_of_the_call(tiny_models: Path) -> None:
     class Slow(RequestParser):
         def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:

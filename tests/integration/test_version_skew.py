@@ -58,9 +58,6 @@ class Contract:
         """Call a method as a client of this release does."""
         asked, answered = self.method(service, name)
         path = f"/{service}/{name}"
-        if name == "PredictStream":
-            stream = channel.stream_stream(path, asked.SerializeToString, answered.FromString)
-            return next(stream(iter([message]), timeout=20))
         return channel.unary_unary(path, asked.SerializeToString, answered.FromString)(message, timeout=20)
 
 
@@ -122,12 +119,6 @@ def serving(contract: Contract, service: str, answers: Answers) -> Iterator[str]
 
     def handler(name: str) -> grpc.RpcMethodHandler:
         asked, answered = contract.method(service, name)
-        if name == "PredictStream":
-            return grpc.stream_stream_rpc_method_handler(
-                lambda requests, _: (answers[name](request) for request in requests),
-                request_deserializer=asked.FromString,
-                response_serializer=answered.SerializeToString,
-            )
         return grpc.unary_unary_rpc_method_handler(
             lambda request, _: answers[name](request),
             request_deserializer=asked.FromString,
@@ -186,8 +177,6 @@ def test_a_client_of_another_release_asks_the_present_sidecar_for_predictions(
 
         assert call("Predict", "PredictRequest", conversation=conversation).prediction.model_version == "v1"
         assert call("PredictBatch", "PredictBatchRequest", conversations=[conversation]).results[0].prediction.turn_count == 1
-        streamed = call("PredictStream", "PredictStreamRequest", request_id="r", conversation=conversation)
-        assert (streamed.request_id, streamed.prediction.model_version) == ("r", "v1")
         assert call("GetModelInfo", "GetModelInfoRequest").model_name == "tiny"
 
 
@@ -262,17 +251,8 @@ def of_predictor(contract: Contract) -> Answers:
     def prediction() -> Any:
         return age(contract("lpc.v1.Prediction", probability=0.25))
 
-    def streamed(request: Any) -> Any:
-        answer = contract("lpc.v1.PredictStreamResponse", request_id=request.request_id)
-        if request.WhichOneof("action") in ("offer", "chunk"):
-            answer.tokenizer.state = 1
-        else:
-            answer.prediction.CopyFrom(prediction())
-        return age(answer)
-
     return {
         "Predict": lambda _: age(contract("lpc.v1.PredictResponse", prediction=prediction())),
-        "PredictStream": streamed,
         "GetModelInfo": lambda _: age(contract("lpc.v1.GetModelInfoResponse")),
     }
 

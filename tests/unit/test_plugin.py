@@ -8,13 +8,13 @@ import pytest
 
 from eviction_client import grouping
 from eviction_client.background import AtOnce
-from eviction_client.book import PredictorCounters
 from eviction_client.curve import INTERVALS
 from eviction_client.ended import Ended, Run
 from eviction_client.hints import Hints
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
 from eviction_client.plugin import REFIT_S, Plugin
+from eviction_client.predictor_client import PredictorCounters
 from eviction_client.prior import ReuseCurves
 from eviction_client.queue import Block
 from eviction_client.reuse import first_class

@@ -1,9 +1,11 @@
 """The sidecars' groups in an engine: which numbering is in use, and what other sidecars' groups are in it."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from eviction_client.curve import EDGES, INTERVALS
-from eviction_client.prior import KEPT_S, MOST_GROUPS, BadCurves, Groups, ReuseCurves, curves_of, greeted
+from eviction_client.prior import KEPT_S, MOST_GROUPS, MOST_VERSIONS, BadCurves, Groups, ReuseCurves, curves_of
 from lpc.v1 import predictor_pb2 as pb
 
 
@@ -20,8 +22,14 @@ def flat(hazard: float) -> tuple[float, ...]:
     return (hazard,) * INTERVALS
 
 
-def message(*curves: tuple[int, tuple[float, ...]], epoch: str = "e") -> pb.ReuseCurves:
-    return pb.ReuseCurves(epoch=epoch, curves=[pb.ReuseCurve(group=group, hazards=hazards) for group, hazards in curves])
+def message(*curves: tuple[int, tuple[float, ...]], epoch: str = "e", edges: Sequence[float] = EDGES) -> pb.ReuseCurves:
+    found = [pb.ReuseCurve(group=group, hazards=hazards) for group, hazards in curves]
+    return pb.ReuseCurves(epoch=epoch, curves=found, edges_s=edges)
+
+
+def answer(version: int, group: int, curves: pb.ReuseCurves | None = None) -> pb.PredictResponse:
+    prediction = pb.Prediction(reuse_group=group)
+    return pb.PredictResponse(prediction=prediction, curves_version=version, reuse_curves=curves)
 
 
 def test_curves_are_read_by_group() -> None:
@@ -43,6 +51,9 @@ def test_curves_are_read_by_group() -> None:
         message((1, (-0.1, *flat(0.5)[1:]))),
         message((1, flat(0.5)), epoch=""),
         message((1, flat(0.5)), epoch="e" * 65),
+        message(edges=()),
+        message(edges=EDGES[:-1]),
+        message(edges=(*EDGES[:-1], 2 * EDGES[-1])),
     ],
 )
 def test_what_is_not_curves_of_groups_is_refused(bad: pb.ReuseCurves) -> None:
@@ -50,73 +61,60 @@ def test_what_is_not_curves_of_groups_is_refused(bad: pb.ReuseCurves) -> None:
         curves_of(bad)
 
 
-def test_a_sidecar_without_groups_has_none_and_other_intervals_are_refused() -> None:
-    assert greeted(pb.GetModelInfoResponse()) is None
-    known = pb.GetModelInfoResponse(reuse_edges_s=EDGES, reuse_curves=message((2, flat(0.25))))
-    assert greeted(known) == ReuseCurves("e", {2: flat(0.25)})
-    for edges in ((), EDGES[:-1], (*EDGES[:-1], 2 * EDGES[-1])):
-        other = pb.GetModelInfoResponse(reuse_edges_s=edges, reuse_curves=message())
-        with pytest.raises(BadCurves):
-            greeted(other)
-
-
 def test_without_a_sidecar_nothing_is_known() -> None:
     groups = Groups(Clock())
     assert groups.curves is None
-    assert groups.number("unheard", 1) == 0
+    assert groups.known == [0]
+    assert groups.number(answer(0, 1)) == groups.number(answer(5, 1)) == 0
 
 
 def test_a_sidecars_groups_keep_their_numbers_even_before_their_curves_come() -> None:
     groups = Groups(Clock())
-    groups.heard("a", ReuseCurves("A", {1: flat(0.1)}))
-    assert [groups.number("a", group) for group in (0, 1, 2, MOST_GROUPS)] == [0, 1, 2, 0]
-    groups.heard("a", ReuseCurves("A", {1: flat(0.2)}))
-    assert groups.curves == ReuseCurves("A", {1: flat(0.2)})
+    first = message((1, flat(0.1)), epoch="A")
+    numbers = [groups.number(answer(7, group, first if group == 0 else None)) for group in (0, 1, 2, MOST_GROUPS)]
+    assert numbers == [0, 1, 2, 0]
+    groups.number(answer(8, 1, message((1, flat(0.2)), epoch="A")))
+    assert groups.curves == ReuseCurves("A", {1: pytest.approx(flat(0.2))})
+    assert groups.known == [7, 8]
+
+
+def test_curves_of_a_version_that_was_forgotten_are_asked_for_again() -> None:
+    groups = Groups(Clock())
+    for version in range(1, MOST_VERSIONS + 2):
+        groups.number(answer(version, 1, message((1, flat(0.5)))))
+    assert len(groups.known) == MOST_VERSIONS and 1 not in groups.known
+
+
+def test_unusable_curves_are_said_once_and_their_groups_are_not_known() -> None:
+    groups = Groups(Clock())
+    groups.number(answer(1, 1, message((1, flat(0.5)))))
+    with pytest.raises(BadCurves):
+        groups.number(answer(2, 1, message((1, flat(0.5)), epoch="")))
+    assert groups.known == [1, 2]
+    assert groups.number(answer(2, 1)) == 0
+    assert groups.number(answer(1, 1)) == 1
 
 
 def test_another_sidecars_group_is_the_one_whose_curve_is_nearest() -> None:
     groups = Groups(Clock())
-    groups.heard("a", ReuseCurves("A", {1: flat(0.0), 2: flat(0.01), 3: flat(0.3)}))
-    groups.heard("b", ReuseCurves("B", {1: flat(0.25), 2: flat(0.0)}))
+    groups.number(answer(1, 1, message((1, flat(0.0)), (2, flat(0.01)), (3, flat(0.3)), epoch="A")))
+    groups.number(answer(2, 1, message((1, flat(0.25)), (2, flat(0.0)), epoch="B")))
     assert groups.curves is not None and groups.curves.epoch == "A"
-    assert [groups.number("b", group) for group in (1, 1, 2, 7)] == [3, 3, 1, 0]
-    groups.heard("a", ReuseCurves("A", {1: flat(0.3), 2: flat(0.01), 3: flat(0.0)}))
-    assert groups.number("b", 1) == 1  # what was found before does not outlive the curves
+    assert [groups.number(answer(2, group)) for group in (1, 1, 2, 7)] == [3, 3, 1, 0]
+    groups.number(answer(3, 1, message((1, flat(0.3)), (2, flat(0.01)), (3, flat(0.0)), epoch="A")))
+    assert groups.number(answer(2, 1)) == 1  # what was found before does not outlive the curves
 
 
-def test_curves_are_kept_for_a_while_after_the_sidecar_is_gone() -> None:
+def test_another_epoch_takes_over_when_only_its_sidecars_have_answered_for_a_while() -> None:
     clock = Clock()
     groups = Groups(clock)
-    curves = ReuseCurves("A", {1: flat(0.1)})
-    groups.heard("a", curves)
-    groups.gone("a")
+    groups.number(answer(1, 1, message((1, flat(0.3)), (2, flat(0.0)), epoch="A")))
+    clock.now += 10 * KEPT_S  # nobody asks
+    assert groups.number(answer(2, 1, message((1, flat(0.01)), epoch="B"))) == 2
     clock.now += KEPT_S
-    assert groups.curves == curves
-    groups.heard("a again", curves)
-    clock.now += KEPT_S
-    assert groups.curves == curves
-    groups.gone("a again")
+    assert groups.number(answer(1, 1)) == 1
+    assert groups.number(answer(2, 1)) == 2
     clock.now += KEPT_S + 1.0
-    assert groups.curves is None
-
-
-def test_a_sidecar_that_restarts_with_another_epoch_takes_over_after_a_while() -> None:
-    clock = Clock()
-    groups = Groups(clock)
-    groups.heard("before", ReuseCurves("A", {1: flat(0.3), 2: flat(0.0)}))
-    groups.gone("before")
-    groups.heard("after", ReuseCurves("B", {}))
-    assert groups.number("after", 1) == 0
-    groups.heard("after", ReuseCurves("B", {1: flat(0.01)}))
-    assert groups.number("after", 1) == 2
-    clock.now += KEPT_S + 1.0
-    assert groups.curves == ReuseCurves("B", {1: flat(0.01)})
-    assert groups.number("after", 1) == 1
-
-
-def test_an_epoch_without_groups_gives_way_at_once() -> None:
-    groups = Groups(Clock())
-    groups.heard("new", ReuseCurves("A", {}))
-    assert groups.curves == ReuseCurves("A", {})
-    groups.heard("old", ReuseCurves("B", {1: flat(0.1)}))
-    assert groups.curves == ReuseCurves("B", {1: flat(0.1)})
+    assert groups.number(answer(2, 1)) == 1
+    assert groups.curves is not None and groups.curves.epoch == "B"
+    assert groups.number(answer(1, 2)) == 1

@@ -1,18 +1,11 @@
-"""The groups' curves as a sidecar sends them: when they have changed, and only the newest to a caller that takes its time."""
-
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
-from typing import Any
+"""The groups' curves as a sidecar publishes them: when they have changed, and with the answers whose callers lack them."""
 
 import numpy as np
 
 from lpc.model.returns.groups import GroupCurves
 from lpc.model.returns.hazards import INTERVALS
 from lpc.v1 import predictor_pb2 as pb
-from predictor_service.metrics import Metrics
 from predictor_service.returns.curves import LEAST, SHARE, PublishedCurves
-from predictor_service.rpc.stream import PredictionStream, StreamLimits
 
 
 class Learning:
@@ -28,38 +21,10 @@ class Learning:
         self.groups = GroupCurves(epoch, np.repeat(np.array(hazards)[:, None], INTERVALS, axis=1))
 
 
-class NoTokenizers:
-    """A sidecar's tokenizers to a stream that offers none."""
-
-    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        del watcher
-        return lambda: None
-
-
-async def nothing() -> AsyncIterator[pb.PredictStreamRequest]:
-    await asyncio.Event().wait()
-    yield pb.PredictStreamRequest()
-
-
-def stream_of(curves: PublishedCurves | None) -> Any:
-    """Return the answers of a stream on which nothing is asked, and what ends it."""
-    draining = asyncio.Event()
-    caller: Any = SimpleNamespace(name="anonymous")
-    models: Any = NoTokenizers()
-    stream = PredictionStream(caller, NotImplemented, models, curves, StreamLimits(8), Metrics())
-    return stream.answers(nothing(), draining), draining
-
-
-async def rest_of(answers: AsyncIterator[pb.PredictStreamResponse], draining: asyncio.Event) -> list[pb.ReuseCurves]:
-    draining.set()
-    return [response.reuse_curves async for response in answers]
-
-
 async def test_a_change_is_published_when_it_is_more_than_trembling() -> None:
-    learning, told = Learning(), []
+    learning = Learning()
     curves = PublishedCurves(learning)
-    end = curves.watch(lambda: told.append(curves.message))
-    assert curves.message == pb.ReuseCurves(epoch="e")
+    assert (curves.message.epoch, len(curves.message.curves), curves.version) == ("e", 0, 0)
     for hazards, changed in [
         ((0.1,), True),
         ((0.1,), False),
@@ -69,17 +34,14 @@ async def test_a_change_is_published_when_it_is_more_than_trembling() -> None:
         ((0.2, 0.3), True),
     ]:
         learning.have(*hazards)
-        before = len(told)
+        before = curves.version
         await curves.renew()
-        assert len(told) - before == changed, hazards
+        assert (curves.version != before) == changed, hazards
     assert [(curve.group, len(curve.hazards)) for curve in curves.message.curves] == [(1, INTERVALS), (2, INTERVALS)]
+    before = curves.version
     learning.have(0.2, 0.3, epoch="f")
     await curves.renew()
-    assert told[-1].epoch == "f"
-    end()
-    learning.have(0.9)
-    await curves.renew()
-    assert told[-1].epoch == "f" and curves.message.epoch == "e"
+    assert curves.message.epoch == "f" and curves.version != before
 
 
 async def test_small_changes_add_up() -> None:
@@ -93,38 +55,25 @@ async def test_small_changes_add_up() -> None:
     assert curves.message != first
 
 
-async def test_a_stream_begins_with_the_curves_if_there_are_any() -> None:
+def answered(curves: PublishedCurves, *known: int) -> pb.PredictResponse:
+    response = pb.PredictResponse()
+    curves.add_to(response, known)
+    return response
+
+
+def test_an_answer_brings_the_curves_that_its_caller_lacks() -> None:
     learning = Learning()
-    assert await rest_of(*stream_of(PublishedCurves(learning))) == []
+    assert answered(PublishedCurves(learning), 0) == pb.PredictResponse()
     learning.have(0.5)
     curves = PublishedCurves(learning)
-    answers, draining = stream_of(curves)
-    assert (await anext(answers)).reuse_curves == curves.message
-    assert await rest_of(answers, draining) == []
-    assert await rest_of(*stream_of(None)) == []
+    for known, brings in (((0,), True), ((1, 2), True), ((curves.version,), False), ((1, curves.version), False), ((), False)):
+        answer = answered(curves, *known)
+        assert answer.curves_version == curves.version > 0
+        assert answer.HasField("reuse_curves") == brings
+    assert answered(curves, 0).reuse_curves == curves.message
 
 
-async def test_a_caller_that_takes_nothing_has_only_the_newest_curves_waiting() -> None:
+def test_the_same_curves_have_the_same_version_after_a_restart() -> None:
     learning = Learning()
-    learning.have(0.1)
-    curves = PublishedCurves(learning)
-    answers, draining = stream_of(curves)
-    await anext(answers)
-    for step in range(2, 9):
-        learning.have(0.1 * step)
-        await curves.renew()
-    assert await rest_of(answers, draining) == [curves.message]
-    assert curves.message.curves[0].hazards[0] == np.float32(0.8)
-
-
-async def test_a_stream_that_is_over_is_not_told() -> None:
-    learning = Learning()
-    curves = PublishedCurves(learning)
-    answers, draining = stream_of(curves)
-    learning.have(0.1)
-    pending = asyncio.ensure_future(anext(answers))
-    await asyncio.sleep(0)
-    await curves.renew()
-    assert (await pending).reuse_curves == curves.message
-    assert await rest_of(answers, draining) == []
-    assert not curves._watchers
+    learning.have(0.5)
+    assert PublishedCurves(learning).version == PublishedCurves(learning).version

@@ -1,14 +1,11 @@
 package lpc
 
-import (
-	"container/list"
-	"time"
-)
+import "container/list"
 
 // A line of the book: a question, and its answer once that is there.
 type line struct {
 	id       string
-	at       time.Time // when it was asked
+	cancel   func() // ends the call
 	answer   Answer
 	answered bool
 }
@@ -26,19 +23,25 @@ func newBook(most int) *book {
 }
 
 // ask enters a question, in place of an earlier one of its id.
-func (b *book) ask(id string, now time.Time) {
+func (b *book) ask(id string, cancel func()) *line {
 	b.forget(id)
 	for len(b.lines) >= b.most {
 		b.forget(b.order.Front().Value.(*line).id)
 	}
-	b.lines[id] = b.order.PushBack(&line{id: id, at: now})
+	asked := &line{id: id, cancel: cancel}
+	b.lines[id] = b.order.PushBack(asked)
+	return asked
 }
 
-// answer enters an answer. Answers to what nobody has asked are nothing.
-func (b *book) answer(id string, answer Answer) {
-	if element := b.lines[id]; element != nil {
-		found := element.Value.(*line)
-		found.answer, found.answered = answer, true
+// answer enters an answer. Nothing is kept of a question that was forgotten.
+func (b *book) answer(asked *line, answer Answer) {
+	asked.answer, asked.answered = answer, true
+}
+
+// fail forgets a question that gets no answer.
+func (b *book) fail(asked *line) {
+	if element := b.lines[asked.id]; element != nil && element.Value.(*line) == asked {
+		b.forget(asked.id)
 	}
 }
 
@@ -57,26 +60,6 @@ func (b *book) forget(id string) {
 	if element := b.lines[id]; element != nil {
 		b.order.Remove(element)
 		delete(b.lines, id)
+		element.Value.(*line).cancel()
 	}
-}
-
-// forgetUnanswered forgets what was asked on a stream that is over. What was answered stays.
-func (b *book) forgetUnanswered() {
-	for element := b.order.Front(); element != nil; {
-		next := element.Next()
-		if found := element.Value.(*line); !found.answered {
-			b.forget(found.id)
-		}
-		element = next
-	}
-}
-
-// waitsSince returns when the oldest question was asked that has no answer; false: there is none.
-func (b *book) waitsSince() (time.Time, bool) {
-	for element := b.order.Front(); element != nil; element = element.Next() {
-		if found := element.Value.(*line); !found.answered {
-			return found.at, true
-		}
-	}
-	return time.Time{}, false
 }

@@ -111,6 +111,9 @@ func tablesOf(curves *lpcv1.ReuseCurves) (map[uint32]Table, error) {
 	if n := len(curves.GetEpoch()); n == 0 || n > mostEpoch {
 		return nil, fmt.Errorf("an epoch of %d characters", n)
 	}
+	if !sameEdges(curves.EdgesS) {
+		return nil, fmt.Errorf("the intervals are others than this client's")
+	}
 	tables := map[uint32]Table{}
 	for _, curve := range curves.Curves {
 		if curve.Group == 0 || curve.Group >= mostGroups || tables[curve.Group] != nil {

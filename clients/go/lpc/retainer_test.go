@@ -89,14 +89,17 @@ func TestWhatIsNotACurveIsRefused(t *testing.T) {
 		{curve(0, good)}, {curve(64, good)}, {curve(1, good), curve(1, good)}, {curve(1, good[1:])},
 		{curve(1, with(math.NaN()))}, {curve(1, with(1.5))}, {curve(1, with(-0.5))},
 	} {
-		if _, err := tablesOf(&lpcv1.ReuseCurves{Epoch: "e", Curves: curves}); err == nil {
+		if _, err := tablesOf(&lpcv1.ReuseCurves{Epoch: "e", EdgesS: Edges, Curves: curves}); err == nil {
 			t.Fatal(curves)
 		}
 	}
-	if _, err := tablesOf(&lpcv1.ReuseCurves{Curves: nil}); err == nil {
+	if _, err := tablesOf(&lpcv1.ReuseCurves{EdgesS: Edges}); err == nil {
 		t.Fatal("an epoch without a name")
 	}
-	if tables, err := tablesOf(&lpcv1.ReuseCurves{Epoch: "e", Curves: []*lpcv1.ReuseCurve{curve(63, good)}}); err != nil || len(tables) != 1 {
+	if _, err := tablesOf(&lpcv1.ReuseCurves{Epoch: "e", EdgesS: Edges[1:]}); err == nil {
+		t.Fatal("other intervals")
+	}
+	if tables, err := tablesOf(&lpcv1.ReuseCurves{Epoch: "e", EdgesS: Edges, Curves: []*lpcv1.ReuseCurve{curve(63, good)}}); err != nil || len(tables) != 1 {
 		t.Fatal(tables, err)
 	}
 	if !sameEdges(Edges) || sameEdges(Edges[1:]) || sameEdges(append([]float64{math.NaN()}, Edges[1:]...)) {

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"flag"
+	"log"
 	"os"
 
 	"google.golang.org/grpc"
@@ -32,7 +33,10 @@ func main() {
 	address := flag.String("address", "127.0.0.1:50051", "of the sidecar: host:port or unix:///path")
 	token := flag.String("token", os.Getenv("LPC_PREDICTOR_TOKEN"), "of its token file")
 	flag.Parse()
-	client := lpc.Dial(*address, *token, grpc.WithInsecure())
+	client, err := lpc.Dial(*address, *token, grpc.WithInsecure())
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer client.Close()
 	var retainer lpc.Retainer
 	answers := map[string]lpc.Answer{} // of the requests that have ended
