@@ -196,6 +196,24 @@ def test_a_request_whose_grammar_compiles_lets_others_pass_and_is_served_when_it
     assert queue.cached_first and engine.scheduler.lpc.plugin.failures == 0
 
 
+def test_a_skipped_request_returns_to_its_place_and_a_preempted_one_goes_to_the_front() -> None:
+    engine = engine_of(100, max_seqs=1)
+    warm_and_cold(engine, cold_tokens=200)
+    queue = queue_of(engine)
+    engine.scheduler.finish_requests(["warm"], RequestStatus.FINISHED_ABORTED)
+    queue.step_begins()
+    skipped = queue.peek_request()
+    assert queue.pop_request() is skipped and skipped.request_id == "cold"
+    queue.prepend_requests([skipped])
+    queue.step_ends(waiting_check._Scheduled)
+    engine.add("warm too", [*range(6, 6 + 10 * BLOCK), 8, 9], 2)
+    assert queue.peek_request().request_id == "warm too"
+    queue.step_begins()
+    queue.prepend_request(preempted := engine.scheduler.running[0])
+    assert queue.peek_request() is preempted
+    assert queue.overtaking == 0
+
+
 def test_a_request_beyond_the_limit_of_adapters_lets_others_pass_and_keeps_its_place() -> None:
     engine = engine_of(100, max_seqs=2)
     warm_and_cold(engine, cold_tokens=200)
