@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, random, sys
 from pathlib import Path
-from benchmarks.engine_environment import settle
+from benchmarks.engine_run import settle
 settle()
 from benchmarks.cpu_tier import connector
 from benchmarks.engine_hits import serve
