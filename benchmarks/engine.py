@@ -75,6 +75,12 @@ def _ids(tokens: "Tokenizer", text: str, *, first: bool) -> list[int]:
     return ids
 
 
+SHOWN: Final = (
+    *("tokens_identical", "eviction_order_identical", "step_time_ratio", "waiting_step_time_ratio", "joining_ms"),
+    *("free_ratio", "allocate_ratio"),
+)
+
+
 def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
     """Measure; print tables; return the figures.
 
@@ -141,5 +147,5 @@ def _show(screen: Console, figures: dict[str, Any]) -> None:
         cells = [f"{row['cached_tokens'][side]:,} ({100 * (row['cached_tokens'][side] / stock - 1):+.1f}%)" for side in sides]
         hits.add_row(f"{row['blocks']:,}", f"{row['think_s']:g}", f"{row['prompt_tokens']:,}", *cells)
     screen.print(hits)
-    for name in ("tokens_identical", "eviction_order_identical", "step_time_ratio", "free_ratio", "allocate_ratio"):
+    for name in SHOWN:
         screen.print(f"{name}: {figures[name]}")

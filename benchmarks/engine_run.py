@@ -40,11 +40,11 @@ def compare(
         predictor: address of a sidecar.
     """
     from benchmarks.engine_hits import hit_runs
-    from benchmarks.engine_times import admission_us, pool_ratios, step_ratio
+    from benchmarks.engine_times import admission_us, pool_ratios, step_ratio, waiting_ratio
 
     figures: dict[str, Any] = {}
     if rounds:
-        figures |= {"pool": pool_ratios(rounds), **step_ratio(2 * rounds), **admission_us(predictor)}
+        figures |= {"pool": pool_ratios(rounds), **step_ratio(2 * rounds), **waiting_ratio(rounds), **admission_us(predictor)}
         figures["free_ratio"] = max(row["free_ratio"] for row in figures["pool"])
         figures["allocate_ratio"] = max(row["allocate_ratio"] for row in figures["pool"])
     return figures | hit_runs(Path(model), json.loads(Path(conversations).read_text()), capacities, predictor)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from vllm.v1.core.block_pool import BlockPool
 
+from benchmarks import bare_scheduler
 from benchmarks.bare_scheduler import Engine, conversations
 from benchmarks.queue import TABLES
 from benchmarks.tiny_llama import BLOCK
@@ -23,6 +24,9 @@ from eviction_client.predictor_client import PredictorClient
 STEP_BLOCKS: Final = 1500
 """Blocks of 16 tokens where the scheduler's steps are timed: hardly more than what is running needs."""
 CLASSES: Final = len(TABLES)
+WAITING: Final = 256
+WAITING_TOKENS: Final = 100_000
+COUNTED_STEPS: Final = 400
 
 
 def step_ratio(rounds: int) -> dict[str, Any]:
@@ -63,6 +67,58 @@ def step_ratio(rounds: int) -> dict[str, Any]:
         "step_time_ratio_mean": round(statistics.median(means), 3),
         "step_us": round(statistics.median(stock_us), 1),
     }
+
+
+def waiting_ratio(rounds: int) -> dict[str, Any]:
+    """Scheduler time per step, ours over stock, while WAITING requests of WAITING_TOKENS wait, all cached and kept.
+
+    Sixteen requests decode meanwhile. ``joining_ms`` is what our hooks take in a step in which another request begins to count.
+    """
+    ratios, joining = [], []
+    for _ in range(rounds):
+        engines = {learned: _crowded(learned) for learned in (False, True)}
+        spent: dict[bool, list[float]] = {False: [], True: []}
+        plugin = engines[True].scheduler.lpc.plugin
+        for number in range(WAITING + COUNTED_STEPS):
+            if number == WAITING:
+                gc.collect()
+                gc.disable()
+                for learned, engine in engines.items():
+                    for name in ("schedule", "update_from_output"):
+                        setattr(engine.scheduler, name, _timed(getattr(engine.scheduler, name), name, spent[learned]))
+            before = plugin.seconds
+            for learned in (False, True) if number % 2 else (True, False):
+                engines[learned].step()
+            if number < WAITING:
+                joining.append(1e3 * (plugin.seconds - before))
+        gc.enable()
+        assert engines[True].scheduler.lpc.queue.waiting == WAITING, "not all of those that wait count"
+        ratios.append(statistics.median(ours / stock for ours, stock in zip(spent[True], spent[False], strict=True)))
+        for engine in engines.values():
+            engine.scheduler.shutdown()
+    return {
+        "waiting_step_time_ratio": round(statistics.median(ratios), 3),
+        "joining_ms": round(statistics.median(joining), 2),
+    }
+
+
+def _crowded(learned: bool) -> Engine:
+    """Return an engine in which sixteen requests decode and WAITING others wait for the same cached prompt."""
+    long = WAITING_TOKENS // bare_scheduler.BLOCK
+    engine = Engine(STEP_BLOCKS + 4 * long, learned=learned, max_seqs=16, guard=True, pooling="off")
+    for number in range(16):
+        engine.add(f"decodes {number}", [6 + number] * 64, 4 * (WAITING + COUNTED_STEPS))
+    for _ in range(4):
+        engine.step()
+    tokens = [6 + place % 250 for place in range(WAITING_TOKENS)]
+    waiting = [engine.add(f"waits {number}", tokens, 8) for number in range(WAITING)]
+    blocks = engine.pool.get_new_blocks(long)
+    for block, block_hash in zip(blocks, waiting[0].block_hashes, strict=True):
+        key: Any = bytes(block_hash) + bytes(4)
+        block.set_block_hash(key, num_tokens=bare_scheduler.BLOCK)
+        engine.pool.cached_block_hash_to_block.insert(key, block)
+    engine.pool.free_blocks(reversed(blocks))
+    return engine
 
 
 def _timed(call: Callable[..., Any], name: str, spent: list[float]) -> Callable[..., Any]:
@@ -155,7 +211,9 @@ class _Side:
             self.queue.placing(ended, self.pool.free_blocks, reversed(blocks))
 
     def turn(self, step: int, reuse_class: int) -> tuple[int, int]:  # noqa: ARG002
-        """Return the nanoseconds to free and to allocate a chain."""
+        """Return the nanoseconds to free and to allocate a chain, after what a step of the scheduler does first."""
+        if self.queue is not None:
+            self.queue.step()
         started = time.perf_counter_ns()
         blocks = self.pool.get_new_blocks(self.chain)
         allocated = time.perf_counter_ns()

@@ -154,6 +154,11 @@ class ValueQueue(FreeList[B]):
         return self._tables
 
     @property
+    def waiting(self) -> int:
+        """Requests that :meth:`wait` has named and :meth:`served` has not."""
+        return len(self._waiters)
+
+    @property
     def num_runs(self) -> int:
         """Runs in the index."""
         return len(self._run_of) - 1

@@ -69,7 +69,7 @@ def test_what_an_aborted_request_waited_for_goes_in_its_turn() -> None:
     engine.step()
     assert engine.scheduler.lpc.queue._needed
     engine.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
-    assert not engine.scheduler.lpc.queue._needed and not engine.scheduler.lpc.queue._waiters
+    assert not engine.scheduler.lpc.queue._needed and not engine.scheduler.lpc.queue.waiting
     until_idle(engine)
     engine.add("cold too", tokens_of(5, 15), 1)
     until_idle(engine)
@@ -94,8 +94,8 @@ def test_no_more_requests_count_than_may(monkeypatch: pytest.MonkeyPatch) -> Non
     most = 0
     while engine.scheduler.has_unfinished_requests():
         engine.step()
-        most = max(most, len(engine.scheduler.lpc.queue._waiters))
-    assert most == 2 and not engine.scheduler.lpc.queue._waiters
+        most = max(most, engine.scheduler.lpc.queue.waiting)
+    assert most == 2 and not engine.scheduler.lpc.queue.waiting
 
 
 @pytest.mark.parametrize("window", [None, 64])
@@ -122,6 +122,6 @@ def test_a_crowd_that_comes_at_once_is_looked_up_over_several_steps(monkeypatch:
     waiting = []
     for _ in range(4):
         engine.step()
-        waiting.append(len(engine.scheduler.lpc.queue._waiters))
+        waiting.append(engine.scheduler.lpc.queue.waiting)
     # The cold one needs nothing; two with ten blocks each exceed the budget.
     assert waiting == [2, 4, 6, 6]
