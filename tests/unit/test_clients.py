@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lpc.wire.tokens import TokenFileError, read_tokens
 from predictor_service.errors import Overloaded, Unauthenticated
 from predictor_service.metrics import Metrics
-from predictor_service.rpc.callers import CALLER, Bucket, Caller, CallerLimits, Callers
+from predictor_service.rpc.callers import CALLER, LARGE, Bucket, Caller, CallerLimits, Callers
 
 TCP = "ipv4:10.0.0.7:4711"
 
@@ -79,19 +79,11 @@ def test_a_client_over_its_rate_is_told_when_to_try_again() -> None:
     assert 0 < caught.value.retry_after_s <= 1
 
 
-def test_streams_are_counted_until_they_end() -> None:
-    caller = Caller("engine-a", CallerLimits(streams=1), Metrics())
-    with caller.stream(), pytest.raises(Overloaded, match="engine-a has 1 streams open"), caller.stream():
-        pass
-    with caller.stream():
-        pass
-
-
 def test_a_token_names_its_client_and_a_name_may_have_two(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("# engines\n" + line("engine-a", "one") + line("engine-a", "two") + "\n" + line("b", "three") + "# end")
     callers = Callers(path, CallerLimits(), Metrics())
-    one, two, three = (callers.enter(TCP, bearer(token)).caller for token in ("one", "two", "three"))
+    one, two, three = (callers.enter(TCP, bearer(token)) for token in ("one", "two", "three"))
     assert [caller.name for caller in (one, two, three)] == ["engine-a", "engine-a", "b"]
     assert one is two
     assert CALLER.get() is three
@@ -126,7 +118,7 @@ def test_anything_but_one_known_token_is_refused_with_one_message(tmp_path: Path
 def test_the_scheme_is_read_in_any_case(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(line("engine-a", "one"))
-    assert Callers(path, CallerLimits(), Metrics()).enter(TCP, [("authorization", "bEARER one")]).caller.name == "engine-a"
+    assert Callers(path, CallerLimits(), Metrics()).enter(TCP, [("authorization", "bEARER one")]).name == "engine-a"
 
 
 def test_every_known_token_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +151,12 @@ def test_every_known_token_is_compared_in_constant_time(tmp_path: Path, monkeypa
 def test_who_may_open_the_unix_socket_needs_no_token(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(line("engine-a", "one"))
-    assert Callers(path, CallerLimits(), Metrics()).enter("unix:", []).caller.name == "unix"
+    assert Callers(path, CallerLimits(), Metrics()).enter("unix:", []).name == "unix"
 
 
 def test_without_a_token_file_everyone_is_one_client() -> None:
     callers = Callers(None, CallerLimits(), Metrics())
-    assert callers.enter(TCP, []).caller is callers.enter("ipv6:[::1]:5", bearer("x")).caller
+    assert callers.enter(TCP, []) is callers.enter("ipv6:[::1]:5", bearer("x"))
 
 
 @pytest.mark.parametrize(
@@ -197,16 +189,15 @@ def test_a_revoked_client_loses_its_series_and_a_known_one_keeps_its_limits(tmp_
     path.write_text(line("a", "one") + line("b", "two"))
     callers = Callers(path, CallerLimits(rate=1), metrics)
     a, b = (callers.enter(TCP, bearer(token)) for token in ("one", "two"))
-    a.caller.admit(1)
+    a.admit(1)
     path.write_text(line("b", "two") + line("b", "three"))
     assert callers.refresh()
     assert not callers.refresh()
     with pytest.raises(Unauthenticated):
-        callers.check(a)
-    callers.check(b)
-    assert callers.enter(TCP, bearer("three")).caller is b.caller
+        callers.enter(TCP, bearer("one"))
+    assert callers.enter(TCP, bearer("three")) is b
     with pytest.raises(Overloaded):
-        a.caller.admit(1)
+        a.admit(1)
     named = {
         sample.labels["client"]
         for family in metrics.registry.collect()
@@ -226,7 +217,7 @@ def test_a_file_emptied_revokes_all_and_one_broken_or_gone_changes_nothing(
     assert not callers.refresh()
     path.unlink()
     assert not callers.refresh()
-    assert callers.enter(TCP, bearer("one")).caller.name == "a"
+    assert callers.enter(TCP, bearer("one")).name == "a"
     assert caplog.text.count("the new token file is not used") == 2
     assert "hunter2" not in caplog.text
     path.write_text("")
@@ -240,7 +231,7 @@ def test_digests_are_read_in_either_case(tmp_path: Path) -> None:
     assert read_tokens(tmp_path / "t") == {sha256(b"x").digest(): "a"}
 
 
-def test_callers_known_by_certificates_are_bounded_and_those_with_streams_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_known_by_certificates_are_bounded_and_those_with_a_large_message_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     from predictor_service.rpc import callers as module
 
     monkeypatch.setattr(module, "MAX_CALLERS", 3)
@@ -248,9 +239,9 @@ def test_callers_known_by_certificates_are_bounded_and_those_with_streams_stay(m
     callers = Callers(None, CallerLimits(), metrics, certificates=True)
 
     def enter(name: str) -> Caller:
-        return callers.enter(TCP, [], lambda: {"x509_common_name": [name.encode()]}).caller
+        return callers.enter(TCP, [], lambda: {"x509_common_name": [name.encode()]})
 
-    with enter("first").stream():
+    with enter("first").carry(LARGE + 1):
         for n in range(10):
             enter(f"c{n}")
         named = {
