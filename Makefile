@@ -105,7 +105,7 @@ fuzz: setup ## 10,000 hostile inputs in the three forms, 10,000 request targets 
 	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/test_hostile_tokenizers.py
 
 TRACE := $(wildcard data/mooncake_conversation_trace.jsonl)
-head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them, and with TRACE=... think times
+head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them, and with TRACE=... the return model
 	$(BIN)/lpc embed
 	$(BIN)/lpc train --recipe lpc --out lpc/training/heads/lpc/head.safetensors
 	$(BIN)/lpc train --recipe default --out lpc/training/heads/default/head.safetensors
@@ -242,8 +242,7 @@ test-vllm-v0: engine ## the adapter of vLLM's V0 engine against V0's own allocat
 
 .PHONY: test-python release
 # PyTorch, training's packages and the linters are not installed for another Python: engine and sidecar do without.
-WITH_ALL := artifact datasets errors floors head image read_label_log session settings_page think_time think_time_from_log \
-  versions wire_contract
+WITH_ALL := artifact datasets errors floors head image read_label_log session settings_page versions wire_contract
 OTHER := .venv-$(notdir $(PYTHON))
 test-python: redis-server ## unit tests of client and sidecar, and an export, with another Python: make test-python PYTHON=python3.13
 	$(PYTHON) -m venv $(OTHER)

@@ -29,7 +29,7 @@ class Told:
     def take(self, request_id: Hashable) -> Prediction | None:
         """The function's answer."""
         group = self.tell(str(request_id))
-        return None if group is None else Prediction(0.5, "told", None, None, 1, group=group)
+        return None if group is None else Prediction(0.5, "told", 1, group=group)
 
     def forget(self, request_id: Hashable) -> None:
         """Nothing is remembered."""

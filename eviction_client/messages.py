@@ -1,6 +1,5 @@
 """What an engine and the sidecar send each other, as protobuf messages."""
 
-import math
 import sys
 from array import array
 from collections.abc import Sequence
@@ -37,8 +36,6 @@ class Prediction:
     Attributes:
         probability: that it has a further user turn, in (0, 1).
         model_version: of the model that answered.
-        think_log_mean, think_log_sigma: mean and standard deviation of ln(seconds until that turn); None while the
-            model does not know.
         turn_count: user turns that the model was given.
         unread: the token ids could not be read: no probability, and a group by lengths and times alone.
         group: of requests that are predicted to return alike, in the numbering of the client's `reuse_curves`; 0 where nothing
@@ -47,8 +44,6 @@ class Prediction:
 
     probability: float
     model_version: str
-    think_log_mean: float | None
-    think_log_sigma: float | None
     turn_count: int
     unread: bool = False
     group: int = 0
@@ -81,14 +76,8 @@ def decode(prediction: predictor_pb2.Prediction, group: int = 0) -> Prediction |
     """Return the prediction; None for what is not a probability. ``group``: in the client's numbering."""
     if not 0.0 <= prediction.probability <= 1.0:
         return None
-    mean: float | None = None
-    sigma: float | None = None
-    if prediction.HasField("think_time"):
-        think = prediction.think_time
-        if math.isfinite(think.log_mean) and math.isfinite(think.log_sigma) and think.log_sigma >= 0:
-            mean, sigma = think.log_mean, think.log_sigma
     return Prediction(
-        *(prediction.probability, prediction.model_version, mean, sigma, prediction.turn_count),
+        *(prediction.probability, prediction.model_version, prediction.turn_count),
         unread=prediction.unread,
         group=group,
     )

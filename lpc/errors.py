@@ -6,7 +6,6 @@
     ├── InvalidRequest          a conversation that can never be answered as it is
     ├── ArtifactError           a model artefact is missing, corrupted or unfit
     ├── ProviderError           lpc.model.session: CUDA is asked for and cannot be used
-    ├── ThinkTimeError          lpc.model.think_time: a think-time model cannot be fitted or read
     ├── CertificateError        lpc.wire.certificates: a certificate, key or token cannot be used
     ├── TraceError              lpc.logs.traces.request: a log cannot be read
     ├── DatasetError            lpc.logs.records: a dataset cannot be read

@@ -7,7 +7,6 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from lpc.model.arrivals import GapMemory
 from lpc.model.returns.model import Quality
 from lpc.wire.redis_refusals import ADVICE
 from predictor_service.errors import UnreadPrompt
@@ -61,12 +60,6 @@ class Metrics:
             ["model", "version", "precision", "provider"],
             registry=registry,
         )
-        self.think_times_served = Gauge(
-            "lpc_think_times_served", "1 while the model version in service gives think times, else 0.", registry=registry
-        )
-        self.gap_memory = Gauge(
-            "lpc_gap_memory_conversations", "Conversations whose gaps between turns are remembered.", registry=registry
-        )
         self.labelled = Counter(
             "lpc_labelled_predictions",
             "Predictions whose outcome is known, by the tenth of probability and whether the conversation continued.",
@@ -100,9 +93,7 @@ class Metrics:
         )
         self.forgotten = Counter(
             "lpc_memory_forgotten",
-            "Conversations forgotten to make room, the longest idle first, by memory: `turns` (their next turn begins a new "
-            "conversation) and `gaps` (think times).",
-            ["memory"],
+            "Conversations forgotten to make room, the longest idle first: their next turn begins a new conversation.",
             registry=registry,
         )
         self.task_failures = Counter(
@@ -148,8 +139,6 @@ class Metrics:
             self.unlabelled.labels(reason)
         for found in ("first", "own", "elsewhere", "repeated", "unasked", "heard"):
             self.sightings.labels(found)
-        for memory in ("turns", "gaps"):
-            self.forgotten.labels(memory)
         for use in ("caches", "sightings"):
             for cause in ADVICE:
                 self.refused_by_redis.labels(use, cause)
@@ -208,11 +197,6 @@ class Metrics:
         for state in states:
             self.tokenizers.labels(state).set_function(functools.partial(count, state))
 
-    def watch_gaps(self, gaps: GapMemory) -> None:
-        """Report how many conversations' gaps are remembered, at every scrape, and how many were forgotten."""
-        self.gap_memory.set_function(lambda: len(gaps))
-        gaps.forgotten = self.forgotten.labels("gaps").inc
-
     def watch_labels(self, turns: Callable[[], float]) -> None:
         """Report how many turns are remembered for their labels, at every scrape."""
         self.label_memory.set_function(turns)
@@ -248,11 +232,10 @@ class Metrics:
         self.batch_tokens.observe(tokens)
         self.padding_tokens.inc(tokens - real_tokens)
 
-    def serving(self, model: str, version: str, precision: str, provider: str, *, think_times: bool) -> None:
-        """Name the model version in service, and say whether it gives think times."""
+    def serving(self, model: str, version: str, precision: str, provider: str) -> None:
+        """Name the model version in service."""
         self.model_info.clear()
         self.model_info.labels(model, version, precision, provider).set(1)
-        self.think_times_served.set(think_times)
 
 
 class LabelMetrics(TurnObserver):
@@ -271,7 +254,7 @@ class LabelMetrics(TurnObserver):
     def forgotten(self, turn: Turn) -> None:
         """Count a turn whose next one will not be recognised."""
         del turn
-        self._metrics.forgotten.labels("turns").inc()
+        self._metrics.forgotten.inc()
 
     def unlabelled(self, reason: Reason, count: int) -> None:
         """Count predictions whose outcome is never known."""

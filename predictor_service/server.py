@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lpc.model.arrivals import GapMemory
 from lpc.model.inference import Model
 from lpc.model.returns.model import ReturnModel
 from lpc.model.session import InferenceSettings
@@ -82,7 +81,6 @@ class Parts:
         clock: seconds since the Unix epoch, by which turns arrive.
         load: makes a model of a version's folder. Raises ArtifactError or ProviderError.
         parser: reads conversations.
-        gaps: remembers the gaps between a conversation's turns, of so many conversations.
         returns: learns when conversations return, from so many turns.
         keepalive: when silent peers are given up.
         tokenizer_limits: how long reading a tokenizer may take.
@@ -91,7 +89,6 @@ class Parts:
     clock: Callable[[], float] = time.time
     load: LoadModel = Model
     parser: Callable[[RequestLimits, ServedModels], RequestParser] = RequestParser
-    gaps: Callable[[int], GapMemory] = GapMemory
     returns: Callable[[int], ReturnModel] = ReturnModel
     keepalive: Keepalive = field(default_factory=Keepalive)
     tokenizer_limits: LoadLimits = field(default_factory=LoadLimits)
@@ -232,7 +229,7 @@ def _serve_metrics(settings: ServiceSettings, metrics: Metrics, stack: contextli
 def _budget(settings: ServiceSettings, metrics: Metrics) -> TokenBudget:
     """Make the budget of batches, with room for what the sidecar will remember."""
     per_turn = 1800 if settings.label_log is not None else 1000
-    held = settings.label_memory_turns * per_turn + settings.gap_memory_conversations * 300
+    held = settings.label_memory_turns * per_turn
     held += settings.returns_turns * 1000 if settings.returns_refit_s else 0
     budget = TokenBudget(settings.max_batch_tokens, memory_given(settings.memory_mib), held)
     metrics.batch_token_budget.set_function(lambda: budget.tokens)
@@ -379,12 +376,10 @@ def _service(
     """Put together what a request walks through."""
     limits = RequestLimits(settings.max_messages, settings.max_token_ids, settings.max_turn_count)
     parser = parts.parser(limits, served_models)
-    gaps = parts.gaps(settings.gap_memory_conversations)
-    metrics.watch_gaps(gaps)
     provider = serving.model.provider
     sightings = _sightings(settings, parts, labels, returns, metrics, stack)
     threads = TOKENIZER_THREADS[provider]
-    preparation = Preparation(parser, gaps, labels, metrics, sightings=sightings, threads=threads, clock=parts.clock)
+    preparation = Preparation(parser, labels, metrics, sightings=sightings, threads=threads, clock=parts.clock)
     stack.callback(preparation.close)
     published = _limits(settings, served_models)
     return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics, tracing)

@@ -47,6 +47,5 @@ class Serving:
     def _take(self, model: Model) -> None:
         self.model = model
         manifest = model.manifest
-        times = model.think_time is not None
-        self._metrics.serving(manifest.name, manifest.version, manifest.precision, model.provider, think_times=times)
+        self._metrics.serving(manifest.name, manifest.version, manifest.precision, model.provider)
         log.info("serving %s %s (%s) on %s", manifest.name, manifest.version, manifest.precision, model.provider)

@@ -95,12 +95,6 @@ class ServiceSettings(RedisSettings):
     max_token_ids: int = Field(2**20, ge=1, description="Token ids of one prompt.")
     max_turn_count: int = Field(100_000, ge=1, description="Highest turn count accepted.")
 
-    gap_memory_conversations: int = Field(
-        100_000,
-        ge=0,
-        description="Conversations whose gaps between turns are remembered for think times; 0: none. About 300 bytes each.",
-    )
-
     label_memory_turns: int = Field(
         100_000,
         ge=0,

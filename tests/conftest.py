@@ -15,7 +15,7 @@ from tests.redis_server import redis_server, redis_session
 # LiteLLM would fetch a list of prices when it is imported.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-__all__ = ["authority", "guarded_redis", "guarded_session", "redis_server", "redis_session", "timed_models", "tiny_models"]
+__all__ = ["authority", "guarded_redis", "guarded_session", "redis_server", "redis_session", "tiny_models"]
 
 
 @pytest.fixture(scope="session")
@@ -25,16 +25,6 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("models")
     build_tiny_artifact(root)
-    return root
-
-
-@pytest.fixture(scope="session")
-def timed_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `tiny_models`, but with think times."""
-    from tests.tiny_model import build_tiny_artifact, tiny_think_time
-
-    root = tmp_path_factory.mktemp("timed-models")
-    build_tiny_artifact(root, think_time=tiny_think_time())
     return root
 
 

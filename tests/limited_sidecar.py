@@ -45,7 +45,6 @@ async def main(models: Path, mib: int, cgroup: Path | None) -> None:
         unix_socket=None,
         memory_mib=0 if cgroup else mib,
         label_memory_turns=0,
-        gap_memory_conversations=0,
         returns_refit_s=0,
     )
     async with server.running(settings) as addresses, grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:

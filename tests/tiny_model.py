@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from lpc.model.features import FeatureSettings
-from lpc.model.think_time import COLUMNS, Parameters, ThinkTime
 from lpc.training.encoders import load_encoder
 from lpc.training.export import export
 from lpc.training.graph import Precision
@@ -37,31 +35,12 @@ def build_tiny_encoder(folder: Path) -> Path:
     return folder
 
 
-LOG_MEAN = {"log_turn": 0.5, "log_input": 0.125, "log_last_gap": 0.25, "mean_log_gap": 0.0625, "sin_hour": 0.03125}
-"""Weights of the tiny model of think times for ln(seconds), which adds 4, and 1 more for the class "agent"; sigma is e^-0.5."""
-
-
-def tiny_think_time() -> ThinkTime:
-    """Return a think-time model whose answers can be computed by hand: what is not known counts 0."""
-    inputs = len(COLUMNS) + 1
-    linear = np.zeros((3, inputs))
-    linear[1] = [*(LOG_MEAN.get(name, 0.0) for name in COLUMNS), 1.0]
-    parameters = Parameters(np.array([0.0, 4.0, -0.5]), linear, np.zeros((3, 0)), np.zeros((0, inputs)), np.zeros(0))
-    return ThinkTime(("agent",), np.zeros(inputs), np.ones(inputs), parameters, "lognormal", {})
-
-
-def tiny_log_mean(category: str = "", **known: float) -> float:
-    """Return the ln(seconds) of `tiny_think_time`, from those of the scalars in LOG_MEAN that are known."""
-    return 4.0 + (category == "agent") + sum(LOG_MEAN[name] * value for name, value in known.items())
-
-
 def build_tiny_artifact(
     models_root: Path,
     *,
     name: str = "tiny",
     version: str | None = "v1",
     precision: Precision = "fp32",
-    think_time: ThinkTime | None = None,
 ) -> Path:
     """Export a version of the tiny model; versions differ in their heads, so their probabilities differ too."""
     folder = models_root / f".encoder-{name}"
@@ -72,9 +51,6 @@ def build_tiny_artifact(
     head = Head(32, 1, metadata={"name": "random", "features": FeatureSettings().to_dict(), "encoder_sha256": encoder.sha256})
     head_file = models_root / f".head-{version}.safetensors"
     head.save(head_file)
-    times = models_root / ".think_time.json"
-    if think_time is not None:
-        think_time.save(times)
     return export(
         models_root,
         name=name,
@@ -82,5 +58,4 @@ def build_tiny_artifact(
         head=head_file,
         precision=precision,
         version=version,
-        think_time=times if think_time is not None else None,
     )

@@ -183,10 +183,7 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
             advice = "set LPC_PREDICTOR_TOKEN to a token of its token file" if refused else "see the sidecar's log"
             yield Finding("token" if refused else "model", "fail", f"the sidecar answers {error.code().name}", advice)
             return
-        times = "with think times" if info.serves_think_times else "without think times"
-        yield Finding(
-            "model", "ok", f"{info.model_name} {info.model_version} ({info.precision}, {info.execution_provider}), {times}"
-        )
+        yield Finding("model", "ok", f"{info.model_name} {info.model_version} ({info.precision}, {info.execution_provider})")
         limits = info.limits
         yield Finding(
             "limits",

@@ -26,7 +26,6 @@ from lpc.commands.secrets import secrets
 from lpc.commands.serve import serve
 from lpc.commands.simulate import simulate
 from lpc.commands.train import train
-from lpc.commands.train_time import train_time
 
 INTERRUPTED: Final = 130
 EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "otel", "train", "cluster", "ray", "minilm")
@@ -82,7 +81,7 @@ def lpc(
     """Learned prefix caching: keep the conversations that go on."""
 
 
-for command in (serve, gateway, secrets, demo, predict, doctor, embed, train, train_time, evaluate, simulate, export):
+for command in (serve, gateway, secrets, demo, predict, doctor, embed, train, evaluate, simulate, export):
     app.command()(command)
 cache.app.command("calibrate")(calibrate)
 app.add_typer(cache.app, name="cache")

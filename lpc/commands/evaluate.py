@@ -17,19 +17,18 @@ def evaluate(
     picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Compare predictors on the evaluation half: turn count, scalars, the paper's head, ours; with a trace, think times."""
+    """Compare predictors on the evaluation half: turn count, scalars, heads. With a trace, judge the return model."""
     report(lambda: _evaluate(embeddings, heads, trace, trace_format, picture), json_file, picture)
 
 
 def _evaluate(
     embeddings: Path, heads: Path | None, trace: Path | None, trace_format: str, picture: Path | None
 ) -> dict[str, Any]:
-    from lpc.commands import predictor_quality, think_times
+    from lpc.commands import predictor_quality
     from lpc.logs.traces import open_trace
     from lpc.training.evaluate import evaluate as compare
     from lpc.training.head_file import SHIPPED_HEADS, HeadError
-    from lpc.training.online_returns import evaluate_online_returns
-    from lpc.training.think_time import HELD_OUT_S, evaluate_think_time
+    from lpc.training.online_returns import HELD_OUT_S, evaluate_online_returns
     from lpc.wire.terminal import console
 
     folder = heads or SHIPPED_HEADS
@@ -42,10 +41,8 @@ def _evaluate(
     predictor_quality.print_evaluation(found)
     figures = dict(found.figures)
     if log is not None:
-        since = log.duration - HELD_OUT_S
-        returns, by_returns = evaluate_online_returns(log, since)
-        figures["time"] = evaluate_think_time(log, since, rivals=by_returns) | {"return_model": returns}
-        screen.print(think_times.held_out_table(log, figures["time"]), think_times.horizons_table(figures["time"]))
+        figures["returns"] = evaluate_online_returns(log, log.duration - HELD_OUT_S)
+        predictor_quality.print_returns(log.name, figures["returns"])
     if picture is not None:
         predictor_quality.draw(found, picture)
         screen.print(f"picture: {picture}")

@@ -15,7 +15,6 @@ def export(
     head: Annotated[Path | None, typer.Option(help="The head's file; default: the one shipped.")] = None,
     precision: Annotated[Precision, typer.Option(help="int8 for CPU, fp16 for GPU.")] = "int8",
     version: Annotated[str | None, typer.Option(help="Default: precision and a digest of the input.")] = None,
-    think_time: Annotated[Path | None, typer.Option(help="File made by `lpc train-time`; default: no think times.")] = None,
 ) -> None:
     """Make a model artefact, verified against a reference in fp32. An artefact that is there already is kept."""
     from lpc.model.artifact import read_manifest
@@ -31,7 +30,6 @@ def export(
         head=head or DEFAULT_HEAD,
         precision=precision,
         version=version,
-        think_time=think_time,
     )
     screen = console()
     screen.print(f"{folder}")

@@ -1,6 +1,7 @@
 """How well predictors foretell, as tables and a picture: `lpc evaluate`."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -37,6 +38,19 @@ def print_evaluation(found: Evaluation) -> None:
         known = (f"{rows[0]['examples']:,}", f"{rows[0]['continue_share']:.0%}")
         table.add_row(name, *known, *(f"{row['auc']:.3f} / {row['mcc']:.3f}" for row in rows))
     out.print(table)
+
+
+def print_returns(trace: str, found: dict[str, Any]) -> None:
+    """Print what `evaluate_online_returns` found: log-likelihoods, and the shares that return within a time."""
+    table = Table("return model", "log-likelihood per turn", title=f"{trace}: time to the next turn, {found['turns']:,} turns")
+    for name, value in found["log_likelihood"].items():
+        table.add_row(name, "" if value is None else f"{value:.4f}")
+    console().print(table)
+    table = Table("returns within s", "turns", "predicted", "observed")
+    for row in found["calibration"]:
+        shares = ("" if row[name] is None else f"{row[name]:.1%}" for name in ("predicted", "observed"))
+        table.add_row(f"{row['within_s']:.0f}", f"{row['turns']:,}", *shares)
+    console().print(table)
 
 
 def draw(found: Evaluation, path: Path) -> None:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import IO, Final
 
 from lpc.errors import ArtifactError
-from lpc.model.artifact import FILES, MANIFEST, THINK_TIME, read_manifest, verify
+from lpc.model.artifact import FILES, MANIFEST, read_manifest, verify
 
 SUMS: Final = "SHA256SUMS"
 TIMEOUT_S: Final = 60.0
 MOST_BYTES: Final = 4 * 2**30
 """Of all files of a version."""
-KEPT: Final = frozenset((*FILES, MANIFEST, THINK_TIME))
+KEPT: Final = frozenset((*FILES, MANIFEST))
 CHUNK: Final = 2**20
 _MEMBER: Final = re.compile(r"(\w[\w.-]*)/(\w[\w.-]*)/([\w.-]+)")
 

@@ -1,7 +1,6 @@
 """A model artefact: one folder per version, `models/<name>/<version>/{model.onnx, tokenizer.json, manifest.json}`.
 
-A version that has learnt think times has `think_time.json` too. `lpc export` writes it, the service reads it. Nothing is loaded
-that the manifest does not list, or whose checksum differs from the manifest's.
+`lpc export` writes it, the service reads it. Nothing is loaded whose checksum differs from the manifest's.
 """
 
 import hashlib
@@ -18,9 +17,7 @@ from lpc.model.features import FeatureSettings
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
 FILES: Final = ("model.onnx", "tokenizer.json")
-"""What every version has."""
-THINK_TIME: Final = "think_time.json"
-"""What a version has whose manifest lists it."""
+"""What every version has beside its manifest."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Manifest:
     Attributes:
         name, version: of the model; the folder's path repeats them.
         precision: "fp32", "fp16" or "int8".
-        files: file name to SHA-256, hexadecimal: FILES, and THINK_TIME if there is one.
+        files: file name to SHA-256, hexadecimal.
         features: how conversations become input.
         embedding_width: of the second output.
         encoder_id, encoder_sha256: where the encoder's weights came from.
@@ -98,11 +95,9 @@ def verify(folder: Path) -> Manifest:
         ArtifactError: as :func:`read_manifest`, or a file is missing or differs.
     """
     manifest = read_manifest(folder)
-    for name in (*FILES, THINK_TIME):
+    for name in FILES:
         path = folder / name
         expected = manifest.files.get(name)
-        if expected is None and name == THINK_TIME:
-            continue
         if expected is None:
             raise ArtifactError(f"{folder / MANIFEST} has no checksum for {name}: make it again with `lpc export`")
         try:

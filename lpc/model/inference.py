@@ -2,30 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.errors import ArtifactError, LpcError
-from lpc.model.arrivals import Arrival
-from lpc.model.artifact import THINK_TIME, Manifest, verify
+from lpc.model.artifact import Manifest, verify
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, Features
 from lpc.model.probability import P_MIN
 from lpc.model.session import InferenceSettings, Provider, first_line, open_session
-from lpc.model.think_time import ThinkTime, ThinkTimeError
 
 _OUT_OF_MEMORY: Final = ("failed to allocate", "smaller than requested", "bad_alloc", "out of memory", "alloc_failed")
 """What ONNX Runtime's messages say, in lower case, when a batch does not fit: it has no type of its own for that."""
-
-
-class LogNormal(NamedTuple):
-    """A distribution of seconds: mean and standard deviation of ln(seconds), both finite."""
-
-    log_mean: float
-    log_sigma: float
 
 
 def graph_inputs(batch: Sequence[Features]) -> dict[str, NDArray[Any]]:
@@ -47,7 +38,6 @@ class Model:
     Attributes:
         manifest: what the version's folder holds.
         provider: where the session really runs, whatever was asked for.
-        think_time: when the next turn comes; None where the version has not learnt it.
     """
 
     def __init__(self, folder: Path, settings: InferenceSettings) -> None:
@@ -70,12 +60,6 @@ class Model:
         found = {node.name for node in self._session.get_inputs()}
         if found != expected:
             raise ArtifactError(f"the graph in {folder} takes {sorted(found)}, not {sorted(expected)}: export it again")
-        self.think_time: ThinkTime | None = None
-        if THINK_TIME in self.manifest.files:
-            try:
-                self.think_time = ThinkTime.load(folder / THINK_TIME)
-            except ThinkTimeError as error:
-                raise ArtifactError(f"{error}, and export it with `lpc export --think-time`") from error
         self.run([self.encode(UserTurns(("warm-up",), 1))])
 
     def encode(self, turns: UserTurns) -> Features:
@@ -111,26 +95,6 @@ class Model:
             if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
                 raise MemoryError(f"a batch of {inputs['input_ids'].size} tokens: {first_line(error)}") from error
             raise
-
-    def think_times(self, arrivals: Sequence[Arrival]) -> list[LogNormal | None]:
-        """Return when each conversation's next turn is expected after this one's arrival, given that it comes.
-
-        None for all where the version has not learnt it, and for one whose distribution is not finite.
-        """
-        model = self.think_time
-        if model is None or not arrivals:
-            return [None] * len(arrivals)
-        columns = np.array([(a.turn_count, a.input_tokens, a.gaps.last, a.gaps.mean_log, a.hour) for a in arrivals], np.float64)
-        turn, input_tokens, last_gap, mean_log_gap, hour = columns.T
-        # Not as the caller wrote it: NumPy would make every name of the batch as long as the longest.
-        category = np.array([a.category if a.category in model.categories else "" for a in arrivals], np.str_)
-        with np.errstate(all="ignore"):
-            found = model.predict(
-                turn, input_tokens=input_tokens, last_gap=last_gap, mean_log_gap=mean_log_gap, hour=hour, category=category
-            )
-        finite = np.isfinite(found.log_mean) & np.isfinite(found.log_sigma)
-        rows = zip(finite.tolist(), found.log_mean.tolist(), found.log_sigma.tolist(), strict=True)
-        return [LogNormal(log_mean, log_sigma) if sound else None for sound, log_mean, log_sigma in rows]
 
     def _run_cuda(self, inputs: dict[str, NDArray[Any]], names: Sequence[str]) -> list[NDArray[Any]]:
         binding = self._session.io_binding()

@@ -2,7 +2,7 @@
 
 It starts knowing nothing, as an engine does, and learns from every request that has arrived. It is fitted again whenever the
 requests seen have doubled, so that all fits together cost a few times as much as the last one. Each part is learnt when it is
-first asked for: the mean gap costs a look at the requests, probabilities a fit of the think-time head (seconds).
+first asked for: the mean gap costs a look at the requests, probabilities a fit of the think-time model (seconds).
 """
 
 import math
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from lpc.logs.traces import Trace, TracedRequest
 from lpc.logs.traces.turns import turns_in
-from lpc.model.think_time import Prediction, ThinkTime
 from lpc.simulator.sidecar import nominal_arrivals
+from lpc.simulator.think_time import Prediction, ThinkTime, enough, features, fit_think_time, turns_of
 from lpc.simulator.workload import Turn, Workload
-from lpc.training.think_time import FEWEST_RETURNS, FEWEST_TURNS, fit_think_time, turns_of
 
 Floats = NDArray[np.float64]
 
@@ -63,9 +62,8 @@ class _Stage:
     def __init__(self, seen: Trace) -> None:
         self._seen = seen
         turns = turns_of(seen)
-        returned = np.isfinite(turns.gap)
-        self.enough = len(turns) >= FEWEST_TURNS and int(returned.sum()) >= FEWEST_RETURNS
-        self.mean_gap = float(turns.gap[returned].mean()) if self.enough else MEAN_GAP_S
+        self.enough = enough(turns)
+        self.mean_gap = float(turns.gap[np.isfinite(turns.gap)].mean()) if self.enough else MEAN_GAP_S
 
     @cached_property
     def by_turn(self) -> tuple[float, ...]:
@@ -77,11 +75,9 @@ class _Stage:
         return tuple((sum(sums[n]) + PRIOR_TURNS * overall) / (len(sums[n]) + PRIOR_TURNS) for n in range(1, LAST_TURN + 1))
 
     def predict(self, trace: Trace) -> Prediction:
-        """Return what the think-time head says of each request of a trace."""
-        names = ("turn", "input_tokens", "new_tokens", "output_tokens", "last_gap", "mean_log_gap")
-        known = known_of(trace)
+        """Return what the think-time model says of each request of a trace."""
         category = np.array([request.category for request in trace.requests], np.str_)
-        return self._head.predict(**{name: known[:, i] for i, name in enumerate(names)}, category=category)
+        return self._head.predict(features(*known_of(trace).T), category)
 
     @cached_property
     def _head(self) -> ThinkTime:

@@ -20,12 +20,12 @@ from lpc.simulator.responses import ResponseCache, ResponseSpec, of_blocks, of_m
 from lpc.simulator.sample import load_sample
 from lpc.simulator.sessions import REQUESTS, chain, closed_loop
 from lpc.simulator.sharegpt import Lengths, ThinkTimes, sharegpt
+from lpc.simulator.think_time import turns_of
 from lpc.simulator.tiers.spec import PrefetchSpec, StoredWhen, Tiering, TierPolicy, TierSpec
 from lpc.simulator.waiting import Queueing
 from lpc.simulator.workload import Workload, from_trace
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import HERE, Workers, parts_for, spread
-from lpc.training.think_time import turns_of
 
 KV_BYTES_PER_TOKEN: Final = 131_072
 """Of an 8B model with grouped-query attention (32 layers, 8 heads of 128, keys and values, 2 bytes)."""

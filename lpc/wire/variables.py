@@ -13,7 +13,7 @@ SIDECAR: Final = """
     cache_client_scopes, cache_flight_s, cache_gateways, cache_invalidations, cache_keys, cache_max_entry_kib,
     cache_redis_ca, cache_redis_certificate, cache_redis_cluster, cache_redis_key, cache_redis_password_file,
     cache_redis_timeout_s, cache_redis_url, cache_scopes, cache_shares_redis, cache_verdicts, client_rate, connection_age_s,
-    cuda_memory_mib, drain_timeout_s, gap_memory_conversations, host, label_horizon_s, label_log, label_log_interval_s,
+    cuda_memory_mib, drain_timeout_s, host, label_horizon_s, label_log, label_log_interval_s,
     label_log_mib, label_log_rows, label_memory_turns, log_format, log_level, max_batch_items, max_batch_tokens,
     max_messages, max_queue_items, max_request_bytes, max_token_ids, max_turn_count, memory_mib, metrics_host, metrics_port,
     model, models, offered_tokenizers, offered_tokenizers_mib, port, provider, redis_ca, redis_certificate, redis_cluster,

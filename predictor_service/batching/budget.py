@@ -106,7 +106,7 @@ def measured(
     else:
         text = (
             "one conversation of %d tokens takes this process to %.0f MiB, and %s: raise the memory limit, or let the sidecar "
-            "remember less (LPC_LABEL_MEMORY_TURNS, LPC_GAP_MEMORY_CONVERSATIONS)"
+            "remember less (LPC_LABEL_MEMORY_TURNS, LPC_RETURNS_TURNS)"
         )
         log.warning(text, length, (base + each) / MIB, may)
     return tokens

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
-from lpc.model.arrivals import Arrival
 from lpc.model.features import Features
-from lpc.model.inference import LogNormal, Model
+from lpc.model.inference import Model
 from lpc.model.probability import logit
 from lpc.model.returns.memory import Arrived
 from predictor_service.returns.learning import ReturnLearning
@@ -22,13 +21,11 @@ class Inferred(NamedTuple):
 
     Attributes:
         probability: that it goes on.
-        think_time: until its next turn; None where not known.
         embedding: of its text, little-endian fp16; None where nobody keeps it.
         reuse_group: of its predicted return curve; 0: nothing is known.
     """
 
     probability: float
-    think_time: LogNormal | None
     embedding: bytes | None
     reuse_group: int = 0
 
@@ -59,20 +56,18 @@ class Inference:
         self,
         model: Model,
         features: Sequence[Features],
-        arrivals: Sequence[Arrival | None],
         asked: Sequence[Arrived | None],
     ) -> tuple[list[Inferred], int]:
         """Return what a model says of each of n conversations, and how many microseconds it took.
 
         Args:
             features: n inputs.
-            arrivals: n inputs of the think-time model; None where it is not asked.
             asked: n inputs of the return model, but the log-odds; None where it is not asked.
 
         Raises:
             ArtifactError: the model gave something that is not a probability.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, model, features, arrivals, asked)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, model, features, asked)
 
     async def check(self, model: Model) -> None:
         """Run a model on an input that every model takes. Raises what the model raises."""
@@ -88,7 +83,6 @@ class Inference:
         self,
         model: Model,
         features: Sequence[Features],
-        arrivals: Sequence[Arrival | None],
         asked: Sequence[Arrived | None],
     ) -> tuple[list[Inferred], int]:
         """In the thread."""
@@ -96,13 +90,6 @@ class Inference:
         forwards = self._remembering(model, features) if self._remembered else self._forward(model, features)
         probabilities = [probability for probability, _ in forwards]
         vectors = [vector for _, vector in forwards]
-        # What the response caches ask has neither an arrival nor a turn.
-        known = [n for n, arrival in enumerate(arrivals) if arrival is not None]
-        think_times: list[LogNormal | None] = [None] * len(features)
-        for n, think_time in zip(
-            known, model.think_times([arrival for arrival in arrivals if arrival is not None]), strict=True
-        ):
-            think_times[n] = think_time
         groups = [0] * len(features)
         if self._returns is not None and any(turn is not None for turn in asked):
             turns = [(n, turn._replace(log_odds=logit(probabilities[n]))) for n, turn in enumerate(asked) if turn is not None]
@@ -110,7 +97,7 @@ class Inference:
                 groups[n] = given
         if not self._embeddings:
             vectors = [vector if turn is None else None for vector, turn in zip(vectors, asked, strict=True)]
-        inferred = [Inferred(*row) for row in zip(probabilities, think_times, vectors, groups, strict=True)]
+        inferred = [Inferred(*row) for row in zip(probabilities, vectors, groups, strict=True)]
         return inferred, (time.perf_counter_ns() - start) // 1000
 
     def _forward(self, model: Model, features: Sequence[Features]) -> list[Forward]:

@@ -1,8 +1,7 @@
 """From a conversation on the wire to the model's input, in a small pool of threads: the event loop stays free, and the
 preparation of the next batch overlaps inference of this one.
 
-Beside the input it notes that a turn arrived: for the gaps between a conversation's turns, for the label of its prediction, and
-for the return model.
+It also notes that a turn arrived: for the label of its prediction, and for the return model.
 """
 
 import asyncio
@@ -14,7 +13,6 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
-from lpc.model.arrivals import Arrival, GapMemory
 from lpc.model.conversation import UserTurns, with_turn_count
 from lpc.model.features import Features
 from lpc.model.inference import Model
@@ -39,7 +37,6 @@ class Prepared:
     Attributes:
         model: the one whose tokenizer made the features: only it can run them.
         features: its input.
-        arrival: input of its think-time model; None where it has none.
         turn: remembered for its label; None where its conversation cannot be recognised.
         asked: what the return model is told of it, but the log-odds.
         turn_count: user turns so far.
@@ -50,7 +47,6 @@ class Prepared:
 
     model: Model
     features: Features
-    arrival: Arrival | None
     turn: Turn | None
     asked: Arrived
     turn_count: int
@@ -68,7 +64,6 @@ class Preparation:
     def __init__(
         self,
         parser: RequestParser,
-        gaps: GapMemory,
         labels: Labels,
         metrics: Metrics,
         *,
@@ -77,7 +72,6 @@ class Preparation:
         clock: Callable[[], float],
     ) -> None:
         self._parser = parser
-        self._gaps = gaps
         self._labels = labels
         self._metrics = metrics
         self._sightings = sightings
@@ -135,12 +129,11 @@ class Preparation:
         start = time.perf_counter_ns()
         turns = self._parser.parse(conversation, max(model.manifest.features.prompt_window, WINDOW))
         turn = self._labels.arrive(turns, conversation.conversation_id, at)
-        arrival = self._arrive(conversation, turns.turn_count, at) if model.think_time is not None else None
         features = model.encode(turns)
         asked = arrived(conversation, turns, turn, at)
         names = self._names(turns, conversation.conversation_id)
         taken = (time.perf_counter_ns() - start) // 1000
-        return Prepared(model, features, arrival, turn, asked, turns.turn_count, names, at, taken)
+        return Prepared(model, features, turn, asked, turns.turn_count, names, at, taken)
 
     def _names(self, turns: UserTurns, conversation_id: str) -> Names | None:
         """Return a turn's names in the fleet's hashes."""
@@ -159,13 +152,3 @@ class Preparation:
         turn = self._labels.arrive(turns, conversation.conversation_id, at)
         asked = arrived(conversation, turns, turn, at)._replace(reply_tokens=math.nan)
         return turn, self._names(turns, conversation.conversation_id), asked
-
-    def _arrive(self, conversation: pb.Conversation, turn_count: int, at: float) -> Arrival:
-        by_tokens = conversation.WhichOneof("input") == "tokens"
-        return Arrival(
-            turn_count,
-            len(conversation.tokens.ids) if by_tokens else math.nan,
-            conversation.category,
-            at,
-            self._gaps.arrive(conversation.conversation_id, at),
-        )

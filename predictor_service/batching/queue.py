@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from lpc.model.arrivals import Arrival
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.returns.memory import Arrived
@@ -48,7 +47,6 @@ class Entry:
         asked: input of the return model, but the log-odds; None: only the embedding is wanted.
         outcome: resolved when the model has run. Cancelled by a caller that has gone.
         deadline: on the event loop's clock, seconds; infinite when there is none.
-        arrival: input of the think-time model; None where the model has none.
         queued: when it entered, the deadline's clock.
     """
 
@@ -57,7 +55,6 @@ class Entry:
     asked: Arrived | None
     outcome: "asyncio.Future[Outcome]"
     deadline: float
-    arrival: Arrival | None = None
     queued: float = 0.0
 
 

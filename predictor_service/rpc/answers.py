@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from lpc.model.artifact import Manifest
-from lpc.model.inference import LogNormal
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.batching.prepare import Prepared
 from predictor_service.batching.queue import Outcome
@@ -13,13 +12,11 @@ from predictor_service.batching.queue import Outcome
 class Answer:
     """What a caller gets of one conversation, and where its time went (microseconds).
 
-    ``think_time``: until the next turn; None where not known. ``reuse_group``: of its predicted return curve. ``manifest``: of
-    the model. ``tokens``: that it was given.
+    ``reuse_group``: of its predicted return curve. ``manifest``: of the model. ``tokens``: that it was given.
     ``unread``: its token ids could not be read; then there is no probability, and ``reuse_group`` rests on lengths and times.
     """
 
     probability: float
-    think_time: LogNormal | None
     reuse_group: int
     manifest: Manifest
     turn_count: int
@@ -34,7 +31,6 @@ def answer_of(prepared: Prepared, outcome: Outcome) -> Answer:
     """Return the answer to a conversation of which the model said ``outcome``."""
     return Answer(
         probability=outcome.inferred.probability,
-        think_time=outcome.inferred.think_time,
         reuse_group=outcome.inferred.reuse_group,
         manifest=prepared.model.manifest,
         turn_count=prepared.turn_count,
@@ -47,16 +43,14 @@ def answer_of(prepared: Prepared, outcome: Outcome) -> Answer:
 
 def unread_answer(turn_count: int, reuse_group: int, manifest: Manifest) -> Answer:
     """Return the answer to a conversation that could not be read."""
-    return Answer(0.0, None, reuse_group, manifest, turn_count, 0, 0, 0, 0, unread=True)
+    return Answer(0.0, reuse_group, manifest, turn_count, 0, 0, 0, 0, unread=True)
 
 
 def message_of(answer: Answer) -> pb.Prediction:
     """Return an answer as it goes over the wire."""
-    expected = answer.think_time
     return pb.Prediction(
         probability=answer.probability,
         model_version=answer.manifest.version,
-        think_time=pb.ThinkTime(log_mean=expected.log_mean, log_sigma=expected.log_sigma) if expected is not None else None,
         reuse_group=answer.reuse_group,
         turn_count=answer.turn_count,
         unread=answer.unread,

@@ -104,7 +104,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         """Name the model in service and every limit."""
         del request, context
         model = self._serving.model
-        manifest, think_time = model.manifest, model.think_time
+        manifest = model.manifest
         limits = pb.Limits(max_batch_tokens=self._batcher.queue.budget.tokens)
         limits.MergeFrom(self._limits)
         return pb.GetModelInfoResponse(
@@ -118,8 +118,6 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             scalars=manifest.features.scalars,
             served_models=self._parser.served_models.names,
             limits=limits,
-            serves_think_times=think_time is not None,
-            think_time_categories=think_time.categories if think_time is not None else (),
             reuse_curves=self._returns.curves.message if self._returns is not None else None,
             tokenizers=map(known_tokenizer, self._parser.served_models.known()[:MAX_NAMED]),
         )

@@ -61,13 +61,13 @@ async def predicts(channel: grpc.aio.Channel) -> bool:
     return True
 
 
-async def test_an_engine_with_a_certificate_is_served_and_others_are_not(timed_models: Path, tmp_path: Path) -> None:
+async def test_an_engine_with_a_certificate_is_served_and_others_are_not(tiny_models: Path, tmp_path: Path) -> None:
     ours = Authority(tmp_path / "ours")
     sidecar, engine = (secret(tmp_path / name, ours, name) for name in ("sidecar", "engine"))
     stranger = secret(tmp_path / "stranger", Authority(tmp_path / "theirs"), "stranger")
     socket = tmp_path / "run/predictor.sock"
     tls: dict[str, Any] = dict(setting("lpc-predictor", sidecar))
-    place: dict[str, Any] = {"models": timed_models, "port": 0, "metrics_port": None, "unix_socket": socket}
+    place: dict[str, Any] = {"models": tiny_models, "port": 0, "metrics_port": None, "unix_socket": socket}
     settings = ServiceSettings(model="tiny", threads=1, **place, **tls)
     authority = content(setting("lpc-engine", engine)["predictor_ca"])
     async with running(settings) as addresses:

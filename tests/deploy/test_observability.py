@@ -121,7 +121,7 @@ def test_every_recorded_name_is_used_and_every_name_used_is_recorded() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, timed_models: Path) -> Iterator[Prometheus]:
+def server(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[Prometheus]:
     """A Prometheus after ten scrapes of a sidecar that answered, refused and dropped."""
     folder = tmp_path_factory.mktemp("prometheus")
 
@@ -129,7 +129,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, timed_models: Path) -> Iter
         (folder / "keys").write_text(KEY_LINES)
         with RedisServer(folder / "redis") as redis_server, vllm_metrics() as engines:
             settings = ServiceSettings(
-                models=timed_models,
+                models=tiny_models,
                 model="tiny",
                 port=0,
                 metrics_port=0,

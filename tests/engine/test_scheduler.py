@@ -78,7 +78,7 @@ PREDICTED = first_class(grouping.GROUPS - 1 + 3)
 
 def predicted(engine: Engine, group: int) -> None:
     """Answer each request with a group."""
-    engine.told.take = lambda _: Prediction(0.5, "told", None, None, 1, group=group)  # type: ignore[method-assign]
+    engine.told.take = lambda _: Prediction(0.5, "told", 1, group=group)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("tell", [None, CONTINUES], ids=["no sidecar", "answers"])

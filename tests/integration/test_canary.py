@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -34,7 +33,6 @@ from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_
 from eviction_client.stores.namespace import Namespace
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
-from lpc.model.arrivals import GapMemory
 from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -171,10 +169,10 @@ def _code(call: Callable[[], object]) -> tuple[str, str]:
         return error.code().name, f"{error.details()} {error.trailing_metadata()} {error.debug_error_string()}"
 
 
-def test_a_word_of_every_request_is_nowhere(timed_models: Path, served_models: dict[str, str], tmp_path: Path) -> None:
+def test_a_word_of_every_request_is_nowhere(tiny_models: Path, served_models: dict[str, str], tmp_path: Path) -> None:
     heard: list[tuple[str, str]] = []
     with Collector() as collector:
-        process = Process(timed_models, served_models, tmp_path, collector.endpoint)
+        process = Process(tiny_models, served_models, tmp_path, collector.endpoint)
         try:
             with grpc.insecure_channel(process.address, [("grpc.max_send_message_length", -1)]) as channel:
                 stub = rpc.ContinuationPredictorStub(channel)
@@ -255,22 +253,6 @@ async def test_an_error_of_ours_that_quotes_its_input_is_not_passed_on(
     assert CANARY not in str(collector.requests)
 
 
-async def test_the_memory_of_gaps_holds_neither_text_nor_ids(timed_models: Path, served_models: dict[str, str]) -> None:
-    memories: list[GapMemory] = []
-
-    def remember(capacity: int) -> GapMemory:
-        memories.append(GapMemory(capacity))
-        return memories[-1]
-
-    async with sidecar(timed_models, Parts(gaps=remember), served_models=served_models) as (stub, _):
-        for conversation in answered().values():
-            conversation.conversation_id = f"id-{CANARY}"
-            conversation.category = CANARY
-            await stub.Predict(one(conversation))
-    assert len(memories[0]) == 1
-    assert CANARY.encode() not in pickle.dumps({k: v for k, v in vars(memories[0]).items() if k not in ("_lock", "forgotten")})
-
-
 @contextlib.contextmanager
 def monitored(server: RedisServer) -> Iterator[list[bytes]]:
     """Everything that any client tells a Redis, scripts' commands included."""
@@ -340,7 +322,7 @@ async def test_the_engines_side_logs_no_prompt(
     assert ", ".join(map(str, prompt)) not in caplog.text
 
 
-def test_answers_that_are_kept_are_nowhere_in_clear(timed_models: Path, served_models: dict[str, str], tmp_path: Path) -> None:
+def test_answers_that_are_kept_are_nowhere_in_clear(tiny_models: Path, served_models: dict[str, str], tmp_path: Path) -> None:
     """Questions, answers, scopes, tenants and tags all carry the word, in all three tiers, with Redis written to disk."""
     (tmp_path / "sidecar").mkdir()
     keys = tmp_path / "keys"
@@ -357,7 +339,7 @@ def test_answers_that_are_kept_are_nowhere_in_clear(timed_models: Path, served_m
             "LPC_CACHE_SCOPES": json.dumps({"default": {"mode": "serve", "normalised": True}}),
         }
         with monitored(redis_server) as told:
-            process = Process(timed_models, served_models, tmp_path / "sidecar", collector.endpoint, **settings)
+            process = Process(tiny_models, served_models, tmp_path / "sidecar", collector.endpoint, **settings)
             try:
                 with grpc.insecure_channel(process.address) as channel:
                     stub = cache_rpc.ResponseCacheStub(channel)

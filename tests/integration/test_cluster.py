@@ -71,10 +71,10 @@ def test_simulated_rows_are_those_of_one_machine(cluster: Cluster, trace: Path, 
 
 
 def test_embedded_shards_are_those_of_one_machine(
-    cluster: Cluster, timed_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lpc.training.embedding.EXAMPLES_PER_SHARD", 16)
-    [artifact] = [path.parent for path in timed_models.rglob("model.onnx")]
+    [artifact] = [path.parent for path in tiny_models.rglob("model.onnx")]
     chats = [Conversation(f"c{i}", (Message("user", f"hello {i}"), Message("assistant", "hi")) * 3) for i in range(40)]
     for name, workers in (("here", Workers()), ("there", cluster.workers)):
         assert embed(iter(chats), artifact, tmp_path / name, dataset="d", workers=workers, threads=1) == 120

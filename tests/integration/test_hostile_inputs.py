@@ -42,13 +42,13 @@ def served_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def sidecar(
-    timed_models: Path, served_models: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    tiny_models: Path, served_models: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Sidecar, grpc.Channel]]:
-    """A sidecar with think times, and a channel to it that sends messages of any size."""
+    """A sidecar, and a channel to it that sends messages of any size."""
     folder = tmp_path_factory.mktemp("sidecar")
-    limits = {"max_request_bytes": 2**20, "gap_memory_conversations": 1000}
+    limits = {"max_request_bytes": 2**20}
     with (
-        Sidecar(folder, timed_models, "tiny", threads=1, served_models=served_models, **limits) as process,
+        Sidecar(folder, tiny_models, "tiny", threads=1, served_models=served_models, **limits) as process,
         grpc.insecure_channel(process.address, [("grpc.max_send_message_length", -1)]) as channel,
     ):
         yield process, channel

@@ -89,11 +89,11 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: row["asked_at"])
 
 
-async def test_the_three_forms_of_input_are_labelled_and_written(timed_models: Path, tmp_path: Path) -> None:
+async def test_the_three_forms_of_input_are_labelled_and_written(tiny_models: Path, tmp_path: Path) -> None:
     tokenizer_of(STYLES["chatml"]).save_pretrained(tmp_path / "served")
     log = tmp_path / "log"
     answers: dict[str, list[pb.Prediction]] = {}
-    async with sidecar(timed_models, label_log=log, served_models={"m": str(tmp_path / "served")}) as running_:
+    async with sidecar(tiny_models, label_log=log, served_models={"m": str(tmp_path / "served")}) as running_:
         for n in range(1, len(PROMPTS) + 1):
             forms = {
                 "chat": chat(PROMPTS[:n]),
@@ -120,13 +120,13 @@ async def test_the_three_forms_of_input_are_labelled_and_written(timed_models: P
     assert found[0]["asked_at"].timestamp() == START + 1
 
 
-async def test_a_row_is_what_embedding_the_conversation_offline_gives(timed_models: Path, tmp_path: Path) -> None:
-    async with sidecar(timed_models, label_log=tmp_path) as running_:
+async def test_a_row_is_what_embedding_the_conversation_offline_gives(tiny_models: Path, tmp_path: Path) -> None:
+    async with sidecar(tiny_models, label_log=tmp_path) as running_:
         for n in range(1, len(PROMPTS) + 1):
             await running_.ask(chat(PROMPTS[:n]))
         running_.now += HORIZON
         await running_.until("lpc_label_memory_turns 0.0")
-    model = Model(timed_models / "tiny" / "v1", InferenceSettings("cpu", 1))
+    model = Model(tiny_models / "tiny" / "v1", InferenceSettings("cpu", 1))
     for n, row in enumerate(rows(tmp_path), 1):
         turns = from_messages([Message(m.role, m.content) for m in chat(PROMPTS[:n]).chat.messages], 5)
         features = model.encode(turns)
@@ -139,9 +139,9 @@ async def test_a_row_is_what_embedding_the_conversation_offline_gives(timed_mode
         assert row["last_reply_chars"] == turns.last_reply_chars == (7 if n > 1 else 0)
 
 
-def test_the_way_of_a_gpu_gives_both_outputs_too(timed_models: Path) -> None:
+def test_the_way_of_a_gpu_gives_both_outputs_too(tiny_models: Path) -> None:
     """Bound inputs and outputs, as on CUDA, on the CPU's session."""
-    model = Model(timed_models / "tiny" / "v1", InferenceSettings("cpu", 1))
+    model = Model(tiny_models / "tiny" / "v1", InferenceSettings("cpu", 1))
     batch = [model.encode(UserTurns((prompt,), 1)) for prompt in PROMPTS]
     plain = model.run_with_embeddings(batch)
     model.provider = "cuda"
@@ -149,8 +149,8 @@ def test_the_way_of_a_gpu_gives_both_outputs_too(timed_models: Path) -> None:
     assert model.run(batch) == plain[0]
 
 
-async def test_batches_are_labelled_too(timed_models: Path, tmp_path: Path) -> None:
-    async with sidecar(timed_models, label_log=tmp_path) as running_:
+async def test_batches_are_labelled_too(tiny_models: Path, tmp_path: Path) -> None:
+    async with sidecar(tiny_models, label_log=tmp_path) as running_:
         first = [chat([f"{prompt} first"]) for prompt in PROMPTS]
         await running_.stub.PredictBatch(pb.PredictBatchRequest(conversations=first))
         running_.now += 5
@@ -163,8 +163,8 @@ async def test_batches_are_labelled_too(timed_models: Path, tmp_path: Path) -> N
     assert [row["continues"] for row in found if row["turn_count"] == 2] == [False] * 3
 
 
-async def test_calibration_is_counted_without_a_log(timed_models: Path, tmp_path: Path) -> None:
-    async with sidecar(timed_models) as running_:
+async def test_calibration_is_counted_without_a_log(tiny_models: Path, tmp_path: Path) -> None:
+    async with sidecar(tiny_models) as running_:
         answers = [await running_.ask(chat(PROMPTS[:n])) for n in range(1, 5)]
         await running_.ask(chat(PROMPTS[:4]))
         await running_.ask(pb.Conversation(prompt="no name"))
@@ -189,8 +189,8 @@ async def test_calibration_is_counted_without_a_log(timed_models: Path, tmp_path
     assert 'lpc_label_rows_total{result="written"} 0.0' in text
 
 
-async def test_no_memory_no_labels(timed_models: Path) -> None:
-    async with sidecar(timed_models, label_memory_turns=0) as running_:
+async def test_no_memory_no_labels(tiny_models: Path) -> None:
+    async with sidecar(tiny_models, label_memory_turns=0) as running_:
         await running_.ask(chat(PROMPTS[:1]))
         assert "lpc_label_memory_turns 0.0" in await _scrape(running_.addresses)
 
@@ -200,9 +200,9 @@ def test_a_log_without_a_memory_is_refused(tmp_path: Path) -> None:
         ServiceSettings(label_log=tmp_path, label_memory_turns=0)
 
 
-async def test_a_new_model_version_gets_files_of_its_own(timed_models: Path, tmp_path: Path) -> None:
+async def test_a_new_model_version_gets_files_of_its_own(tiny_models: Path, tmp_path: Path) -> None:
     root, log = tmp_path / "models", tmp_path / "log"
-    shutil.copytree(timed_models, root)
+    shutil.copytree(tiny_models, root)
     async with sidecar(root, label_log=log, reload_interval_s=0.05) as running_:
         await running_.ask(chat(PROMPTS[:1]))
         await asyncio.to_thread(build_tiny_artifact, root, version="v2")
@@ -217,10 +217,10 @@ async def test_a_new_model_version_gets_files_of_its_own(timed_models: Path, tmp
     assert found == {b"v1": [True], b"v2": [False]}
 
 
-async def test_a_full_disk_disturbs_no_answer_and_is_used_again(timed_models: Path, small_disk: Path) -> None:
+async def test_a_full_disk_disturbs_no_answer_and_is_used_again(tiny_models: Path, small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(60 * 1024))
-    async with sidecar(timed_models, label_log=small_disk, label_log_rows=5) as running_:
+    async with sidecar(tiny_models, label_log=small_disk, label_log_rows=5) as running_:
         for n in range(20):
             assert (await running_.ask(chat([f"full {n}"]))).probability > 0
         running_.now += HORIZON
@@ -235,12 +235,12 @@ async def test_a_full_disk_disturbs_no_answer_and_is_used_again(timed_models: Pa
     assert len(rows(small_disk)) == 5
 
 
-def test_a_killed_sidecar_leaves_no_file_that_is_not_whole(timed_models: Path, tmp_path: Path) -> None:
+def test_a_killed_sidecar_leaves_no_file_that_is_not_whole(tiny_models: Path, tmp_path: Path) -> None:
     """Killed while it writes file after file: what has a file's name can be read, and the rest nobody takes for one."""
     log = tmp_path / "log"
     settings = {"label_log": log, "label_log_rows": 1, "label_horizon_s": 0.5}
     with (
-        Process(tmp_path, timed_models, "tiny", **settings) as sidecar_,  # type: ignore[arg-type]
+        Process(tmp_path, tiny_models, "tiny", **settings) as sidecar_,  # type: ignore[arg-type]
         grpc.insecure_channel(sidecar_.address) as channel,
     ):
         stub = rpc.ContinuationPredictorStub(channel)

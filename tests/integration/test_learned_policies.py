@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.model.think_time import ThinkTime
 from lpc.simulator.engine import simulate
 from lpc.simulator.knowledge import AGES, MEAN_GAP_S, knowledge_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policies.gittins import Gittins
 from lpc.simulator.policies.workload_aware import fit_exponential
 from lpc.simulator.sessions import chain, closed_loop
+from lpc.simulator.think_time import ThinkTime, fit_think_time
 from lpc.simulator.workload import Cost, Turn, Workload, from_trace
 from lpc.simulator.workloads import WORKLOADS
-from lpc.training.think_time import fit_think_time
 
 BLOCK = 16
 

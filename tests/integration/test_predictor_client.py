@@ -155,19 +155,6 @@ def test_the_request_carries_what_the_engine_knows_and_not_its_request_id() -> N
     assert "secret-id" not in str(request)
 
 
-def test_think_time_is_passed_on_when_the_model_knows_it() -> None:
-    def answer(request: pb.PredictRequest, context: object) -> pb.PredictResponse:
-        response = prediction(request)
-        response.prediction.think_time.log_mean = 4.5
-        response.prediction.think_time.log_sigma = 1.25
-        return response
-
-    with serving(Sidecar(answer)) as address, asking(address) as client:
-        client.ask("r", token_ids=[1])
-        taken = answer_of(client, "r")
-        assert taken is not None and (taken.think_log_mean, taken.think_log_sigma) == (4.5, 1.25)
-
-
 def test_an_answer_is_taken_once() -> None:
     with serving(Sidecar()) as address, asking(address) as client:
         client.ask("r", token_ids=[1])

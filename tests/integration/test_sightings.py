@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import RedisServer
-from lpc.model.arrivals import GapHistory, GapMemory
+from lpc.model.arrivals import GapHistory
 from lpc.model.returns.memory import Arrived, Past, TurnMemory
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.redis_connection import Connection
@@ -264,7 +264,7 @@ async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_
         labels = Labels(100, HORIZON_S, [])
         told = Sightings(Connection(redis_server.url), labels, lambda *news: returned.append(news), Metrics(), lambda: now[0])
         parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-        prepared = Preparation(parser, GapMemory(0), labels, Metrics(), sightings=told, threads=1, clock=lambda: now[0])
+        prepared = Preparation(parser, labels, Metrics(), sightings=told, threads=1, clock=lambda: now[0])
         sides.append((prepared, told))
     try:
         for _, told in sides:
@@ -296,9 +296,7 @@ def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, Sig
             labels, metrics = Labels(100, HORIZON_S, []), Metrics()
             told = Sightings(Connection(url), labels, lambda *_news: None, metrics, lambda: 1_700_000_000.0)
             parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-            preparation = Preparation(
-                parser, GapMemory(0), labels, metrics, sightings=told, threads=1, clock=lambda: 1_700_000_000.0
-            )
+            preparation = Preparation(parser, labels, metrics, sightings=told, threads=1, clock=lambda: 1_700_000_000.0)
             sides.append((preparation, told, metrics))
         yield sides
     finally:

@@ -73,10 +73,12 @@ def test_requests_at_one_instant_are_one_turn_and_what_cannot_be_recognised_is_n
 
 
 def test_figures_are_of_the_turns_after_the_split_and_missing_where_nothing_was_foretold(trace: Trace) -> None:
-    figures, by_name = evaluate_online_returns(trace, 2400.0)
+    figures = evaluate_online_returns(trace, 2400.0)
     assert figures["turns"] == sum(request.arrival >= 2400 for request in trace.requests)
-    assert set(by_name) == {"return_model", "return_model_counts", "return_model_head", "return_model_stopped"}
-    few, by_name = evaluate_online_returns(Trace("few", 512, trace.requests[:50]), 0.0)
-    assert (few["turns"], few["head_share"]) == (0, None)
+    online, stopped = foretell(trace, 2400.0), foretell(trace, 2400.0, learning=False)
+    for name, said in ("mixture", online), ("counts", online), ("head", online), ("stopped", stopped):
+        expected = said.log_likelihoods()["mixture" if name == "stopped" else name][online.judged].mean()
+        assert figures["log_likelihood"][name] == pytest.approx(expected, abs=1e-4)
+    few = evaluate_online_returns(Trace("few", 512, trace.requests[:50]), 0.0)
+    assert (few["turns"], few["head_share"], set(few["log_likelihood"].values())) == (0, None, {None})
     assert all(row["predicted"] is None for row in few["calibration"])
-    assert np.isnan(by_name["return_model"]).all()

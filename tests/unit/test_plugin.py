@@ -46,7 +46,7 @@ class Answers:
 
     def take(self, request_id: Hashable) -> Prediction | None:
         group = self.groups.pop(request_id, None)
-        return None if group is None else Prediction(0.9, "v", None, None, 1, group=group)
+        return None if group is None else Prediction(0.9, "v", 1, group=group)
 
     def forget(self, request_id: Hashable) -> None:
         self.forgotten.append(request_id)

@@ -46,7 +46,7 @@ class World:
     def answer(self, prompt: Prompt, group: int = 0) -> None:
         """The sidecar answers the question about a conversation, and its turn ends."""
         conversation = self.conversation(prompt)
-        self.service.answered(conversation, conversation.turns, Prediction(0.5, "v", None, None, 1, group=group))
+        self.service.answered(conversation, conversation.turns, Prediction(0.5, "v", 1, group=group))
 
     def serve(self, prompt: Prompt, *, first: int = 0, on_disk: bool = True) -> None:
         """A request: its new chunks are stored in memory and copied, and it ends."""
@@ -141,7 +141,7 @@ def test_an_answer_about_an_earlier_turn_is_no_answer() -> None:
     conversation = world.conversation(prompt)
     world.look_up(prompt)
     world.look_up(prompt)
-    world.service.answered(conversation, 1, Prediction(0.5, "v", None, None, 1, group=9))
+    world.service.answered(conversation, 1, Prediction(0.5, "v", 1, group=9))
     end_turns(world)
     assert world.service._states[conversation].reuse_class < 4 * KINDS
 

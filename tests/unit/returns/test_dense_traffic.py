@@ -5,7 +5,6 @@ import heapq
 import numpy as np
 import pytest
 
-from lpc.model.arrivals import GapMemory
 from lpc.model.conversation import UserTurns
 from lpc.model.returns.facts import WIDTH, Facts
 from lpc.model.returns.memory import TurnMemory
@@ -33,10 +32,10 @@ class Forgotten(TurnObserver):
 
 def test_above_28_turns_a_second_features_keep_gaps_and_growth() -> None:
     labels = Labels(FIELDS["label_memory_turns"].default, FIELDS["label_horizon_s"].default, [])
-    gaps, returns = GapMemory(FIELDS["gap_memory_conversations"].default), TurnMemory(FIELDS["returns_turns"].default)
+    returns = TurnMemory(FIELDS["returns_turns"].default)
     row = np.zeros(WIDTH, np.float32)
     due: list[tuple[float, int, int]] = []
-    seen: dict[str, int] = {"turns": 0, "later": 0, "gaps": 0, "facts": 0}
+    seen: dict[str, int] = {"turns": 0, "later": 0, "facts": 0}
     full = 0
     until_s = 6300.0  # from 2700 s on all rounds of turns arrive
     arrivals = np.arange(0.0, until_s, TURNS / PER_S)
@@ -59,29 +58,20 @@ def test_above_28_turns_a_second_features_keep_gaps_and_growth() -> None:
         facts: Facts = returns.facts(known)
         returns.take(known, facts, row, None)
         full += len(labels) == labels.capacity
-        gap = gaps.arrive(name, at)
         if count > 1 and at > until_s - 300.0:
             seen["later"] += 1
-            seen["gaps"] += gap.last == pytest.approx(GAP_S)
             seen["facts"] += facts.last_gap == pytest.approx(GAP_S) and facts.growth_tokens == GROWTH
     assert full > 1000, "the label memory was not full: the rate is too low for this test"
     assert seen["later"] > 1000
-    assert seen["gaps"] == seen["facts"] == seen["later"]
+    assert seen["facts"] == seen["later"]
 
 
-def test_each_memory_forgets_the_longest_idle_and_reports_it() -> None:
+def test_the_label_memory_forgets_the_longest_idle_and_reports_it() -> None:
     heard = Forgotten()
     labels = Labels(2, 1000.0, [heard])
-    gaps = GapMemory(2)
-    lost: list[None] = []
-    gaps.forgotten = lambda: lost.append(None)
-    firsts = []
-    for number in range(6):
-        firsts.append(labels.arrive(UserTurns((f"prompt {number}",), 1), "", float(number)))
-        gaps.arrive(f"c{number}", float(number))
+    firsts = [labels.arrive(UserTurns((f"prompt {number}",), 1), "", float(number)) for number in range(6)]
     # Two turns wait for their labels, two more for their next turns.
     assert heard.count == 2
-    assert len(lost) == 4
     recognised = []
     for number in (4, 0, 2):
         first, second = firsts[number], labels.arrive(UserTurns((f"prompt {number}", "and?"), 2), "", 10.0)
