@@ -18,7 +18,7 @@ from lpc.simulator.workloads import WORKLOADS
 from lpc.training.spread import Workers
 
 HERE: Final = Path(__file__).parent
-POLICIES: Final = "lru,slru,lpc,wa,gittins,plugin,oracle,belady"
+POLICIES: Final = "lru,slru,ttl,reuse,value,oracle,belady"
 SHARES: Final = (0.01, 0.02, 0.05, 0.08, 0.2)
 BELOW_AFTERWARDS: Final = 0.3
 """Points that the plug-in may be below LRU after the first 500 requests, ..."""
