@@ -1,6 +1,7 @@
 """The client against real gRPC servers that answer, err, stay silent, and die."""
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -355,10 +356,19 @@ def test_a_request_that_breaks_each_sidecar_is_given_up() -> None:
 def test_what_one_sidecar_refuses_another_is_asked() -> None:
     full, idle = Sidecar(refusing(grpc.StatusCode.RESOURCE_EXHAUSTED)), Sidecar()
     with serving(full) as one, serving(idle) as two, asking(f"ipv4:{one},{two}") as client:
+        early = itertools.count()
+
+        def answered() -> bool:
+            name = f"early {next(early)}"
+            client.ask(name, token_ids=[1])
+            return answer_of(client, name, 0.5) is not None
+
+        assert until(answered), "the second sidecar was never connected"
+        before = len(idle.requests)
         for n in range(20):
             client.ask(n, token_ids=[n + 1])
             assert answer_of(client, n)  # type: ignore[arg-type]
-    assert full.requests and len(idle.requests) == 20
+    assert full.requests and len(idle.requests) == before + 20
 
 
 def test_all_sidecars_behind_an_address_are_asked_in_turn() -> None:

@@ -146,8 +146,8 @@ async def test_what_is_learnt_is_served_without_anybody_asking_for_a_refit(tiny_
 async def test_learning_can_be_switched_off(tiny_models: Path, tmp_path: Path) -> None:
     async with sidecar(tiny_models, returns_refit_s=0, returns_state=tmp_path / "state") as running_:
         assert await running_.ask(named(LONG, "a", 1)) == [0]
-        info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
-    assert (list(info.reuse_edges_s), info.HasField("reuse_curves")) == ([], False)
+        answer = await running_.stub.Predict(pb.PredictRequest(conversation=named(LONG, "a", 2), known_curves=[0]))
+    assert (answer.curves_version, answer.HasField("reuse_curves")) == (0, False)
     assert not (tmp_path / "state").exists()
 
 
