@@ -38,6 +38,8 @@ SIDES: Final[Mapping[str, Side]] = {
     "stock": Side("stock"),
     "value": Side("plugin", {"keep_waiting": False}),
     "value, keep": Side("plugin"),
+    "cached first": Side("plugin", {"keep_waiting": False, "schedule": "cached-first"}),
+    "all": Side("plugin", {"schedule": "cached-first"}),
 }
 """Columns by name, the first is what the others are compared with."""
 LIVE: Final = (0.5, 1.0, 2.0)
