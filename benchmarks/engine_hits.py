@@ -113,12 +113,12 @@ def serve(
 
     Args:
         connector: configuration of a KV connector, as of vLLM's ``--kv-transfer-config``.
-        learns: else least recent use stays in force.
+        learns: else least recent use stays in force, and nothing is kept: the order is stock's.
         settings: of the plug-in.
     """
     now = [1e9]
     attributes = {
-        "settings": ClientSettings(**{"pooling": "off", **settings}),
+        "settings": ClientSettings(**{"pooling": "off", "keep_waiting": learns, **settings}),
         "clock": staticmethod(lambda: now[0]),
         "background": AtOnce,
         "open_predictor": staticmethod(lambda *_: predictor or Told(lambda _: None)),

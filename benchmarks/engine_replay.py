@@ -47,12 +47,12 @@ def serve(
         count_from: cached and prompt tokens are counted for requests that arrive from this second on.
         predictor: for our scheduler; None: stock vLLM.
         connector: as of vLLM's ``--kv-transfer-config``: a tier below the blocks (`cpu_tier.connector`).
-        learns: else least recent use stays in force.
+        learns: else least recent use stays in force, and nothing is kept: the order is stock's.
         settings: of the plug-in.
     """
     tier: dict[str, Any] = {"kv_transfer_config": connector} if connector else {}
     tiny = clocked_engine(
-        *(model, blocks, clock, predictor, settings),
+        *(model, blocks, clock, predictor, {"keep_waiting": learns, **settings}),
         max_model_len=replay.longest + 1,
         max_num_seqs=TOGETHER,
         max_num_batched_tokens=BATCH_TOKENS,
