@@ -34,7 +34,8 @@ def small_disk(folder: Path) -> Iterator[bool]:
     try:
         yield True
     finally:
-        subprocess.run(["umount", folder], check=True)
+        # Lazily: a reader's thread may close its file a moment later, and that would fail an umount.
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 async def _keep_asking(address: str, stop: asyncio.Event) -> tuple[int, int]:
