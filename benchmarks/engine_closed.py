@@ -44,9 +44,10 @@ SIDES: Final[Mapping[str, Side]] = {
 """Columns by name, the first is what the others are compared with."""
 LIVE: Final = (0.5, 1.0, 2.0)
 """Contexts of the sessions under way, in caches."""
-AT_ONCE: Final = 28
-REQUESTS: Final = 400
-PREFILL_TOKENS_S: Final = 10_000.0
+AT_ONCE: Final = 96
+"""Many: replies under way hold their blocks, about fifteen contexts of recorded agents, whatever the number of sessions."""
+REQUESTS: Final = 800
+PREFILL_TOKENS_S: Final = 30_000.0
 QUICK_LIVE: Final = (2.0,)
 QUICK_AT_ONCE: Final = 12
 QUICK_REQUESTS: Final = 120
