@@ -109,7 +109,7 @@ head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads,
 	$(BIN)/lpc embed
 	$(BIN)/lpc train --recipe lpc --out lpc/training/heads/lpc/head.safetensors
 	$(BIN)/lpc train --recipe default --out lpc/training/heads/default/head.safetensors
-	$(BIN)/lpc evaluate --picture docs/predictor.png $(if $(TRACE),--trace $(TRACE))
+	$(BIN)/lpc evaluate --picture docs/benchmarks/predictor.png $(if $(TRACE),--trace $(TRACE))
 
 .PHONY: sample
 sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 10 minutes on two cores)
@@ -118,7 +118,7 @@ sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 1
 
 .PHONY: workloads
 WORKLOADS :=
-workloads: setup ## docs/workloads.md: every policy on every generated workload (half an hour; WORKLOADS='--policies lru,value')
+workloads: setup ## docs/benchmarks/workloads.md: every policy on every generated workload (half an hour; WORKLOADS='--policies lru,value')
 	$(BIN)/python docs/make_workloads.py $(WORKLOADS)
 
 .PHONY: pooling-table
@@ -127,7 +127,7 @@ pooling-table: setup ## Print what two engines gain by pooling what they know of
 
 .PHONY: tiers-table
 TIERS :=
-tiers-table: setup ## docs/tiers.md: vLLM's pool and CPU tier, LRU or ours, on every generated workload (a quarter of an hour; TIERS='--log mooncake=FILE')
+tiers-table: setup ## docs/benchmarks/tiers.md: vLLM's pool and CPU tier, LRU or ours, on every generated workload (a quarter of an hour; TIERS='--log mooncake=FILE')
 	$(BIN)/python docs/make_tiers.py $(TIERS)
 
 engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)
@@ -191,10 +191,10 @@ bench-prefetch: setup lmcache ## time to first token of returning turns with LMC
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
 	$(BIN)/python -m tests.image.build_without_engine
 
-settings: setup ## renew docs/settings.md from the settings objects
+settings: setup ## renew docs/reference/settings.md from the settings objects
 	$(BIN)/python docs/make_settings.py
 
-support: setup ## renew docs/support.md from docs/support.json, which tests write (tests/support.py)
+support: setup ## renew docs/reference/support.md from docs/reference/support.json, which tests write (tests/support.py)
 	$(BIN)/python docs/make_support.py
 
 digests: setup ## pin the images of others by the digests that their tags have now (needs skopeo or docker, and a registry)

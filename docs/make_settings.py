@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the settings objects (`make settings`). With --check it only says whether that is current."""
+"""Write docs/reference/settings.md from the settings objects (`make settings`); --check only compares."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from lpc.lmcache.settings import LMCacheSettings
 from lpc.wire.redis_settings import RedisSettings
 from predictor_service.settings import ServiceSettings
 
-TARGET = Path(__file__).with_name("settings.md")
+TARGET = Path(__file__).parent / "reference/settings.md"
 HEAD = """# Settings
 
 Made by `make settings` from `predictor_service/settings.py`, `eviction_client/settings.py`, `lpc/gateway/settings.py` and
@@ -89,5 +89,5 @@ def sentence(text: str | None) -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if TARGET.read_text() == page() else "docs/settings.md is not current: make settings")
+        sys.exit(0 if TARGET.read_text() == page() else "docs/reference/settings.md is not current: make settings")
     TARGET.write_text(page())

@@ -1,4 +1,4 @@
-"""Writes docs/support.md from docs/support.json, which tests write (`make support`). With --check it says if it is current."""
+"""Writes docs/reference/support.md from support.json beside it, which tests write (`make support`); --check compares only."""
 
 import sys
 from itertools import groupby
@@ -9,12 +9,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support import TIERS, read
 
-TARGET = Path(__file__).with_name("support.md")
+TARGET = Path(__file__).parent / "reference/support.md"
 HEAD = """# What is supported
 
 Made by tests: each line of a cell is what tests that passed have shown with that release, on the day named; what is refused
-is named by the tests that see it refused. `PYTEST_ADDOPTS='--support-table docs/support.json'` before a run of tests renews
-their rows, `make support` this page.
+is named by the tests that see it refused. `PYTEST_ADDOPTS='--support-table docs/reference/support.json'` with a run of tests
+renews their rows. `make support` renews this page.
 
 | Engine | Tier | Release | What was run | What is refused |
 |---|---|---|---|---|
@@ -47,5 +47,5 @@ def release(version: str) -> tuple[int, ...]:
 if __name__ == "__main__":
     current = page(read(TARGET.with_suffix(".json")))
     if "--check" in sys.argv:
-        sys.exit(0 if TARGET.read_text() == current else "docs/support.md is not current: make support")
+        sys.exit(0 if TARGET.read_text() == current else "docs/reference/support.md is not current: make support")
     TARGET.write_text(current)

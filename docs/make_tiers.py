@@ -1,4 +1,4 @@
-"""Write docs/tiers.md and docs/tiers.png: vLLM's pool and CPU tier, LRU or the plug-in in each, on every generated workload.
+"""Write tiers.md and tiers.png in docs/benchmarks: vLLM's pool and CPU tier, LRU or the plug-in in each, on every workload.
 
 `make tiers-table` runs it: 13 workloads, 3 sizes of the pool, each with tiers of 1, 2 and 4 pools; a quarter of an hour on two
 cores, with `--pools 0.02` a third of that.
@@ -18,7 +18,7 @@ from lpc.simulator.run import WorkloadSpec
 from lpc.simulator.workloads import WORKLOADS
 from lpc.training.spread import Workers, spread
 
-HERE: Final = Path(__file__).parent
+HERE: Final = Path(__file__).parent / "benchmarks"
 POOLS: Final = (0.01, 0.02, 0.05)
 BELOW_STOCK: Final = 0.3
 """Points of hit rate that the plug-in in both may be below LRU in both, ..."""
@@ -83,9 +83,10 @@ def page(rows: Rows, names: Sequence[str]) -> Iterator[str]:
     yield "# vLLM's CPU tier on every generated workload"
     yield ""
     yield "`make tiers-table` writes this page: pool and tier as vLLM's offloading has them"
-    yield "([simulator](simulator.md#vllms-cpu-offloading)), with the shipped policies and guards. `2%, 4` is a pool of 2%"
-    yield "of the working set and a tier of 4 pools. Counted after the warm-up of `lpc simulate`, predictions learnt from the"
-    yield "first request on. The workloads: [simulator](simulator.md#generated-workloads); real vLLM: [results](results.md)."
+    yield "([simulator](../explanation/simulator.md#vllms-cpu-offloading)), with the shipped policies and guards."
+    yield "`2%, 4` is a pool of 2% of the working set and a tier of 4 pools. Counted after the warm-up of `lpc simulate`,"
+    yield "predictions learnt from the first request on. The workloads:"
+    yield "[simulator](../explanation/simulator.md#generated-workloads); real vLLM: [results](results.md)."
     yield ""
     yield "![Pool and tier, the plug-in's distance from LRU in both](tiers.png)"
     for inverted, how in (("", "as learnt"), (", inverted", "inverted")):

@@ -1,4 +1,4 @@
-"""Write docs/workloads.md and docs/workloads.png: every policy on every generated workload, and how the plug-in stands to LRU.
+"""Write workloads.md and workloads.png in docs/benchmarks: every policy on every generated workload, compared with LRU.
 
 `make workloads` runs it: 14 workloads, 5 capacities; with all policies half an hour on two cores, with `--policies lru,value`
 some minutes.
@@ -17,7 +17,7 @@ from lpc.simulator.run import Run, WorkloadSpec, sweep
 from lpc.simulator.workloads import WORKLOADS
 from lpc.training.spread import Workers
 
-HERE: Final = Path(__file__).parent
+HERE: Final = Path(__file__).parent / "benchmarks"
 POLICIES: Final = "lru,slru,ttl,reuse,value,oracle,belady"
 SHARES: Final = (0.01, 0.02, 0.05, 0.08, 0.2)
 BELOW_AFTERWARDS: Final = 0.3
@@ -64,7 +64,8 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: int) 
     """Yield the page's lines."""
     yield "# Every policy on every generated workload"
     yield ""
-    yield f"`make workloads` writes this page; {seeds} seed(s). The workloads and the policies: [simulator](simulator.md)."
+    yield f"`make workloads` writes this page; {seeds} seed(s)."
+    yield "The workloads and the policies: [simulator](../explanation/simulator.md)."
     yield ""
     yield "![The plug-in's distance from LRU on each workload](workloads.png)"
     if "value" in policies:

@@ -109,7 +109,7 @@ class ServiceSettings(RedisSettings):
         description="Seconds after which a conversation without a further turn counts as not continued.",
     )
     label_log: Path | None = Field(
-        None, description="Folder for labelled embeddings as Parquet, for retraining (docs/learning.md); empty: none."
+        None, description="Folder of labelled embeddings in Parquet (docs/explanation/learning.md); empty: none."
     )
     label_log_rows: int = Field(4096, ge=1, description="Rows of one file of the label log.")
     label_log_interval_s: float = Field(
@@ -124,7 +124,7 @@ class ServiceSettings(RedisSettings):
         ge=0,
         le=86_400,
         description="Seconds between two refits of the return model, which learns from the traffic when conversations return "
-        "(docs/learning.md); 0: nothing is learned, and answers carry no reuse group.",
+        "(docs/explanation/learning.md); 0: nothing is learned, and answers carry no reuse group.",
     )
     returns_turns: int = Field(
         20_000, ge=200, le=1_000_000, description="Turns that the return model remembers. About 1 KB each."
@@ -141,7 +141,7 @@ class ServiceSettings(RedisSettings):
 
     cache_redis_url: SecretStr | None = Field(
         None,
-        description="URL of the Redis of the response caches (docs/response-cache.md), which keeps answers, encrypted; empty: "
+        description="Redis of the response caches (docs/how-to/response-caches.md), which keeps answers, encrypted; empty: "
         "there are none. User and password percent-encoded in it. Needs cache_keys and the extra `cache`.",
     )
     cache_redis_password_file: Path | None = Field(
@@ -289,11 +289,11 @@ class ServiceSettings(RedisSettings):
                 )
             return self
         if self.cache_keys is None:
-            raise ValueError("cache_redis_url needs cache_keys: answers are kept encrypted (docs/response-cache.md)")
+            raise ValueError("cache_redis_url needs cache_keys: answers are kept encrypted (docs/how-to/response-caches.md)")
         if self.tokens is None and self.tls_client_ca is None and not is_loopback(self.host):
             raise ValueError(
                 f"with response caches, callers on {self.host} must be told apart: set LPC_TOKENS or LPC_TLS_CLIENT_CA "
-                "(docs/security.md), or listen on 127.0.0.1"
+                "(docs/how-to/security.md), or listen on 127.0.0.1"
             )
         url = RedisUrl.parse(self.cache_redis_url.get_secret_value())
         if self.redis_url is not None and not self.cache_shares_redis:

@@ -1,4 +1,4 @@
-"""A Redis that stores reach as the user of docs/security.md, while the tests' own client stays its administrator."""
+"""A Redis that stores reach as the user of docs/how-to/security.md, while the tests' own client stays its administrator."""
 
 import contextlib
 import re
@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.processes import RedisServer
 
-SECURITY_PAGE = Path(__file__).parents[1] / "docs/security.md"
+SECURITY_PAGE = Path(__file__).parents[1] / "docs/how-to/security.md"
 
 
 def code_block(containing: str) -> str:
-    """Return the code block of docs/security.md that contains a text."""
+    """Return the code block of docs/how-to/security.md that contains a text."""
     blocks: list[str] = re.findall(r"```(?:bash|text)\n(.*?)```", SECURITY_PAGE.read_text(), re.DOTALL)
     (found,) = [text for text in blocks if containing in text]
     return found

@@ -1,9 +1,9 @@
-"""The support table: what a test that passes has shown of an engine, kept in docs/support.json where a run asks for it.
+"""The support table (docs/reference/support.json): what passing tests have shown of an engine, where a run asks for it.
 
     pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the block pool, random operations")
     @pytest.mark.refuses(engine="vLLM", tier="GPU pool", what="a cache in several block pools")
 
-says what a module's tests, or one test, show. With ``--support-table docs/support.json`` (for several runs in
+says what a module's tests, or one test, show. With ``--support-table docs/reference/support.json`` (for several runs in
 ``PYTEST_ADDOPTS``) a row is written for each ``what`` whose marked tests have all passed, and taken out where one has failed;
 the release is that of the engine on the path, or what the test says by ``record_property("version", ...)``. `make support`
 renders the page. Without the option nothing is written. An engine or tier of its own: a line in :data:`TIERS`.

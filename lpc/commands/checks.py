@@ -245,7 +245,7 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         if own.expires_at is not None:
             yield _expiry("redis certificate", str(settings.redis_files.certificate), own.expires_at)
     where = RedisUrl.parse(url).where
-    advice = "see docs/security.md"
+    advice = "see docs/how-to/security.md"
     try:
         store = RedisStore(
             url,

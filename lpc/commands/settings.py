@@ -23,7 +23,7 @@ SERVED_MODELS: Final = (
     """LPC_SERVED_MODELS='{"qwen3": "/models/qwen3"}', a JSON object of served model names and their tokenizers"""
 )
 CACHE_SCOPES: Final = (
-    """LPC_CACHE_SCOPES='{"faq": {"kind": "faq"}}', a JSON object of scopes and their rules (docs/response-cache.md)"""
+    """LPC_CACHE_SCOPES='{"faq": {"kind": "faq"}}', a JSON object of scopes and their rules (docs/how-to/response-caches.md)"""
 )
 OBJECTS: Final = {"served_models": SERVED_MODELS, "cache_scopes": CACHE_SCOPES}
 """Settings that are JSON, and how they look."""

@@ -78,7 +78,7 @@ class Paths:
             if len(listed) == len(segments) and all(map(_matches, listed, segments)):
                 allowed |= methods
         if not allowed:
-            raise NotProxied("the gateway does not proxy this path: see docs/response-cache.md, or add it to LPC_GATEWAY_PATHS")
+            raise NotProxied("the gateway does not proxy this path: add it to LPC_GATEWAY_PATHS")
         if method not in allowed:
             raise MethodRefused(f"the gateway proxies this path for {', '.join(sorted(allowed))} only", allowed)
 

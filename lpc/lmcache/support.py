@@ -9,7 +9,7 @@ IN_PROCESS: Final = ("LMCacheConnectorV1", "LMCacheConnectorV1Dynamic")
 """vLLM connectors of LMCache's in-process mode."""
 REFUSED: Final = (
     "LMCache's in-process mode is not supported: its eviction policies are a closed table in each worker and are shown keys "
-    "alone, so no reuse class can be looked up; use MP mode (LMCacheMPConnector), see docs/install/lmcache.md"
+    "alone, so no reuse class can be looked up; use MP mode (LMCacheMPConnector), see docs/how-to/install/lmcache.md"
 )
 
 

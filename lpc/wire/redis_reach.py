@@ -159,7 +159,7 @@ class RedisReach:
         if isinstance(error, PasswordFileError):
             return f": {error}"
         if isinstance(error, redis.AuthenticationError):
-            return ": it refuses user or password (docs/security.md)"
+            return ": it refuses user or password (docs/how-to/security.md)"
         if isinstance(error, TimeoutError | redis.TimeoutError):
             return f": no answer within {self._timeout_s:g} s"
         return ""

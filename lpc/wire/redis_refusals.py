@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 ADVICE: Final = {
     "OOM": ": it is full, so nothing new is stored until there is room: raise maxmemory",
     "WRONGTYPE": ": a key holds another type: let no other program write into this Redis",
-    "NOPERM": ": its user lacks a permission (docs/security.md)",
+    "NOPERM": ": its user lacks a permission (docs/how-to/security.md)",
     "READONLY": ": it is a replica: connect to the primary",
     "MISCONF": ": it cannot write its data to disk: see its log",
     "NOREPLICAS": ": too few replicas are connected: see its log",

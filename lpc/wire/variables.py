@@ -78,4 +78,4 @@ def _of_kubernetes(name: str, environment: Mapping[str, str]) -> bool:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about a name that nobody knows: which one may have been meant."""
     found = get_close_matches(name, known, n=1, cutoff=0.75)
-    return f": is {found[0]} meant?" if found else ": see docs/settings.md"
+    return f": is {found[0]} meant?" if found else ": see docs/reference/settings.md"

@@ -129,7 +129,7 @@ def from_compose(folder: Path, models: Path, address: str) -> Rendered:
 
 
 def from_objects(objects: list[Object], folder: Path, models: Path, client: str) -> Rendered:
-    """Return the parts of a cluster's objects; an engine's are those of docs/deploy.md."""
+    """Return the parts of a cluster's objects; an engine's are those of docs/how-to/deploy.md."""
 
     def written(name: str, into: Path, items: list[Object] | None = None) -> Path:
         into.mkdir(parents=True)
@@ -169,7 +169,7 @@ def from_objects(objects: list[Object], folder: Path, models: Path, client: str)
 
 
 def from_kustomize(folder: Path, models: Path, address: str) -> Rendered:
-    """As docs/deploy.md says: the files of `lpc secrets`, then the overlay."""
+    """As docs/how-to/deploy.md says: the files of `lpc secrets`, then the overlay."""
     tree = kustomized(folder / "tree", "--name", address)
     secrets = tree / "overlays/gateway/secrets"
     return from_objects(render(tree / "overlays/gateway"), folder, models, (secrets / "clients" / CLIENT).read_text())

@@ -1,4 +1,4 @@
-"""docs/install: what the pages tell people to write is YAML, valid values of the chart, and names that exist."""
+"""docs/how-to/install: what the pages tell people to write is YAML, valid values of the chart, and names that exist."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ from tests.deploy.chart import CHART, charted, helm
 from tests.deploy.test_kubernetes import named
 from tests.dockerfile import ROOT, stages
 
-PAGES = {path.name: path.read_text() for path in (ROOT / "docs/install").iterdir()}
+PAGES = {path.name: path.read_text() for path in (ROOT / "docs/how-to/install").iterdir()}
 BLOCKS = [(name, block) for name, text in PAGES.items() for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", text)]
 VALUES = [(name, block) for name, block in BLOCKS if block.startswith("# values of learned-prefix-cache\n")]
 SCHEDULER = "eviction_client.engines.vllm.LearnedScheduler"
@@ -31,14 +31,14 @@ def words(value: Any) -> list[str]:
 
 
 def test_every_page_is_reached_from_the_deployment_page() -> None:
-    page = (ROOT / "docs/deploy.md").read_text()
+    page = (ROOT / "docs/how-to/deploy.md").read_text()
     assert {f"install/{name}" for name in PAGES} <= set(re.findall(r"\]\(([^)#]+)\)", page))
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_targets_and_settings_exist(name: str) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGES[name]):
-        assert (ROOT / "docs/install" / link).exists(), link
+        assert (ROOT / "docs/how-to/install" / link).exists(), link
     known = {f"LPC_{field.upper()}" for settings in (ServiceSettings, ClientSettings) for field in settings.model_fields}
     known |= {f"LPC_LMCACHE_{field.upper()}" for field in LMCacheSettings.model_fields}
     assert set(re.findall(r"\bLPC_[A-Z_]+\b", PAGES[name])) <= known

@@ -57,7 +57,7 @@ def rendered(overlay: str) -> list[Object]:
 
 
 def kustomized(tree: Path, *options: str) -> Path:
-    """Copy `deploy` and write the secrets that the overlay `gateway` wants, as docs/deploy.md says; return the copy."""
+    """Copy `deploy` and write the secrets that the overlay `gateway` wants, as docs/how-to/deploy.md says; return the copy."""
     shutil.copytree(DEPLOY, tree, symlinks=True)
     command = [sys.executable, "-m", "lpc", "secrets", tree / "overlays/gateway/secrets", "--client", "app", *options]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -347,7 +347,7 @@ def check_rights(port: int, password: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_sidecars_that_share_an_address_and_a_redis_tell_each_other_of_turns(overlay: str) -> None:
-    """As docs/learning.md says: labels of several sidecars are learnt from only so. All overlays but `minimal` have a Redis."""
+    """As docs/explanation/learning.md says. All overlays but `minimal` have a Redis."""
     objects = rendered(overlay)
     has_redis = any(o["metadata"]["name"] == "lpc-redis" for o in objects)
     settings = named(objects, "ConfigMap", "lpc-predictor")["data"]
@@ -372,7 +372,7 @@ def test_sidecars_that_share_an_address_and_a_redis_tell_each_other_of_turns(ove
 
 
 def test_the_page_on_learning_and_the_overlay_agree() -> None:
-    page = " ".join((ROOT / "docs/learning.md").read_text().split())
+    page = " ".join((ROOT / "docs/explanation/learning.md").read_text().split())
     settings = named(rendered("learning"), "ConfigMap", "lpc-predictor")["data"]
     assert f"LPC_LABEL_LOG={settings['LPC_LABEL_LOG']}" in (DEPLOY / "components/learning/kustomization.yaml").read_text()
     # One folder for all sidecars, which the page must allow, and turns that are told, on which it makes labels depend.

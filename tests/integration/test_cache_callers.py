@@ -68,7 +68,7 @@ def test_caches_on_an_open_address_need_tokens_or_client_certificates(host: str,
     environment |= {"LPC_HOST": host, "LPC_MODELS": str(tmp_path), "LPC_PORT": "0", "LPC_UNIX_SOCKET": ""}
     done = subprocess.run([sys.executable, "-m", "lpc", "serve"], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "set LPC_TOKENS or LPC_TLS_CLIENT_CA (docs/security.md), or listen on 127.0.0.1" in done.stderr
+    assert "set LPC_TOKENS or LPC_TLS_CLIENT_CA (docs/how-to/security.md), or listen on 127.0.0.1" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What an entry of the response caches takes in Redis, by which operators size it (docs/response-cache.md)."""
+"""What an entry of the response caches takes in Redis, by which operators size it (docs/how-to/response-caches.md)."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""docs/security.md is run: its commands make what it says, its Redis user suffices and can nothing else."""
+"""docs/how-to/security.md is run: its commands make what it says, its Redis user suffices and can nothing else."""
 
 import contextlib
 import subprocess

@@ -111,7 +111,7 @@ async def is_labelled(one: Sidecar, count: int) -> bool:
 
 
 async def test_without_redis_each_sidecar_knows_its_own_turns_only(tiny_models: Path) -> None:
-    """As docs/learning.md says: to the first sidecar the conversation has ended."""
+    """As docs/explanation/learning.md says: to the first sidecar the conversation has ended."""
     async with fleet(tiny_models, "") as (a, b):
         await a.ask(turn(PROMPTS[0]))
         await set_clocks([a, b], 30)

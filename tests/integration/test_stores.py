@@ -1,6 +1,6 @@
 """One behaviour suite for every store: what DESIGN promises of a block's score, on memory and on a real Redis.
 
-On Redis also as the user of docs/security.md, who may do what the store does and nothing else.
+On Redis also as the user of docs/how-to/security.md, who may do what the store does and nothing else.
 """
 
 import contextlib

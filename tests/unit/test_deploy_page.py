@@ -1,4 +1,4 @@
-"""docs/deploy.md: its arithmetic, its commands and its links are right."""
+"""docs/how-to/deploy.md: its arithmetic, its commands and its links are right."""
 
 import json
 import math
@@ -16,8 +16,8 @@ from lpc.v1 import predictor_pb2 as pb
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
 
-PAGE = (ROOT / "docs/deploy.md").read_text()
-RESULTS = (ROOT / "docs/results.md").read_text()
+PAGE = (ROOT / "docs/how-to/deploy.md").read_text()
+RESULTS = (ROOT / "docs/benchmarks/results.md").read_text()
 
 
 def test_the_sizing_table_follows_from_the_formulas() -> None:
@@ -78,26 +78,9 @@ def test_the_go_example_names_what_the_contract_has() -> None:
     assert "NewContinuationPredictorClient(conn)" in code and ".Predict(ctx" in code
 
 
-def test_the_architecture_pages_links_and_files_exist() -> None:
-    page = (ROOT / "docs/architecture.md").read_text()
-    headings = {
-        re.sub(r"[^\w -]", "", line.lstrip("# ")).strip().lower().replace(" ", "-")
-        for line in PAGE.splitlines()
-        if line[:1] == "#"
-    }
-    for link, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", page):
-        assert (ROOT / "docs" / link).exists(), link
-        assert not anchor or anchor in headings, anchor
-    for text in re.findall(r"`(\w+/[\w/.,{}]*)`", page):
-        folder, braces, names = text.partition("{")
-        paths = [f"{folder}{name}.py" for name in names.partition("}")[0].split(",")] if braces else [text]
-        for path in paths:
-            assert (ROOT / path).exists(), path
-
-
 def test_its_links_overlays_targets_and_settings_exist() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
-        assert (ROOT / "docs" / link).exists(), link
+        assert (ROOT / "docs/how-to" / link).exists(), link
     overlays = {path.name for path in (ROOT / "deploy/overlays").iterdir()}
     compose, kubernetes = (
         PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0] for title in ("docker compose", "Kubernetes")
@@ -111,7 +94,7 @@ def test_its_links_overlays_targets_and_settings_exist() -> None:
         for settings in (ServiceSettings, ClientSettings, GatewaySettings, LMCacheSettings)
         for name in settings.model_fields
     }
-    for page in (PAGE, (ROOT / "docs/runbook.md").read_text()):
+    for page in (PAGE, (ROOT / "docs/how-to/runbook.md").read_text()):
         assert set(re.findall(r"\bLPC_[A-Z_]+\b", page)) <= known
 
 

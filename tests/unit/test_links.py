@@ -33,14 +33,14 @@ def spelt(pattern: str) -> list[str]:
 
 
 def test_what_the_map_of_the_house_names_is_there() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs/explanation/architecture.md").read_text()
     named = [path for pattern in re.findall(r"`((?:[\w{},.]+/)[\w{},./]*)`", text) for path in spelt(pattern)]
     assert len(named) > 60
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_every_room_is_on_the_map() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs/explanation/architecture.md").read_text()
     houses = ("lpc", "predictor_service", "eviction_client", "benchmarks")
     rooms = {f"{file.parent.relative_to(ROOT)}/" for house in houses for file in (ROOT / house).glob("*/__init__.py")}
     assert len(rooms) > 15

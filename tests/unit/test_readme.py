@@ -24,6 +24,6 @@ def test_every_lpc_command_that_is_named_exists() -> None:
 def test_the_simulators_page_lists_every_policy_with_its_rule() -> None:
     from lpc.simulator.policies import REGISTRY
 
-    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text().partition("\n## Policies\n")[2]
+    page = (Path(__file__).parents[2] / "docs/explanation/simulator.md").read_text().partition("\n## Policies\n")[2]
     rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.+?) \|", page, re.MULTILINE))
     assert rows == {name: policy.rule for name, policy in REGISTRY.items()}

@@ -1,4 +1,4 @@
-"""docs/settings.md is what the settings objects say."""
+"""docs/reference/settings.md is what the settings objects say."""
 
 import subprocess
 import sys
@@ -13,5 +13,5 @@ def test_the_settings_page_is_current() -> None:
 
 
 def test_the_settings_page_names_nothing_of_this_machine() -> None:
-    text = (ROOT / "docs/settings.md").read_text()
+    text = (ROOT / "docs/reference/settings.md").read_text()
     assert str(ROOT) not in text and str(Path.home()) not in text

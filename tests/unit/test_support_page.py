@@ -1,4 +1,4 @@
-"""docs/support.md is what the tests have written, and no adapter is missing in it."""
+"""docs/reference/support.md is what the tests have written, and no adapter is missing in it."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from tests.support import TIERS, Tier, installed, read
 
 ROOT = Path(__file__).parents[2]
-ROWS = read(ROOT / "docs/support.json")
+ROWS = read(ROOT / "docs/reference/support.json")
 ENGINES = ROOT / "eviction_client/engines"
 
 

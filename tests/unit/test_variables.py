@@ -26,7 +26,7 @@ def test_a_typing_error_is_named_with_the_nearest_name() -> None:
 
 
 def test_a_name_that_is_like_none_is_named_alone() -> None:
-    assert unknown_variables({"LPC_BANANA": "1"}) == ["LPC_BANANA is no setting: see docs/settings.md"]
+    assert unknown_variables({"LPC_BANANA": "1"}) == ["LPC_BANANA is no setting: see docs/reference/settings.md"]
 
 
 def test_each_side_knows_the_others_variables() -> None:

@@ -139,7 +139,7 @@ def test_the_page_has_a_sentence_for_each_size_and_a_row_for_each_policy(page: s
 
 def test_what_switches_it_on_is_what_the_documentation_says(page: str) -> None:
     shown = "\n".join(re.findall(r"(?s)<pre><code>(.*?)</code>", page))
-    said = (Path(__file__).parents[3] / "docs/vllm.md").read_text("utf-8")
+    said = (Path(__file__).parents[3] / "docs/reference/vllm.md").read_text("utf-8")
     [scheduler] = set(re.findall(r"--scheduler-cls \S+", shown))
     assert scheduler in said
     assert "'learned-prefix-cache[vllm]'" in said and "'learned-prefix-cache[vllm]'" in shown
