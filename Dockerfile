@@ -5,8 +5,6 @@
 # sidecar's images, but in the build cache: no passwords there).
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 ARG ENGINE_IMAGE=vllm/vllm-openai:v0.32.0
-# baked or mounted
-ARG ARTEFACT=baked
 
 
 FROM ${PYTHON_IMAGE} AS wheel
@@ -76,16 +74,17 @@ ENTRYPOINT ["lpc"]
 CMD ["export", "--models", "/models"]
 
 
-FROM ${PYTHON_IMAGE} AS models-mounted
-RUN install -d -o 10001 -g 10001 /models
-
-FROM venv-cpu AS models-baked
+FROM venv-cpu AS models
+# baked or mounted
+ARG ARTEFACT=baked
 # int8 for cpu, fp16 for gpu
 ARG PRECISION=int8
-RUN /opt/lpc/bin/lpc export --models /models --precision "${PRECISION}"
-
-# hadolint ignore=DL3006
-FROM models-${ARTEFACT} AS models
+RUN install -d -o 10001 -g 10001 /models \
+    && case "${ARTEFACT}" in \
+         baked) /opt/lpc/bin/lpc export --models /models --precision "${PRECISION}" ;; \
+         mounted) ;; \
+         *) echo "ARTEFACT is \"${ARTEFACT}\": it must be baked or mounted" >&2; exit 1 ;; \
+       esac
 
 
 FROM ${PYTHON_IMAGE} AS cpu

@@ -30,6 +30,11 @@ def explain(error: Exception, where: str, timeout_s: float) -> StoreError:
             f"Redis at {where} does not let this user do what the store needs: allow it EVAL, EVALSHA, ZMSCORE, ZADD, ZCOUNT, "
             "ZREMRANGEBYRANK, PEXPIRE, GET and SET on keys lpc:*, and of a Cluster CLUSTER SLOTS."
         )
+    if "protected mode" in text:
+        return StoreAccessDenied(
+            f"Redis at {where} runs in protected mode and refuses every other machine: give it a user with a password "
+            "(docs/explanation/security.md), or where its network is private set its protected-mode to no."
+        )
     if isinstance(error, redis.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
         if "WRONGPASS" in text or "invalid" in text.lower():
             return StoreAccessDenied(

@@ -89,6 +89,7 @@ class RedisStore:
         self._answers: dict[BlockHash, float] = {}
         self._threshold: float | None = None
         self._healthy: bool | None = None
+        self._reason = ""
         self._closing = False
         self._backoff = backoff or EqualJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         self._thread = threading.Thread(target=self._run, name="lpc-redis", daemon=True)
@@ -286,8 +287,12 @@ class RedisStore:
         if not isinstance(error, ERRORS):
             self._tally.add(bugs=1)
             log_bug(logger, "the store in Redis (scores are not shared for now)", error)
-        elif self._healthy is not False:
-            logger.warning("%s Scores are not shared until then; serving goes on.", self._explain(error))
+        else:
+            reason = str(self._explain(error))
+            # Once for each cause: a corrected password may show that rights are missing.
+            if self._healthy is not False or reason != self._reason:
+                logger.warning("%s Scores are not shared until then; serving goes on.", reason)
+            self._reason = reason
         self._healthy = False
 
     def _explain(self, error: Exception) -> StoreError:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from lpc.model.artifact import read_manifest
 from lpc.model.versions import served
-from lpc.training.label_log import read_label_log
+from lpc.training.label_log import TooFewTurnsError, read_label_log
 from lpc.training.retrain import Retrained, retrain, utc
 from lpc.training.train import RecipeName
 from lpc.wire.terminal import console
@@ -17,7 +17,9 @@ from lpc.wire.terminal import console
 def retrain_from(
     log: Path, models: Path, name: str, *, encoder: str, recipe: RecipeName, seed: int, out: Path | None
 ) -> dict[str, Any]:
-    """Retrain the served head on a label log, say what came of it, and return the figures.
+    """Retrain the served head on a label log, print the result, and return the figures.
+
+    A log with too few turns is not an error: the live head stays.
 
     Raises:
         ArtifactError: there is no live version.
@@ -26,7 +28,12 @@ def retrain_from(
     """
     screen = console()
     live = served(models / name)
-    turns = read_label_log(log, read_manifest(live))
+    try:
+        turns = read_label_log(log, read_manifest(live))
+    except TooFewTurnsError as error:
+        # Every night of a young or quiet cluster: nothing is wrong.
+        screen.print(f"kept the live head, {live.name}; nothing was trained: {error}", highlight=False)
+        return {"published": False, "version": live.name, "live_version": live.name, "reason": str(error)}
     for note in turns.notes:
         screen.print(f"note: {note}", highlight=False)
     done = retrain(turns, live, encoder=encoder, recipe=recipe, seed=seed, out=out)

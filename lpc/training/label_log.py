@@ -41,6 +41,10 @@ class LabelLogError(LpcError):
     """A label log cannot be learnt from. The message says why and what to do."""
 
 
+class TooFewTurnsError(LabelLogError):
+    """There are not enough logged turns yet."""
+
+
 @dataclass(frozen=True)
 class LoggedTurns:
     """Turns that sidecars answered and whether each was followed by another, n of them.
@@ -86,11 +90,14 @@ def read_label_log(folder: Path, live: Manifest, *, most: int = MOST_TURNS) -> L
         most: turns to take at about most.
 
     Raises:
-        LabelLogError: no log, none of it fits the live model, or it is too small.
+        TooFewTurnsError: there is no log yet, or it is too small.
+        LabelLogError: none of it fits the live model.
     """
+    if not folder.is_dir():
+        raise LabelLogError(f"the folder {folder} does not exist: name that of the sidecars' LPC_LABEL_LOG")
     paths = sorted([*folder.glob(FILES), *folder.glob(f"*/{FILES}")])
     if not paths:
-        raise LabelLogError(
+        raise TooFewTurnsError(
             f"no label log in {folder}: neither it nor a folder in it has {FILES}; sidecars write them where label "
             "logging is switched on"
         )
@@ -108,7 +115,7 @@ def read_label_log(folder: Path, live: Manifest, *, most: int = MOST_TURNS) -> L
     read = list(_read(fitting, share, damaged, notes))
     notes += _damage(damaged)
     if not read:
-        raise LabelLogError(f"no turns in {folder}: {'; '.join(notes) or 'the log is empty'}; let the sidecars log longer")
+        raise TooFewTurnsError(f"no turns in {folder}: {'; '.join(notes) or 'the log is empty'}; let the sidecars log longer")
     return _split(folder, _joined(read), live, notes)
 
 
@@ -249,7 +256,7 @@ def _refuse_too_few(folder: Path, continues: NDArray[np.bool_], split: NDArray[n
     sides = ("train", "validation", "evaluation")
     if min(counts[side, label] for side in sides for label in (True, False)) < FEWEST_EXAMPLES:
         said = ", ".join(f"{side} {counts[side, True]:,} and {counts[side, False]:,}" for side in sides)
-        raise LabelLogError(
+        raise TooFewTurnsError(
             f"the label log {folder} is too small: turns that continue and turns that end: {said}; at least {FEWEST_EXAMPLES} "
             "of each are needed: let the sidecars log longer"
         )

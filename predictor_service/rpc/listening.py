@@ -1,5 +1,6 @@
 """Where the sidecar listens: gRPC on a TCP port, and on a Unix socket where one is set."""
 
+import asyncio
 import os
 import socket
 import stat
@@ -27,6 +28,8 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_na
 CACHE_SERVICE: Final = cache_pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
 GRACE_MS: Final = 30_000
 """What calls in flight get when their connection is ended for its age."""
+TAKE_S: Final = 0.05
+"""Seconds in which the calls that have come are taken, before no more are."""
 FREQUENT_PINGS_MS: Final = 1_000
 """Pings that come more often than this are taken for an attack."""
 
@@ -109,6 +112,8 @@ class Listener:
         """Take no new calls, and give those in flight the time that the settings say."""
         # Not serving first, so that load balancers stop sending while requests in flight get their answers.
         await self._health.enter_graceful_shutdown()
+        # gRPC cancels calls that have come and were not yet taken: let the loop take them.
+        await asyncio.sleep(TAKE_S)
         await self._server.stop(self._settings.drain_timeout_s)
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.unlink(missing_ok=True)

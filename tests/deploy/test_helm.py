@@ -192,8 +192,7 @@ def test_an_operators_secrets_take_the_place_of_the_charts() -> None:
         for owner, pod in found.items()
     }
     assert secrets["Deployment lpc-predictor"] == {"cert", "cache"} and secrets["Deployment lpc-gateway"] == {"cert", "access"}
-    (password,) = found["Deployment lpc-response-cache"]["spec"]["containers"][0]["env"]
-    assert password["valueFrom"]["secretKeyRef"] == {"name": "cache", "key": "password"}
+    assert secrets["Deployment lpc-response-cache"] == {"cache"}
 
 
 @pytest.mark.parametrize("mode", ["embedded", "cluster"])
@@ -201,6 +200,7 @@ def test_the_scores_redis_takes_its_passwords_from_an_operators_secret(mode: str
     objects = charted("minimal", "--set", f"redis.mode={mode},redis.existingSecret=mine")
     entries = [entry for _, pod in pods(objects) for one in containers(pod) for entry in one.get("env", [])]
     names = {entry["valueFrom"]["secretKeyRef"]["name"] for entry in entries if "secretKeyRef" in entry.get("valueFrom", {})}
+    names |= {v["secret"]["secretName"] for _, pod in pods(objects) for v in pod["spec"]["volumes"] if "secret" in v}
     assert names == {"mine"}
 
 

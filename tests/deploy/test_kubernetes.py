@@ -305,17 +305,24 @@ def test_the_single_redis_lets_an_engine_in_and_nothing_else(tmp_path: Path) -> 
     (container,) = containers(pod)
     port = free_port()
     (tmp_path / "redis.conf").write_text((DEPLOY / "redis/redis.conf").read_text())
-    lines = container["args"][0].replace("/run/redis", str(tmp_path)).replace("/etc/redis", str(tmp_path)).rstrip()
+    secret = tmp_path / "password"
+    lines = container["args"][0].replace("/etc/redis-password/password", str(secret)).replace("sleep 10", "sleep 0.2")
+    lines = lines.replace("/run/redis", str(tmp_path)).replace("/etc/redis", str(tmp_path)).rstrip()
     command = [*container["command"], f"{lines} --port {port} --bind 127.0.0.1"]
-    refused = subprocess.run(command, env={**os.environ, "PASSWORD": "replace-me"}, capture_output=True, text=True, timeout=20)
+    secret.write_text("replace-me")
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert refused.returncode == 1 and "replace the password" in refused.stdout
     password = r's3cret "/#?%@ \ x'
-    server = subprocess.Popen(command, env={**os.environ, "PASSWORD": password}, stdout=subprocess.DEVNULL)
+    secret.write_text(password)
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         check_rights(port, password)
         probe = container["readinessProbe"]["exec"]["command"]
         done = subprocess.run([probe[0], "-p", str(port), *probe[1:]], capture_output=True, text=True)
         assert done.stdout.strip() == "PONG"
+        secret.write_text("another one")
+        # Kubernetes starts it again, with the new password.
+        assert server.wait(10) == 0
     finally:
         server.terminate()
         server.wait(10)
@@ -361,7 +368,9 @@ def test_sidecars_that_share_an_address_and_a_redis_tell_each_other_of_turns(ove
     (pod,) = [pod for owner, pod in pods(objects) if owner.split()[1] == "lpc-predictor"]
     environment = {e["name"]: e for e in pod["spec"]["containers"][0]["env"]}
     assert environment["LPC_REDIS_USER"]["value"] == "engine"
-    assert environment["LPC_REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": "lpc-redis", "key": "password"}
+    assert environment["LPC_REDIS_PASSWORD_FILE"]["value"] == "/etc/lpc/redis/password"
+    (secret,) = [volume["secret"] for volume in pod["spec"]["volumes"] if volume["name"] == "redis-password"]
+    assert secret["secretName"] == "lpc-redis"
 
     def lets(rules: list[Object], side: str, label: str) -> bool:
         peers = [peer for rule in rules for peer in rule[side] if {"port": "redis"} in rule["ports"]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.processes import free_port
 from tests.dockerfile import Stage, below, carry_out, stages
 
-ORDER = ("wheel", "venv-cpu", "trainer", "models-baked", "cpu")
+ORDER = ("wheel", "venv-cpu", "trainer", "models", "cpu")
 
 
 def main() -> None:
@@ -29,8 +29,6 @@ def main() -> None:
             root = copied.get(found[name].base, folder / name)
             carry_out(inheriting(found[name], found), root, copied)
             copied[name] = root
-            if name == "models-baked":
-                copied["models"] = root
         serve(found["cpu"].command("ENTRYPOINT") + found["cpu"].command("CMD"), folder / "cpu")
     finally:
         shutil.rmtree(folder)

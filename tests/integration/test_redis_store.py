@@ -18,6 +18,7 @@ from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_
 from eviction_client.stores.layout import LIMIT, MEMBER_BYTES, UNIT, Layout, floor
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from tests.deploy.deployed_caches import own_address
 from tests.redis_stores import BLOCKS, NAMESPACE, A, B, LosingProxy, refusal, storing, until
 
 
@@ -307,3 +308,27 @@ def test_a_member_fits_a_sixteen_byte_allocation(redis_server: RedisServer) -> N
     members = 20_000  # each draws its level by chance: 11 bytes of spread; of the mean over so many, 0.1
     assert usage(MEMBER_BYTES + 1) - usage(MEMBER_BYTES) >= 15 * members
     assert abs(usage(MEMBER_BYTES) - usage(8)) < members
+
+
+def test_protected_mode_is_named(tmp_path: Path) -> None:
+    address = own_address()
+    if address is None:
+        pytest.skip("this machine has no address but its own")
+    with RedisServer(tmp_path, bind="*", protected_mode="yes") as server:
+        kind, message = refusal(f"redis://{address}:{server.port}/0")
+    assert kind is StoreAccessDenied and "protected mode" in message
+
+
+def test_each_cause_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer(tmp_path) as server, contextlib.closing(server.client()) as admin:
+        admin.execute_command("ACL", "SETUSER", "engine", "on", ">other", "~lpc:*", "+@read")
+        with storing(f"redis://engine:p@127.0.0.1:{server.port}/0") as store:
+            assert until(lambda: _tried(store, 2))
+            admin.execute_command("ACL", "SETUSER", "engine", ">p")
+            assert until(lambda: _tried(store, 1) and "does not let this user" in caplog.text)
+    assert [caplog.text.count(cause) for cause in ("refuses this user", "does not let this user")] == [1, 1]
+
+
+def _tried(store: RedisStore, failures: int) -> bool:
+    store.record(A, BLOCKS, time.time())
+    return store.counters.failures >= failures

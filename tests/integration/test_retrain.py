@@ -144,7 +144,7 @@ def test_what_keeps_it_from_training_is_said_and_nothing_is_published(root: Path
     assert (code, "no model in" in said) == (1, True)
     few = write_made_up(tmp_path / "few", read_manifest(root / "tiny" / "v1"), made_up_rows(WIDTH, 30))
     code, said = lpc("train", "--from", str(few), "--models", str(root), "--model", "tiny")
-    assert (code, "at least 50 of each are needed" in said) == (1, True)
+    assert (code, "nothing was trained" in said, "at least 50 of each are needed" in said) == (0, True, True)
     code, said = lpc("train", "--from", str(few), "--embeddings", str(few))
     assert (code, "--from and --embeddings exclude each other" in said) == (2, True)
     assert [path.name for path in (root / "tiny").iterdir()] == ["v1"]

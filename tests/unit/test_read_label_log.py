@@ -10,7 +10,7 @@ import pytest
 
 from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
-from lpc.training.label_log import LabelLogError, newest_side, read_label_log
+from lpc.training.label_log import LabelLogError, TooFewTurnsError, newest_side, read_label_log
 from predictor_service.labels.log import table_of
 from predictor_service.labels.memory import Foretold, Label, Turn
 from tests.label_log import DAY_MS, END_MS, made_up_rows, write_file, write_made_up
@@ -110,9 +110,12 @@ def test_of_a_long_log_whole_conversations_are_taken(log: Path) -> None:
 
 def test_what_cannot_be_learnt_from_is_refused_with_the_reason(tmp_path: Path) -> None:
     rows = made_up_rows(WIDTH, 60)
-    with pytest.raises(LabelLogError, match=r"no label log in .*neither it nor a folder in it has labels-"):
+    with pytest.raises(LabelLogError, match=r"does not exist: name that of the sidecars' LPC_LABEL_LOG"):
         read_label_log(tmp_path / "none", LIVE)
-    with pytest.raises(LabelLogError, match=r"is too small: .*train \d+ and \d+, .*at least 50 of each are needed"):
+    (tmp_path / "young").mkdir()
+    with pytest.raises(TooFewTurnsError, match=r"no label log in .*neither it nor a folder in it has labels-"):
+        read_label_log(tmp_path / "young", LIVE)
+    with pytest.raises(TooFewTurnsError, match=r"is too small: .*train \d+ and \d+, .*at least 50 of each are needed"):
         read_label_log(write_made_up(tmp_path / "few", LIVE, rows), LIVE)
     with pytest.raises(LabelLogError, match=r"none of the 3 files in .*whose encoder is not that of the live version v1"):
         read_label_log(write_made_up(tmp_path / "other", replace(LIVE, encoder_sha256="x"), rows), LIVE)
@@ -122,7 +125,7 @@ def test_what_cannot_be_learnt_from_is_refused_with_the_reason(tmp_path: Path) -
         read_label_log(tmp_path / "damaged", LIVE)
     nothing = {name: values[:0] for name, values in rows.items()}
     write_file(tmp_path / "empty" / "labels-1.parquet", LIVE, nothing)
-    with pytest.raises(LabelLogError, match=r"no turns in .*the log is empty"):
+    with pytest.raises(TooFewTurnsError, match=r"no turns in .*the log is empty"):
         read_label_log(tmp_path / "empty", LIVE)
 
 

@@ -1,6 +1,6 @@
 {{/* What all names begin with: with the release `lpc` they are those of the kustomize base. */}}
 {{- define "lpc.prefix" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "lpc.selector" -}}

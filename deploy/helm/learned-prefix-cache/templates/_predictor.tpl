@@ -68,8 +68,7 @@ spec:
             name: {{ include "lpc.prefix" . }}-predictor
       {{- $env := .Values.extraEnv }}
       {{- if include "lpc.sightings" . }}
-      {{- $key := dict "name" (include "lpc.redisSecret" .) "key" "password" }}
-      {{- $env = prepend $env (dict "name" "LPC_REDIS_PASSWORD" "valueFrom" (dict "secretKeyRef" $key)) }}
+      {{- $env = prepend $env (dict "name" "LPC_REDIS_PASSWORD_FILE" "value" "/etc/lpc/redis/password") }}
       {{- $env = prepend $env (dict "name" "LPC_REDIS_USER" "value" "engine") }}
       {{- end }}
       {{- with $env }}
@@ -128,6 +127,11 @@ spec:
           mountPath: /etc/lpc/tls
           readOnly: true
         {{- end }}
+        {{- if include "lpc.sightings" . }}
+        - name: redis-password
+          mountPath: /etc/lpc/redis
+          readOnly: true
+        {{- end }}
         {{- if .Values.gateway.enabled }}
         - name: response-cache
           mountPath: /etc/lpc/cache
@@ -158,6 +162,11 @@ spec:
       secret:
         secretName: {{ include "lpc.tlsSecret" . }}
         defaultMode: 0440
+    {{- end }}
+    {{- if include "lpc.sightings" . }}
+    {{- $items := list (dict "key" "password" "path" "password") }}
+    - name: redis-password
+      secret: {{ dict "secretName" (include "lpc.redisSecret" .) "defaultMode" 0440 "items" $items | toYaml | nindent 8 }}
     {{- end }}
     {{- if .Values.gateway.enabled }}
     {{- $patch := .Files.Get "files/gateway/predictor.yaml" | fromYaml }}
