@@ -75,6 +75,17 @@ lock: ## renew the locked requirements and their hashes (LOCK=--keep: the same v
 	$(BIN)/pip $(LOCKED) --quiet -r requirements/tools.txt
 	$(BIN)/python requirements/lock.py $(LOCK)
 
+# The site's packages conflict with nothing, but nothing else needs them: an environment of its own.
+DOCS := .venv-docs
+.PHONY: docs
+docs: $(DOCS)/.installed ## build the documentation's site into out/site; a dead link fails
+	$(DOCS)/bin/mkdocs build --strict
+
+$(DOCS)/.installed: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip $(LOCKED) --quiet -r requirements/docs.txt
+	@touch $@
+
 # ARGS: options of the benchmark, e.g. make bench-engine ARGS='--closed'; `python -m benchmarks NAME --help` lists them.
 ARGS :=
 BENCHMARK = $(BIN)/python -m benchmarks $(@:bench-%=%) $(ARGS)
@@ -256,4 +267,4 @@ release: setup ## dist/: wheel, sdist, models, SBOMs, image tags, checksums; the
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(LMCACHE) $(ENGINE) $(SGLANG) $(RAY) .venv-python* lpc/v1 lpc/cache/v1 models build dist out
+	rm -rf $(VENV) $(DOCS) $(LMCACHE) $(ENGINE) $(SGLANG) $(RAY) .venv-python* lpc/v1 lpc/cache/v1 models build dist out

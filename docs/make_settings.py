@@ -16,29 +16,29 @@ from predictor_service.settings import ServiceSettings
 TARGET = Path(__file__).parent / "reference/settings.md"
 HEAD = """# Settings
 
-Made by `make settings` from `predictor_service/settings.py`, `eviction_client/settings.py`, `lpc/gateway/settings.py` and
-`lpc/lmcache/settings.py`; a test fails when it is stale.
+`make settings` writes this page from the files `settings.py` in `predictor_service`, `eviction_client`, `lpc/gateway` and
+`lpc/lmcache`. A test fails if it is stale.
 """
 PARTS = (
     (
         "The sidecar",
         ServiceSettings,
         "Each is an environment variable or, in lower case without `LPC_`, a line of the TOML file that `LPC_CONFIG` or\n"
-        "`lpc serve --config` names; the commonest are flags too (`lpc serve --help`). Flags come before the environment, the\n"
-        "environment before the file. A name that is unknown in the file is refused.",
+        "`lpc serve --config` names. The most common are also flags (`lpc serve --help`). Flags override the environment,\n"
+        "which overrides the file. An unknown name in the file is refused.",
     ),
     ("The client in the engine", ClientSettings, "Environment variables of the engine's process."),
     (
         "The gateway",
         GatewaySettings,
-        "Environment variables of `lpc gateway`; the commonest are flags too. It reaches the sidecar as engines do, by\n"
+        "Environment variables of `lpc gateway`; the most common are also flags. It reaches the sidecar with\n"
         "`LPC_PREDICTOR_ADDRESS`, `_CA`, `_CERTIFICATE`, `_KEY` and `_TOKEN`.",
     ),
     (
         "LMCache",
         LMCacheSettings,
-        "Environment variables of LMCache's coordinator with our controller, and of `lpc lmcache front`. The sidecar is\n"
-        "reached as by engines.",
+        "Environment variables of LMCache's coordinator with the controller, and of `lpc lmcache front`. It reaches\n"
+        "the sidecar as engines do.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/support.md from support.json beside it, which tests write (`make support`); --check compares only."""
+"""Writes docs/reference/support.md from support.json, which tests write (`make support`); --check compares only."""
 
 import sys
 from itertools import groupby
@@ -12,16 +12,16 @@ from tests.support import TIERS, read
 TARGET = Path(__file__).parent / "reference/support.md"
 HEAD = """# What is supported
 
-Made by tests: each line of a cell is what tests that passed have shown with that release, on the day named; what is refused
-is named by the tests that see it refused. `PYTEST_ADDOPTS='--support-table docs/reference/support.json'` with a run of tests
-renews their rows. `make support` renews this page.
+Tests write this table. Each line of a cell is what passing tests have shown with that release, and on which day. What is
+refused comes from tests that see the refusal. `PYTEST_ADDOPTS='--support-table docs/reference/support.json'` with a run
+of tests renews their rows. `make support` renews this page.
 
 | Engine | Tier | Release | What was run | What is refused |
 |---|---|---|---|---|
 """
 FOOT = """
-A release that is not here is tried at start (vLLM's GPU pool) or refused, and then the engine serves with its own order;
-`lpc doctor` says, in an engine's environment, what is installed there and whether we work with it.
+With a release that is missing here, the plug-in tries its check at start (vLLM's GPU pool) or refuses. The engine then
+serves with its own order. `lpc doctor`, run in an engine's environment, shows what is installed and whether it is supported.
 """
 
 

@@ -86,7 +86,7 @@ def page(rows: Rows, names: Sequence[str]) -> Iterator[str]:
     yield "([simulator](../explanation/simulator.md#vllms-cpu-offloading)), with the shipped policies and guards."
     yield "`2%, 4` is a pool of 2% of the working set and a tier of 4 pools. Counted after the warm-up of `lpc simulate`,"
     yield "predictions learnt from the first request on. The workloads:"
-    yield "[simulator](../explanation/simulator.md#generated-workloads); real vLLM: [results](results.md)."
+    yield "[generated](../reference/policies.md#generated-workloads); on real vLLM: [figures](tiers-and-prefetch.md)."
     yield ""
     yield "![Pool and tier, the plug-in's distance from LRU in both](tiers.png)"
     for inverted, how in (("", "as learnt"), (", inverted", "inverted")):

@@ -65,7 +65,7 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: int) 
     yield "# Every policy on every generated workload"
     yield ""
     yield f"`make workloads` writes this page; {seeds} seed(s)."
-    yield "The workloads and the policies: [simulator](../explanation/simulator.md)."
+    yield "What the names mean: [policies and workloads](../reference/policies.md)."
     yield ""
     yield "![The plug-in's distance from LRU on each workload](workloads.png)"
     if "value" in policies:

@@ -24,8 +24,8 @@ class ClientSettings(RedisSettings):
     predictor_address: str = Field(
         default="127.0.0.1:50051",
         min_length=1,
-        description="gRPC address of the sidecar: host:port, or unix:///path/to/socket; a name with several addresses (a "
-        "headless service) is a sidecar each, of which up to four are asked",
+        description="gRPC address of the sidecar: host:port, or unix:///path/to/socket. If a name has several addresses (a "
+        "headless service), each is a sidecar, and the plug-in asks up to four",
     )
     predictor_ca: Path | None = Field(
         default=None, description="PEM file of the authority that signed the sidecar's certificate; with it TLS is spoken"
@@ -84,8 +84,8 @@ class ClientSettings(RedisSettings):
 
     pooling: Literal["auto", "off", "shared", "fleet"] = Field(
         default="auto",
-        description="which other conversations may keep a shared block: none, those of this engine, or those of all engines on "
-        "one Redis; auto is fleet with a Redis URL and shared without",
+        description="which other conversations may keep a shared block: none (off), those of this engine (shared), or those of "
+        "all engines on one Redis (fleet). auto is fleet with a Redis URL, else shared",
     )
     redis_url: SecretStr | None = Field(
         default=None,

@@ -135,8 +135,8 @@ class ServiceSettings(RedisSettings):
 
     redis_url: SecretStr | None = Field(
         None,
-        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis, by which sidecars tell each other of their "
-        "turns (hashes and numbers for a label horizon, never text); without it, each learns from its own turns alone.",
+        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis, through which sidecars share their turns: "
+        "hashes and numbers for a label horizon, never text. Without it, each learns from its own turns only.",
     )
 
     cache_redis_url: SecretStr | None = Field(
@@ -155,7 +155,7 @@ class ServiceSettings(RedisSettings):
         0.05, description="Seconds that a lookup waits for that Redis; then it is a miss."
     )
     cache_shares_redis: bool = Field(
-        False, description="cache_redis_url may be the Redis of redis_url: answers then lie, encrypted, beside the scores."
+        False, description="cache_redis_url may be the Redis of redis_url: its encrypted answers then share the engines' Redis."
     )
     cache_keys: Path | None = Field(
         None,
@@ -164,15 +164,14 @@ class ServiceSettings(RedisSettings):
     )
     cache_gateways: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Clients of the sidecar that may name a tenant in requests to the response caches, separated by commas: "
-        "names of your gateways' tokens or certificates, `unix` for the Unix socket, `anonymous` for a port without either.",
+        description="Clients of the sidecar that may name a tenant in requests to the response caches, separated by commas. "
+        "Use the names of your gateways' tokens or certificates, `unix` for the Unix socket, `anonymous` for a port without.",
     )
     cache_scopes: dict[str, ScopeSettings] = Field(
         default_factory=dict,
-        description="What is allowed in which scope, by its name: kind, mode, ttl_s, any_temperature, bound, level, "
-        "max_entries, max_mib, tenant_entries, tenant_mib, "
-        "evidence, exact, normalised, judge, judge_url, judge_model, judge_key_file, judge_timeout_s; "
-        "`default` is of all that are not named.",
+        description="Rules of each scope, by name; `default` holds for all others. Limits: kind, mode, ttl_s, any_temperature, "
+        "bound, level, max_entries, max_mib, tenant_entries, tenant_mib. "
+        "Evidence: evidence, exact, normalised, judge, judge_url, judge_model, judge_key_file, judge_timeout_s.",
     )
     cache_verdicts: Path = Field(
         Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "cache-verdicts.json",

@@ -5,7 +5,7 @@ From pyproject.toml, for Linux and Python 3.11 to 3.13:
     server.txt  the sidecar's image                       gpu.txt     the sidecar's image with CUDA
     train.txt   the image that trains                     build.txt   what builds the package
 From the names in NAMED:
-    ray.txt, python.txt, tools.txt
+    ray.txt, python.txt, tools.txt, docs.txt
 From the pins in the file itself, which a person chooses:
     engine.txt, lmcache.txt, sglang.txt, client.txt, kubectl.txt
 
@@ -35,6 +35,8 @@ NAMED = {
     # With run.txt, for another Python: `make test-python`.
     "python.txt": ["hypothesis", "pytest", "pytest-asyncio", "pytest-timeout"],
     "tools.txt": ["uv"],
+    # The documentation's site: `make docs`.
+    "docs.txt": ["mkdocs-material"],
 }
 CHOSEN = ("engine.txt", "lmcache.txt", "sglang.txt", "client.txt", "kubectl.txt")
 _ENTRY = r"(?m)^(?:%s).*\n(?:    .*\n)*"

@@ -41,8 +41,8 @@ def test_each_name_can_be_the_first_that_is_asked_for() -> None:
         subprocess.run([sys.executable, "-c", probe], check=True)
 
 
-@pytest.mark.parametrize("file", ["README.md", "Dockerfile"])
-def test_whoever_follows_the_readme_imports_no_deep_module(file: str) -> None:
+@pytest.mark.parametrize("file", ["docs/how-to/use-from-python.md", "Dockerfile"])
+def test_an_example_imports_no_deep_module(file: str) -> None:
     """The contract's stubs, lpc.v1, are no deep module: they are what other languages generate for themselves."""
     text = (ROOT / file).read_text()
     assert re.findall(r"\b(?:from|import) ((?:eviction_client|predictor_service|lpc(?!\.v1))\.\S+)", text) == []

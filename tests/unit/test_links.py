@@ -45,3 +45,9 @@ def test_every_room_is_on_the_map() -> None:
     rooms = {f"{file.parent.relative_to(ROOT)}/" for house in houses for file in (ROOT / house).glob("*/__init__.py")}
     assert len(rooms) > 15
     assert {room for room in rooms if f"`{room}" not in text} == set()
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    """`make docs` checks the rest, where MkDocs is installed."""
+    named = re.findall(r"(?m)^ +- (?:\w+: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text())
+    assert sorted(named) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md"))

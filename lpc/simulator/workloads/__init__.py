@@ -61,15 +61,15 @@ WORKLOADS: Final[Mapping[str, Generator]] = MappingProxyType(
             cliff.cliff, "agents in a closed loop, their live context 0.5, 1.2 and 5 times a cache of 20, 8 and 2%"
         ),
         "batch-scan": Generator(
-            batch_scan.batch_scan, "chats, some with long documents, beside jobs that scan such once", "some"
+            batch_scan.batch_scan, "chats, some with long documents, and jobs that scan such documents once", "some"
         ),
         "day": Generator(
             day.day, "night jobs, fast chats, one-shot questions, slow chats, documents, agents: 25 minutes each", "some"
         ),
         "adversary": Generator(adversary.regular, "which of two kinds returns is turned around every 10 minutes"),
         "adversary-irregular": Generator(adversary.irregular, "the same, turned around after 1 to 12 minutes"),
-        "loop": Generator(loop.loop, "suites of prompts run round and round, larger than the cache, beside chats", "some"),
-        "herd": Generator(herd.herd, "classes whose members all return at the same instant, beside single users"),
+        "loop": Generator(loop.loop, "suites of prompts run round and round, larger than the cache, and chats", "some"),
+        "herd": Generator(herd.herd, "classes whose members all return at the same instant, and single users"),
         "night": Generator(night.night, "chats, eight silent hours, then the next day with other habits"),
     }
 )

@@ -294,7 +294,7 @@ def test_too_few_requests_are_refused_by_name() -> None:
 
 
 def test_the_page_names_and_describes_every_workload() -> None:
-    page = (Path(__file__).parents[3] / "docs/explanation/simulator.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/policies.md").read_text()
 
     for name, generator in WORKLOADS.items():
         assert f"| `{name}` | {generator.description} | {generator.linked} |" in page
