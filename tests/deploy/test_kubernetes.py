@@ -384,6 +384,6 @@ def test_the_page_on_learning_and_the_overlay_agree() -> None:
     page = " ".join((ROOT / "docs/explanation/learning.md").read_text().split())
     settings = named(rendered("learning"), "ConfigMap", "lpc-predictor")["data"]
     assert f"LPC_LABEL_LOG={settings['LPC_LABEL_LOG']}" in (DEPLOY / "components/learning/kustomization.yaml").read_text()
-    # One folder for all sidecars, which the page must allow, and turns that are told, on which it makes labels depend.
+    # One folder for all sidecars, which the page must allow, and turns that sidecars share, on which labels depend.
     assert "several sidecars may share one" in page and "the folder; give each sidecar its own" not in page
-    assert "With `LPC_REDIS_URL` they tell each other" in page and "LPC_REDIS_URL" in settings
+    assert "With `LPC_REDIS_URL` they share turns" in page and "LPC_REDIS_URL" in settings
