@@ -1,16 +1,49 @@
-"""Build hook: generates the typed gRPC stubs `lpc/v1/*_pb2*.py{,i}` and `lpc/cache/v1/*` from `proto/`.
+"""Build hooks: the typed gRPC stubs `lpc/v1/*_pb2*.py{,i}` and `lpc/cache/v1/*` from `proto/`, and the package's description.
 
 They are build products and never committed. The pinned generator (see `build-system.requires`) emits code of
 protobuf generation 6.31, which runs on every protobuf runtime that vLLM 0.32 and LMCache 0.5 both accept.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
+"""A link within the repository: its text and its address."""
+
+
+def described(readme: str, repository: str) -> str:
+    """Return the README for a package index, where links within the repository are dead.
+
+    Args:
+        readme: with links relative to the repository's root.
+        repository: its address, to which these links lead then; empty: their texts stay, without links.
+    """
+    return LINK.sub(rf"[\1]({repository}/blob/main/\2)" if repository else r"\1", readme)
+
+
+class Description(MetadataHookInterface):
+    """Sets the description from README.md, and the addresses of the project."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set `readme` and `urls`."""
+        repository = self.config["repository"]
+        text = (Path(self.root) / "README.md").read_text("utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": described(text, repository)}
+        pages = {"Documentation": "docs/index.md", "Changelog": "CHANGELOG.md", "Security": "SECURITY.md"}
+        metadata["urls"] = (
+            {"Repository": repository, **{name: f"{repository}/blob/main/{page}" for name, page in pages.items()}}
+            if repository
+            else {}
+        )
 
 
 class GenerateStubs(BuildHookInterface):  # type: ignore[type-arg]
