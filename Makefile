@@ -47,9 +47,19 @@ lint: setup
 quick: lint ## lint, types, imports and the unit tests, in two minutes: at each save
 	$(TWO) tests/unit
 
-test: lint engine redis-server deploy-tools ## lint, types, wire contract, all tests, the short part of those with real vLLM
+# Side by side: each has times in which it only waits. Both run to their end, and one that fails fails the target.
+test: lint engine redis-server deploy-tools ## lint, types, wire contract, all tests but the nightly ones, also with real vLLM
+	$(MAKE) --no-print-directory --jobs 2 --keep-going tests test-engine
+
+.PHONY: tests test-nightly
+tests: setup redis-server deploy-tools
 	$(TWO)
-	LPC_TEST_SHORT=1 $(ENGINE_TESTS) tests/engine --ignore tests/engine/test_serve.py
+
+# LPC_TEST_LONG also makes other tests longer: tests/nightly.py.
+test-nightly: lint engine redis-server deploy-tools ## all tests, with Monte Carlo, faults, load, fuzzing, dying clusters, real vLLM (hours)
+	@test -d models/e5-small || $(BIN)/lpc export --models models
+	LPC_TEST_LONG=1 $(TWO) -o timeout=900
+	LPC_TEST_LONG=1 $(ENGINE_TESTS) tests/engine
 
 .PHONY: redis-server
 redis-server:
@@ -60,7 +70,7 @@ redis-server:
 # Ray is 80 MB that nothing else needs: an environment of its own, above the tests'.
 RAY := .venv-ray
 test-ray: setup $(RAY)/.installed ## simulation and embedding on a real Ray cluster
-	PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m pytest tests/integration/test_cluster.py -k ray
+	PYTHONPATH=$(CURDIR) LPC_TEST_LONG=1 $(RAY)/bin/python -m pytest tests/integration/test_cluster.py -k ray
 
 $(RAY)/.installed: requirements/ray.txt | $(VENV)/.installed
 	$(PYTHON) -m venv $(RAY)
@@ -105,16 +115,6 @@ bench-engine: setup engine ## the plug-in in real vLLM against stock vLLM (ARGS=
 bench-tiers: setup engine ## real vLLM with its CPU offload tier
 	$(BENCHMARK)
 
-.PHONY: faults fuzz
-faults: setup redis-server ## kill, restart, fail over, reload and starve real processes under load (about ten minutes)
-	@test -d models/e5-small || $(BIN)/lpc export --models models
-	LPC_TEST_LONG=1 $(BIN)/pytest tests/integration/test_faults.py -o timeout=900
-
-fuzz: setup ## 10,000 hostile inputs in the three forms, 10,000 request targets of the gateway, 100 tokenizers (about 20 minutes)
-	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/test_hostile_inputs.py
-	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/gateway/test_hostile_targets.py
-	LPC_FUZZ_EXAMPLES=10000 $(BIN)/pytest tests/integration/test_hostile_tokenizers.py
-
 TRACE := $(wildcard data/mooncake_conversation_trace.jsonl)
 head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them, and with TRACE=... the return model
 	$(BIN)/lpc embed
@@ -154,7 +154,7 @@ $(ENGINE)/.installed: requirements/engine.txt requirements/cuda.txt pyproject.to
 	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$info/METADATA
 	@touch $@
 
-test-engine: setup engine redis-server ## the tests that start real vLLM, and those against its real block pool
+test-engine: setup engine redis-server ## the tests that start real vLLM, and those against its real block pool (LPC_TEST_LONG=1: all)
 	$(ENGINE_TESTS) tests/engine
 
 # On top of vLLM's environment, which has PyTorch and most of what SGLang imports.

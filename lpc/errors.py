@@ -35,6 +35,7 @@
     ├── ExportError             lpc.training.export: an artefact cannot be made
     ├── ClusterError            lpc.training.spread: work cannot be spread over processes or a cluster
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
+    │   └── TooFewTurnsError    lpc.training.label_log: there are too few turns to train on yet
     └── PredictError            lpc.commands.conversations: the input or the sidecar of `lpc predict` is at fault
         └── Refused             lpc.commands.conversations: one conversation cannot be answered, others can
 

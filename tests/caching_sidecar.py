@@ -16,6 +16,7 @@ class ResponseCaches:
 
     redis: RedisServer
     sidecar: Sidecar
+    keys: Path
 
 
 def write_keys(path: Path) -> Path:
@@ -41,4 +42,4 @@ def response_caches(
             "cache_scopes": dict(scopes or {"default": {}}),
         }
         with Sidecar(folder, models, "tiny", **{**ours, **settings}) as sidecar:
-            yield ResponseCaches(redis, sidecar)
+            yield ResponseCaches(redis, sidecar, keys)

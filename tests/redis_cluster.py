@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import RedisServer, free_port
-from tests.redis_stores import until
+from tests.eventually import until
 
 
 def node(folder: Path) -> RedisServer:

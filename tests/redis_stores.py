@@ -3,8 +3,7 @@
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +11,7 @@ from eviction_client.errors import StoreAccessDenied, StoreUnreachable, StoreUns
 from eviction_client.stores import BlockHash, ConversationId
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from tests.eventually import until
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
 A, B = ConversationId("conversation-a"), ConversationId("conversation-b")
@@ -25,15 +25,6 @@ def storing(url: str, namespace: Namespace = NAMESPACE, **options) -> Iterator[R
         yield store
     finally:
         store.close(0.1)
-
-
-def until(condition: Callable[[], object], timeout: float = 15.0) -> bool:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return bool(condition())
 
 
 class LosingProxy:

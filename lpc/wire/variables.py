@@ -47,7 +47,7 @@ LMCACHE: Final = """
 """Fields of `lpc.lmcache.settings.LMCacheSettings`, with the prefix that their variables have."""
 OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN", "LPC_WARM_ENGINE_KEY"))
 """Variables that are no fields: the settings file, the folder of engines' metrics."""
-OURS: Final = ("LPC_TEST_", "LPC_FUZZ_")
+OURS: Final = ("LPC_TEST_",)
 """What the tests are set with begins so."""
 
 KNOWN: Final = OTHERS | {f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SIDECAR + ENGINE + GATEWAY + LMCACHE)}

@@ -16,9 +16,9 @@ from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from lpc.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
-from tests.deploy.test_first_prediction import wait_for
 from tests.deploy.test_kubernetes import check_rights
 from tests.dockerfile import ROOT, stages
+from tests.eventually import until
 
 PROFILES = ("cpu", "gpu", "two-gpus", "gateway")
 Service = dict[str, Any]
@@ -213,7 +213,7 @@ def test_the_engines_redis_makes_a_password_once_and_lets_engines_do_what_kubern
     for _ in range(2):
         server = subprocess.Popen(command, env={**os.environ, **service["environment"]}, stdout=subprocess.DEVNULL)
         try:
-            wait_for((tmp_path / "password").exists)
+            until((tmp_path / "password").exists)
             passwords.append((tmp_path / "password").read_text().strip())
             check_rights(port, passwords[0])
             probe = service["healthcheck"]["test"][1:]

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tests.chat_templates import STYLES, tokenizer_of
 from tests.deploy.chart import charted
 from tests.deploy.test_kubernetes import Object, example, named, pods, rendered, secret_data
 from tests.dockerfile import stages
+from tests.eventually import until
 from tests.tiny_model import build_tiny_artifact
 
 IMAGE = stages()[1]["cpu"]
@@ -113,19 +113,12 @@ def running(container: Container) -> Iterator[None]:
     with log.open("w") as output:
         process = subprocess.Popen([*setpriv, *program], env={**paths, **container.environment}, stderr=output)
         try:
-            wait_for(lambda: "listening on" in log.read_text() or process.poll() is not None)
+            until(lambda: "listening on" in log.read_text() or process.poll() is not None)
             assert process.poll() is None, log.read_text()
             yield
         finally:
             process.terminate()
             assert process.wait(30) == 0, log.read_text()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.timeout(300)  # two processes are started, and one of them another
@@ -157,9 +150,9 @@ def test_token_ids_are_read_with_no_setting_changed(manifests: str, models: Path
                 tokenizer=lambda: {path.name: path for path in (folder / "engine").iterdir()},
             )
             try:
-                wait_for(lambda: client.tokenizer_state == "ready")
+                until(lambda: client.tokenizer_state == "ready")
                 client.ask("r", token_ids=tokenizer(text, add_special_tokens=False)["input_ids"])
-                wait_for(lambda: client.waiting == 0)
+                until(lambda: client.waiting == 0)
                 answer = client.take("r")
             finally:
                 client.close()

@@ -19,6 +19,7 @@ from eviction_client.stores import BlockHash, ConversationId, open_store
 from eviction_client.stores.namespace import Namespace
 from tests.deploy.relay import Relay
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, rendered
+from tests.eventually import until
 
 OVERLAY = DEPLOY / "overlays/redis-cluster"
 PASSWORD, ADMIN = r's3cret "/#?%@ \ x', r'adm1n "/#?%@ \ y'
@@ -63,15 +64,6 @@ def forming(folder: Path, nodes: list[tuple[str, int]]) -> Iterator[Callable[[],
     finally:
         process.terminate()
         assert process.wait(10) == 0
-
-
-def until(condition: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + WITHIN_S
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.2)
-    return bool(condition())
 
 
 def stored(store: object) -> bool:

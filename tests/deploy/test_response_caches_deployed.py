@@ -19,8 +19,8 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from tests.deploy.deployed_caches import KINDS, Deployed, deployed, own_address
-from tests.deploy.test_first_prediction import wait_for
 from tests.dockerfile import ROOT
+from tests.eventually import until
 from tests.tiny_model import build_tiny_artifact
 
 ADDRESS = own_address()
@@ -75,7 +75,7 @@ def refusal(running: Deployed, *, token: str | None, tenant: str = "", plain: bo
 
 
 def test_the_gateway_answers_a_client_from_the_cache(running: Deployed) -> None:
-    wait_for(lambda: ask(running, running.client).headers.get("x-lpc-cache") == "exact")
+    until(lambda: ask(running, running.client).headers.get("x-lpc-cache") == "exact")
     assert running.double.completions
     stranger = ask(running, "another-token")
     assert stranger.status_code == 401 and "x-lpc-cache" not in stranger.headers
@@ -109,7 +109,7 @@ def test_an_engine_with_the_manifests_settings_is_served(running: Deployed) -> N
     settings = ClientSettings(**{name.removeprefix("LPC_").lower(): value for name, value in running.engine.items()})  # type: ignore[arg-type]
     client = PredictorClient(settings.predictor_address, access=access_of(settings))
     try:
-        wait_for(lambda: client.healthy)
+        until(lambda: client.healthy)
     finally:
         client.close()
 

@@ -1,6 +1,5 @@
 """Real block pools of vLLM, with the stock queue and with ours, driven without a model."""
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +8,6 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from eviction_client.curve import KNOTS
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
-
-SHORT = bool(os.environ.get("LPC_TEST_SHORT"))
-"""Whether only the part of these tests is asked for that `make test` runs."""
 
 
 def pool_of(blocks: int) -> BlockPool:

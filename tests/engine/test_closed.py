@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_agents_in_a_closed_loop_get_the_same_tokens_from_all_sides(tmp_path: Path) -> None:
     program = (

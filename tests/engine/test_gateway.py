@@ -3,7 +3,6 @@
 import os
 import secrets
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ import pytest
 
 from benchmarks.processes import RedisServer, free_port
 from benchmarks.tiny_llama import build
-from tests.engine.test_serve import ROOT, Sidecar, VllmServer, eventually
+from tests.engine.test_serve import ROOT, Sidecar, VllmServer
+from tests.eventually import until
 
 STOPS = {"stop_token_ids": list(range(0, 262, 2)), "min_tokens": 8}
 """Random weights never come to an end of their own."""
@@ -50,8 +50,8 @@ class Stack:
         with self.log.open("wb") as log:
             self.gateway = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
         self.engine.wait()
-        assert eventually(lambda: "listening on" in self.log.read_text(), 60)
-        assert eventually(lambda: "listening on" in self.sidecar.log.read_text(), 60)
+        assert until(lambda: "listening on" in self.log.read_text(), 60)
+        assert until(lambda: "listening on" in self.sidecar.log.read_text(), 60)
 
     def metric(self, line: str) -> float:
         text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).read().decode()
@@ -105,15 +105,15 @@ def test_an_answer_of_vllm_is_given_again_streamed_and_not(stack: Stack) -> None
         text, cache = said(client, question, **first)
         assert cache == "miss" and text
         stores = 1 if question == "body" else 2
-        assert eventually(lambda stores=stores: stack.metric('lpc_gateway_stores_total{result="stored"}') == stores)
+        assert until(lambda stores=stores: stack.metric('lpc_gateway_stores_total{result="stored"}') == stores)
         asked = stack.engine.metrics()["vllm:request_success_total", "stop"]
         assert said(client, question, **first) == (text, "exact")
         assert said(client, question, **then) == (text, "exact")
         assert stack.engine.metrics()["vllm:request_success_total", "stop"] == asked
     # The plug-in and the gateway tell the predictor of the same conversations.
-    assert eventually(lambda: stack.metric('lpc_gateway_predictor_told_total{result="told"}') == 4)
+    assert until(lambda: stack.metric('lpc_gateway_predictor_told_total{result="told"}') == 4)
     # The first may have ended before its answer was there: the sidecar starts at the same time.
-    assert eventually(lambda: sum(fates(stack).values()) == 2)
+    assert until(lambda: sum(fates(stack).values()) == 2)
     assert fates(stack)["answered"] + fates(stack)["forgotten"] == 2 and fates(stack)["answered"] >= 1
     with pytest.raises(openai.NotFoundError):
         said(client, "x", model="absent")
@@ -128,6 +128,4 @@ def test_with_everything_beside_the_engine_dead_it_is_a_proxy(stack: Stack) -> N
     text, cache = said(client, "body")
     assert cache is None and text
     stack.sidecar.signal(9)
-    began = time.monotonic()
     assert said(client, "body", stream=True) == (text, None)
-    print(f"{1000 * (time.monotonic() - began):.0f} ms with the sidecar dead")

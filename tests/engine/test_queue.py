@@ -15,7 +15,8 @@ from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
 from eviction_client.hints import Retained
 from eviction_client.value_queue import DONE, GOES_ON, RENEWED_S, RETAINED
-from tests.engine.pools import CLASSES, SHORT, TABLES, adopt, give_hash, ids, order, pool_of
+from tests.engine.pools import CLASSES, TABLES, adopt, give_hash, ids, order, pool_of
+from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="its block pool, random operations")
 BLOCKS = 60
@@ -150,8 +151,8 @@ class QueueInTheRealPool(RuleBasedStateMachine):
 
 
 TestQueueInTheRealPool = QueueInTheRealPool.TestCase
-# A hundred thousand operations; a tenth of that in the short part.
-TestQueueInTheRealPool.settings = settings(max_examples=100 if SHORT else 1000, stateful_step_count=100, deadline=None)
+# Ten thousand operations; ten times as many in `make test-nightly`.
+TestQueueInTheRealPool.settings = settings(max_examples=1000 if LONG else 100, stateful_step_count=100, deadline=None)
 
 
 def check_links(queue: LearnedFreeQueue) -> None:

@@ -19,10 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import RedisServer, free_port
 from benchmarks.tiny_llama import build
+from tests.eventually import until
 
-pytestmark = pytest.mark.supports(
-    engine="vLLM", tier="GPU pool", what="`vllm serve`, two engines with sidecar and Redis, outages"
-)
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.supports(engine="vLLM", tier="GPU pool", what="`vllm serve`, two engines with sidecar and Redis, outages"),
+]
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULER = "eviction_client.engines.vllm.LearnedScheduler"
 SECRET = "the password is swordfish"
@@ -173,16 +175,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     made.stop()
 
 
-def eventually(condition: object, seconds: float = 30.0) -> bool:
-    assert callable(condition)
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.3)
-    return False
-
-
 def scored(engine: VllmServer) -> float:
     """Requests whose blocks got a prediction's score."""
     return engine.metrics().get(("lpc_requests_ended_total", "prediction"), 0.0)
@@ -191,10 +183,10 @@ def scored(engine: VllmServer) -> float:
 @pytest.mark.timeout(400)
 def test_the_first_prediction_works_with_the_tokenizer_that_the_engines_offer(fleet: Fleet) -> None:
     for engine in fleet.engines:
-        assert eventually(lambda engine=engine: engine.metrics().get(("lpc_tokenizer_state", "ready")) == 1, 120)
+        assert until(lambda engine=engine: engine.metrics().get(("lpc_tokenizer_state", "ready")) == 1, 120)
     fleet.chats("first", count=2, turns=1)
     for engine in fleet.engines:
-        assert eventually(lambda engine=engine: engine.metrics()["lpc_predictions_total", "answered"] == 1, 60)
+        assert until(lambda engine=engine: engine.metrics()["lpc_predictions_total", "answered"] == 1, 60)
         assert engine.metrics()["lpc_predictions_unread_total", ""] == 0
     # Both have the same: one has sent it.
     assert len(list((fleet.folder / "tokenizers").iterdir())) == 1
@@ -216,7 +208,7 @@ def test_two_engines_hit_and_tell_their_metrics(fleet: Fleet) -> None:
         fleet.chats(f"round {rounds}")
         time.sleep(2)  # metrics are written once a second
     for engine in fleet.engines:
-        assert eventually(lambda engine=engine: asked(engine) == before[engine] + 36 * rounds)
+        assert until(lambda engine=engine: asked(engine) == before[engine] + 36 * rounds)
         metrics = engine.metrics()
         print({label: count for (name, label), count in metrics.items() if name == "lpc_predictions_total"})
         assert scored(engine) > 0
@@ -251,8 +243,8 @@ def test_short_replies_on_a_busy_machine_end_with_a_prediction_in_95_of_100(flee
     time.sleep(2)  # metrics are written once a second
     before = ended(fleet)
     fleet.chats("short", count=48, reply=8)
-    assert eventually(lambda: ended(fleet)[0] - before[0] == 144)
-    eventually(lambda: ended(fleet)[1] - before[1] == 144, 15)  # an answer is worthless after ten seconds
+    assert until(lambda: ended(fleet)[0] - before[0] == 144)
+    until(lambda: ended(fleet)[1] - before[1] == 144, 15)  # an answer is worthless after ten seconds
     share = (ended(fleet)[1] - before[1]) / 144
     print(f"{share:.1%} of 144 short requests ended with a prediction")
     assert share >= 0.95
@@ -283,7 +275,7 @@ def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_says_so_once(flee
     lines = [line for line in drifted.log.read_text().splitlines() if "learned prefix cache" in line]
     assert len(lines) == 1
     assert re.search(r"ERROR .* does not work in this vLLM .* operation .* Stock LRU instead", lines[0])
-    assert eventually(lambda: drifted.metrics().get(("lpc_stock_fallback", "")) == 1.0)
+    assert until(lambda: drifted.metrics().get(("lpc_stock_fallback", "")) == 1.0)
     assert all(engine.metrics()["lpc_stock_fallback", ""] == 0.0 for engine in fleet.engines)
 
 
@@ -291,7 +283,7 @@ def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_says_so_once(flee
 def test_both_engines_scores_are_under_one_namespace_and_no_text_is_in_redis_or_logs(fleet: Fleet) -> None:
     fleet.chats("pooled")
     client = fleet.redis.client()
-    assert eventually(lambda: len(client.keys("lpc:*:scores")) > 0)
+    assert until(lambda: len(client.keys("lpc:*:scores")) > 0)
     assert len({key.split(b"{")[1].split(b":")[0] for key in client.keys("lpc:*:scores")}) == 1
     writers = {key.rsplit(b":", 1)[1] for key in client.keys("lpc:*:batch:*")}
     assert len(writers) == 2
@@ -328,7 +320,7 @@ def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet, stock: list[
     seconds["stock vLLM, once more"] = fleet.chats("stock again", stock=stock)
     fleet.redis.start()
     fleet.sidecar.start()
-    assert eventually(lambda: all(engine.metrics()["lpc_predictor_connected", ""] for engine in fleet.engines), 60)
+    assert until(lambda: all(engine.metrics()["lpc_predictor_connected", ""] for engine in fleet.engines), 60)
     before = sum(map(scored, fleet.engines))
     rounds = 0
     while rounds < 10 and sum(map(scored, fleet.engines)) <= before:
@@ -336,7 +328,7 @@ def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet, stock: list[
         seconds["back"] = fleet.chats(f"back {rounds}")
         time.sleep(2)
     assert sum(map(scored, fleet.engines)) > before
-    assert eventually(lambda: all(engine.metrics()["lpc_store_healthy", ""] for engine in fleet.engines), 60)
+    assert until(lambda: all(engine.metrics()["lpc_store_healthy", ""] for engine in fleet.engines), 60)
     for name, took in seconds.items():
         print(
             f"{name}: {len(took)} requests, median {1000 * statistics.median(took):.0f} ms, longest {1000 * max(took):.0f} ms"

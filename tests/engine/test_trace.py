@@ -83,6 +83,7 @@ def write_trace(file: Path) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in sorted(lines, key=lambda line: line["timestamp"])))
 
 
+@pytest.mark.nightly
 @pytest.mark.supports(engine="vLLM", tier="GPU pool", what="a trace with a sidecar that learns")
 @pytest.mark.timeout(1200)
 def test_a_trace_on_real_vllm_with_a_sidecar_that_learns(tmp_path: Path) -> None:

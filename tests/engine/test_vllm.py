@@ -1,7 +1,6 @@
 """Real vLLM on CPU: the same tokens, the same evictions, more hits, and nothing in the way when our services die."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny_llama import build
+from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="a tiny Llama: tokens and evictions as stock, oracle, a KV connector"
 )
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = "LPC_TEST_SHORT" in os.environ
-"""Fewer requests, and so no preemption: each of the six runs of the whole takes two minutes of a core."""
 
 
 @pytest.fixture(scope="session")
@@ -46,13 +44,13 @@ def last_line(command: list[str]) -> dict[str, Any]:
 
 @pytest.mark.timeout(900)
 def test_tokens_are_stocks_evictions_too_and_an_oracle_hits_more(model: Path, tmp_path: Path) -> None:
-    requests = 150 if SHORT else 520
+    requests = 520 if LONG else 150  # fewer bring no preemption: each of the six runs of 520 takes two minutes of a core
     texts = conversations(model, tmp_path, requests)
     job = {"run": "compare", "model": str(model), "conversations": str(texts), "capacities": [240]}
     figures = last_line(["-m", "benchmarks.engine_run", json.dumps(job)])
     busy, usual = figures["rows"]
     assert min(busy["requests"], usual["requests"]) >= requests * 0.9
-    assert SHORT or busy["preemptions"] > 0
+    assert not LONG or busy["preemptions"] > 0
     assert usual["evictions"] > 2 * requests
     assert figures["tokens_identical"]
     assert figures["eviction_order_identical"]

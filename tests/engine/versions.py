@@ -59,7 +59,6 @@ def run(version: str, folder: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": f"{unpack(version, folder)}:{ROOT}",
         "VLLM_LOGGING_LEVEL": "ERROR",
-        "LPC_TEST_SHORT": "1",
     }
     answer = subprocess.run([sys.executable, "-c", CHECK], env=environment, cwd=folder, capture_output=True, text=True)
     last = (answer.stdout.strip().splitlines() or [""])[-1]

@@ -57,12 +57,14 @@ def audit(url: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line.split(), cwd=ROOT, capture_output=True, text=True, timeout=110)
 
 
+@pytest.mark.nightly
 def test_no_known_vulnerability_is_a_success_and_every_image_was_asked_about(osv: str) -> None:
     done = audit(osv)
     assert done.returncode == 0, done.stderr
     assert Osv.asked >= {"grpcio", "onnxruntime", "onnxruntime-gpu", "opentelemetry-sdk", "torch"}
 
 
+@pytest.mark.nightly
 def test_a_known_one_is_named_and_fails(osv: str) -> None:
     affected = [{"package": {"name": "tokenizers", "ecosystem": "PyPI"}, "ranges": []}]
     Osv.known = {"tokenizers": {"id": "PYSEC-2026-1", "summary": "bad", "affected": affected}}
@@ -71,6 +73,7 @@ def test_a_known_one_is_named_and_fails(osv: str) -> None:
     assert "audit: tokenizers" in done.stdout and "PYSEC-2026-1" in done.stdout
 
 
+@pytest.mark.nightly
 def test_nobody_to_ask_is_a_failure() -> None:
     done = audit("http://127.0.0.1:9/v1/query")
     assert done.returncode == 1

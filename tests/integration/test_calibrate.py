@@ -1,8 +1,6 @@
 """`lpc cache calibrate`: what labelled pairs say a scope may serve."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,44 +9,27 @@ from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence, r
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.threshold import JudgeError
 from lpc.responses.semantic.vectors import Vectors
+from tests.command import Done, lpc
 from tests.judge_double import JudgeDouble, judging
 
 
-def measured(tmp_path: Path, models: Path, lines: list[dict[str, object]], *flags: str) -> subprocess.CompletedProcess[str]:
+def measured(tmp_path: Path, models: Path, lines: list[dict[str, object]], *flags: str) -> Done:
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, "-m", "lpc", "cache", "calibrate", "--answers", str(tmp_path / "answers.jsonl"), *flags]
-    return subprocess.run(
-        [*command, "--data", str(tmp_path), "--models", str(models), "--model", "tiny"],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    where = ("--data", str(tmp_path), "--models", str(models), "--model", "tiny")
+    return lpc("cache", "calibrate", "--answers", str(tmp_path / "answers.jsonl"), *flags, *where)
 
 
-def calibrate(tmp_path: Path, models: Path, label: str, *flags: str) -> subprocess.CompletedProcess[str]:
+def calibrate(tmp_path: Path, models: Path, label: str, *flags: str) -> Done:
     rows = "".join(f"How do I reset part {i}?\thow do i reset part {i}\t{label}\n" for i in range(90))
     (tmp_path / "pairs.tsv").write_text(rows)
-    command = [
-        sys.executable,
-        "-m",
-        "lpc",
-        "cache",
-        "calibrate",
-        "--pairs",
-        str(tmp_path / "pairs.tsv"),
-        "--data",
-        str(tmp_path),
-    ]
-    return subprocess.run(
-        [*command, "--models", str(models), "--model", "tiny", *flags], capture_output=True, text=True, timeout=90, check=False
-    )
+    where = ("--data", str(tmp_path), "--models", str(models), "--model", "tiny")
+    return lpc("cache", "calibrate", "--pairs", str(tmp_path / "pairs.tsv"), *flags, *where)
 
 
 def test_clean_pairs_open_a_scope_and_wrong_ones_do_not(tmp_path: Path, tiny_models: Path) -> None:
     figures, kept = tmp_path / "figures.json", tmp_path / "evidence.json"
     done = calibrate(tmp_path, tiny_models, "1", "--json", str(figures), "--out", str(kept))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.err
     said = json.loads(figures.read_text())
     assert (said["pairs"], said["served_share"]) == (90, 1.0)
     assert said["wrong_of_served_at_most"] == pytest.approx(1 - 0.05 ** (1 / 90), abs=1e-4)
@@ -60,7 +41,7 @@ def test_clean_pairs_open_a_scope_and_wrong_ones_do_not(tmp_path: Path, tiny_mod
     wrong = calibrate(tmp_path, tiny_models, "0", "--json", str(figures))
     assert wrong.returncode == 0
     assert json.loads(figures.read_text())["threshold"] is None
-    assert "nothing would be served" in wrong.stdout + wrong.stderr
+    assert "nothing would be served" in wrong.out + wrong.err
 
 
 def answer_pairs(count: int = 20) -> list[dict[str, object]]:
@@ -74,8 +55,8 @@ def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_m
     with pytest.raises(EvidenceError, match=r"run `lpc cache calibrate --answers FILE --judge embedding --out FILE`"):
         read_judge_error(None, "embedding", "", encoder)
     done = measured(tmp_path, tiny_models, answer_pairs(), "--out", str(kept))
-    assert done.returncode == 0, done.stderr
-    assert "0 of 20 answers that differ" in done.stdout + done.stderr  # their numbers differ
+    assert done.returncode == 0, done.err
+    assert "0 of 20 answers that differ" in done.out + done.err  # their numbers differ
     assert read_judge_error(kept, "embedding", "", encoder) == JudgeError(0, 20)
     assert read_evidence(kept).labels == 0
     for judge, model in (("model", "m"), ("model", "")):
@@ -84,7 +65,7 @@ def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_m
     with judging(JudgeDouble("SAME")) as judge:
         flags = ("--judge", "model", "--judge-url", judge.url, "--judge-model", "m", "--out", str(kept))
         done = measured(tmp_path, tiny_models, answer_pairs(), *flags)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.err
     assert read_judge_error(kept, "model", "m", encoder) == JudgeError(20, 20)
     assert len(judge.bodies) == 20  # equal texts need no model
 
@@ -108,14 +89,14 @@ def test_a_judge_that_cannot_be_measured_is_refused_in_one_line(
 ) -> None:
     done = measured(tmp_path, tiny_models, lines, *flags)
     assert done.returncode == 1
-    assert says in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+    assert says in " ".join(done.err.split()) and "Traceback" not in done.err
 
 
 def test_a_file_that_is_no_pairs_is_refused_in_one_line(tmp_path: Path, tiny_models: Path) -> None:
     done = calibrate(tmp_path, tiny_models, "perhaps")
     assert done.returncode == 1
-    assert "line 1: the label is neither 1 nor 0" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "line 1: the label is neither 1 nor 0" in done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(

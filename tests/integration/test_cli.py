@@ -1,4 +1,4 @@
-"""The `lpc` command as a user runs it: a process, its output, its exit code."""
+"""The `lpc` command: its output and its exit code; a process where signals, a terminal or a shell take part."""
 
 import importlib.metadata
 import json
@@ -18,12 +18,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import free_port
+from tests.command import lpc
 
 LPC = [sys.executable, "-m", "lpc"]
-
-
-def lpc(*args: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*LPC, *args], input=stdin, capture_output=True, check=False, timeout=90, env={**os.environ, **env})
 
 
 @pytest.fixture(scope="module")

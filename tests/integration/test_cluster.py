@@ -1,6 +1,6 @@
 """Simulation and embedding on a real Dask cluster of two processes, some of which die: the rows of one machine.
 
-Ray's are the same tests; they run where Ray is installed (`make test-ray`).
+Ray's are the same tests; they run where Ray is installed (`make test-ray`). `make test` runs those in which nobody dies.
 """
 
 import importlib.util
@@ -70,6 +70,7 @@ def test_simulated_rows_are_those_of_one_machine(cluster: Cluster, trace: Path, 
     assert len(there) == 6
 
 
+@pytest.mark.nightly
 def test_embedded_shards_are_those_of_one_machine(
     cluster: Cluster, tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_embedded_shards_are_those_of_one_machine(
     assert list(here.conversation) == list(there.conversation)
 
 
+@pytest.mark.nightly
 def test_a_worker_may_die_and_the_rows_are_the_same(cluster: Cluster, trace: Path, tmp_path: Path) -> None:
     runs = [
         Run(WorkloadSpec(trace=trace, format="qwen"), name, size) for name in ("lru", "arc", "value") for size in (0.03, 0.1)
@@ -106,6 +108,7 @@ def test_what_a_worker_cannot_do_is_said_here_in_one_line(cluster: Cluster, tmp_
         sweep([Run(missing, "lru", 0.1)], cluster.workers)
 
 
+@pytest.mark.nightly
 def test_tasks_that_kill_every_worker_end_with_a_reason(tmp_path: Path) -> None:
     with dask_cluster(tmp_path, workers=1, forgiving=0) as made, pytest.raises(ClusterError, match="die at one task"):
         list(spread([(die, ())], workers_of(1, f"dask={made.address}")))
@@ -113,12 +116,14 @@ def test_tasks_that_kill_every_worker_end_with_a_reason(tmp_path: Path) -> None:
         list(spread([(die, ()), (die, ())], Workers(2)))
 
 
+@pytest.mark.nightly
 def test_processes_of_this_machine_may_die_too(trace: Path, tmp_path: Path) -> None:
     runs = [Run(WorkloadSpec(trace=trace, format="qwen"), name, 0.05) for name in ("lru", "arc", "slru")]
     found = dict(spread([(die_once, (str(tmp_path), run)) for run in runs], Workers(2)))
     assert [found[place] for place in range(len(runs))] == [run_one(run) for run in runs]
 
 
+@pytest.mark.nightly
 def test_tasks_run_alone_in_their_process_whatever_threads_it_has(tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
     with dask_cluster(tmp_path, workers=1, threads=4) as made:
@@ -126,6 +131,7 @@ def test_tasks_run_alone_in_their_process_whatever_threads_it_has(tmp_path: Path
         assert [together for _, together in spread(tasks, workers_of(1, f"dask={made.address}"))] == [1] * 8
 
 
+@pytest.mark.nightly
 def test_clusters_that_are_not_there_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spreading, "ANSWER_S", 3)
     with pytest.raises(ClusterError, match="no Dask scheduler answers at tcp"):

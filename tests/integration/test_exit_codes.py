@@ -1,14 +1,14 @@
 """Exit codes of `lpc` (0: done, 1: it failed, 2: it was called wrongly), and tracebacks only with --debug."""
 
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from benchmarks.processes import free_port
 from lpc.commands.cli import app
-from tests.integration.test_cli import lpc, served
+from tests.command import lpc
+from tests.integration.test_cli import served
 
 __all__ = ["served"]  # a fixture
 CHAT = json.dumps([{"role": "user", "content": "hello"}])
@@ -38,7 +38,7 @@ def rows(stdout: bytes) -> list[str]:
 )
 def test_a_line_that_fails_is_named_and_the_others_are_answered(served: tuple[object, str], wrong: str) -> None:
     result = lpc("predict", "--address", served[1], stdin=f"{CHAT}\n{wrong}\n\n{CHAT}".encode())
-    assert rows(result.stdout) == ["1", "4"]
+    assert rows(result.stdout) == ["1", "4"], result.stderr
     (said,) = result.stderr.decode().splitlines()
     assert said.startswith("lpc: line 2: ")
     assert result.returncode == 1
@@ -118,13 +118,12 @@ def test_debug_shows_the_traceback_of_an_error() -> None:
     assert short.returncode == full.returncode == 1
 
 
-def test_an_unexpected_error_is_one_line_that_names_its_place(tmp_path: Path) -> None:
+def test_an_unexpected_error_is_one_line_that_names_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug is made by a module of ours that lacks what the command needs."""
-    bug = tmp_path / "sitecustomize.py"
-    bug.write_text("import lpc.wire.access\nlpc.wire.access.access_of = None\n")
-    short = lpc("predict", stdin=b"hello", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}")
+    monkeypatch.setattr("lpc.commands.conversations.access_of", None)
+    short = lpc("predict", stdin=b"hello")
     assert short.returncode == 1
     (line,) = short.stderr.decode().splitlines()
     assert line.startswith("lpc: internal error: TypeError at ") and "conversations.py:" in line
-    full = lpc("--debug", "predict", stdin=b"hello", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}")
+    full = lpc("--debug", "predict", stdin=b"hello")
     assert b"Traceback" in full.stderr

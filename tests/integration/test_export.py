@@ -9,7 +9,6 @@ import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import RobertaConfig, RobertaModel
 
 from benchmarks.requests import real_conversations
 from lpc.model.artifact import verify
@@ -24,7 +23,6 @@ from lpc.training.export import BOUNDS, Bound, ExportError
 from lpc.training.graph import PRECISIONS, Precision, write_onnx
 from lpc.training.head import Head
 from lpc.training.head_file import DEFAULT_HEAD
-from tests.pytorch_model import ContinuationModel, bert
 from tests.tiny_model import build_tiny_artifact, build_tiny_encoder
 
 
@@ -40,6 +38,8 @@ def embed(encoder: Encoder, text: str) -> NDArray[np.float32]:
 
 @pytest.mark.timeout(900)
 def test_reference_and_graphs_are_close_to_pytorch_on_real_conversations(e5: Encoder, tmp_path: Path) -> None:
+    from tests.pytorch_model import ContinuationModel, bert  # it takes ten seconds to import
+
     head = Head.load(DEFAULT_HEAD)
     model = ContinuationModel(bert(e5), head).eval()
     features = FeatureEncoder(e5.tokenizer, FeatureSettings.from_dict(head.metadata["features"]))
@@ -61,6 +61,8 @@ def test_reference_and_graphs_are_close_to_pytorch_on_real_conversations(e5: Enc
 
 
 def test_roberta_counts_positions_from_behind_its_padding(tmp_path: Path) -> None:
+    from transformers import RobertaConfig, RobertaModel
+
     build_tiny_encoder(tmp_path)
     settings = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "pad_token_id": 1}
     model = RobertaModel(RobertaConfig(vocab_size=200, max_position_embeddings=64, **settings), add_pooling_layer=False).eval()

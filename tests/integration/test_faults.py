@@ -1,11 +1,10 @@
 """The fault scenarios of tests/faults, and the load of benchmark `load`, with a tiny model.
 
-`make faults` sets LPC_TEST_LONG: more kills, reloads and clients, a minute for the second sidecar (about ten minutes).
+`make test-nightly` makes it more kills, reloads and clients, and a minute for the second sidecar (about ten minutes).
 """
 
 import asyncio
 import itertools
-import os
 from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
@@ -13,7 +12,6 @@ from unittest.mock import patch
 import pytest
 
 from benchmarks import load
-from benchmarks.load import Sent, windows
 from benchmarks.processes import Sidecar
 from benchmarks.requests import conversations, request
 from predictor_service.rpc.listening import Keepalive
@@ -24,8 +22,7 @@ from tests.faults.reloads import reloads
 from tests.faults.rude_clients import PREFACE, SETTINGS, frame, rude_clients
 from tests.faults.second_sidecar import second_sidecar
 from tests.integration.test_server import chat, one, sidecar
-
-LONG = "LPC_TEST_LONG" in os.environ
+from tests.nightly import LONG
 
 
 def test_no_call_fails_and_all_comes_back_when_sidecar_and_redis_are_killed(tiny_models: Path, tmp_path: Path) -> None:
@@ -37,23 +34,26 @@ def test_no_call_fails_and_all_comes_back_when_sidecar_and_redis_are_killed(tiny
     assert figures["passed"]
 
 
+@pytest.mark.nightly
 def test_a_replica_takes_over_when_the_node_that_the_url_names_dies(tiny_models: Path, tmp_path: Path) -> None:
-    rounds = 4 if LONG else 1
+    rounds = 4
     figures = failover(tmp_path, tiny_models, "tiny", rounds=rounds)
     assert (figures["errors"], figures["store_back"], figures["readable_afterwards"]) == (0, rounds, 1000)
     assert figures["passed"]
 
 
+@pytest.mark.nightly
 def test_a_fleet_takes_every_new_version_without_a_failed_request(tiny_models: Path, tmp_path: Path) -> None:
-    rounds = 10 if LONG else 2
+    rounds = 10
     figures = reloads(tmp_path, tiny_models, "tiny", rounds=rounds)
     assert (figures["failed"], figures["reloads"], figures["versions_seen"]) == (0, 2 * rounds, rounds + 1)
     assert figures["answered"] > 0
     assert figures["passed"]
 
 
+@pytest.mark.nightly
 def test_a_full_disk_under_the_label_log_fails_no_request(tiny_models: Path, tmp_path: Path) -> None:
-    figures = full_disk(tmp_path, tiny_models, "tiny", seconds=30 if LONG else 0.5)
+    figures = full_disk(tmp_path, tiny_models, "tiny", seconds=30)
     if "skipped" in figures:
         pytest.skip(figures["skipped"])
     assert (figures["failed"], figures["noticed"], figures["recovered"], figures["lines_about_it"]) == (0, True, True, 1)
@@ -69,7 +69,7 @@ def test_silent_dripping_half_said_and_cut_off_clients_disturb_nobody(tiny_model
     assert figures["passed"]
 
 
-@pytest.mark.skipif(not LONG, reason="LPC_TEST_LONG is not set")
+@pytest.mark.nightly
 def test_a_second_sidecar_takes_its_share_of_an_overload(tmp_path: Path) -> None:
     # The tiny model answers more than one client can ask.
     figures = second_sidecar(tmp_path, Path("models").absolute(), "e5-small", seconds=60)
@@ -88,18 +88,7 @@ async def test_a_peer_that_answers_no_ping_is_let_go_and_an_idle_engine_is_not(t
         assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
 
 
-def test_what_ends_is_counted_in_the_ten_seconds_in_which_it_ends() -> None:
-    everything = [
-        Sent(1.0, 3.0, "answered"),
-        Sent(8.0, 12.0, "answered"),
-        Sent(9.0, 9.0, "refused"),
-        Sent(15.0, 25.0, "expired"),
-    ]
-    first, second = windows(everything, [100.0, 101.0, 102.0], 20.0)
-    assert (first["offered"], first["answered"], first["refused"], first["expired"]) == (3, 1, 1, 0)
-    assert (second["offered"], second["answered"], second["p50_s"], second["rss_mib"]) == (1, 1, 4.0, 101.0)
-
-
+@pytest.mark.nightly
 def test_the_loads_clients_go_on_when_their_connections_are_ended_for_their_age(tiny_models: Path, tmp_path: Path) -> None:
     (turns,) = conversations(10, 1)
     requests = itertools.cycle([request(t) for t in turns])
@@ -111,6 +100,7 @@ def test_the_loads_clients_go_on_when_their_connections_are_ended_for_their_age(
     assert any(sent.fate == "answered" and sent.at > 3.0 for sent in everything)
 
 
+@pytest.mark.nightly
 def test_every_request_of_the_load_comes_to_one_end(tiny_models: Path, tmp_path: Path) -> None:
     with patch("benchmarks.load.WINDOW_S", 1.0):
         figures = load.run(

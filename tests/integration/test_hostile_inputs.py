@@ -1,11 +1,11 @@
 """Whatever is sent, in any of the three forms of input: one clear status, and the sidecar answers the next one.
 
-Hypothesis draws LPC_FUZZ_EXAMPLES inputs (300; `make fuzz`: 10,000), half of them conversations of the contract with content
+Hypothesis draws inputs (10,000 in `make test-nightly`), half of them conversations of the contract with content
 that means harm, half bytes that are nearly such a conversation. The sidecar is a process of its own, so that what kills it
 is seen.
 """
 
-import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.nightly import EXAMPLES
 
-EXAMPLES = int(os.environ.get("LPC_FUZZ_EXAMPLES", "300"))
 SERVED = ("chatml", "qwen3", "llama3", "mistral", "zephyr", "harmony")
 MEANT = {
     grpc.StatusCode.OK,
@@ -51,6 +51,10 @@ def sidecar(
         Sidecar(folder, tiny_models, "tiny", threads=1, served_models=served_models, **limits) as process,
         grpc.insecure_channel(process.address, [("grpc.max_send_message_length", -1)]) as channel,
     ):
+        for name in served_models:
+            tokens = pb.Conversation(tokens=pb.TokenIds(ids=[1], served_model=name)).SerializeToString()
+            while sent(channel, "Predict", tokens) == {grpc.StatusCode.UNAVAILABLE}:
+                time.sleep(0.05)  # its tokenizer is being loaded
         yield process, channel
 
 

@@ -1,11 +1,10 @@
 """Hostile tokenizers are offered to a real sidecar: it goes on answering, its memory is bounded, and nothing is tried for ever.
 
-Hypothesis draws one offer per hundred of LPC_FUZZ_EXAMPLES (300; `make fuzz`: 10,000), since each is read in a new process.
+Hypothesis draws three offers (`make test-nightly`: 100), since each is read in a new process.
 """
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -23,8 +22,9 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.tokenizer_files import CHUNK_BYTES, NAMES, digest_of
 from predictor_service.requests.offered import MAX_HOURLY
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.nightly import EXAMPLES
 
-OFFERS = max(3, int(os.environ.get("LPC_FUZZ_EXAMPLES", "300")) // 100)
+OFFERS = max(3, EXAMPLES // 100)
 GROWTH_MIB = 600
 """Of the sidecar: eight tokenizers and some prompts at a time."""
 GOOD = pb.PredictRequest(conversation=pb.Conversation(prompt="hello world"))

@@ -1,6 +1,5 @@
 """Judges of answers at work in a real sidecar: measured or refused, never while a request waits, and silent in the logs."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,12 @@ from lpc.responses.semantic.evidence_file import write_evidence
 from lpc.responses.semantic.threshold import JudgeError
 from lpc.responses.semantic.vectors import Vectors
 from predictor_service.errors import StartError
+from tests.eventually import eventually
 from tests.integration.test_response_cache_service import request, response, served
 from tests.integration.test_semantic_cache import QUESTIONS, fill, reworded, until_heard
 from tests.judge_double import JudgeDouble, judging
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 def measured(models: Path, path: Path, judge: str, model: str = "", error: JudgeError | None = None) -> Path:
@@ -27,12 +29,12 @@ def measured(models: Path, path: Path, judge: str, model: str = "", error: Judge
 
 async def labels(stub: rpc.ResponseCacheStub, count: int) -> int:
     """Wait for so many labels; return how many of them say that the answers differ."""
-    for _ in range(400):
+
+    async def found() -> pb.ScopeStats | None:
         (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
-        if scope.labels >= count:
-            return scope.labels_different
-        await asyncio.sleep(0.05)
-    raise AssertionError("no label came")
+        return scope if scope.labels >= count else None
+
+    return int((await eventually(found)).labels_different)
 
 
 async def engine_answers(stub: rpc.ResponseCacheStub, question: str, said: str) -> None:
@@ -73,8 +75,7 @@ async def test_a_model_judges_behind_the_requests(
             assert await labels(stub, 2) == 1
             judge.status = 500
             await engine_answers(stub, QUESTIONS[2], "another wording")
-            while len(judge.bodies) < 3:
-                await asyncio.sleep(0.02)
+            await eventually(lambda: len(judge.bodies) == 3)
         assert [body["key"] for body in judge.bodies] == ["Bearer sesame"] * 3
         assert reworded(QUESTIONS[0]) in judge.bodies[0]["messages"][1]["content"]
     assert not any(text in caplog.text for text in ("sesame", "another wording", *QUESTIONS[:3]))

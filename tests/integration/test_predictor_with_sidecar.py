@@ -1,7 +1,5 @@
 """The client's stream against the real sidecar with a tiny real model."""
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,7 @@ from eviction_client.predictor_client import PredictorClient
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
-
-
-async def until(condition: Callable[[], object]) -> bool:
-    for _ in range(3000):
-        if condition():
-            return True
-        await asyncio.sleep(0.01)
-    return False
+from tests.eventually import eventually
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +50,7 @@ async def test_token_ids_become_probabilities_through_a_restart_of_the_sidecar(
             client.ask((start, "unknown"), token_ids=ids, served_model="another")
             client.ask((start, "turns"), token_ids=ids, turn_count=7)
             async with running(settings):
-                assert await until(lambda: client.waiting == 0)
+                assert await eventually(lambda: client.waiting == 0)
             answers = [client.take((start, n)) for n in range(20)]
             (probability,) = {answer.probability for answer in answers if answer is not None}
             assert all(answer is not None and answer.turn_count == 2 for answer in answers)

@@ -16,7 +16,8 @@ from eviction_client.stores import open_store
 from eviction_client.stores.redis import RedisStore
 from lpc.commands.checks import examine
 from lpc.wire.redis_url import RedisLogin, RedisUrl
-from tests.redis_stores import BLOCKS, NAMESPACE, A, storing, until
+from tests.eventually import until
+from tests.redis_stores import BLOCKS, NAMESPACE, A, storing
 
 AWKWARD = "a/b#c?d%e@f:g[h]i j%41"
 

@@ -19,7 +19,8 @@ from eviction_client.stores.layout import LIMIT, MEMBER_BYTES, UNIT, Layout, flo
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from tests.deploy.deployed_caches import own_address
-from tests.redis_stores import BLOCKS, NAMESPACE, A, B, LosingProxy, refusal, storing, until
+from tests.eventually import until
+from tests.redis_stores import BLOCKS, NAMESPACE, A, B, LosingProxy, refusal, storing
 
 
 def test_two_engines_of_one_namespace_pool_their_scores(redis_server: RedisServer) -> None:
@@ -133,17 +134,15 @@ def test_scores_come_back_after_redis_was_killed_and_restarted(tmp_path: Path, c
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_a_frozen_redis_costs_the_caller_nothing_and_memory_stays_bounded(tmp_path: Path) -> None:
+def test_a_frozen_redis_keeps_no_caller_waiting_and_memory_stays_bounded(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server, storing(server.url, timeout_s=0.2, max_pending_blocks=800) as store:
         store.record(A, BLOCKS, 1.0)
         assert store.flush(5)
         server.freeze()
-        started = time.thread_time()
         for n in range(1000):
             store.record(A, BLOCKS, float(n))
             store.look_ahead(BLOCKS)
             assert store.take_answers() == {}
-        assert (time.thread_time() - started) / 1000 < 200e-6
         assert store.pending_blocks <= 800
         assert until(lambda: not store.healthy)
         server.thaw()

@@ -14,6 +14,7 @@ from tests.integration.test_wheel import ROOT, SOURCES
 TIME = 1_700_000_000
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_wheel_and_sdist_are_the_same_bytes_wherever_they_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []

@@ -1,12 +1,10 @@
 """What a sidecar learns of returns while it serves, over real gRPC and with a clock that is set by hand."""
 
-import asyncio
 import contextlib
 import io
 import logging
 import random
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import Addresses, Parts, running
 from predictor_service.settings import ServiceSettings
+from tests.eventually import eventually
 from tests.integration.test_server import _scrape
 from tests.tiny_model import build_tiny_artifact
 
@@ -82,12 +81,6 @@ class Sidecar:
         self.asked += 1
         return await self.ask(named(LONG, f"long {self.asked}", 1), named(SHORT, f"short {self.asked}", 1))
 
-    async def until(self, so: Callable[[], Awaitable[bool]]) -> None:
-        deadline = time.monotonic() + 30
-        while not await so():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
-
     async def tells_them_apart(self) -> bool:
         groups = await self.groups_of_both()
         if 0 in groups:
@@ -139,7 +132,7 @@ async def test_what_is_learnt_is_served_without_anybody_asking_for_a_refit(tiny_
         await running_.traffic(4)
         assert await running_.groups_of_both() == [0, 0]
         running_.model.refit = refit  # type: ignore[method-assign]
-        await running_.until(running_.tells_them_apart)
+        await eventually(running_.tells_them_apart)
         assert "lpc_return_refit_seconds_count 0.0" not in await _scrape(running_.addresses)
 
 
@@ -194,7 +187,7 @@ async def test_another_model_version_goes_on_learning(tmp_path: Path) -> None:
         async def reloaded() -> bool:
             return (await running_.stub.GetModelInfo(pb.GetModelInfoRequest())).model_version == "v2"
 
-        await running_.until(reloaded)
+        await eventually(reloaded)
         assert await running_.tells_them_apart()
         await running_.traffic(2)
         assert running_.model.quality.returns > before.returns + 30

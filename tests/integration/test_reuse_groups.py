@@ -20,7 +20,8 @@ from eviction_client.curve import EDGES, INTERVALS
 from eviction_client.prior import ReuseCurves
 from lpc.v1 import predictor_pb2 as pb
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving, until
+from tests.eventually import until
+from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving
 from tests.integration.test_returns import LONG, named, sidecar
 
 RETURN_S = 1.2

@@ -25,9 +25,12 @@ from lpc.v1 import predictor_pb2_grpc as predictor_rpc
 from predictor_service.responses import scopes_in_use
 from predictor_service.server import Parts, running
 from predictor_service.settings import ServiceSettings
+from tests.eventually import eventually
 from tests.integration import test_response_cache_service as service
 from tests.integration.test_response_cache_service import response, served
 from tests.response_cache import KEY_LINES
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 BIRDS = [f"{a}{b}" for a in ("red", "blue", "old", "new", "tall", "wide") for b in ("bird", "house", "river", "stone", "boat")]
 QUESTIONS = [
@@ -63,12 +66,12 @@ async def glance(stub: rpc.ResponseCacheStub, question: str, **fields: object) -
 
 async def until_heard(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> pb.Miss:
     """Wait until the sidecar's arrays hold something near a question."""
-    for _ in range(200):
+
+    async def near() -> pb.Miss | None:
         miss = (await glance(stub, question, **fields)).miss
-        if miss.candidate:
-            return miss
-        await asyncio.sleep(0.05)
-    raise AssertionError("nothing was heard of what was stored")
+        return miss if miss.candidate else None
+
+    return await eventually(near)
 
 
 def reworded(question: str) -> str:
@@ -126,12 +129,11 @@ async def asked_again(stub: rpc.ResponseCacheStub, question: str) -> pb.LookupRe
 
 
 async def until_shut(stub: rpc.ResponseCacheStub) -> None:
-    for _ in range(400):
+    async def shut() -> bool:
         (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
-        if not scope.HasField("threshold"):
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("it stays open")
+        return not scope.HasField("threshold")
+
+    await eventually(shut)
 
 
 async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts_both_for_good(

@@ -21,6 +21,7 @@ from predictor_service.requests.served_models import ServedModels
 from predictor_service.sightings import board
 from predictor_service.sightings.record import RECORD_BYTES, Sighting, sightings_in
 from predictor_service.sightings.shared import Sightings
+from tests.eventually import eventually
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import Sidecar, sidecar
 from tests.integration.test_server import _scrape
@@ -46,7 +47,7 @@ async def fleet(models: Path, redis_url: str, size: int = 2, **settings: object)
         ]
         if redis_url:
             for one in made:
-                await one.until(lambda one=one: shows(one, "lpc_sightings_shared 1.0"))  # type: ignore[misc]
+                await eventually(lambda one=one: shows(one, "lpc_sightings_shared 1.0"))  # type: ignore[misc]
         yield made
 
 
@@ -90,19 +91,19 @@ async def test_a_turn_whose_next_one_reaches_another_sidecar_has_returned(
         await a.ask(turn(PROMPTS[0], name=name))
         await set_clocks(both, 30)
         await b.ask(turn(*PROMPTS[:2], name=name))
-        await a.until(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
+        await eventually(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
         await set_clocks(both, 40)
         await a.ask(turn(*PROMPTS, name=name))
-        await b.until(lambda: shows(b, 'lpc_returns_learnt{of="returns"} 1.0'))
+        await eventually(lambda: shows(b, 'lpc_returns_learnt{of="returns"} 1.0'))
         assert (await counts(a, "lpc_sightings_total"))["elsewhere"] == (await counts(a, "lpc_sightings_total"))["heard"] == 1
         # The gaps are those of the whole conversation, though each sidecar saw every other turn.
         facts = a.model._memory._facts[1]
         assert (facts.turn_count, facts.last_gap) == (3, 40.0)
         assert facts.mean_gap == pytest.approx((30 * 40) ** 0.5, rel=1e-3)
         await set_clocks(both, HORIZON_S)
-        await a.until(lambda: is_labelled(a, 2))
+        await eventually(lambda: is_labelled(a, 2))
         assert await labelled(a) == {"true": 1.0, "false": 1.0}  # the first went on, the last did not
-        await b.until(lambda: is_labelled(b, 1))
+        await eventually(lambda: is_labelled(b, 1))
         assert await labelled(b) == {"true": 1.0, "false": 0.0}
 
 
@@ -117,7 +118,7 @@ async def test_without_redis_each_sidecar_knows_its_own_turns_only(tiny_models: 
         await set_clocks([a, b], 30)
         await b.ask(turn(*PROMPTS[:2]))
         await set_clocks([a, b], HORIZON_S)
-        await a.until(lambda: is_labelled(a, 1))
+        await eventually(lambda: is_labelled(a, 1))
         assert await labelled(a) == {"true": 0.0, "false": 1.0}
         assert await shows(a, "lpc_sightings_shared 0.0")
 
@@ -134,10 +135,10 @@ async def test_a_turn_asked_again_elsewhere_is_neither_a_return_nor_learnt_twice
         assert (await learnt(b))["turns"] == 0
         await set_clocks(both, 30)
         await b.ask(turn(*PROMPTS))
-        await a.until(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
+        await eventually(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
         await set_clocks(both, HORIZON_S)
-        await a.until(lambda: is_labelled(a, 1))
-        await b.until(lambda: is_labelled(b, 1))
+        await eventually(lambda: is_labelled(a, 1))
+        await eventually(lambda: is_labelled(b, 1))
         assert await labelled(a) == {"true": 1.0, "false": 0.0}
         assert await labelled(b) == {"true": 0.0, "false": 1.0}
         assert (await counts(b, "lpc_unlabelled_predictions_total"))["repeated"] == 1
@@ -165,8 +166,8 @@ async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
             for n in range(5):
                 assert await a.ask(turn(f"a question of its own, number {n}"))
                 await set_clocks([a, b], 1)
-            await a.until(lambda: shows(a, "lpc_sightings_shared 0.0"))
-            await b.until(lambda: shows(b, "lpc_sightings_shared 0.0"))
+            await eventually(lambda: shows(a, "lpc_sightings_shared 0.0"))
+            await eventually(lambda: shows(b, "lpc_sightings_shared 0.0"))
             await asyncio.sleep(2)
             assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]  # of two sidecars
             # Meanwhile each learns from its own turns.
@@ -176,7 +177,7 @@ async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
             assert (await learnt(a))["returns"] == 1
             server.start()
             for one in (a, b):
-                await one.until(lambda one=one: shows(one, "lpc_sightings_shared 1.0"))  # type: ignore[misc]
+                await eventually(lambda one=one: shows(one, "lpc_sightings_shared 1.0"))  # type: ignore[misc]
             await set_clocks([a, b], 20)
             await b.ask(turn("something new that is long enough to be told from all others, I hope"))
             await set_clocks([a, b], 20)
@@ -248,7 +249,7 @@ async def test_the_engines_user_of_redis_may_do_all_of_it(tiny_models: Path, gua
         await a.ask(turn(PROMPTS[0]))
         await set_clocks([a, b], 30)
         await b.ask(turn(*PROMPTS[:2]))
-        await a.until(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
+        await eventually(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
         await b.ask(turn(*PROMPTS))
         assert (await counts(b, "lpc_sightings_total"))["own"] == 1
         await asyncio.sleep(1)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from predictor_service.batching.queue import Batch, BatchQueue
 from predictor_service.labels.memory import Labels
 from predictor_service.repository import ModelRepository
 from predictor_service.server import Addresses, Parts
+from tests.eventually import eventually
 from tests.integration.test_server import _scrape, chat, one, sidecar
 
 SECRET = "my secret prompt"
@@ -28,12 +29,6 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 async def health(addresses: Addresses) -> int:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
         return (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():
-            await asyncio.sleep(0.05)
 
 
 async def failures(addresses: Addresses, task: str) -> float:
@@ -66,7 +61,7 @@ async def test_a_batcher_that_dies_is_not_serving_and_answers_what_waits(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Predict(one(chat("hello")), timeout=30)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        await until(lambda: _equals(health(addresses), NOT_SERVING))
+        await eventually(lambda: _equals(health(addresses), NOT_SERVING))
         assert await failures(addresses, "batcher") == 1
     assert "bug in the batcher" in caplog.text and "in fails" in caplog.text
     assert SECRET not in caplog.text
@@ -88,9 +83,9 @@ async def test_a_model_that_fails_on_every_input_is_not_serving_until_it_recover
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Predict(one(chat("hello")), timeout=30)
         assert caught.value.code() is grpc.StatusCode.INTERNAL
-        await until(lambda: _equals(health(addresses), NOT_SERVING))
+        await eventually(lambda: _equals(health(addresses), NOT_SERVING))
         broken = False
-        await until(lambda: _equals(health(addresses), SERVING))
+        await eventually(lambda: _equals(health(addresses), SERVING))
         await stub.Predict(one(chat("hello")), timeout=30)
     assert "bug in inference" in caplog.text
     assert SECRET not in caplog.text
@@ -159,8 +154,8 @@ async def test_a_periodic_task_survives_a_failed_round(
 
     monkeypatch.setattr(owner, method, fails_once)
     async with fast(tiny_models, Parts(), monkeypatch, returns_refit_s=0.05) as (stub, addresses):
-        await until(lambda: _equals(failures(addresses, task), 1.0))
-        await until(lambda: _true(calls >= 3))
+        await eventually(lambda: _equals(failures(addresses, task), 1.0))
+        await eventually(lambda: _true(calls >= 3))
         await stub.Predict(one(chat("hello")), timeout=30)
         assert await health(addresses) == SERVING
     assert f"bug in the task '{task}'" in caplog.text

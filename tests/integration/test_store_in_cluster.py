@@ -9,8 +9,9 @@ import pytest
 from benchmarks.processes import RedisServer
 from eviction_client.errors import StoreAccessDenied, StoreUnreachable
 from eviction_client.stores import BlockHash
+from tests.eventually import until
 from tests.redis_cluster import form, node, redis_cluster
-from tests.redis_stores import BLOCKS, A, B, LosingProxy, refusal, storing, until
+from tests.redis_stores import BLOCKS, A, B, LosingProxy, refusal, storing
 
 __all__ = ["redis_cluster"]
 

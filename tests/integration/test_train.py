@@ -1,7 +1,9 @@
 """`lpc train` and `lpc evaluate` on made-up embeddings with a known law."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -61,9 +63,21 @@ def write_embeddings(folder: Path, conversations: int = 700, seed: int = 0, widt
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_choice() -> Iterator[None]:
+    """Of the default recipe: by default fifteen heads are trained for it."""
+    with patch("lpc.training.train.FOLDS", 2), patch("lpc.training.train.CANDIDATES", CANDIDATES[:1]):
+        yield
+
+
 @pytest.fixture(scope="module")
 def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_embeddings(tmp_path_factory.mktemp("data") / "base", 3000)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embeddings(tmp_path_factory.mktemp("few") / "base", 1200)
 
 
 @pytest.fixture(scope="module")
@@ -88,18 +102,19 @@ def test_our_recipe_uses_the_lengths_and_beats_the_papers(embeddings: Path, head
     assert {"turn 1", "language en", "language de"} <= set(result["default"]["groups"])
 
 
-def test_training_again_gives_the_same_file_and_a_card_with_its_figures(embeddings: Path, heads: Path, tmp_path: Path) -> None:
-    result = train(embeddings, tmp_path / "head.safetensors", recipe="default")
-    assert (tmp_path / "head.safetensors").read_bytes() == (heads / "default" / "head.safetensors").read_bytes()
+def test_training_again_gives_the_same_file_and_a_card_with_its_figures(few: Path, tmp_path: Path) -> None:
+    result = train(few, tmp_path / "head.safetensors", recipe="default")
+    train(few, tmp_path / "again/head.safetensors", recipe="default")
+    assert (tmp_path / "head.safetensors").read_bytes() == (tmp_path / "again/head.safetensors").read_bytes()
     card = (tmp_path / "CARD.md").read_text()
     assert f"MCC {result['mcc']}" in card
     assert "Intended use" in card
     assert "Limits" in card
 
 
-def test_the_recipe_is_chosen_without_the_evaluation_half(embeddings: Path) -> None:
-    data = load_embedded(embeddings)
-    spoilt = load_embedded(embeddings)
+def test_the_recipe_is_chosen_without_the_evaluation_half(few: Path) -> None:
+    data = load_embedded(few)
+    spoilt = load_embedded(few)
     evaluation = spoilt.split == "evaluation"
     spoilt.embedding[evaluation] = 0
     spoilt.continues.flags.writeable = True
@@ -131,21 +146,21 @@ def test_every_shard_has_all_splits(tmp_path: Path) -> None:
     assert all({example.split for example in shard} == {"train", "validation", "evaluation"} for shard in shards)
 
 
-def test_the_command_line_trains_evaluates_and_names_what_is_missing(embeddings: Path, tmp_path: Path) -> None:
+def test_the_command_line_trains_evaluates_and_names_what_is_missing(few: Path, tmp_path: Path) -> None:
     run = CliRunner()
     trained = run.invoke(
-        app, ["train", "--embeddings", str(embeddings), "--recipe", "lpc", "--out", str(tmp_path / "h/lpc/head.safetensors")]
+        app, ["train", "--embeddings", str(few), "--recipe", "lpc", "--out", str(tmp_path / "h/lpc/head.safetensors")]
     )
     assert trained.exit_code == 0, trained.output
-    asked = ["evaluate", "--embeddings", str(embeddings), "--heads", str(tmp_path / "h"), "--json", str(tmp_path / "e.json")]
+    asked = ["evaluate", "--embeddings", str(few), "--heads", str(tmp_path / "h"), "--json", str(tmp_path / "e.json")]
     asked += ["--picture", str(tmp_path / "e.png")]
     assert run.invoke(app, asked).exit_code == 0
     assert (tmp_path / "e.png").read_bytes()[:4] == b"\x89PNG"
     found = json.loads((tmp_path / "e.json").read_text())
     assert set(found) == {"turns", "length", "scalars", "lpc"}
-    assert found["length"]["auc"] == pytest.approx(found["turns"]["auc"], abs=0.02)  # the characters follow the turns
+    assert found["length"]["auc"] == pytest.approx(found["turns"]["auc"], abs=0.05)  # the characters follow the turns
     assert {"mcc", "f1_macro", "auc", "brier", "ece", "examples"} <= set(found["lpc"])
-    missing = run.invoke(app, ["evaluate", "--embeddings", str(embeddings), "--heads", str(tmp_path / "no")])
+    missing = run.invoke(app, ["evaluate", "--embeddings", str(few), "--heads", str(tmp_path / "no")])
     assert (missing.exit_code, "no heads in" in missing.output) == (1, True)
 
 

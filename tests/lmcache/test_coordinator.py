@@ -12,6 +12,7 @@ import pytest
 from benchmarks.lmcache_stack import Coordinator
 from benchmarks.processes import free_port
 from lpc.lmcache.support import REFUSED, why_not
+from tests.eventually import until
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 
 MIB = 1 << 20
@@ -89,14 +90,6 @@ async def node() -> AsyncIterator[tuple[NodeServer, str]]:
         yield server, address
 
 
-async def until(holds: Any, seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := await asyncio.to_thread(holds)):
-        assert time.monotonic() < deadline, "it never came about"
-        await asyncio.sleep(0.1)
-    return found
-
-
 @pytest.mark.refuses(engine="LMCache", tier="MP mode", what="its in-process mode, in favour of MP mode")
 def test_the_in_process_mode_is_refused_for_the_release_that_is_here(lmcache_version: str) -> None:
     assert why_not(lmcache_version) is None
@@ -121,7 +114,7 @@ async def test_it_deletes_the_least_recently_used_keeps_pins_for_their_time_and_
             await asyncio.to_thread(reporter.report, "store", "l2", [seed])
             await asyncio.to_thread(reporter.report, "access", "l1", [seed])
             await asyncio.sleep(0.05)
-        await until(lambda: server.deleted)
+        await asyncio.to_thread(until, lambda: server.deleted)
         gone = {entry["chunk_hash_hex"] for body in server.deleted for entry in body["keys"]}
         first = {entry["key"]["chunk_hash_hex"] for entry in reporter._entries(1, tokens=False)}
         assert server.deleted[0]["tier"] == "l1"
@@ -137,14 +130,14 @@ async def test_it_deletes_the_least_recently_used_keeps_pins_for_their_time_and_
         body = {"model_name": "llama", "token_ids": TOKENS[3], "seconds": 1.0}
         assert (await ask("/lpc/retain", body))["chunks"] == 2
         assert (await ask("/cache/pins"))["total"] == 4
-        await until(lambda: running.ask("/cache/pins")["total"] == 2)
+        await asyncio.to_thread(until, lambda: running.ask("/cache/pins")["total"] == 2)
         body = {"model_name": "llama", "token_ids": TOKENS[7], "seconds": 1.0}
         with pytest.raises(urllib.error.HTTPError, match="404"):
             await ask("/lpc/retain", body)
         await asyncio.to_thread(running.kill)
         await asyncio.to_thread(running.start)
         assert (await ask("/cache/pins"))["total"] == 2
-        assert await until(lambda: running.status["retained_objects"] == 2)
+        assert await asyncio.to_thread(until, lambda: running.status["retained_objects"] == 2)
         assert str(TOKENS[2][:3])[1:-1] not in running.log + (tmp_path / "pins.json").read_text()
     finally:
         await asyncio.to_thread(running.kill)

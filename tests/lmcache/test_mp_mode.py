@@ -4,7 +4,6 @@ import random
 import subprocess
 import time
 import urllib.error
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,6 +12,7 @@ import pytest
 from benchmarks.lmcache_stack import CHUNK_BYTES, HttpServer, environment, program
 from benchmarks.processes import free_port
 from lpc.lmcache.chain import KeyChain
+from tests.eventually import until
 from tests.lmcache.conftest import CHUNKS, Stack
 
 pytestmark = pytest.mark.supports(
@@ -22,15 +22,6 @@ pytestmark = pytest.mark.supports(
 
 def text(seed: int, tokens: int) -> str:
     return "".join(random.Random(seed).choices("abcdefgh ", k=tokens))
-
-
-def until(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait until something holds; return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.25)
-    return found
 
 
 def tier(stack: Stack, name: str) -> dict[str, Any]:

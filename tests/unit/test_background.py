@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from lpc.wire.background import Background, lost_errors
+from tests.eventually import eventually
 
 SECRET = "my secret prompt"
 
@@ -20,12 +21,6 @@ def failures() -> Counter:
 
 def count(failures: Counter, task: str) -> float:
     return float(failures.labels(task)._value.get())
-
-
-async def until(condition: object) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)
 
 
 async def test_a_round_that_fails_is_logged_and_counted_and_the_next_one_comes(
@@ -41,7 +36,7 @@ async def test_a_round_that_fails_is_logged_and_counted_and_the_next_one_comes(
 
     background = Background(failures)
     background.every(0.01, "labels", fails_twice)
-    await until(lambda: rounds > 3)
+    await eventually(lambda: rounds > 3)
     await background.close()
     assert count(failures, "labels") == 2
     assert caplog.text.count("bug in the task 'labels'") == 1
@@ -60,7 +55,7 @@ async def test_a_watched_task_that_ends_before_its_time_is_logged_and_counted(
     background = Background(failures)
     background.watch("returns", asyncio.create_task(returns()))
     background.watch("fails", asyncio.create_task(fails()))
-    await until(lambda: count(failures, "returns") and count(failures, "fails"))
+    await eventually(lambda: count(failures, "returns") and count(failures, "fails"))
     assert "the task 'returns' has ended before its time" in caplog.text
     assert "bug in the task 'fails'" in caplog.text
     assert SECRET not in caplog.text

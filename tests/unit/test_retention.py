@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from eviction_client import ClientSettings
 from eviction_client.retention import ATTEMPTS, WAITING, Retention
+from tests.eventually import until
 from tests.retaining import Coordinator
 
 Serve = Callable[..., Coordinator]
@@ -25,13 +26,6 @@ def serve() -> Iterator[Serve]:
     for coordinator in running:
         coordinator.server.shutdown()
         coordinator.server.server_close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_prompt_is_named_by_its_ids_model_and_salt_and_the_seconds_that_are_left(serve: Serve) -> None:

@@ -40,13 +40,12 @@ def test_the_stubs_are_of_the_protobuf_generation_that_vllm_and_lmcache_share(na
     assert "# Protobuf Python Version: 6.31." in stub
 
 
-@pytest.mark.parametrize("module", ["numpy", "torch", "transformers", "predictor_service", "onnxruntime"])
-def test_the_client_does_not_load(module: str) -> None:
+def test_the_client_loads_nothing_heavy() -> None:
     """The client lives in the engine's process: what it imports, the engine pays for."""
     probe = (
         "import sys, pkgutil, importlib, eviction_client\n"
         "for m in pkgutil.walk_packages(eviction_client.__path__, 'eviction_client.'):\n"
         "    if not m.name.startswith('eviction_client.engines.'): importlib.import_module(m.name)\n"
-        f"sys.exit({module!r} in sys.modules)"
+        "print({'numpy', 'torch', 'transformers', 'predictor_service', 'onnxruntime'} & set(sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -1,5 +1,6 @@
 """A sentence encoder: weights, tokenizer, and where they come from."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -53,3 +54,12 @@ class Encoder:
         """What is added to the word embeddings of tokens 0, 1, ...: position and the one token type that text has."""
         table = self.weights["embeddings.position_embeddings.weight"][self.first_position :]
         return np.asarray(table + self.weights["embeddings.token_type_embeddings.weight"][0], np.float32)
+
+
+def digest(weights: Mapping[str, NDArray[np.float32]]) -> str:
+    """Return the SHA-256 of the parameters, hexadecimal: the same for every file format and folder they were loaded from."""
+    found = hashlib.sha256()
+    for name, values in sorted(weights.items()):
+        found.update(name.encode())
+        found.update(values.tobytes())
+    return found.hexdigest()

@@ -1,14 +1,10 @@
 """An encoder of the e5 family from a transformers folder or, where a hub is reachable, by its name there."""
 
-import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from transformers import AutoModel, AutoTokenizer
 
-from lpc.training.encoders.encoder import Encoder, EncoderError
+from lpc.training.encoders.encoder import Encoder, EncoderError, digest
 
 FAMILY = ("bert", "xlm-roberta", "roberta")
 
@@ -43,15 +39,6 @@ def load_huggingface(source: str) -> Encoder:
         first_position=0 if model.config.model_type == "bert" else model.config.pad_token_id + 1,
         tokenizer=backend,
         id=name,
-        sha256=_digest(weights),
+        sha256=digest(weights),
         prefix="query: " if "e5" in name else "",
     )
-
-
-def _digest(weights: Mapping[str, NDArray[np.float32]]) -> str:
-    """Hash the parameters themselves: the same for every file format and folder they were loaded from."""
-    digest = hashlib.sha256()
-    for name, values in sorted(weights.items()):
-        digest.update(name.encode())
-        digest.update(values.tobytes())
-    return digest.hexdigest()

@@ -1,6 +1,5 @@
 """What the gateway's tests share: a gateway before engines, with or without a sidecar."""
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
@@ -64,13 +63,3 @@ async def a_gateway(
 
 def chat(text: str, **others: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": text}], "temperature": 0, **others}
-
-
-async def eventually(condition: Callable[[], Any], seconds: float = 60) -> None:
-    """Wait until a condition, which may be a coroutine, holds. Raises TimeoutError."""
-    async with asyncio.timeout(seconds):
-        while True:
-            held = condition()
-            if await held if asyncio.iscoroutine(held) else held:
-                return
-            await asyncio.sleep(0.01)

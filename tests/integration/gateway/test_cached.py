@@ -14,7 +14,8 @@ import pytest
 
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import USAGE, EngineDouble, served
-from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat, eventually
+from tests.eventually import eventually
+from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat
 
 
 @pytest.fixture(scope="module")

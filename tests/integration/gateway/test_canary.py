@@ -22,7 +22,8 @@ from lpc.responses.semantic.threshold import JudgeError
 from lpc.responses.semantic.vectors import Vectors
 from tests.caching_sidecar import write_keys
 from tests.engine_double import EngineDouble, served
-from tests.integration.gateway.conftest import CHAT, chat, eventually
+from tests.eventually import eventually
+from tests.integration.gateway.conftest import CHAT, chat
 from tests.integration.test_canary import monitored
 from tests.judge_double import JudgeDouble, judging
 from tests.otlp_collector import Collector

@@ -2,31 +2,39 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from benchmarks.processes import Sidecar, free_port
+from benchmarks.processes import RedisServer, Sidecar, free_port
 from eviction_client.settings import ClientSettings
 from lpc.gateway.server import running
 from lpc.gateway.settings import GatewaySettings
 from tests.caching_sidecar import ResponseCaches, response_caches, write_keys
 from tests.engine_double import EngineDouble, served
-from tests.integration.gateway.conftest import Running, a_gateway, chat, eventually
+from tests.eventually import eventually
+from tests.integration.gateway.conftest import Running, a_gateway, chat
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[ResponseCaches]:
+    """One for all tests: what they kill or freeze, they bring back."""
+    with response_caches(tmp_path_factory.mktemp("caches"), tiny_models) as made:
+        yield made
 
 
 @contextlib.asynccontextmanager
-async def all_well(folder: Path, models: Path) -> AsyncIterator[tuple[ResponseCaches, EngineDouble, Running]]:
-    """Yield sidecar, engine and gateway, with an answer kept."""
-    with response_caches(folder, models) as caches:
-        async with (
-            served(EngineDouble()) as engine,
-            a_gateway(engine, sidecar=caches.sidecar.address, gateway_lookup_timeout_s=0.05) as gateway,
-        ):
-            await eventually(lambda: _hits(gateway))
-            yield caches, engine, gateway
+async def all_well(caches: ResponseCaches) -> AsyncIterator[tuple[EngineDouble, Running]]:
+    """Yield engine and gateway, with one answer kept."""
+    caches.redis.ask("FLUSHALL")
+    async with (
+        served(EngineDouble()) as engine,
+        a_gateway(engine, sidecar=caches.sidecar.address, gateway_lookup_timeout_s=0.05) as gateway,
+    ):
+        await eventually(lambda: _hits(gateway))
+        yield engine, gateway
 
 
 async def _hits(gateway: Running, text: str = "kept") -> bool:
@@ -47,32 +55,24 @@ async def serves_without(engine: EngineDouble, gateway: Running) -> None:
     assert await gateway.metric("lpc_gateway_cache_up") == 0
 
 
-async def test_sidecar_silent_dead_and_back(tmp_path: Path, tiny_models: Path) -> None:
-    async with all_well(tmp_path, tiny_models) as (caches, engine, gateway):
-        caches.sidecar.freeze()
+@pytest.mark.parametrize("which", ["sidecar", "redis"])
+async def test_silent_dead_and_back(caches: ResponseCaches, which: str) -> None:
+    process: Sidecar | RedisServer = getattr(caches, which)
+    async with all_well(caches) as (engine, gateway):
+        process.freeze()
         await serves_without(engine, gateway)
-        caches.sidecar.thaw()
+        process.thaw()
         await eventually(lambda: _hits(gateway))
-        caches.sidecar.kill()
+        process.kill()
         await serves_without(engine, gateway)
-        await asyncio.to_thread(caches.sidecar.start)
-        await eventually(lambda: _hits(gateway))
-
-
-async def test_redis_silent_dead_and_back(tmp_path: Path, tiny_models: Path) -> None:
-    async with all_well(tmp_path, tiny_models) as (caches, engine, gateway):
-        caches.redis.freeze()
-        await serves_without(engine, gateway)
-        caches.redis.thaw()
-        await eventually(lambda: _hits(gateway))
-        caches.redis.kill()
-        await serves_without(engine, gateway)
-        await asyncio.to_thread(caches.redis.start)
+        await asyncio.to_thread(process.start)
         await eventually(lambda: _hits(gateway))
 
 
-async def test_records_that_are_corrupt_foreign_or_under_another_key_are_no_answers(tmp_path: Path, tiny_models: Path) -> None:
-    async with all_well(tmp_path, tiny_models) as (caches, engine, gateway):
+async def test_records_that_are_corrupt_foreign_or_under_another_key_are_no_answers(
+    caches: ResponseCaches, tmp_path: Path, tiny_models: Path
+) -> None:
+    async with all_well(caches) as (engine, gateway):
         redis = caches.redis.client()
         (key,) = redis.scan_iter("lpc:rc:*:e:*")
         record = redis.get(key)
@@ -91,7 +91,7 @@ async def test_records_that_are_corrupt_foreign_or_under_another_key_are_no_answ
         await eventually(lambda: _hits(gateway))
         folder = tmp_path / "other"
         folder.mkdir()
-        names, _ = (tmp_path / "keys").read_text().splitlines()
+        names, _ = caches.keys.read_text().splitlines()
         for lines, why in ((write_keys(folder / "all").read_text(), "cold"), (f"{names}\nk1: {'ab' * 32}\n", "unreadable")):
             (folder / "keys").write_text(lines)
             reached = {"cache_redis_url": caches.redis.url, "cache_redis_timeout_s": 1}
@@ -101,10 +101,8 @@ async def test_records_that_are_corrupt_foreign_or_under_another_key_are_no_answ
                     assert (await elsewhere.ask(chat("kept"))).headers["x-lpc-cache"] == "miss", why
 
 
-async def test_a_leader_whose_engine_dies_leaves_the_lead_to_another_and_nothing_half_is_kept(
-    tmp_path: Path, tiny_models: Path
-) -> None:
-    async with all_well(tmp_path, tiny_models) as (caches, engine, gateway):
+async def test_a_leader_whose_engine_dies_leaves_the_lead_to_another_and_nothing_half_is_kept(caches: ResponseCaches) -> None:
+    async with all_well(caches) as (engine, gateway):
         engine.die_after, engine.seconds = 2, 0.3
         asking = [asyncio.ensure_future(gateway.ask(chat("dies", stream=True))) for _ in range(8)]
         await eventually(lambda: any(request.json["messages"][0]["content"] == "dies" for request in engine.completions))
@@ -114,7 +112,6 @@ async def test_a_leader_whose_engine_dies_leaves_the_lead_to_another_and_nothing
         whole = [result for result in results if isinstance(result, httpx.Response)]
         assert all(isinstance(result, httpx.Response | httpx.RemoteProtocolError) for result in results)
         assert all(answer.text.endswith("data: [DONE]\n\n") for answer in whole)
-        del caches
 
 
 async def test_a_sidecar_without_a_cache_is_asked_and_nothing_is_claimed(tmp_path: Path, tiny_models: Path) -> None:
@@ -127,14 +124,12 @@ async def test_a_sidecar_without_a_cache_is_asked_and_nothing_is_claimed(tmp_pat
 
 
 @pytest.mark.parametrize("setting", [{"gateway_cache": False}, {"gateway_wait_s": 0}])
-async def test_without_cache_or_without_waiting_all_go_to_the_engine(
-    tmp_path: Path, tiny_models: Path, setting: dict[str, object]
-) -> None:
-    with response_caches(tmp_path, tiny_models) as caches:
-        engine, sidecar = EngineDouble(seconds=0.3), caches.sidecar.address
-        async with served(engine), a_gateway(engine, sidecar=sidecar, **setting) as gateway:
-            await asyncio.gather(*(gateway.ask(chat("x")) for _ in range(4)))
-            assert len(engine.completions) == 4
+async def test_without_cache_or_waiting_all_go_to_the_engine(caches: ResponseCaches, setting: dict[str, object]) -> None:
+    caches.redis.ask("FLUSHALL")
+    engine = EngineDouble(seconds=0.3)
+    async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **setting) as gateway:
+        await asyncio.gather(*(gateway.ask(chat("x")) for _ in range(4)))
+        assert len(engine.completions) == 4
 
 
 async def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,10 +1,9 @@
 """Raw request targets, from a raw socket to a gateway process in front of an HTTP server that records them.
 
-Hypothesis draws LPC_FUZZ_EXAMPLES targets (300; `make fuzz`: 10,000).
+Hypothesis draws targets (10,000 in `make test-nightly`).
 """
 
 import contextlib
-import os
 import re
 import socket
 import threading
@@ -19,8 +18,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.processes import Sidecar, free_port
+from tests.nightly import EXAMPLES
 
-EXAMPLES = int(os.environ.get("LPC_FUZZ_EXAMPLES", "300"))
 POSTED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/score", "/rerank", "/classify", "/pooling"),

@@ -13,7 +13,8 @@ import pytest
 from lpc.gateway.reading import INLINE_BYTES, Reader
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, served
-from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat, eventually
+from tests.eventually import eventually
+from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.processes import free_port
 from tests.engine_double import EngineDouble, served
-from tests.integration.gateway.conftest import CHAT, a_gateway, chat, eventually
+from tests.eventually import eventually
+from tests.integration.gateway.conftest import CHAT, a_gateway, chat
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,8 @@ import pytest
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from tests.engine_double import EngineDouble, served
-from tests.integration.gateway.conftest import a_gateway, chat, eventually
+from tests.eventually import eventually
+from tests.integration.gateway.conftest import a_gateway, chat
 
 FUTURE: Any = 99
 

@@ -11,7 +11,8 @@ import pytest
 from lpc.wire.listening import listen
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, served
-from tests.integration.gateway.conftest import CHAT, a_gateway, chat, eventually
+from tests.eventually import eventually
+from tests.integration.gateway.conftest import CHAT, a_gateway, chat
 
 LONG = 200_000
 

@@ -15,7 +15,8 @@ from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 from lpc.wire.session import name_under_salt
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, Received, served
-from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat, eventually
+from tests.eventually import eventually
+from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat
 
 
 @pytest.fixture(scope="module")

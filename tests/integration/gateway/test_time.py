@@ -18,7 +18,8 @@ from predictor_service.server import Parts
 from predictor_service.server import running as a_sidecar
 from predictor_service.settings import ServiceSettings
 from tests.engine_double import EngineDouble, served
-from tests.integration.gateway.conftest import Running, a_gateway, chat, eventually
+from tests.eventually import eventually
+from tests.integration.gateway.conftest import Running, a_gateway, chat
 from tests.response_cache import KEY_LINES
 
 HOUR = 3600.0

@@ -12,7 +12,7 @@ from lpc.gateway.server import running
 from lpc.gateway.settings import GatewaySettings
 from tests.authority import Authority
 from tests.engine_double import EngineDouble, served
-from tests.integration.gateway.conftest import eventually
+from tests.eventually import eventually
 
 
 async def test_a_new_certificate_is_used_and_a_wrong_one_is_not(
