@@ -2,12 +2,19 @@
 #   docker build --target cpu --tag lpc-sidecar:0.1.0-cpu .                                 the artefact is inside
 #   docker build --target cpu --build-arg ARTEFACT=mounted --tag lpc-sidecar:0.1.0-cpu .    the artefact is mounted at /models
 # Packages come from PyPI, or from where PIP_INDEX_URL and PIP_EXTRA_INDEX_URL say (build arguments; they are not kept in the
-# sidecar's images, but in the build cache: no passwords there).
+# sidecar's images, but in the build cache: no passwords there). A private authority: deploy/image/authorities.
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 ARG ENGINE_IMAGE=vllm/vllm-openai:v0.32.0
 
 
-FROM ${PYTHON_IMAGE} AS wheel
+# Trusts the authorities of deploy/image/authorities, as a private package index may need.
+FROM ${PYTHON_IMAGE} AS python
+COPY deploy/image/authorities /usr/local/share/ca-certificates/lpc
+RUN update-ca-certificates
+ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
+
+
+FROM python AS wheel
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
@@ -22,7 +29,7 @@ COPY eviction_client eviction_client
 RUN /src/venv/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /wheel .
 
 
-FROM ${PYTHON_IMAGE} AS venv-cpu
+FROM python AS venv-cpu
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY requirements/server.txt /opt/lpc/requirements.txt
@@ -34,7 +41,7 @@ RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
 COPY deploy/image/healthcheck.py /opt/lpc/healthcheck.py
 
 
-FROM ${PYTHON_IMAGE} AS venv-gpu
+FROM python AS venv-gpu
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY requirements/gpu.txt /opt/lpc/requirements.txt
@@ -46,7 +53,7 @@ RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
 COPY deploy/image/healthcheck.py /opt/lpc/healthcheck.py
 
 
-FROM ${PYTHON_IMAGE} AS trainer
+FROM python AS trainer
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 LABEL org.opencontainers.image.title="learned-prefix-cache trainer" \
@@ -171,9 +178,10 @@ ARG PIP_EXTRA_INDEX_URL
 LABEL org.opencontainers.image.title="vLLM with the learned-prefix-cache eviction client" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=wheel /wheel /tmp/lpc
+COPY --from=python /etc/ssl/certs/ca-certificates.crt /tmp/lpc/authorities.pem
 COPY requirements/client.txt /tmp/lpc/requirements.txt
 # uv is what this image has. What vLLM pinned stays: vLLM requires all that the client needs but what client.txt names.
-RUN uv pip install --no-cache --python "$(command -v python3)" --no-deps --require-hashes \
+RUN SSL_CERT_FILE=/tmp/lpc/authorities.pem uv pip install --no-cache --python "$(command -v python3)" --no-deps --require-hashes \
         ${PIP_INDEX_URL:+--default-index "${PIP_INDEX_URL}"} ${PIP_EXTRA_INDEX_URL:+--index "${PIP_EXTRA_INDEX_URL}"} \
         -r /tmp/lpc/requirements.txt \
     && uv pip install --no-cache --python "$(command -v python3)" --no-deps --no-index /tmp/lpc/*.whl \
