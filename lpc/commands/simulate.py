@@ -87,6 +87,10 @@ def simulate(
     predictor_gib: Annotated[str, typer.Option(help="GiB of GPU memory that a predictor takes from the cache: 0,1,2.")] = "0",
     prefill_rate: Annotated[float, typer.Option(help="Prompt tokens computed per second.")] = 20_000,
     output_token_ms: Annotated[float, typer.Option(help="Milliseconds per output token.")] = 10,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --closed: prompt tokens of a step that replies share, vLLM's --max-num-batched-tokens."),
+    ] = None,
     embeddings: Annotated[
         Path | None, typer.Option(help="Folder made by `lpc embed`, for the whole of ShareGPT; default: the sample shipped.")
     ] = None,
@@ -154,7 +158,7 @@ def simulate(
             invert=invert,
             guard=guard,
             predictor_gib=predictor_gib,
-            cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000),
+            cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
             workers=workers_of(jobs, cluster),
             picture=picture,
             html=html,

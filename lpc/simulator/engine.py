@@ -2,7 +2,7 @@
 
 Time of a request = tokens not in the cache / prefill rate + output tokens x time per output token. One prefill server computes
 all prompts of an engine, first come, first served (`lpc.simulator.waiting` has another order). Decoding requests do not slow
-each other down.
+each other down. With `Cost.batch_tokens` a closed loop's prompts and replies share the engine's steps, as in vLLM.
 
 - In a closed loop (`Workload.loop`) a request takes its blocks when the server begins with it, so what is hit depends on
   the queue.
@@ -147,6 +147,24 @@ class _Engine:
     cold_served: int = 0
     prefilled_at: float = 0.0
     """When the prefill server has computed all prompts that it has taken."""
+    steps: float = 0.0
+    """Tokens that a reply would have which was under way from the first second on; counted until ``steps_at``."""
+    steps_at: float = 0.0
+    replies: dict[Turn, float] = field(default_factory=dict)
+    """Of a closed loop, those under way: ``steps`` at which each ends."""
+
+    def decode(self, now: float, cost: Cost) -> None:
+        """Count the steps until now."""
+        mixed = min(max(self.prefilled_at - self.steps_at, 0.0), now - self.steps_at)
+        self.steps += mixed / cost.mixed_step_s + (now - self.steps_at - mixed) / cost.step_s
+        self.steps_at = now
+
+    def ends(self, turn: Turn, now: float, cost: Cost) -> float:
+        """Return when a reply ends if no further prompt is computed before."""
+        self.decode(now, cost)
+        left = max(self.replies[turn] - self.steps, 0.0)
+        mixed = min(max(self.prefilled_at - now, 0.0), left * cost.mixed_step_s)
+        return now + mixed + max(left - mixed / cost.mixed_step_s, 0.0) * cost.step_s
 
 
 def simulate(
@@ -202,6 +220,7 @@ def simulate(
     homes: dict[str, _Engine] = {}
     loop = workload.loop
     sessions = None if loop is None else Sessions(workload)
+    counted_replies: set[Turn] = set()
     served = refused = 0
     counted_from, counted_until = 0.0, 0.0
     upcoming = iter(workload.arrivals if sessions is None else sessions.first())
@@ -228,12 +247,12 @@ def simulate(
             engine.tiers.store(list(chain.from_iterable(gone)), now)
         missed = turn.input_tokens - (hits + loaded) * size
         engine.cold_served += not waits.warm
-        prefill = missed / cost.prefill_tokens_s + loading
+        prefill = missed * cost.prompt_token_s + loading
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0
-        engine.prefilled_at = max(engine.prefilled_at, now + loading) + missed / cost.prefill_tokens_s
-        first = engine.prefilled_at - turn.arrival
         if loop is not None:
-            result.latency_of[turn.conversation, turn.turn] = first + decode
+            engine.decode(now, cost)
+        engine.prefilled_at = max(engine.prefilled_at, now + loading) + missed * cost.prompt_token_s
+        first = engine.prefilled_at - turn.arrival
         result.all_prompt_tokens += turn.input_tokens
         result.all_hit_tokens += hits * size
         if counted:
@@ -250,17 +269,40 @@ def simulate(
                 result.warm_behind_cold += engine.cold_served > waits.cold_before
                 result.evicted_waiting_tokens += max(waits.hits - hits, 0) * size
             result.ttft.append(first)
-            result.latency.append(first + decode)
+            if loop is None:
+                result.latency.append(first + decode)
+            else:
+                counted_replies.add(turn)
             result.prefill_s += prefill
             if result.tiers is not None and turn.turn > 1:
                 result.tiers.returning.append(first)
             counted_from = counted_from or now
             counted_until = max(counted_until, engine.prefilled_at)
-        sequence += 2
-        heapq.heappush(events, (now + prefill + decode, END, sequence - 1, turn, engine, path, blank))
-        if loop is not None:
-            heapq.heappush(events, (engine.prefilled_at, PREFILLED, sequence, turn, engine, (), 0))
+        sequence += 1
+        ends, kind = (now + prefill + decode, END) if loop is None else (engine.prefilled_at, PREFILLED)
+        heapq.heappush(events, (ends, kind, sequence, turn, engine, path, blank))
         return True
+
+    def begin_reply(engine: _Engine, turn: Turn, path: Path, blank: int, now: float) -> None:
+        nonlocal sequence
+        engine.decode(now, cost)
+        engine.replies[turn] = engine.steps + (turn.output_tokens if workload.decodes else 0)
+        sequence += 1
+        heapq.heappush(events, (engine.ends(turn, now, cost), END, sequence, turn, engine, path, blank))
+
+    def ended(engine: _Engine, turn: Turn, path: Path, blank: int, now: float) -> bool:
+        """Return whether a reply of a closed loop ends now; if not, it is looked at again later."""
+        nonlocal sequence
+        ends = engine.ends(turn, now, cost)
+        if ends <= now + 1e-9:
+            del engine.replies[turn]
+            result.latency_of[turn.conversation, turn.turn] = now - turn.arrival
+            if turn in counted_replies:
+                result.latency.append(now - turn.arrival)
+            return True
+        sequence += 1
+        heapq.heappush(events, (ends, END, sequence, turn, engine, path, blank))
+        return False
 
     def serve(engine: _Engine, now: float) -> None:
         while engine.waiting:
@@ -292,7 +334,9 @@ def simulate(
                 assert engine is not None
                 if engine.tiers is not None:
                     engine.tiers.advance(now)
-                if kind == END:
+                if kind == PREFILLED:
+                    begin_reply(engine, turn, path, blank, now)
+                elif loop is None or ended(engine, turn, path, blank, now):
                     engine.cache.release(path, blank, turn, now)
                     answered(turn, now)
                     for waited in () if responses is None else responses.done(turn, now):
@@ -334,6 +378,15 @@ def simulate(
             result.waited += counted
             if engine.tiers is not None:
                 engine.tiers.wait(turn, turn.contents[: _servable(turn, size)], now)
+    for at, kind, _, turn, engine, *_ in events if loop is not None else ():
+        if kind != ARRIVE and engine is not None and turn in counted_replies:
+            # Under way still: as if no further prompt came.
+            if kind == END:
+                at = engine.ends(turn, engine.steps_at, cost)
+            elif workload.decodes:
+                at += turn.output_tokens * cost.output_token_s
+            result.latency.append(at - turn.arrival)
+            result.latency_of[turn.conversation, turn.turn] = at - turn.arrival
     result.seconds = min(workload.until, last) - workload.count_from if loop is None else counted_until - counted_from
     return result
 

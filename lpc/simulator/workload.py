@@ -15,10 +15,28 @@ class Cost:
     Attributes:
         prefill_tokens_s: tokens computed per second.
         output_token_s: seconds per output token.
+        batch_tokens: of a closed loop: prompt tokens of a step of the engine, which also decodes a token of each reply under way
+            (chunked prefill). None: prompts and replies do not slow each other down, as on separate devices.
     """
 
     prefill_tokens_s: float = 20_000.0
     output_token_s: float = 0.01
+    batch_tokens: int | None = None
+
+    @property
+    def prompt_token_s(self) -> float:
+        """Seconds per prompt token, with its share of the decoding in its step."""
+        return 1 / self.prefill_tokens_s + (self.output_token_s / self.batch_tokens if self.batch_tokens else 0.0)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per output token while no prompt is computed, above 0."""
+        return max(self.output_token_s, 1e-9)
+
+    @property
+    def mixed_step_s(self) -> float:
+        """Seconds per output token while a prompt is computed."""
+        return self.step_s + (self.batch_tokens / self.prefill_tokens_s if self.batch_tokens else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,20 @@ def test_the_server_computes_one_prompt_at_a_time_first_come_first_served(log: A
     assert all(a <= b + 1e-6 for (a, *_), (b, *_) in pairwise(begun))
 
 
+def test_prefill_slows_the_replies_under_way_and_they_slow_it() -> None:
+    # The second prompt takes 1000 * (1 ms + 100 ms / 100): 2 s, in which the first one's reply gets 10 tokens; 5 take 0.5 s more.
+    cost = Cost(prefill_tokens_s=1000.0, output_token_s=0.1, batch_tokens=100)
+    workload = loop([session(1, [(1, 15, 0.0)]), session(2, [(1000, 1, 0.0)])], 2, 2, warm_up=0)
+    start = STAGGER_S - 0.002
+    workload.arrivals[0].arrival = 0.0
+    result = simulate(workload, INFINITE * SIZE, lambda n: REGISTRY["lru"](n, workload, PolicySettings()), cost=cost)
+    alone = start / 0.1
+    mixed = min(15 - alone, 10)
+    left = 15 - alone - mixed
+    assert result.latency_of["s1", 1] == pytest.approx(0.002 + start + mixed * 0.2 + left * 0.1)
+    assert result.latency_of["s2", 1] == pytest.approx(2.0 + 0.1)
+
+
 def test_with_an_infinite_cache_and_one_session_latency_is_the_cost_model_s() -> None:
     workload = loop([session(1, [(100, 10, 0.0), (50, 20, 3.0), (30, 5, 4.0)])], 1, 3, warm_up=0)
     result, _ = replay(workload)
