@@ -15,7 +15,7 @@ class Cost:
     Attributes:
         prefill_tokens_s: tokens computed per second.
         output_token_s: seconds per output token.
-        batch_tokens: of a closed loop: prompt tokens of a step of the engine, which also decodes a token of each reply under way
+        batch_tokens: of a closed loop: prompt tokens of an engine step, which also decodes a token of each reply under way
             (chunked prefill). None: prompts and replies do not slow each other down, as on separate devices.
     """
 

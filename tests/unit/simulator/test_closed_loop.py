@@ -115,7 +115,7 @@ def test_the_server_computes_one_prompt_at_a_time_first_come_first_served(log: A
 
 
 def test_prefill_slows_the_replies_under_way_and_they_slow_it() -> None:
-    # The second prompt takes 1000 * (1 ms + 100 ms / 100): 2 s, in which the first one's reply gets 10 tokens; 5 take 0.5 s more.
+    # The second prompt takes 1000 * (1 ms + 100 ms / 100): 2 s. In it the first reply gets 10 tokens.
     cost = Cost(prefill_tokens_s=1000.0, output_token_s=0.1, batch_tokens=100)
     workload = loop([session(1, [(1, 15, 0.0)]), session(2, [(1000, 1, 0.0)])], 2, 2, warm_up=0)
     start = STAGGER_S - 0.002
