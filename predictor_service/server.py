@@ -22,9 +22,8 @@ from lpc.wire.redis_connection import Connection
 from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
 from predictor_service.batching.batcher import Batcher
-from predictor_service.batching.budget import RESERVE_SHARE, TokenBudget
+from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.inference import Inference
-from predictor_service.batching.memory import memory_given, resident
 from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
 from predictor_service.batching.queue import BatchQueue
 from predictor_service.errors import StartError
@@ -32,7 +31,7 @@ from predictor_service.labels.memory import EXPIRE_INTERVAL_S, Labels, TurnObser
 from predictor_service.metrics import LabelMetrics, Metrics
 from predictor_service.own_folder import ForeignFolder
 from predictor_service.repository import LoadModel, ModelRepository
-from predictor_service.requests.loading import MEMORY_BYTES, LoadLimits, TokenizerLoader
+from predictor_service.requests.loading import LoadLimits, TokenizerLoader
 from predictor_service.requests.offered import OfferedTokenizers
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import STATES, ServedModels
@@ -227,11 +226,7 @@ def _serve_metrics(settings: ServiceSettings, metrics: Metrics, stack: contextli
 
 
 def _budget(settings: ServiceSettings, metrics: Metrics) -> TokenBudget:
-    """Make the budget of batches, with room for what the sidecar will remember."""
-    per_turn = 1800 if settings.label_log is not None else 1000
-    held = settings.label_memory_turns * per_turn
-    held += settings.returns_turns * 1000 if settings.returns_refit_s else 0
-    budget = TokenBudget(settings.max_batch_tokens, memory_given(settings.memory_mib), held)
+    budget = TokenBudget(settings.max_batch_tokens)
     metrics.batch_token_budget.set_function(lambda: budget.tokens)
     return budget
 
@@ -240,7 +235,7 @@ async def _serving(settings: ServiceSettings, parts: Parts, budget: TokenBudget,
     inference = InferenceSettings(settings.provider, settings.threads, settings.cuda_memory_mib)
     repository = ModelRepository(settings.models, settings.model, inference, parts.load)
     model = await asyncio.to_thread(repository.load_newest)
-    await asyncio.to_thread(budget.measure, model)
+    budget.begin(model.provider)
     return Serving(model, repository, budget, metrics)
 
 
@@ -286,16 +281,10 @@ def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, st
             offered = OfferedTokenizers(settings.offered_tokenizers, settings.offered_tokenizers_mib * 2**20)
         except ForeignFolder as error:
             raise StartError(f"offered tokenizers cannot be trusted: {error} with LPC_OFFERED_TOKENIZERS") from error
-    loader = TokenizerLoader(parts.tokenizer_limits, lambda: _left_for_a_tokenizer(settings))
-    served_models = ServedModels(settings.served_models, offered, loader)
+    served_models = ServedModels(settings.served_models, offered, TokenizerLoader(parts.tokenizer_limits))
     metrics.watch_tokenizers(STATES, served_models.count)
     stack.callback(served_models.close)
     return served_models
-
-
-def _left_for_a_tokenizer(settings: ServiceSettings) -> int:
-    given = memory_given(settings.memory_mib)
-    return MEMORY_BYTES if given is None else given.bytes - resident() - int(given.bytes * RESERVE_SHARE)
 
 
 def _caches(

@@ -41,7 +41,7 @@ class Serving:
     def _load_newer(self) -> Model | None:
         model = self._repository.load_newer(self.model.manifest)
         if model is not None:
-            self._budget.measure(model)
+            self._budget.begin(model.provider)
         return model
 
     def _take(self, model: Model) -> None:

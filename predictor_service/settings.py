@@ -77,16 +77,11 @@ class ServiceSettings(RedisSettings):
     threads: int = Field(0, ge=0, description="Threads of inference on the CPU; 0: one per core.")
     cuda_memory_mib: int = Field(512, ge=64, description="Bound of ONNX Runtime's CUDA arena, MiB.")
 
-    memory_mib: int = Field(
-        0,
-        ge=0,
-        description="Memory that the process may have, MiB; 0: what its cgroup gives. Batches are kept within it.",
-    )
     max_batch_tokens: int = Field(
         0,
         ge=0,
-        description="Tokens of one batch, padding counted; 0: at most 512 on CPU and 32768 on CUDA, less where a measurement "
-        "at the start finds that the memory does not hold so many.",
+        description="Tokens of one batch, padding counted; 0: 512 on CPU and 32768 on CUDA. A batch that memory does not hold "
+        "is run again in halves, and the number is halved.",
     )
     max_batch_items: int = Field(256, ge=1, description="Conversations of one model batch, and of one PredictBatch call.")
     max_queue_items: int = Field(1024, ge=1, description="Conversations waiting for the model; over it RESOURCE_EXHAUSTED.")

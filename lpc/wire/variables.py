@@ -15,7 +15,7 @@ SIDECAR: Final = """
     cache_redis_timeout_s, cache_redis_url, cache_scopes, cache_shares_redis, cache_verdicts, client_rate, connection_age_s,
     cuda_memory_mib, drain_timeout_s, host, label_horizon_s, label_log, label_log_interval_s,
     label_log_mib, label_log_rows, label_memory_turns, log_format, log_level, max_batch_items, max_batch_tokens,
-    max_messages, max_queue_items, max_request_bytes, max_token_ids, max_turn_count, memory_mib, metrics_host, metrics_port,
+    max_messages, max_queue_items, max_request_bytes, max_token_ids, max_turn_count, metrics_host, metrics_port,
     model, models, offered_tokenizers, offered_tokenizers_mib, port, provider, redis_ca, redis_certificate, redis_cluster,
     redis_key, redis_password, redis_password_file, redis_timeout_s, redis_url, redis_user, reload_interval_s,
     returns_refit_s, returns_state, returns_turns, served_models, threads, tls_certificate, tls_client_ca, tls_key, tokens,

@@ -6,7 +6,7 @@ it. A tokenizer is data: no code that comes with one is ever run (``trust_remote
 gets nothing of the sidecar's environment, does not ask a hub, and has bounds on memory, time, files and processes.
 
     python -m predictor_service.requests.loading SOURCE TARGET configured
-    python -m predictor_service.requests.loading SOURCE TARGET offered BYTES
+    python -m predictor_service.requests.loading SOURCE TARGET offered
 """
 
 import json
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,8 +31,8 @@ from predictor_service.requests.decoders import check_decoder
 from predictor_service.requests.marked_text import MarkingTokenizer, token_lengths
 
 MEMORY_BYTES: Final = 2 * 2**30
-"""Address space of the process that reads what an engine has offered, where the sidecar's memory has no limit: a template can
-build texts of any length. A vocabulary of 262,144 tokens took 560 MiB."""
+"""Address space of the process that reads what an engine has offered, at most: a template can build texts of any
+length. A vocabulary of 262,144 tokens took 560 MiB."""
 MAX_TOKEN: Final = 1024
 """Characters of one token; the longest of the tokenizers in use have 256 (runs of blanks)."""
 CPU_S: Final = 300
@@ -75,12 +74,10 @@ class TokenizerLoader:
 
     Args:
         limits: of time.
-        room: returns the bytes of memory that reading an offered tokenizer may take now.
     """
 
-    def __init__(self, limits: LoadLimits = LoadLimits(), room: Callable[[], int] = lambda: MEMORY_BYTES) -> None:
+    def __init__(self, limits: LoadLimits = LoadLimits()) -> None:
         self._limits = limits
-        self._room = room
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._closed = False
@@ -117,9 +114,7 @@ class TokenizerLoader:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        memory = min(MEMORY_BYTES, max(self._room(), 0))
         if offered:
-            command.append(str(memory))
             environment = quiet | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "LC_ALL": "C.UTF-8"}
             environment |= dict.fromkeys(("HOME", "TMPDIR"), str(target))
             # Where the interpreter finds its own libraries.
@@ -146,7 +141,7 @@ class TokenizerLoader:
         if status:
             with suppress(OSError):
                 raise TokenizerError(Path(target, REASON).read_text())
-            most = f" than the {memory // 2**20} MiB that are left for it (LPC_MEMORY_MIB)" if offered else ""
+            most = f" than {MEMORY_BYTES // 2**20} MiB" if offered else ""
             raise TokenizerError(f"the process that read it ended: it may have taken more memory{most}")
 
 
@@ -213,12 +208,12 @@ def _tokenizer(source: str, *, offered: bool) -> Any:
     return found
 
 
-def _limit(memory: int) -> None:
-    """Bound what this process may take. ``memory``: bytes of address space."""
+def _limit() -> None:
+    """Bound what this process may take."""
     import resource
 
     for what, most in (
-        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_AS, MEMORY_BYTES),
         # Should the sidecar be killed, and not end this process.
         (resource.RLIMIT_CPU, CPU_S),
         (resource.RLIMIT_FSIZE, 2 * MAX_BYTES),
@@ -229,16 +224,16 @@ def _limit(memory: int) -> None:
         resource.setrlimit(what, (most, most))
 
 
-def main(source: str, target: Path, memory: int | None = None) -> int:
-    """Read a tokenizer and write what is served of it; return the exit status. ``memory``: of an offered one, in bytes."""
+def main(source: str, target: Path, *, offered: bool) -> int:
+    """Read a tokenizer and write what is served of it; return the exit status."""
     os.nice(NICENESS)
     with suppress(OSError):
         # If memory gives out, this process goes and not the sidecar.
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
-        if memory is not None:
-            _limit(memory)
-        tokenizer = _tokenizer(source, offered=memory is not None)
+        if offered:
+            _limit()
+        tokenizer = _tokenizer(source, offered=offered)
         backend = tokenizer.backend_tokenizer
         marking = MarkingTokenizer(backend)
         lengths = token_lengths(backend, marking.vocabulary)
@@ -256,4 +251,4 @@ def main(source: str, target: Path, memory: int | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[4]) if sys.argv[3] == "offered" else None))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), offered=sys.argv[3] == "offered"))

@@ -103,7 +103,7 @@ def sidecar(
     folder = tmp_path_factory.mktemp("sidecar")
     lines = (f"engine-{n}: {sha256(str(n).encode()).hexdigest()}\n" for n in range(len(clients)))
     (folder / "tokens").write_text("".join(lines))
-    limits = {"threads": 1, "memory_mib": 1500, "offered_tokenizers": folder / "kept", "tokens": folder / "tokens"}
+    limits = {"threads": 1, "offered_tokenizers": folder / "kept", "tokens": folder / "tokens"}
     with Sidecar(folder, tiny_models, "tiny", **limits) as process, grpc.insecure_channel(process.address) as channel:
         yield process, rpc.ContinuationPredictorStub(channel)
 

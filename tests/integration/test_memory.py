@@ -1,11 +1,8 @@
-"""A sidecar within a memory limit: batches are as large as it allows, and no larger ones are run."""
+"""Batches that memory does not hold."""
 
-import contextlib
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -15,53 +12,10 @@ from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
-from predictor_service.batching.budget import BATCH_TOKENS
 from predictor_service.server import Parts
 from tests.integration.test_server import sidecar
 
-LIMIT_MIB = 450
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def cgroup() -> Iterator[Path]:
-    """A cgroup of our own, of version 1 or 2, with the limit."""
-    name = f"lpc-test-{os.getpid()}"
-    kinds = ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max"))
-    for root, limit in kinds:
-        folder = root / name
-        with contextlib.suppress(OSError):
-            folder.mkdir()
-            try:
-                (folder / limit).write_text(str(LIMIT_MIB * 2**20))
-            except OSError:
-                folder.rmdir()
-                continue
-            yield folder
-            folder.rmdir()
-            return
-    pytest.skip("making a cgroup takes the rights of root and a writable cgroup file system")
-
-
-def served(models: Path, *arguments: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "tests.limited_sidecar", str(models), str(LIMIT_MIB), *arguments]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-2000:]}"
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
-def test_within_a_limit_of_the_kernel_every_conversation_is_answered(tiny_models: Path, cgroup: Path) -> None:
-    figures = served(tiny_models, str(cgroup))
-    assert figures["answered"] == 400
-    assert 512 < figures["metric"] == figures["published"] < BATCH_TOKENS["cuda"]
-
-
-def test_a_limit_that_the_operator_sets_is_kept(tiny_models: Path) -> None:
-    figures = served(tiny_models)
-    assert figures["answered"] == 400
-    assert 512 < figures["metric"] == figures["published"] < BATCH_TOKENS["cuda"]
-    assert figures["peak_mib"] < LIMIT_MIB
 
 
 def test_what_the_runtime_cannot_allocate_is_a_memory_error(tiny_models: Path) -> None:
