@@ -50,30 +50,13 @@ def simulate(
     engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
     sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
     tier: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
-            help="A tier behind each engine's cache, nearest first, several times for several: "
-            "[NAME=]CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]], such as memory=5% and disk=50%:50K:5."
+            help="A tier behind each engine's cache, stored and loaded as by vLLM's CPU offloading: "
+            "CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]], such as 5% or 2M:50K:5."
         ),
     ] = None,
-    tier_policy: Annotated[str, typer.Option(help="By which the tiers evict: lru, value, oracle; names with commas.")] = "lru",
-    exclusive_tiers: Annotated[
-        bool, typer.Option("--exclusive-tiers", help="A block that is loaded leaves its tier; default: it stays, as in vLLM.")
-    ] = False,
-    tier_stores: Annotated[
-        str,
-        typer.Option(
-            help="When blocks go into a tier: as they are evicted, or computed, as in vLLM's CPU offloading, whose LRU "
-            "and its order by retention value are lru and value then."
-        ),
-    ] = "evicted",
-    prefetch: Annotated[
-        str, typer.Option(help="From slower tiers into the nearest: none, arrival, predicted, oracle; names with commas.")
-    ] = "none",
-    prefetch_rate: Annotated[str, typer.Option(help="Tokens a second that predicted prefetches may move: 2K,20K.")] = "5K",
-    prefetch_useless: Annotated[
-        str, typer.Option(help="Share of predicted prefetches that may be in vain: 40%,80%; above it they stop.")
-    ] = "40%",
+    tier_policy: Annotated[str, typer.Option(help="Policies by which the tier evicts, with commas: lru, value.")] = "lru",
     responses: Annotated[
         str | None,
         typer.Option(help="A response cache before the engines: exact, or normalised (that, too). Counts tokens computed."),
@@ -151,9 +134,8 @@ def simulate(
             sticky=sticky,
             responses=responses,
             ttl=ttl,
-            behind=simulation.TierOptions(
-                tuple(tier or ()), tier_policy, prefetch, prefetch_rate, prefetch_useless, exclusive_tiers, tier_stores
-            ),
+            tier=tier,
+            tier_policy=tier_policy,
             tau=tau,
             invert=invert,
             guard=guard,

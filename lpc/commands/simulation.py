@@ -1,7 +1,6 @@
 """From the options of `lpc simulate` to runs, tables and pictures."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,7 @@ from lpc.simulator.report import draw_hit_rates, draw_tiers, draw_traffic, write
 from lpc.simulator.responses import TIERS, ResponseSpec
 from lpc.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
 from lpc.simulator.summary import derived
-from lpc.simulator.tiers.spec import (
-    STORED_WHEN,
-    PrefetchSpec,
-    StoredWhen,
-    TierPolicy,
-    TierSpec,
-    parse_prefetches,
-    parse_tier_policies,
-    parse_tiers,
-)
+from lpc.simulator.tier import TIER_POLICIES, TierPolicy, TierSpec, parse_tier
 from lpc.simulator.waiting import Queueing
 from lpc.simulator.workload import Cost
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
@@ -33,56 +23,6 @@ from lpc.wire.terminal import console
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
 DEFAULT_SIZES = "80K,160K,320K"
-Variant = tuple[TierPolicy, PrefetchSpec]
-
-
-@dataclass(frozen=True)
-class TierOptions:
-    """As on the command line.
-
-    Attributes:
-        tiers: nearest first; none: evicted blocks are gone.
-        policies, prefetches, rates, useless: lists with commas; every combination is run.
-        exclusive: a block that is loaded leaves its tier.
-        stores: `evicted` or `computed`.
-    """
-
-    tiers: tuple[str, ...] = ()
-    policies: str = "lru"
-    prefetches: str = "none"
-    rates: str = "5K"
-    useless: str = "40%"
-    exclusive: bool = False
-    stores: str = "evicted"
-
-    def specs(self) -> tuple[TierSpec, ...]:
-        """Return the tiers. Raises SimulationError."""
-        return parse_tiers(self.tiers)
-
-    def stored(self) -> StoredWhen:
-        """Return when blocks go into a tier. Raises SimulationError."""
-        for when in STORED_WHEN:
-            if when == self.stores:
-                return when
-        raise SimulationError(f"{self.stores!r:.40} is nothing that a tier stores: choose of {', '.join(STORED_WHEN)}")
-
-    def variants(self) -> list[Variant]:
-        """Return the tiers' policies and ways to prefetch to be run. Raises SimulationError."""
-        policies = parse_tier_policies(self.policies)
-        prefetches = parse_prefetches(self.prefetches, self.rates, self.useless)
-        if not self.tiers and (
-            policies != ["lru"] or prefetches != [PrefetchSpec()] or self.exclusive or self.stored() == "computed"
-        ):
-            raise SimulationError("there is no tier behind the cache: name one with --tier, such as --tier memory=5%")
-        if len(self.tiers) < 2 and prefetches != [PrefetchSpec()]:
-            raise SimulationError(
-                "prefetches go from a slower tier into the nearest one: name two, such as --tier memory=5% --tier disk=50%"
-            )
-        if self.stored() == "computed" and (len(self.tiers) != 1 or "oracle" in policies or self.exclusive):
-            raise SimulationError(
-                "--tier-stores computed is vLLM's CPU offloading: one --tier, --tier-policy lru or value, no --exclusive-tiers"
-            )
-        return [(policy, prefetch) for policy in policies for prefetch in prefetches]
 
 
 def simulate(
@@ -99,7 +39,8 @@ def simulate(
     sticky: bool,
     responses: str | None,
     ttl: float,
-    behind: TierOptions,
+    tier: str | None,
+    tier_policy: str,
     tau: float | None,
     invert: bool,
     guard: bool,
@@ -116,14 +57,15 @@ def simulate(
     """
     names = _names(policies)
     workloads = _workloads(spec.workload)
-    at_a_time = _sessions(sessions, spec, bool(behind.tiers))
+    at_a_time = _sessions(sessions, spec, tier is not None)
     drawn = spec.trace is None and spec.workload is None
     sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))]
     own = parse_capacity(cache) if cache else None
     if own is not None and own not in sizes:
         sizes.append(own)
-    tiers, variants = behind.specs(), behind.variants()
-    before = _responses(responses, ttl, tiers)
+    behind = None if tier is None else parse_tier(tier)
+    tier_policies = _tier_policies(tier_policy, behind)
+    before = _responses(responses, ttl, behind)
     times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
     memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
     if seeds < 1 or engines < 1:
@@ -150,11 +92,8 @@ def simulate(
             engines,
             sticky,
             queueing,
-            tiers,
-            tier_policy,
-            prefetch,
-            behind.exclusive,
-            behind.stored(),
+            behind,
+            order,
             PolicySettings(tau=tau, invert=invert, guard=guard, cost=cost),
             memory,
             before,
@@ -166,7 +105,7 @@ def simulate(
         for memory in memories
         for size in sizes
         for name in names
-        for tier_policy, prefetch in variants
+        for order in tier_policies
         if memory == memories[0] or REGISTRY[name].uses_predictor
     ]
     if drawn and spec.embeddings is None:
@@ -178,13 +117,11 @@ def simulate(
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)
     summary = derived(rows)
-    # The cache's own hits are compared under the first of the ways to run the tiers, these among themselves below.
-    first = [
-        row for row in summary if not tiers or (row["tier_policy"], row["prefetch"]) == (variants[0][0], variants[0][1].label)
-    ]
+    # The cache's own hits are compared under the first policy of the tier, these among themselves below.
+    first = [row for row in summary if behind is None or row["tier_policy"] == tier_policies[0]]
     for workload in dict.fromkeys(row["workload"] for row in summary):
         print_hit_rates([row for row in first if row["workload"] == workload])
-        if tiers:
+        if behind is not None:
             print_tiers([row for row in summary if row["workload"] == workload])
         if before is not None:
             print_engine_tokens([row for row in first if row["workload"] == workload])
@@ -194,11 +131,11 @@ def simulate(
     chosen = nearest(pairs(first), own)
     size = pairs(first)[chosen][0]["capacity_tokens"] if pairs(first) else None
     if picture is not None:
-        write_png(draw_tiers(summary, size) if tiers else draw_hit_rates(first, chosen), picture)
+        write_png(draw_tiers(summary, size) if behind is not None else draw_hit_rates(first, chosen), picture)
         console().print(f"picture: {picture}")
     if html is not None:
         replayed, _ = build(runs[0].workload)
-        write_html(first, figures_of(trace_of(replayed)), cost, html, chosen, behind=summary if tiers else ())
+        write_html(first, figures_of(trace_of(replayed)), cost, html, chosen, behind=() if behind is None else summary)
         console().print(f"page: {html}")
     return {"rows": rows, "summary": summary}
 
@@ -228,7 +165,7 @@ def _sessions(text: str | None, spec: WorkloadSpec, tiers: bool) -> list[int | N
     return [int(count) for count in counts]
 
 
-def _responses(tier: str | None, ttl: float, tiers: Sequence[TierSpec]) -> ResponseSpec | None:
+def _responses(tier: str | None, ttl: float, behind: TierSpec | None) -> ResponseSpec | None:
     if tier is None:
         return None
     known = next((known for known in TIERS if known == tier), None)
@@ -236,9 +173,19 @@ def _responses(tier: str | None, ttl: float, tiers: Sequence[TierSpec]) -> Respo
         raise SimulationError(f"{tier!r:.40} is no tier of a response cache that can be replayed: choose of {', '.join(TIERS)}")
     if not 0 < ttl < float("inf"):
         raise SimulationError("--ttl is seconds above 0")
-    if tiers:
-        raise SimulationError("tokens computed are counted without tiers behind the cache: give --responses or --tier")
+    if behind is not None:
+        raise SimulationError("tokens computed are counted without a tier behind the cache: give --responses or --tier")
     return ResponseSpec(known, ttl)
+
+
+def _tier_policies(text: str, behind: TierSpec | None) -> list[TierPolicy]:
+    names = _parts(text)
+    known = [policy for name in names for policy in TIER_POLICIES if policy == name]
+    if len(known) < len(names):
+        raise SimulationError(f"{text!r:.40} is not a list of policies of a tier: choose from {', '.join(TIER_POLICIES)}")
+    if behind is None and known != ["lru"]:
+        raise SimulationError("there is no tier behind the cache: give one with --tier, such as --tier 5%")
+    return known
 
 
 def _workloads(names: str | None) -> list[str | None]:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from lpc.simulator.gain import Pair, about, sentence, tokens
 from lpc.simulator.policies import REGISTRY
-from lpc.simulator.report import tier_cells, tier_heads
+from lpc.simulator.report import TIER_HEADS, tier_cells
 from lpc.simulator.summary import BASELINE, OURS, Rows
 from lpc.wire.terminal import console
 
@@ -78,9 +78,9 @@ def print_gain(pair: Pair) -> None:
 
 
 def print_tiers(rows: Rows) -> None:
-    """Print one line per policy of the cache, policy of the tiers and way to prefetch, of one workload's rows."""
-    title = f"Tiers behind the cache: prompt tokens served from each, and what was prefetched, {rows[0]['workload']}"
-    _print_by_setting(title, tier_heads(rows), rows, tier_cells)
+    """Print one line per policy of the cache and of the tier, of one workload's rows."""
+    title = f"A tier behind the cache: prompt tokens served from both, {rows[0]['workload']}"
+    _print_by_setting(title, TIER_HEADS, rows, tier_cells)
 
 
 def print_engine_tokens(rows: Rows) -> None:
@@ -129,7 +129,7 @@ def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[
     """Print a line for each row, with a rule between settings (think time and size of the cache)."""
     table = Table(title=title)
     for head in heads:
-        table.add_column(head, justify="left" if head in ("policy", "tiers", "prefetch") else "right", no_wrap=True)
+        table.add_column(head, justify="left" if head in ("policy", "tier's") else "right", no_wrap=True)
     before = None
     for row in sorted(rows, key=lambda r: (r["think_time_s"] or 0, r["predictor_gib"], r["capacity_tokens"])):
         setting = (row["think_time_s"], row["capacity_tokens"])

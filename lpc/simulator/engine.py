@@ -25,7 +25,7 @@ from lpc.simulator.policy import Policy
 from lpc.simulator.responses import ResponseCache
 from lpc.simulator.segments import Path
 from lpc.simulator.sessions import PAUSE_S, Sessions
-from lpc.simulator.tiers import Behind, TierFigures, Tiering, behind
+from lpc.simulator.tier import Behind, TierFactory, TierFigures
 from lpc.simulator.waiting import WARM, CachedFirst, Fcfs, Queueing, Waits
 from lpc.simulator.workload import Cost, Turn, Workload
 
@@ -35,7 +35,7 @@ class Result:
     """What one engine, or several, hit. Tokens of prompts that arrived while hits were counted.
 
     Attributes:
-        requests, prompt_tokens, hit_tokens, tier_tokens: the last: loaded from tiers, not among hit_tokens.
+        requests, prompt_tokens, hit_tokens, tier_tokens: the last: loaded from the tier, not among hit_tokens.
         evicted: blocks.
         waited: requests that waited for blocks.
         refused: requests larger than the whole cache, which it can never serve; not in the other figures.
@@ -44,7 +44,7 @@ class Result:
         all_prompt_tokens, all_hit_tokens: as those above, with the prompts that arrived before hits were counted.
         turns, engine_tokens: of users, those that a response cache answered among them; tokens that engines computed for them,
             uncached prompt and reply.
-        tiers: what these served and prefetched; None without any.
+        tier: what the engines' tiers served; None without any.
         waits: seconds from arrival to the time when a request takes its blocks; one per request.
         warm, warm_evicted, warm_behind_cold: requests of whose prompt at least half was cached when they came; of these, those
             that hit less when they were served, and those that waited while a request was served that was not warm.
@@ -68,7 +68,7 @@ class Result:
     all_hit_tokens: int = 0
     turns: int = 0
     engine_tokens: int = 0
-    tiers: TierFigures | None = None
+    tier: TierFigures | None = None
     waits: list[float] = field(default_factory=list, repr=False)
     warm: int = 0
     warm_evicted: int = 0
@@ -122,7 +122,7 @@ class Result:
             "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
             "prefill_load": self.prefill_s / self.seconds / self.engines if self.seconds > 0 else 0.0,
-            **({} if self.tiers is None else self.tiers.figures(self.prompt_tokens, self.seconds)),
+            **({} if self.tier is None else self.tier.figures()),
         }
 
 
@@ -135,14 +135,12 @@ FCFS: Final = Queueing()
 
 PolicyFactory = Callable[[int], Policy[Any]]
 """Makes the policy of an engine with so many blocks."""
-TiersFactory = Callable[[BlockCache[Any], TierFigures], Behind]
-"""Makes what is behind an engine's cache."""
 
 
 @dataclass(eq=False)
 class _Engine:
     cache: BlockCache[Any]
-    tiers: Behind | None = None
+    tier: Behind | None = None
     waiting: Fcfs = field(default_factory=Fcfs)
     cold_served: int = 0
     prefilled_at: float = 0.0
@@ -176,7 +174,7 @@ def simulate(
     engines: int = 1,
     sticky: bool = True,
     queueing: Queueing = FCFS,
-    tiering: Tiering | TiersFactory | None = None,
+    tier: TierFactory | None = None,
     responses: ResponseCache | None = None,
     reuse: bool = True,
     on_evict: Callable[[float, Sequence[int]], None] | None = None,
@@ -189,7 +187,7 @@ def simulate(
         engines: they share nothing.
         sticky: turns of a conversation go to the same engine; else round robin.
         queueing: what each engine does with its waiting queue.
-        tiering: what is behind each engine's cache.
+        tier: makes what is behind each engine's cache.
         responses: before all engines; what it answers reaches none, and touches no block.
         reuse: prompts are served from the prefix cache; else every prompt is computed whole.
         on_evict: gets the time and the content ids of every eviction.
@@ -207,12 +205,10 @@ def simulate(
         for one in pool:
             one.waiting = CachedFirst(partial(_missing_s, one.cache, size, cost))
     result = Result(engines=engines)
-    if isinstance(tiering, Tiering):
-        tiering = partial(behind, tiering, workload) if tiering.specs else None
-    if tiering is not None:
-        result.tiers = TierFigures()
+    if tier is not None:
+        result.tier = TierFigures()
         for one in pool:
-            one.tiers = tiering(one.cache, result.tiers)
+            one.tier = tier(one.cache, result.tier)
     events: list[tuple[float, int, int, Turn, _Engine | None, Path, int]] = []
     sequence = 0
     arrived = 0
@@ -242,9 +238,8 @@ def simulate(
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
         loaded, loading = 0, 0.0
-        if engine.tiers is not None:
-            loaded, loading = engine.tiers.load(turn, turn.contents[: _servable(turn, size)], hits, now, counted=counted)
-            engine.tiers.store(list(chain.from_iterable(gone)), now)
+        if engine.tier is not None:
+            loaded, loading = engine.tier.load(turn, turn.contents[: _servable(turn, size)], hits, now, counted=counted)
         missed = turn.input_tokens - (hits + loaded) * size
         engine.cold_served += not waits.warm
         prefill = missed * cost.prompt_token_s + loading
@@ -274,8 +269,8 @@ def simulate(
             else:
                 counted_replies.add(turn)
             result.prefill_s += prefill
-            if result.tiers is not None and turn.turn > 1:
-                result.tiers.returning.append(first)
+            if result.tier is not None and turn.turn > 1:
+                result.tier.returning.append(first)
             counted_from = counted_from or now
             counted_until = max(counted_until, engine.prefilled_at)
         sequence += 1
@@ -332,8 +327,8 @@ def simulate(
             now, kind, _, turn, engine, path, blank = heapq.heappop(events)
             if kind != ARRIVE:
                 assert engine is not None
-                if engine.tiers is not None:
-                    engine.tiers.advance(now)
+                if engine.tier is not None:
+                    engine.tier.advance()
                 if kind == PREFILLED:
                     begin_reply(engine, turn, path, blank, now)
                 elif loop is None or ended(engine, turn, path, blank, now):
@@ -341,8 +336,8 @@ def simulate(
                     answered(turn, now)
                     for waited in () if responses is None else responses.done(turn, now):
                         answered(waited, now)
-                    if engine.tiers is not None:
-                        engine.tiers.end(turn, now)
+                    if engine.tier is not None:
+                        engine.tier.end(turn)
                 serve(engine, now)
                 continue
         if now >= workload.until:
@@ -359,9 +354,8 @@ def simulate(
         engine = _route(turn, pool, homes, sticky, arrived)
         arrived += 1
         engine.cache.policy.arrive(turn, now)
-        if engine.tiers is not None:
-            engine.tiers.advance(now)
-            engine.tiers.arrive(turn, now)
+        if engine.tier is not None:
+            engine.tier.advance()
         if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
             refused += 1
             result.refused += counted
@@ -376,8 +370,6 @@ def simulate(
         if turn in engine.waiting:
             engine.cache.wait(turn, engine.cache.policy.path(turn), now)
             result.waited += counted
-            if engine.tiers is not None:
-                engine.tiers.wait(turn, turn.contents[: _servable(turn, size)], now)
     for at, kind, _, turn, engine, *_ in events if loop is not None else ():
         if kind != ARRIVE and engine is not None and turn in counted_replies:
             # Under way still: as if no further prompt came.

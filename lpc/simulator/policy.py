@@ -7,11 +7,9 @@ requests that have come, whether their hits are counted or not; unless it is a b
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from lpc.simulator.blocks import B
-from lpc.simulator.knowledge import Knowledge, knowledge_of
 from lpc.simulator.segments import Path, Segment
 from lpc.simulator.workload import Cost, Turn, Workload
 
@@ -47,9 +45,9 @@ class Policy(ABC, Generic[B]):
         source: where the rule comes from.
         bound: it looks into the future.
         uses_predictor: it needs the sidecar's model, whose memory may come out of the cache.
+        blockwise: its segments are single blocks: what tests compare with.
         piece_type: makes pieces from segment, place of the first block and number of blocks: the policy's notes on blocks are
             its attributes.
-        blockwise: it goes block by block, as its code notes or counts single blocks. Slow on long prompts.
     """
 
     name: ClassVar[str]
@@ -64,15 +62,6 @@ class Policy(ABC, Generic[B]):
         self.capacity = capacity
         self.workload = workload
         self.settings = settings
-
-    @cached_property
-    def knowledge(self) -> Knowledge:
-        """What has been learnt of the workload. A policy that does not ask for it waits for no learning."""
-        return knowledge_of(self.workload)
-
-    def tau(self, now: float) -> float:
-        """Return the seconds of idle time that weigh as much as one log-odds."""
-        return self.settings.tau or self.knowledge.mean_gap(now)
 
     def arrive(self, turn: Turn, now: float) -> None:
         """Learn that a request has come; it may wait, or be too large ever to run."""

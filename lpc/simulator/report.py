@@ -23,8 +23,8 @@ WIDTH: Final = 9.4
 """Inches of a picture."""
 LETTERS: Final = 92
 """Of a line above a picture."""
-BYTES_PER_TOKEN: Final = 131_072
-GIB: Final = 2**30
+TIER_HEADS: Final = ["policy", "tier's", "tokens", "cache", "tier", "both", "over stock", "TTFT, s", "returning", "p99"]
+"""Of the columns of `tier_cells`."""
 TURNS: Final = (1, 2, 3, 4, 5, 9, 17)
 """The first of each group of conversations by turns."""
 
@@ -57,15 +57,15 @@ def draw_hit_rates(rows: Rows, chosen: int = 0) -> "Figure":
 
 
 def draw_tiers(rows: Rows, capacity: float | None = None) -> "Figure":
-    """Return what cache and tiers serve at one size of the cache (tokens; else the middle one), a bar for each row."""
+    """Return what cache and tier serve at one size of the cache (tokens; else the middle one), a bar for each row."""
     sizes = sorted({(row["think_time_s"] or 0.0, row["capacity_tokens"]) for row in rows})
     size = next((size for size in sizes if size[1] == capacity), sizes[(len(sizes) - 1) // 2])
     shown = [row for row in rows if (row["think_time_s"] or 0.0, row["capacity_tokens"]) == size]
     figure, (axes,) = _figure(1, 1.2 + 0.26 * len(shown))
-    names = [f"{row['policy']}, tiers {row['tier_policy']}, {row['prefetch']}" for row in shown]
+    names = [f"{row['policy']}, tier {row['tier_policy']}" for row in shown]
     start = [0.0] * len(shown)
-    for part in ("cache", *shown[0]["tiers"]):
-        widths = [100 * (row["hit_rate"] if part == "cache" else row["tiers"][part]) for row in shown]
+    for part, key in (("cache", "hit_rate"), ("tier", "tier_rate")):
+        widths = [100 * row[key] for row in shown]
         axes.barh(names, widths, left=start, label=part)
         start = [a + b for a, b in zip(start, widths, strict=True)]
     axes.invert_yaxis()
@@ -105,7 +105,7 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
         found: what the workload is like, by `lpc.simulator.describe`.
         cost: by which times were calculated.
         chosen: the place, among `lpc.simulator.gain.pairs`, of the size that is the reader's.
-        behind: the rows of all ways to run the tiers behind the cache; none: there is no tier.
+        behind: the rows of all policies of the tier behind the cache; none: there is no tier.
     """
     import jinja2
     from markupsafe import Markup, escape
@@ -128,7 +128,7 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
         tables=[
             ("prompt tokens hit", [name.replace("\n", " · ") for name in ticks.values()], _hits(rows, axis, list(ticks))),
             *([("plug-in beside LRU", [ticks[pair[0][axis]] for pair in choices], _effects(choices))] if choices else []),
-            *([("policy", tier_heads(behind)[1:], [(row[0], row[1:]) for row in map(tier_cells, behind)])] if behind else []),
+            *([("policy", TIER_HEADS[1:], [(row[0], row[1:]) for row in map(tier_cells, behind)])] if behind else []),
         ],
         rules=[REGISTRY[name] for name in _ordered(rows)],
         prefill=f"{cost.prefill_tokens_s:,.0f}",
@@ -139,24 +139,12 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
     path.write_text(page, "utf-8")
 
 
-def tier_heads(rows: Rows) -> list[str]:
-    """Return the heads of the columns of `tier_cells`."""
-    return [
-        *("policy", "tiers", "prefetch", "tokens", "cache", *rows[0]["tiers"], "all", "over stock"),
-        *("GiB/s", "useless", "TTFT, s", "returning", "p99"),
-    ]
-
-
 def tier_cells(row: dict[str, Any]) -> list[str]:
-    """Return a row of `lpc.simulator.summary.derived`: what tiers served and prefetched."""
-    moved = row["prefetched_tokens_s"] * BYTES_PER_TOKEN / GIB
+    """Return a row of `lpc.simulator.summary.derived` under TIER_HEADS: what cache and tier served."""
     return [
-        *(row["policy"], row["tier_policy"], row["prefetch"], tokens(row["capacity_tokens"]), f"{row['hit_rate']:.2%}"),
-        *(f"{share:.2%}" for share in row["tiers"].values()),
-        f"{row['served']:.2%}",
+        *(row["policy"], row["tier_policy"], tokens(row["capacity_tokens"])),
+        *(f"{row[key]:.2%}" for key in ("hit_rate", "tier_rate", "served")),
         "" if row["served_gain"] is None else f"{row['served_gain']:+.1%}",
-        f"{moved:.3f}" if moved else "",
-        "" if row["prefetch_used"] is None else f"{1 - row['prefetch_used']:.0%}",
         *(f"{row[key]:.3f}" for key in ("ttft_mean_s", "ttft_returning_mean_s", "ttft_returning_p99_s")),
     ]
 

@@ -13,6 +13,7 @@ from lpc.logs.records import Skipped
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.logs.traces.chat import chat_requests
+from lpc.logs.traces.turns import turns_in
 from lpc.simulator.amounts import SimulationError, tokens
 from lpc.simulator.engine import FCFS, Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
@@ -20,8 +21,7 @@ from lpc.simulator.responses import ResponseCache, ResponseSpec, of_blocks, of_m
 from lpc.simulator.sample import load_sample
 from lpc.simulator.sessions import REQUESTS, chain, closed_loop
 from lpc.simulator.sharegpt import Lengths, ThinkTimes, sharegpt
-from lpc.simulator.think_time import turns_of
-from lpc.simulator.tiers.spec import PrefetchSpec, StoredWhen, Tiering, TierPolicy, TierSpec
+from lpc.simulator.tier import TierPolicy, TierSpec, tier_factory
 from lpc.simulator.waiting import Queueing
 from lpc.simulator.workload import Workload, from_trace
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
@@ -77,11 +77,8 @@ class Run:
     Attributes:
         capacity: tokens of each engine, or a share of the working set.
         queueing: what each engine does with its waiting queue.
-        tiers: behind each engine's cache, nearest first.
-        tier_policy: by which all of them evict.
-        prefetch: from slower tiers into the nearest.
-        exclusive: what is loaded from a tier leaves it.
-        stored: when blocks go into a tier.
+        tier: behind each engine's cache, as vLLM's CPU offloading.
+        tier_policy: by which it evicts.
         settings: for the policies; their cost model is the engines', too.
         predictor_gib: GiB of GPU memory that a policy's predictor takes from the cache.
         responses: a response cache before the engines, with which tokens computed are counted; the workload's spec is `named`.
@@ -93,11 +90,8 @@ class Run:
     engines: int = 1
     sticky: bool = True
     queueing: Queueing = FCFS
-    tiers: tuple[TierSpec, ...] = ()
+    tier: TierSpec | None = None
     tier_policy: TierPolicy = "lru"
-    prefetch: PrefetchSpec = field(default_factory=PrefetchSpec)
-    exclusive: bool = False
-    stored: StoredWhen = "evicted"
     settings: PolicySettings = field(default_factory=PolicySettings)
     predictor_gib: float = 0.0
     responses: ResponseSpec | None = None
@@ -134,7 +128,8 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         if spec.law == "empirical":
             if spec.empirical is None:
                 raise SimulationError("empirical think times need a log: give --empirical FILE (Mooncake format)")
-            gaps = turns_of(open_trace(spec.empirical, "mooncake")).gap
+            turns = turns_in(open_trace(spec.empirical, "mooncake"))
+            gaps = (turns.next_arrival - turns.arrival)[turns.stands]
             sample = gaps[gaps < LONG_GAP_S]
         if spec.named:
             raise SimulationError("equal requests are found in a log: give --trace and --format")
@@ -222,7 +217,7 @@ def run_one(run: Run) -> dict[str, Any]:
         raise SimulationError(
             f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
         )
-    behind = tuple(tier.of(working_set) for tier in run.tiers)
+    tier = None if run.tier is None else run.tier.of(working_set)
 
     def replay(queueing: Queueing) -> Result:
         return simulate(
@@ -233,9 +228,7 @@ def run_one(run: Run) -> dict[str, Any]:
             engines=run.engines,
             sticky=run.sticky,
             queueing=queueing,
-            tiering=Tiering(
-                behind, run.tier_policy, run.prefetch, run.exclusive, run.stored, run.settings.guard, run.settings.invert
-            ),
+            tier=None if tier is None else tier_factory(tier, run.tier_policy, workload.block_tokens),
         )
 
     result = replay(run.queueing)
@@ -255,8 +248,8 @@ def run_one(run: Run) -> dict[str, Any]:
         "evicted_waiting_s": result.evicted_waiting_tokens / run.settings.cost.prefill_tokens_s,
         "engines": run.engines,
         "sticky": run.sticky,
-        "tier_tokens": sum(tier.tokens for tier in behind),
-        **({"tier_policy": run.tier_policy, "prefetch": run.prefetch.label} if behind else {}),
+        "tier_tokens": 0 if tier is None else tier.capacity,
+        **({} if tier is None else {"tier_policy": run.tier_policy}),
         "predictor_gib": run.predictor_gib if policy.uses_predictor else 0.0,
         "inverted": run.settings.invert,
         "guarded": run.settings.guard,

@@ -10,9 +10,8 @@ Rows = Sequence[dict[str, Any]]
 BASELINE: Final = "lru"
 ORACLE: Final = "oracle"
 OURS: Final = "value"
-STOCK: Final = ("lru", "none")
-"""Policy of tiers, and prefetch, of engines as they are."""
-
+STOCK: Final = "lru"
+"""Policy of the tier of engines as they are."""
 
 QUEUE: Final = ("wait_mean_s", "wait_p99_s", "warm_requests", "warm_evicted", "warm_behind_cold", "evicted_waiting_s")
 """Figures of the waiting queue."""
@@ -28,13 +27,13 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
     """
     groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        groups[(*_setting(row), row["policy"], row["predictor_gib"], *_behind(row), _size(row))].append(row)
+        groups[(*_setting(row), row["policy"], row["predictor_gib"], row.get("tier_policy", STOCK), _size(row))].append(row)
     means = {key: float(np.mean([row["hit_rate"] for row in group])) for key, group in groups.items()}
     result = []
     for key, group in groups.items():
-        *setting, policy, _, _, _, size = key
-        stock = groups.get((*setting, BASELINE, 0.0, *STOCK, size), [])
-        lru, oracle = (means.get((*setting, name, 0.0, *key[-3:-1], size)) for name in (BASELINE, ORACLE))
+        *setting, policy, _, _, size = key
+        stock = groups.get((*setting, BASELINE, 0.0, STOCK, size), [])
+        lru, oracle = (means.get((*setting, name, 0.0, key[-2], size)) for name in (BASELINE, ORACLE))
         rates = [row["hit_rate"] for row in group]
         curve = sorted((k[-1], v) for k, v in means.items() if k[:-1] == key[:-1])
         equal = None if lru is None else _inverse([v for _, v in curve], [s for s, _ in curve], lru)
@@ -68,7 +67,7 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "worst_slowdown": max((row["worst_slowdown"] for row in group if row["worst_slowdown"]), default=None),
                 "tier_rate": float(np.mean([row["tier_rate"] for row in group])),
                 **(_of_responses(group) if "responses" in group[0] else {}),
-                **(_of_tiers(group, stock) if "tiers" in group[0] else {}),
+                **(_of_tier(group, stock) if "tier_policy" in group[0] else {}),
             }
         )
     return result
@@ -76,10 +75,6 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
 
 def _setting(row: dict[str, Any]) -> tuple[Any, ...]:
     return (row["workload"], row["think_time_s"], row["engines"], row["sticky"], row["tier_tokens"], row["inverted"])
-
-
-def _behind(row: dict[str, Any]) -> tuple[str, str]:
-    return (row.get("tier_policy", STOCK[0]), row.get("prefetch", STOCK[1]))
 
 
 def _of_responses(group: list[dict[str, Any]]) -> dict[str, Any]:
@@ -92,25 +87,17 @@ def _of_responses(group: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of_tiers(group: list[dict[str, Any]], stock: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what tiers served and prefetched. served: from the cache and all tiers; served_gain: over LRU in all of them."""
-
-    def mean(key: str) -> float:
-        return float(np.mean([row[key] for row in group]))
+def _of_tier(group: list[dict[str, Any]], stock: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the tier served. served: from cache and tier; served_gain: over LRU in both."""
 
     def served(rows: list[dict[str, Any]]) -> float:
         return float(np.mean([row["hit_rate"] + row["tier_rate"] for row in rows]))
 
-    moved = sum(row["prefetched_tokens"] for row in group)
     return {
         "tier_policy": group[0]["tier_policy"],
-        "prefetch": group[0]["prefetch"],
-        "tiers": {name: float(np.mean([row["tiers"][name] for row in group])) for name in group[0]["tiers"]},
         "served": served(group),
         "served_gain": served(group) / served(stock) - 1 if stock and served(stock) else None,
-        "prefetch_used": 1 - sum(row["prefetch_useless_tokens"] for row in group) / moved if moved else None,
-        **{key: mean(key) for key in ("prefetched_tokens_s", "prefetch_useless_tokens")},
-        **{key: mean(key) for key in ("ttft_returning_mean_s", "ttft_returning_p99_s")},
+        **{key: float(np.mean([row[key] for row in group])) for key in ("ttft_returning_mean_s", "ttft_returning_p99_s")},
     }
 
 

@@ -90,7 +90,7 @@ def test_embedded_shards_are_those_of_one_machine(
 @pytest.mark.nightly
 def test_a_worker_may_die_and_the_rows_are_the_same(cluster: Cluster, trace: Path, tmp_path: Path) -> None:
     runs = [
-        Run(WorkloadSpec(trace=trace, format="qwen"), name, size) for name in ("lru", "arc", "value") for size in (0.03, 0.1)
+        Run(WorkloadSpec(trace=trace, format="qwen"), name, size) for name in ("lru", "slru", "value") for size in (0.03, 0.1)
     ]
     (tmp_path / "marks").mkdir()
     if cluster.dask is not None:
@@ -118,7 +118,7 @@ def test_tasks_that_kill_every_worker_end_with_a_reason(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_processes_of_this_machine_may_die_too(trace: Path, tmp_path: Path) -> None:
-    runs = [Run(WorkloadSpec(trace=trace, format="qwen"), name, 0.05) for name in ("lru", "arc", "slru")]
+    runs = [Run(WorkloadSpec(trace=trace, format="qwen"), name, 0.05) for name in ("lru", "ttl", "slru")]
     found = dict(spread([(die_once, (str(tmp_path), run)) for run in runs], Workers(2)))
     assert [found[place] for place in range(len(runs))] == [run_one(run) for run in runs]
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.logs.traces import Trace, TracedRequest
+from lpc.logs.traces.turns import turns_in
 from lpc.model.arrivals import NO_GAPS, UNSEEN, GapHistory, Gaps
-from lpc.simulator.knowledge import known_of
 
 
 def after(*arrivals: float) -> GapHistory:
@@ -58,7 +58,8 @@ def by_simulator(arrivals: list[tuple[str, float]]) -> list[Gaps]:
     for name, at in arrivals:
         turns[name] = turns.get(name, 0) + 1
         requests.append(TracedRequest(at, 100 * turns[name], 10, (), name, turns[name], "chat"))
-    return [Gaps(*row[-2:]) for row in known_of(Trace("t", 16, requests))]
+    found = turns_in(Trace("t", 16, requests))
+    return [Gaps(*gaps) for gaps in zip(found.last_gap, found.mean_log_gap, strict=True)]
 
 
 def test_two_requests_at_one_instant_are_one_turn_everywhere() -> None:

@@ -1,33 +1,6 @@
 """Eviction policies by name. To add one: write its class in a module here, register it, import the module below."""
 
-from lpc.simulator.policies import (
-    arc,
-    bounds,
-    gittins,
-    lpc,
-    lru,
-    random_leaf,
-    retention,
-    s3fifo,
-    slru,
-    value,
-    workload_aware,
-)
+from lpc.simulator.policies import bounds, lpc, lru, slru, ttl, value, workload_aware
 from lpc.simulator.policy import REGISTRY, Policy, PolicySettings
 
-__all__ = [
-    "REGISTRY",
-    "Policy",
-    "PolicySettings",
-    "arc",
-    "bounds",
-    "gittins",
-    "lpc",
-    "lru",
-    "random_leaf",
-    "retention",
-    "s3fifo",
-    "slru",
-    "value",
-    "workload_aware",
-]
+__all__ = ["REGISTRY", "Policy", "PolicySettings", "bounds", "lpc", "lru", "slru", "ttl", "value", "workload_aware"]

@@ -6,12 +6,64 @@ the same rate, so the order of any two blocks is always that of ``t_last + tau Â
 enough, and it never has to be updated. With a constant ``p`` the order is that of ``t_last``: least recently used.
 """
 
+from collections import deque
+from typing import Final
+
 from lpc.model.probability import expit, logit
 from lpc.simulator.blocks import Piece
 from lpc.simulator.policies.keyed import KeyedPolicy
 from lpc.simulator.policy import PolicySettings, register
 from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
+
+GIVEN_UP_S: Final = 600.0
+"""Age at which a turn counts as followed or not."""
+FEWEST: Final = 100
+"""Such turns before anything is believed; until then the order is that of last use."""
+MEAN_GAP_S: Final = 100.0
+"""Between turns, before there is a gap."""
+LAST_TURN: Final = 12
+"""Turn numbers from here on count as one."""
+
+
+class Continuations:
+    """Of the requests so far: shares of turns that were followed, by the number of the turn, and the mean gap."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, list[float]] = {}
+        """Of each conversation: arrival, turn number, and whether it was followed."""
+        self._waiting: deque[list[float]] = deque()
+        self._followed = [0.0] * LAST_TURN
+        self._turns = [0] * LAST_TURN
+        self._gaps = 0
+        self._gap_sum_s = 0.0
+
+    def add(self, turn: Turn, now: float) -> None:
+        """Take in a turn that arrives now, seconds."""
+        before = self._latest.get(turn.conversation)
+        if before is not None:
+            before[2] = 1.0
+            self._gaps += 1
+            self._gap_sum_s += now - before[0]
+        entry = self._latest[turn.conversation] = [now, min(turn.turn, LAST_TURN) - 1, 0.0]
+        self._waiting.append(entry)
+        while self._waiting[0][0] <= now - GIVEN_UP_S:
+            _, number, followed = self._waiting.popleft()
+            self._turns[int(number)] += 1
+            self._followed[int(number)] += followed
+
+    @property
+    def mean_gap_s(self) -> float:
+        """Mean seconds between the turns of a conversation."""
+        return self._gap_sum_s / self._gaps if self._gaps else MEAN_GAP_S
+
+    def share(self, turn: int) -> float:
+        """Return the share of turns of this number that were followed; one turn counts as the mean of all numbers."""
+        if sum(self._turns) < FEWEST:
+            return 0.5
+        place = min(turn, LAST_TURN) - 1
+        overall = sum(self._followed) / sum(self._turns)
+        return (self._followed[place] + overall) / (self._turns[place] + 1)
 
 
 def static_key(p: float, t_last: float, tau: float) -> float:
@@ -53,24 +105,26 @@ class Lpc(KeyedPolicy[ScoredPiece]):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._score = 0.0
+        self._learnt = Continuations()
 
     def arrive(self, turn: Turn, now: float) -> None:
         """Learn from the turn."""
-        self.knowledge.arrived(turn, now)
+        self._learnt.add(turn, now)
 
     def finish(self, turn: Turn, now: float) -> None:
         """Score the turn's blocks, at the tau of this time."""
-        p = self.probability(turn, now)
-        self._score = static_key(1 - p if self.settings.invert else p, now, self.tau(now))
+        p = self.probability(turn)
+        tau = self.settings.tau or self._learnt.mean_gap_s
+        self._score = static_key(1 - p if self.settings.invert else p, now, tau)
 
     def key(self, piece: ScoredPiece, turn: Turn, now: float) -> float:
         """Return the highest score of the conversations that share the piece."""
         piece.scores[turn.conversation] = self._score
         return max(piece.scores.values())
 
-    def probability(self, turn: Turn, now: float) -> float:
-        """Return the predictor's answer, or if none was asked the share of turns of this number that went on so far."""
-        return self.knowledge.turn_probability(turn.turn, now) if turn.probability is None else turn.probability
+    def probability(self, turn: Turn) -> float:
+        """Return the predictor's answer, or if none was asked the share of turns of this number that were followed."""
+        return self._learnt.share(turn.turn) if turn.probability is None else turn.probability
 
 
 @register
@@ -82,6 +136,6 @@ class LpcTurns(Lpc):
     source = "Learned Prefix Caching, NeurIPS 2025, its turn-count ablation"
     uses_predictor = False
 
-    def probability(self, turn: Turn, now: float) -> float:
-        """Return the share of turns of this number that went on so far."""
-        return self.knowledge.turn_probability(turn.turn, now)
+    def probability(self, turn: Turn) -> float:
+        """Return the share of turns of this number that were followed."""
+        return self._learnt.share(turn.turn)

@@ -159,7 +159,7 @@ def test_the_next_request_comes_its_gap_after_the_answer_and_a_new_session_when_
 
 
 @settings(max_examples=20, deadline=None)
-@given(LOGS, st.integers(1, 5), st.integers(0, 3), st.sampled_from(["lru", "reuse", "arc", "belady"]))
+@given(LOGS, st.integers(1, 5), st.integers(0, 3), st.sampled_from(["lru", "reuse", "slru", "belady"]))
 def test_a_seed_gives_one_result(log: Any, at_a_time: int, seed: int, policy: str) -> None:
     workload = loop(made(log), at_a_time, 40, seed)
 

@@ -12,12 +12,12 @@ from lpc.simulator.blocks import Piece
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policy import Chunk, Policy
-from lpc.simulator.tiers import Tiering, TierSpec
+from lpc.simulator.tier import TierSpec, tier_factory
 from lpc.simulator.workload import Cost, Turn, Workload, from_trace
 from tests.unit.simulator.replay import make
 
 SIZE = 16
-MEMORY = Tiering((TierSpec("memory", 10 * SIZE, 10_000.0),))
+MEMORY = tier_factory(TierSpec(10 * SIZE, 10_000.0), "lru", SIZE)
 COST = Cost(prefill_tokens_s=1000.0, output_token_s=0.1)
 
 
@@ -198,9 +198,9 @@ def test_engines_share_nothing() -> None:
     assert result.hit_tokens == 0
 
 
-def test_the_second_tier_serves_what_was_evicted() -> None:
+def test_the_tier_serves_what_was_evicted() -> None:
     turns = [turn([1, 2, 3], conversation="a"), turn([7, 8, 9], 1.0), turn([1, 2, 3], 2.0, conversation="a")]
-    result = replay(open_workload(*turns), 4, tiering=MEMORY)
+    result = replay(open_workload(*turns), 4, tier=MEMORY)
 
     # For 7, 8, 9 and their blank block, 3, 2 and 1 were evicted.
     assert (result.hit_tokens, result.tier_tokens) == (0, 48)
@@ -209,18 +209,18 @@ def test_the_second_tier_serves_what_was_evicted() -> None:
     assert replay(open_workload(*turns), 4).tier_tokens == 0
 
 
-def test_the_second_tier_goes_on_where_the_cache_ends() -> None:
+def test_the_tier_goes_on_where_the_cache_ends() -> None:
     turns = [turn([1, 2, 3], conversation="a"), turn([7], 1.0), turn([1, 2, 3], 2.0, conversation="a")]
-    result = replay(open_workload(*turns), 4, tiering=MEMORY)
+    result = replay(open_workload(*turns), 4, tier=MEMORY)
 
     # The tail, 3, was evicted.
     assert (result.hit_tokens, result.tier_tokens) == (32, 16)
     assert result.ttft[2] == pytest.approx(1 / 1000 + 16 / 10_000)
 
 
-def test_the_second_tier_does_not_serve_the_last_token_of_a_prompt() -> None:
+def test_the_tier_does_not_serve_the_last_token_of_a_prompt() -> None:
     turns = [turn([1, 2], conversation="a", tokens=32), turn([7, 8], 1.0, tokens=32), turn([1, 2], 2.0, tokens=32)]
-    result = replay(open_workload(*turns), 2, tiering=MEMORY)
+    result = replay(open_workload(*turns), 2, tier=MEMORY)
 
     assert result.tier_tokens == 16
 

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import offloading
+from benchmarks.offloading import Replay
 from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended, Run
 from eviction_client.value_tier import ValueTier
 from lpc.commands.cli import app
-from lpc.simulator import offloading
+from lpc.simulator.amounts import SimulationError
 from lpc.simulator.engine import Result, simulate
-from lpc.simulator.offloading import Replay
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import WorkloadSpec
-from lpc.simulator.tiers import TierFigures, Tiering, TierSpec
-from lpc.simulator.tiers.offload import Offload
+from lpc.simulator.tier import Offload, TierFigures, TierPolicy, TierSpec, parse_tier, tier_factory
 from lpc.simulator.workload import Turn, Workload
 from lpc.simulator.workloads import WORKLOADS
 from tests import offload_course
@@ -24,20 +24,19 @@ from tests.unit.simulator.test_engine import SIZE, open_workload, replay, turn
 
 
 def served(*turns: Turn, pool: int, tier: int) -> Result:
-    memory = TierSpec("memory", tier * SIZE, 10_000.0)
-    return replay(open_workload(*turns), pool, tiering=Tiering((memory,), stored="computed"))
+    return replay(open_workload(*turns), pool, tier=tier_factory(TierSpec(tier * SIZE, 10_000.0), "lru", SIZE))
 
 
 class Alone:
     """A tier that requests use one after the other, without a cache before it."""
 
     def __init__(self, blocks: int) -> None:
-        self.tier = Offload(TierSpec("memory", blocks * SIZE), SIZE, TierFigures())
+        self.tier = Offload(TierSpec(blocks * SIZE), SIZE, TierFigures())
 
     def ask(self, *contents: int, had: int = 0) -> int:
         request = turn(contents)
         loaded, _ = self.tier.load(request, contents, had, 0.0, counted=True)
-        self.tier.end(request, 0.0)
+        self.tier.end(request)
         return loaded
 
 
@@ -99,14 +98,14 @@ def test_on_a_course_of_requests_it_is_what_vllms_manager_is(enabled: bool | Non
         )
         tier.wanted = enabled
         tier.step()
-    offload = Offload(TierSpec("sim", chunks), 1, TierFigures(), tier)
+    offload = Offload(TierSpec(chunks), 1, TierFigures(), tier)
     for number, now, chain, had in offload_course.steps():
         request = turn(chain)
         loaded, _ = offload.load(request, chain, had, now, counted=True)
         if tier is not None:
             runs = (Run(len(chain), number % 2),)
             tier.ended(Ended(request, None, chain, len(chain), now, 0, runs))  # type: ignore[arg-type]
-        offload.end(request, now)
+        offload.end(request)
         seen.add(loaded, offload.recent)
     assert seen.loaded > 300
     assert (seen.digest == offload_course.DIGEST) is (enabled is not True)
@@ -116,16 +115,15 @@ def drawn(requests: int = 1_500) -> Workload:
     return WORKLOADS["batch-scan"](0, requests=requests)
 
 
-def counted(policy: str, tier_policy: str, *, guard: bool = True) -> tuple[int, int]:
+def counted(policy: str, tier_policy: TierPolicy, *, guard: bool = True) -> tuple[int, int]:
     found = drawn()
     settings = PolicySettings(guard=guard)
     capacity = found.working_set_tokens() // 50
-    memory = TierSpec("memory", 2 * capacity)
     result = simulate(
         found,
         capacity,
         lambda blocks: REGISTRY[policy](blocks, found, settings),
-        tiering=Tiering((memory,), tier_policy, stored="computed", guard=guard),  # type: ignore[arg-type]
+        tier=tier_factory(TierSpec(2 * capacity), tier_policy, found.block_tokens),
     )
     return result.hit_tokens, result.tier_tokens
 
@@ -152,14 +150,57 @@ def test_tiers_beside_each_other_are_what_each_is_alone(monkeypatch: pytest.Monk
     assert stock["pool_tokens"] + stock["tier_tokens"] == stock["cached_tokens"] < rows["lru", 4, "lru"]["cached_tokens"]
 
 
-def test_the_command_serves_a_log_as_vllm_does_and_refuses_what_vllm_has_not(tmp_path: Path) -> None:
-    asked = ["simulate", "--workload", "few-shot", "--policies", "lru", "--capacity", "2%", "--tier-stores", "computed"]
+def test_the_command_replays_a_tier_and_refuses_what_is_not_one(tmp_path: Path) -> None:
+    asked = ["simulate", "--workload", "few-shot", "--policies", "lru", "--capacity", "2%"]
     written = tmp_path / "rows.json"
     done = CliRunner().invoke(app, [*asked, "--tier", "2%", "--json", str(written)])
     assert done.exit_code == 0, done.output
     assert 0 < json.loads(written.read_text())["rows"][0]["tier_rate"] < 0.1
 
-    for more in (["--tier", "2%", "--tier", "9%"], ["--tier", "2%", "--tier-policy", "oracle"], []):
+    for more in (["--tier", "2%:5%"], ["--tier", "2%", "--tier-policy", "oracle"], ["--tier-policy", "value"]):
         refused = CliRunner().invoke(app, [*asked, *more])
         assert refused.exit_code == 2
-        assert "--tier" in refused.output
+        assert "tier" in refused.output
+
+
+def test_a_tier_is_read_from_its_capacity_rate_and_latency() -> None:
+    assert parse_tier("5%") == TierSpec(0.05, 200_000.0, 0.0)
+    assert parse_tier("2M:50K:5") == TierSpec(2_000_000, 50_000.0, 0.005)
+    for text in ("5%:5%", "5%:50K:x", "5%:50K:5:6", "memory=5%"):
+        with pytest.raises(SimulationError):
+            parse_tier(text)
+
+
+def test_table_page_and_picture_show_what_the_tier_serves(tmp_path: Path) -> None:
+    lines = []
+    for n in range(300):
+        chat, number = n % 60, n // 60
+        blocks = [100 * chat + place for place in range(4 + number)]
+        lines.append({"timestamp": 10_000 * n, "input_length": 512 * len(blocks), "output_length": 100, "hash_ids": blocks})
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out, page, picture = (tmp_path / name for name in ("out.json", "page.html", "picture.png"))
+    options = [
+        "--trace",
+        str(log),
+        "--policies",
+        "lru,value",
+        "--capacity",
+        "10%",
+        "--tier",
+        "20%",
+        "--tier-policy",
+        "lru,value",
+    ]
+    done = CliRunner().invoke(app, ["simulate", *options, "--html", str(page), "--picture", str(picture), "--json", str(out)])
+
+    assert done.exit_code == 0, done.output
+    assert "A tier behind the cache" in done.output
+    summary = json.loads(out.read_text())["summary"]
+    assert [(row["policy"], row["tier_policy"]) for row in summary] == [
+        (policy, order) for policy in ("lru", "value") for order in ("lru", "value")
+    ]
+    assert summary[0]["served_gain"] == 0.0
+    assert "The tier behind the cache" in page.read_text()
+    assert f"<td>{summary[0]['ttft_returning_mean_s']:.3f}</td>" in page.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -143,8 +143,7 @@ def test_with_both_caches_engines_compute_less_than_with_the_better_of_the_two(c
         (("--responses", "semantic"), "no tier of a response cache that can be replayed"),
         (("--responses", "exact", "--ttl", "0"), "--ttl is seconds above 0"),
         (("--responses", "exact", "--tier", "5%"), "give --responses or --tier"),
-        (("--prefetch", "oracle"), "name one with --tier"),
-        (("--tier", "5%", "--prefetch", "oracle"), "name two"),
+        (("--tier-policy", "value"), "give one with --tier"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_with_what_to_do(options: tuple[str, ...], said: str) -> None:

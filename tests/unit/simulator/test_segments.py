@@ -11,7 +11,7 @@ from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.workload import Turn, Workload
 
 BLOCK = 16
-POLICIES = sorted(name for name, policy in REGISTRY.items() if not policy.blockwise)
+POLICIES = sorted(REGISTRY)
 
 
 def traffic(seed: int, requests: int = 250) -> Workload:

@@ -14,8 +14,7 @@ from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policies.value import Reuse
 from lpc.simulator.run import WorkloadSpec, build
-from lpc.simulator.tiers import TierFigures, TierSpec
-from lpc.simulator.tiers.offload import Offload
+from lpc.simulator.tier import Offload, TierFigures, TierSpec
 from lpc.simulator.workload import Turn
 
 TIMES: Final = (1, 2, 4)
@@ -50,7 +49,7 @@ class Replay:
             return below[0]
 
         settings = PolicySettings(invert=self.inverted)
-        result = simulate(workload, capacity, lambda blocks: REGISTRY[self.policy](blocks, workload, settings), tiering=tiers)
+        result = simulate(workload, capacity, lambda blocks: REGISTRY[self.policy](blocks, workload, settings), tier=tiers)
         return [
             {
                 "workload": self.workload.workload or workload.name,
@@ -61,8 +60,8 @@ class Replay:
                 "tier_policy": order,
                 "prompt_tokens": result.prompt_tokens,
                 "pool_tokens": result.hit_tokens,
-                "tier_tokens": figures.loaded["tier"],
-                "cached_tokens": result.hit_tokens + figures.loaded["tier"],
+                "tier_tokens": figures.loaded,
+                "cached_tokens": result.hit_tokens + figures.loaded,
             }
             for (times, order), (offload, figures) in below[0].tiers.items()
         ]
@@ -74,39 +73,27 @@ def rows_of(replays: Sequence[Replay]) -> list[list[dict[str, Any]]]:
 
 
 class _Beside:
-    """Tiers of every size and order behind one pool (`lpc.simulator.tiers.Behind`). None of them takes time."""
+    """Tiers of every size and order behind one pool (`lpc.simulator.tier.Behind`). None of them takes time."""
 
     def __init__(self, cache: BlockCache[Any], block_tokens: int, figures: TierFigures) -> None:
         del figures  # each has its own
         self.tiers: dict[tuple[int, TierOrder], tuple[Offload, TierFigures]] = {}
         for times in TIMES:
-            spec = TierSpec("tier", times * cache.capacity * block_tokens)
+            spec = TierSpec(times * cache.capacity * block_tokens)
             stock, ours = TierFigures(), TierFigures()
             self.tiers[times, "lru"] = Offload(spec, block_tokens, stock), stock
             if isinstance(cache.policy, Reuse):
                 self.tiers[times, "value"] = Offload.by_value(spec, block_tokens, ours, cache.policy), ours
 
-    def advance(self, now: float) -> None:
+    def advance(self) -> None:
         for offload, _ in self.tiers.values():
-            offload.advance(now)
-
-    def arrive(self, turn: Turn, now: float) -> None:
-        for offload, _ in self.tiers.values():
-            offload.arrive(turn, now)
-
-    def wait(self, turn: Turn, contents: Sequence[int], now: float) -> None:
-        for offload, _ in self.tiers.values():
-            offload.wait(turn, contents, now)
+            offload.advance()
 
     def load(self, turn: Turn, contents: Sequence[int], start: int, now: float, *, counted: bool) -> tuple[int, float]:
         for offload, _ in self.tiers.values():
             offload.load(turn, contents, start, now, counted=counted)
         return 0, 0.0
 
-    def store(self, contents: Sequence[int], now: float) -> None:
+    def end(self, turn: Turn) -> None:
         for offload, _ in self.tiers.values():
-            offload.store(contents, now)
-
-    def end(self, turn: Turn, now: float) -> None:
-        for offload, _ in self.tiers.values():
-            offload.end(turn, now)
+            offload.end(turn)

@@ -14,16 +14,113 @@ engine; what the policy in vLLM adds (`eviction_client.engines.vllm_cpu.policy`)
 differ. A chunk is one block.
 """
 
+import math
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Protocol, get_args
+
+import numpy as np
 
 from eviction_client.value_tier import ValueTier
+from lpc.simulator.amounts import SimulationError, parse_capacity, tokens
+from lpc.simulator.cache import BlockCache
 from lpc.simulator.policies.value import Reuse
 from lpc.simulator.policy import Policy
-from lpc.simulator.tiers.spec import TierSpec
-from lpc.simulator.tiers.tier import Link, TierFigures
 from lpc.simulator.workload import Turn
+
+TierPolicy = Literal["lru", "value"]
+TIER_POLICIES: Final[tuple[TierPolicy, ...]] = get_args(TierPolicy)
+TOKENS_S: Final = 200_000.0
+"""Tokens per second from the tier if none are given: 26 GB/s (PCIe 4.0 x16) at 128 KiB a token."""
+
+
+@dataclass(frozen=True)
+class TierSpec:
+    """The tier of each engine.
+
+    Attributes:
+        capacity: tokens, or before a run a share of the working set.
+        tokens_s: loaded from it per second, by all requests together.
+        latency_s: seconds until the first block of a load is there.
+    """
+
+    capacity: int | float
+    tokens_s: float = TOKENS_S
+    latency_s: float = 0.0
+
+    def of(self, working_set: int) -> "TierSpec":
+        """Return the same with its capacity in tokens."""
+        return replace(self, capacity=tokens(self.capacity, working_set))
+
+
+def parse_tier(text: str) -> TierSpec:
+    """Read ``CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]]``. Raises SimulationError."""
+    parts = text.split(":")
+    rate = parse_capacity(parts[1]) if len(parts) > 1 else int(TOKENS_S)
+    try:
+        latency_s = float(parts[2]) / 1000 if len(parts) > 2 else 0.0
+    except ValueError:
+        latency_s = math.nan
+    if len(parts) > 3 or isinstance(rate, float) or not 0 <= latency_s < 3600:
+        raise SimulationError(f"{text!r:.60} is not a tier: use CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]], such as 50%:50K:5")
+    return TierSpec(parse_capacity(parts[0]), float(rate), latency_s)
+
+
+@dataclass
+class TierFigures:
+    """What the tiers of one engine, or several, served, of requests that arrived while hits were counted.
+
+    Attributes:
+        loaded: tokens.
+        returning: seconds to the first token, of turns after their conversation's first.
+        waited_s: seconds that requests waited for loads.
+    """
+
+    loaded: int = 0
+    returning: list[float] = field(default_factory=list, repr=False)
+    waited_s: float = 0.0
+
+    def figures(self) -> dict[str, float]:
+        """Return plain numbers."""
+        times = np.array(self.returning) if self.returning else np.zeros(1)
+        return {
+            "ttft_returning_mean_s": float(times.mean()),
+            "ttft_returning_p99_s": float(np.quantile(times, 0.99)),
+            "load_wait_s": self.waited_s,
+        }
+
+
+class Behind(Protocol):
+    """What is behind one engine's cache. Times are seconds of the workload."""
+
+    def advance(self) -> None:
+        """Do what is due. Called before anything that happens."""
+
+    def load(self, turn: Turn, contents: Sequence[int], start: int, now: float, *, counted: bool) -> tuple[int, float]:
+        """Serve a request that starts, whose prompt the cache has up to place ``start``, with what follows without a gap.
+
+        Returns:
+            How many blocks, and the seconds until they are in the cache.
+        """
+
+    def end(self, turn: Turn) -> None:
+        """Learn that a request has ended; its blocks are not in use any more."""
+
+
+TierFactory = Callable[[BlockCache[Any], TierFigures], Behind]
+"""Makes what is behind an engine's cache."""
+
+
+def tier_factory(spec: TierSpec, policy: TierPolicy, block_tokens: int) -> TierFactory:
+    """Return what makes the tier of each engine."""
+
+    def make(cache: BlockCache[Any], figures: TierFigures) -> Behind:
+        if policy == "value":
+            return Offload.by_value(spec, block_tokens, figures, cache.policy)
+        return Offload(spec, block_tokens, figures)
+
+    return make
 
 
 class Offload:
@@ -37,20 +134,19 @@ class Offload:
     def __init__(self, spec: TierSpec, block_tokens: int, figures: TierFigures, tier: ValueTier | None = None) -> None:
         self.capacity: Final = _chunks(spec, block_tokens)
         self.tier = tier
-        self._name = spec.name
         self._size = block_tokens
-        self._link = Link(spec.tokens_s, spec.latency_s)
+        self._spec = spec
+        self._busy_until = 0.0
         self._figures = figures
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._seen: dict[Turn, set[int]] = {}
         """What running requests have stored, found or loaded."""
         self._refused: dict[Turn, Sequence[int]] = {}
-        figures.loaded.setdefault(spec.name, 0)
 
     @classmethod
     def by_value(cls, spec: TierSpec, block_tokens: int, figures: TierFigures, policy: Policy[Any]) -> "Offload":
         """Return one in the reuse classes of the cache's policy; LRU if that has none."""
-        tier = policy.add_tier(spec.name, _chunks(spec, block_tokens)) if isinstance(policy, Reuse) else None
+        tier = policy.add_tier("memory", _chunks(spec, block_tokens)) if isinstance(policy, Reuse) else None
         return cls(spec, block_tokens, figures, tier)
 
     @property
@@ -58,17 +154,10 @@ class Offload:
         """What it holds, what was used longest ago first."""
         return list(self._recent)
 
-    def advance(self, now: float) -> None:
-        """Do what is due."""
-        del now
+    def advance(self) -> None:
+        """Fit the order again if that is due."""
         if self.tier is not None:
             self.tier.step()
-
-    def arrive(self, turn: Turn, now: float) -> None:
-        """A request has come; nothing happens before it runs."""
-
-    def wait(self, turn: Turn, contents: Sequence[int], now: float) -> None:
-        """A request has to wait for blocks of the cache; nothing is fetched meanwhile."""
 
     def load(self, turn: Turn, contents: Sequence[int], start: int, now: float, *, counted: bool) -> tuple[int, float]:
         """Load a prompt's blocks from place ``start`` on that are here without a gap, and store the others of the prompt.
@@ -80,20 +169,19 @@ class Offload:
         while end < len(contents) and contents[end] in self._recent:
             end += 1
         loaded = end - start
-        done = self._link.load(loaded * self._size, now) if loaded else now
+        done = now
+        if loaded:  # loads follow one another; those under way hide the latency of those behind them
+            self._busy_until = max(now, self._busy_until) + loaded * self._size / self._spec.tokens_s
+            done = self._busy_until + self._spec.latency_s
         self._seen[turn] = set(contents[start:end])
         self._offer(turn, turn.contents[end if loaded else 0 :])
         if counted:
-            self._figures.loaded[self._name] += loaded * self._size
+            self._figures.loaded += loaded * self._size
             self._figures.waited_s += done - now
         return loaded, done - now
 
-    def store(self, contents: Sequence[int], now: float) -> None:
-        """Blocks have left the cache: they were stored before."""
-
-    def end(self, turn: Turn, now: float) -> None:
+    def end(self, turn: Turn) -> None:
         """A request has ended: what it has used goes last."""
-        del now
         refused = self._refused.pop(turn, None)
         if refused is not None:
             self._offer(turn, refused)
@@ -145,4 +233,5 @@ class Offload:
 
 
 def _chunks(spec: TierSpec, block_tokens: int) -> int:
-    return max(spec.tokens // block_tokens, 1)
+    assert isinstance(spec.capacity, int)
+    return max(spec.capacity // block_tokens, 1)
