@@ -188,7 +188,7 @@ def test_table_page_and_picture_show_what_the_tier_serves(tmp_path: Path) -> Non
         "--capacity",
         "10%",
         "--tier",
-        "20%",
+        "60%",
         "--tier-policy",
         "lru,value",
     ]
