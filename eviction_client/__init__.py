@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from eviction_client.messages import Prediction
     from eviction_client.predictor_client import PredictorClient
     from eviction_client.settings import ClientSettings
-    from eviction_client.stores import BlockHash, ConversationId, MetadataStore, open_store
+    from eviction_client.stores import BlockHash, BlockStore, ConversationId, open_store
     from eviction_client.stores.namespace import Namespace
 
 __all__ = [
     "Block",
     "BlockHash",
+    "BlockStore",
     "ClientError",
     "ClientSettings",
     "ConversationId",
     "EngineUnsupported",
     "Hints",
-    "MetadataStore",
     "Namespace",
     "Prediction",
     "PredictorClient",
@@ -44,7 +44,7 @@ _HOMES: Final = {
     "messages": ("Prediction",),
     "predictor_client": ("PredictorClient",),
     "settings": ("ClientSettings",),
-    "stores": ("BlockHash", "ConversationId", "MetadataStore", "open_store"),
+    "stores": ("BlockHash", "BlockStore", "ConversationId", "open_store"),
     "stores.namespace": ("Namespace",),
 }
 

@@ -21,14 +21,14 @@ class Background(Protocol):
         """Run no further round."""
 
 
-StartBackground = Callable[[Callable[[], bool]], Background]
-"""Given one round of work (it says whether the next is due soon, and never raises), starts what runs them."""
+StartBackground = Callable[[Callable[[], None]], Background]
+"""Given one round of work, which never raises, starts what runs them."""
 
 
 class BackgroundThread:
-    """A thread that runs a round when woken, when one is due, and every TICK_S anyway."""
+    """A thread that runs a round when woken, and every TICK_S anyway."""
 
-    def __init__(self, work: Callable[[], bool]) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
         self._wake = threading.Event()
         self._closing = False
@@ -47,18 +47,17 @@ class BackgroundThread:
         self._thread.join(1.0)
 
     def _run(self) -> None:
-        due = False
         while not self._closing:
-            self._wake.wait(GATHER_S if due else TICK_S)
+            self._wake.wait(TICK_S)
             time.sleep(GATHER_S)
             self._wake.clear()
-            due = self._work()
+            self._work()
 
 
 class AtOnce:
     """Runs a round when woken, in the thread that wakes it: for clocks that a thread could not keep pace with."""
 
-    def __init__(self, work: Callable[[], bool]) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
 
     def wake(self) -> None:

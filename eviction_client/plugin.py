@@ -30,7 +30,7 @@ from eviction_client.prior import ReuseCurves
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
 from eviction_client.score import OLDEST_S, done_key
 from eviction_client.settings import ClientSettings
-from eviction_client.stores.base import BlockHash, MetadataStore
+from eviction_client.stores.base import BlockHash, BlockStore
 from eviction_client.value_queue import DONE, Table
 from eviction_client.value_tier import ValueTier
 from lpc.wire.bugs import log_bug
@@ -48,8 +48,6 @@ MAX_ASKED: Final = 256
 """Blocks about which one question asks the store."""
 MAX_POOLED: Final = 10_000
 """Answers of the store that are remembered."""
-ROUNDS_FOR_AN_ANSWER: Final = 50
-"""Rounds in which an answer of the store is looked for."""
 TRIM_EVERY_S: Final = 100.0
 MOST_FAILURES: Final = 3
 """Failures of the background after which least recent use is in force until the engine restarts."""
@@ -123,7 +121,7 @@ class Plugin:
         capacity: int,
         block_tokens: int,
         predictor: Predictor,
-        store: MetadataStore | None = None,
+        store: BlockStore | None = None,
         clock: Callable[[], float] = time.time,
         background: StartBackground = BackgroundThread,
     ) -> None:
@@ -157,7 +155,6 @@ class Plugin:
         self._pooled: OrderedDict[BlockHash, float] = OrderedDict()
         """Keys that other conversations give blocks. Written by the background only."""
         self._to_ask = False
-        self._rounds_left = 0
         self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=REMEMBERED * capacity)
         self.ghosts: Ghosts[BlockHash] = Ghosts(capacity, self.classes, sampled, clock=self.now)
         self._fitted_at = -math.inf
@@ -285,9 +282,9 @@ class Plugin:
     def close(self) -> None:
         """Let go of predictor, store and background."""
         self.predictor.close()
-        if self.store is not None:
-            self.store.close(0.5)
         self._background.close()
+        if self.store is not None:
+            self.store.close()
 
     @property
     def reuses(self) -> int:
@@ -353,15 +350,14 @@ class Plugin:
 
     # The background.
 
-    def _round(self) -> bool:
-        """One round; returns whether the next is due soon.
+    def _round(self) -> None:
+        """One round.
 
         If the guard cannot judge, the rule that it last chose must not stay in force: the order is least recent use.
         """
-        due = False
         try:
             if self.guard_failures < MOST_FAILURES:
-                due = self._learn()
+                self._learn()
             else:
                 self._events.clear()
                 self._handled = self._appended
@@ -369,6 +365,7 @@ class Plugin:
             self._distrust()
             self.failed(error)
         try:
+            self._pool()
             at = time.monotonic()
             if at - self._ticked_at >= TICK_S:
                 self._ticked_at = at
@@ -379,10 +376,9 @@ class Plugin:
                 self.store.trim(self.now())
         except Exception as error:
             self.failed(error)
-        return due
 
-    def _learn(self) -> bool:
-        """Learn from all that was left; return whether an answer of the store is expected soon."""
+    def _learn(self) -> None:
+        """Learn from all that was left."""
         curves = self.predictor.reuse_curves
         if curves is not None:
             self._monitor.follow(curves.epoch, grouping.priors_of(curves.hazards))
@@ -401,7 +397,6 @@ class Plugin:
         if now - self._fitted_at >= REFIT_S:
             self._fitted_at = now
             self._refit(now)
-        return self._pool()
 
     def _arrive(self, admitted: _Started) -> None:
         stretches = self._monitor.admitted(admitted.prompt, admitted.at)
@@ -461,24 +456,18 @@ class Plugin:
             self._retain_s, self._by_retain = retain_s, by_retain
         self.tables = tables
 
-    def _pool(self) -> bool:
-        """Ask the store about the deepest blocks of the stretches that have arrived; take its answers."""
+    def _pool(self) -> None:
+        """Write what was recorded; ask the store about the deepest blocks of the stretches that have arrived."""
         store = self.store
         if store is None:
-            return False
+            return
         if self._to_ask:
             self._to_ask = False
-            store.look_ahead(list(dict.fromkeys(self._lately)), shared=True)
-            self._rounds_left = ROUNDS_FOR_AN_ANSWER
-        if self._rounds_left:
-            self._rounds_left -= 1
-            answers = store.take_answers()
-            if answers:
-                self._rounds_left = 0
-                self._pooled.update(answers)
-                while len(self._pooled) > MAX_POOLED:
-                    self._pooled.popitem(last=False)
-        return self._rounds_left > 0
+            self._pooled.update(store.shared(list(dict.fromkeys(self._lately))))
+            while len(self._pooled) > MAX_POOLED:
+                self._pooled.popitem(last=False)
+        else:
+            store.flush()
 
     def _distrust(self) -> None:
         """After a failure: least recent use orders, and evidence is collected from the start.

@@ -24,7 +24,7 @@ def values_of_plugin(plugin: Plugin) -> Values:
         ("lpc_pooled_raises", ""): plugin.raised,
         ("lpc_pooled_refused", ""): plugin.implausible,
         ("lpc_scheduler_seconds", ""): plugin.seconds,
-        ("lpc_failures", ""): plugin.failures + (0 if plugin.store is None else plugin.store.counters.bugs),
+        ("lpc_failures", ""): plugin.failures,
         ("lpc_stock_fallback", ""): 0.0,
         ("lpc_value_enabled", ""): float(plugin.value_enabled and plugin.tables is not None),
         ("lpc_reuse_classes", ""): plugin.fitted_classes,

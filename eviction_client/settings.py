@@ -97,10 +97,6 @@ class ClientSettings(RedisSettings):
         le=1024,
         description="Redis keys over which pooled keys are spread, equal in the whole fleet; on a cluster about 4 per primary",
     )
-    store_pending_blocks: int = Field(
-        default=200_000, ge=1, description="pooled keys waiting to be written; over it the oldest go"
-    )
-    store_blocks: int = Field(default=1_000_000, ge=1, description="blocks that the in-memory store remembers")
 
     _empty_is_none = field_validator(
         *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token", "predictor_token_file", "lmcache_url"),

@@ -28,7 +28,7 @@ def explain(error: Exception, where: str, timeout_s: float) -> StoreError:
     if isinstance(error, redis.exceptions.NoPermissionError) or "user executing the script" in text:
         return StoreAccessDenied(
             f"Redis at {where} does not let this user do what the store needs: allow it EVAL, EVALSHA, ZMSCORE, ZADD, ZCOUNT, "
-            "ZREMRANGEBYRANK, PEXPIRE, GET and SET on keys lpc:*, and of a Cluster CLUSTER SLOTS."
+            "ZREMRANGEBYRANK and PEXPIRE on keys lpc:*, and of a Cluster CLUSTER SLOTS."
         )
     if "protected mode" in text:
         return StoreAccessDenied(

@@ -1,7 +1,7 @@
 """How scores lie in Redis: keys, members, owner tags, and the two scripts that change them.
 
 One sorted set per shard, ``lpc:{<namespace>:<shard>/<shards>}:scores``; the braces are a Redis Cluster hash tag, so all keys
-of a shard are in one slot. Beside it, for a few minutes, one small key per writing client (see *Retries*).
+of a shard are in one slot.
 
 Members are 14 bytes of the block hash: with its header a member then fills a 16-byte allocation (15 bytes would take 32).
 
@@ -23,9 +23,6 @@ system prompt would lie in that shard, and a look-ahead, which knows blocks and 
 
 ZADD GT alone cannot do it: the block that turns shared loses its tag, so its stored number may fall while its score does not.
 The script does the same comparison; Redis runs it alone, so no update is lost.
-
-Retries. A batch whose answer was lost may or may not have been applied. Each client numbers its batches and each shard
-remembers the number it applied last, in the same script, so that a batch sent again is applied exactly once.
 """
 
 import hashlib
@@ -34,6 +31,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from eviction_client.curve import HORIZON_S
+from eviction_client.score import REMEMBERED_S
 from eviction_client.stores.base import BlockHash, ConversationId
 
 MEMBER_BYTES: Final = 14
@@ -43,39 +42,38 @@ LIMIT: Final = 2.0**32
 UNIT: Final = LIMIT * OWNER_TAGS / 2.0**53
 """Resolution of a score in Redis, seconds: what 53 bits leave beside the tag, 1/32."""
 
+LIVES_S: Final = 2 * HORIZON_S + REMEMBERED_S
+"""Keys of Redis expire when nobody wrote to them for so long: the highest score has been trimmed by then, hints of up to
+HORIZON_S included."""
+
 RECORD_SCRIPT: Final = """
--- KEYS: 1 scores, 2 number of the last batch of this client
--- ARGV: 1 batch number, 2 and 3 milliseconds to live of KEYS[2] and KEYS[1], 4 unit of the score, 5 bytes per member,
---       then for each record: owner tag (a fraction of the unit), score (a multiple of the unit), members (concatenated)
-local last = redis.call('GET', KEYS[2])
-if last and tonumber(last) >= tonumber(ARGV[1]) then return 0 end
-local unit, width = tonumber(ARGV[4]), tonumber(ARGV[5])
-for i = 6, #ARGV, 3 do
-  local owner, score, blob = tonumber(ARGV[i]), tonumber(ARGV[i + 1]), ARGV[i + 2]
-  local step = width * 1000 -- unpack() is bounded by Lua's stack
-  for from = 1, #blob, step do
-    local members = {}
-    for at = from, math.min(from + step - 1, #blob), width do
-      members[#members + 1] = string.sub(blob, at, at + width - 1)
-    end
-    local before = redis.call('ZMSCORE', KEYS[1], unpack(members))
-    local changed = {}
-    for j, member in ipairs(members) do
-      local stored, now = before[j] and tonumber(before[j]), score + owner
-      if stored then
-        local known = math.floor(stored / unit) * unit
-        if stored - known ~= owner then now = math.max(known, score) end
-      end
-      if now ~= stored then
-        changed[#changed + 1] = now
-        changed[#changed + 1] = member
-      end
-    end
-    if #changed > 0 then redis.call('ZADD', KEYS[1], unpack(changed)) end
+-- KEYS: 1 scores
+-- ARGV: 1 milliseconds to live, 2 unit of the score, 3 bytes per member, 4 owner tag (a fraction of the unit),
+--       5 score (a multiple of the unit), 6 members (concatenated)
+local unit, width, owner, score = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local blob = ARGV[6]
+local step = width * 1000 -- unpack() is bounded by Lua's stack
+for from = 1, #blob, step do
+  local members = {}
+  for at = from, math.min(from + step - 1, #blob), width do
+    members[#members + 1] = string.sub(blob, at, at + width - 1)
   end
+  local before = redis.call('ZMSCORE', KEYS[1], unpack(members))
+  local changed = {}
+  for j, member in ipairs(members) do
+    local stored, now = before[j] and tonumber(before[j]), score + owner
+    if stored then
+      local known = math.floor(stored / unit) * unit
+      if stored - known ~= owner then now = math.max(known, score) end
+    end
+    if now ~= stored then
+      changed[#changed + 1] = now
+      changed[#changed + 1] = member
+    end
+  end
+  if #changed > 0 then redis.call('ZADD', KEYS[1], unpack(changed)) end
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
 
@@ -107,16 +105,10 @@ class Layout:
     namespace: str
     """Digest of the namespace, hexadecimal."""
     shards: int
-    client: str
-    """Names the writer among all of the fleet."""
 
     def scores_key(self, shard: int) -> str:
         """Key of a shard's sorted set."""
         return f"lpc:{{{self.namespace}:{shard}/{self.shards}}}:scores"
-
-    def batch_key(self, shard: int) -> str:
-        """Key of the number of this client's last batch."""
-        return f"lpc:{{{self.namespace}:{shard}/{self.shards}}}:batch:{self.client}"
 
     def by_shard(self, blocks: Sequence[BlockHash]) -> list[list[int]]:
         """Return for each shard the indices of its blocks, in order."""

@@ -27,7 +27,7 @@ ENGINE: Final = """
     max_retain_s, on_unknown_engine, pooling, predictor_address, predictor_ca,
     predictor_capacity, predictor_certificate, predictor_key, predictor_timeout_s, predictor_token, predictor_token_file,
     redis_ca, redis_certificate, redis_cluster, redis_key, redis_password, redis_password_file, redis_shards,
-    redis_timeout_s, redis_url, redis_user, schedule, served_model, shadow, store_blocks, store_pending_blocks, vllm_v0
+    redis_timeout_s, redis_url, redis_user, schedule, served_model, shadow, vllm_v0
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """

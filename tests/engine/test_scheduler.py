@@ -426,7 +426,7 @@ def test_an_engine_keeps_a_prefix_as_long_as_the_conversations_of_another(
         for name in ("one", "two"):
             finish(there, name, [*prefix, *range(100 + 50 * len(name), 132 + 50 * len(name))], {"session_id": name})
             plugin = there.scheduler.lpc.plugin
-            assert plugin.settle() and plugin.store.flush(5.0)
+            assert plugin.settle() and plugin.store.flush()
         hooks = here.scheduler.lpc
         finish(here, "three", [*prefix, *range(150, 182)], {"session_id": "three"})
         here.add("four", [*prefix, *range(200, 232)], 40, {"session_id": "four"})

@@ -16,8 +16,7 @@ from eviction_client.stores import open_store
 from eviction_client.stores.redis import RedisStore
 from lpc.commands.checks import examine
 from lpc.wire.redis_url import RedisLogin, RedisUrl
-from tests.eventually import until
-from tests.redis_stores import BLOCKS, NAMESPACE, A, storing
+from tests.redis_stores import BLOCKS, NAMESPACE, A, flushed, storing
 
 AWKWARD = "a/b#c?d%e@f:g[h]i j%41"
 
@@ -97,9 +96,9 @@ def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_pat
         file.write_text("wrong\n")
         with pytest.raises(StoreAccessDenied, match="refuses this user or password"):
             store.check()
-        assert until(lambda: store.counters.failures)
+        assert not store.flush() and store.failures
         file.write_text(f"{AWKWARD}\n")
-        assert store.flush(20)
+        assert flushed(store)
         assert store.scores(BLOCKS) == [1.0] * len(BLOCKS)
 
 

@@ -72,10 +72,10 @@ def use(url: str) -> None:
     try:
         store.check()
     finally:
-        store.close(0.1)
+        store.close()
 
 
-@pytest.mark.parametrize("command", NEEDED)
+@pytest.mark.parametrize("command", NEEDED[:-2])  # get and set are for sidecars
 def test_every_command_of_the_page_is_needed(guarded_redis: GuardedRedis, command: str) -> None:
     assert f"+{command}" in rules()
     guarded_redis.allow(f"-{command}")
@@ -83,10 +83,9 @@ def test_every_command_of_the_page_is_needed(guarded_redis: GuardedRedis, comman
         store = RedisStore(guarded_redis.url, NAMESPACE)
         try:
             store.trim(time.time())
-            assert not store.flush(0.5)
-            assert store.counters.failures > 0
+            assert store.failures > 0
         finally:
-            store.close(0.1)
+            store.close()
         return
     with pytest.raises(StoreAccessDenied):
         use(guarded_redis.url)

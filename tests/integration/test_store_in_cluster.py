@@ -11,7 +11,7 @@ from eviction_client.errors import StoreAccessDenied, StoreUnreachable
 from eviction_client.stores import BlockHash
 from tests.eventually import until
 from tests.redis_cluster import form, node, redis_cluster
-from tests.redis_stores import BLOCKS, A, B, LosingProxy, refusal, storing
+from tests.redis_stores import BLOCKS, A, B, LosingProxy, flushed, refusal, storing
 
 __all__ = ["redis_cluster"]
 
@@ -26,12 +26,12 @@ def test_a_cluster_that_is_still_forming_is_away_and_gets_everything_once_it_is_
         store.record(A, BLOCKS, 1.0)
         with pytest.raises(StoreUnreachable, match="forming"):
             store.check()
-        assert until(lambda: store.counters.failures >= 2)
+        assert until(lambda: store.flush() or store.failures >= 2)
         assert not store.healthy
         form(nodes)
-        assert store.flush(40)
+        assert flushed(store)
         assert store.healthy and store.scores(BLOCKS) == [1.0] * len(BLOCKS)
-        assert store.counters.dropped == 0
+        assert store.dropped == 0
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
@@ -42,18 +42,17 @@ def test_a_cluster_that_has_lost_a_primary_is_away_and_keeps_what_was_recorded(t
         form(nodes)
         store = stack.enter_context(storing(nodes[0].url, cluster=True, shards=16))
         store.record(A, BLOCKS, 1.0)
-        assert store.flush(20)
+        assert store.flush()
         nodes[2].kill()
         with contextlib.closing(nodes[0].client()) as client:
             assert until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "fail", 40)
         store.record(A, BLOCKS, 2.0)
-        assert until(lambda: store.counters.failures >= 2)
+        assert until(lambda: store.flush() or store.failures >= 2)
         with pytest.raises(StoreUnreachable):
             store.scores(BLOCKS)
         nodes[2].start()
-        assert store.flush(40)
-        assert store.counters.dropped == 0
-        assert until(lambda: store.healthy)
+        assert flushed(store)
+        assert store.dropped == 0 and store.healthy
 
 
 def test_a_user_who_may_not_ask_for_slots_is_told_so(redis_cluster: list[RedisServer]) -> None:
@@ -72,15 +71,13 @@ def test_a_cluster_spreads_the_shards_and_keeps_the_law(redis_cluster: list[Redi
         store.record(A, many, 5.0)
         store.record(A, many, 1.0)
         store.record(B, many[:1000], 3.0)
-        store.look_ahead(many)
-        assert store.flush(10)
+        assert store.shared(many) == dict.fromkeys(many[:1000], 3.0)
         assert store.scores(many) == [3.0] * 1000 + [1.0] * 1000
         store.trim(time.time())
-        assert store.flush(10)
-        assert store.counters.failures == 0
-        assert store.counters.trimmed == len(many)
+        assert store.scores(many) == [None] * 2000
+        assert store.failures == 0
         store.record(A, many, 1.0)
-        assert store.flush(10)
+        assert store.flush()
         held = []
         for node in redis_cluster:
             with contextlib.closing(node.client()) as client:
@@ -95,13 +92,13 @@ def test_a_cluster_is_found_again_when_the_node_of_the_url_is_gone(redis_cluster
         url = f"redis://127.0.0.1:{proxy.port}/0"
         with storing(url, cluster=True) as store:
             store.record(A, BLOCKS, 1.0)
-            assert store.flush(10)
+            assert store.flush()
             proxy.close()
             for node in redis_cluster:
                 with contextlib.closing(node.client()) as client:
                     client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             store.record(A, BLOCKS, 2.0)
-            assert store.flush(20)
+            assert flushed(store)
             assert store.healthy
             assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
 

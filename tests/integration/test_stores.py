@@ -6,14 +6,13 @@ On Redis also as the user of docs/how-to/security.md, who may do what the store 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.processes import RedisServer
-from eviction_client.stores import BlockHash, ConversationId, MemoryStore, MetadataStore
+from eviction_client.stores import BlockHash, BlockStore, ConversationId, MemoryStore
 from eviction_client.stores.base import pooled
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
@@ -27,11 +26,11 @@ EMPTY = Callable[[], None]
 class Bench:
     """A store under test and the means to empty it between two examples of a law."""
 
-    def __init__(self, store: MetadataStore, empty: Callable[[], MetadataStore]) -> None:
+    def __init__(self, store: BlockStore, empty: Callable[[], BlockStore]) -> None:
         self.store = store
         self._empty = empty
 
-    def empty(self) -> MetadataStore:
+    def empty(self) -> BlockStore:
         self.store = self._empty()
         return self.store
 
@@ -40,7 +39,7 @@ class Bench:
         store = self.empty()
         for conversation, blocks, score in records:
             store.record(conversation, blocks, score)
-        assert store.flush(10)
+        assert store.flush()
         return store.scores(BLOCKS)
 
 
@@ -71,7 +70,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def store(bench: Bench) -> MetadataStore:
+def store(bench: Bench) -> BlockStore:
     return bench.store
 
 
@@ -149,118 +148,66 @@ def test_what_others_hold_bounds_a_score_from_below(bench: Bench, records: list)
             assert found >= bound
 
 
-def test_look_ahead_can_leave_out_what_one_conversation_alone_holds(store: MetadataStore) -> None:
+def test_only_blocks_that_several_conversations_hold_are_shared(store: BlockStore) -> None:
     store.record(A, BLOCKS[:2], 5.0)
     store.record(B, BLOCKS[:1], 3.0)
-    assert store.flush(5)
-    store.look_ahead(BLOCKS[:3], shared=True)
-    assert store.flush(5)
-    assert store.take_answers() == {BLOCKS[0]: 5.0}
+    assert store.shared(BLOCKS[:3]) == {BLOCKS[0]: 5.0}
 
 
-def test_look_ahead_answers_with_what_is_known_once(store: MetadataStore) -> None:
-    store.record(A, BLOCKS[:2], 3.0)
-    assert store.flush(5)
-    store.look_ahead(BLOCKS[1:4])
-    assert store.flush(5)
-    assert store.take_answers() == {BLOCKS[1]: 3.0}
-    assert store.take_answers() == {}
-
-
-def test_trimming_forgets_what_has_sunk_and_nothing_else(store: MetadataStore) -> None:
+def test_trimming_forgets_what_has_sunk_and_nothing_else(store: BlockStore) -> None:
     now = time.time()
     store.record(A, BLOCKS[:3], now - 3601)
     store.record(B, BLOCKS[2:4], now)
+    assert store.flush()
     store.trim(now)
-    assert store.flush(5)
     known = [score is not None for score in store.scores(BLOCKS)]
     assert known == [False, False, True, True, False, False]
-    assert store.counters.trimmed == 2
 
 
-def test_a_block_forgotten_by_trimming_is_private_again(store: MetadataStore) -> None:
+def test_a_block_forgotten_by_trimming_is_private_again(store: BlockStore) -> None:
     now = time.time()
     long_ago = now - 7200
     store.record(A, BLOCKS, long_ago)
     store.record(B, BLOCKS, long_ago)
+    assert store.flush()
     store.trim(now)
-    assert store.flush(5)
     store.record(C, BLOCKS, 9.0)
     store.record(C, BLOCKS, 4.0)
-    assert store.flush(5)
+    assert store.flush()
     assert store.scores(BLOCKS) == [4.0] * len(BLOCKS)
 
 
-def test_more_blocks_than_one_chunk_are_recorded_and_trimmed(store: MetadataStore) -> None:
+def test_more_blocks_than_one_chunk_are_recorded_and_trimmed(store: BlockStore) -> None:
     many = [BlockHash(n.to_bytes(4, "big") * 4) for n in range(30_000)]
     now = time.time()
     store.record(A, many, now - 7200)
-    assert store.flush(20)
+    assert store.flush()
     assert None not in store.scores(many)
     store.trim(now)
-    assert store.flush(20)
     assert set(store.scores(many)) == {None}
-    assert store.counters.trimmed == len(many)
 
 
-def test_scores_of_today_come_back_within_a_thirtieth_of_a_second_and_never_higher(store: MetadataStore) -> None:
+def test_scores_of_today_come_back_within_a_thirtieth_of_a_second_and_never_higher(store: BlockStore) -> None:
     exact = 1_790_000_000.123
     store.record(A, BLOCKS, exact)
-    assert store.flush(5)
+    assert store.flush()
     (stored,) = set(store.scores(BLOCKS))
     assert stored is not None
     assert 0 <= exact - stored < 1 / 30
 
 
-@pytest.mark.parametrize(
-    ("conversation", "blocks", "score"),
-    [
-        (A, BLOCKS, float("nan")),
-        (A, BLOCKS, float("inf")),
-        (A, BLOCKS, "high"),
-        (A, [1, 2], 1.0),
-        (A, None, 1.0),
-        (None, BLOCKS, 1.0),
-    ],
-)
-def test_nonsense_is_counted_and_changes_nothing(store: MetadataStore, conversation, blocks, score) -> None:
-    store.record(conversation, blocks, score)
-    store.look_ahead([1, None])  # type: ignore[list-item]
-    store.record(A, BLOCKS[:1], 1.0)
-    assert store.flush(5)
-    assert store.scores(BLOCKS[:2]) == [1.0, None]
-    assert store.counters.rejected + store.counters.bugs >= 1
-
-
-@pytest.mark.parametrize("call", ["record", "look_ahead"])
-def test_what_only_a_bug_can_cause_is_counted_apart_and_its_frames_are_logged(
-    store: MetadataStore, call: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    nonsense: Any = ["secret", 7] if isinstance(store, RedisStore) else 7
-    if call == "record":
-        store.record(A, nonsense, 1.0)
-    else:
-        store.look_ahead(nonsense)
-    assert store.flush(5)
-    assert store.counters.bugs == 1 and store.counters.rejected == 0
-    assert "Error" in caplog.text and "in " in caplog.text and ".py:" in caplog.text and "secret" not in caplog.text
-    store.record(A, BLOCKS[:1], 1.0)
-    assert store.flush(5) and store.scores(BLOCKS[:1]) == [1.0], "the store goes on"
-
-
-def test_hashes_that_differ_only_in_their_last_bytes_are_different_blocks(store: MetadataStore) -> None:
+def test_hashes_that_differ_only_in_their_last_bytes_are_different_blocks(store: BlockStore) -> None:
     """vLLM appends the number of the KV-cache group to the hash of the content."""
     groups = [BlockHash(b"\x07" * 32 + group.to_bytes(4, "big")) for group in range(3)]
     for group, candidate in enumerate(groups):
         store.record(A, [candidate], float(group))
-    assert store.flush(5)
+    assert store.flush()
     assert store.scores(groups) == [0.0, 1.0, 2.0]
 
 
-def test_a_closed_store_takes_calls_and_does_nothing(store: MetadataStore) -> None:
+def test_a_closed_store_takes_calls_and_does_nothing(store: BlockStore) -> None:
     store.close()
     store.close()
     store.record(A, BLOCKS, 1.0)
-    store.look_ahead(BLOCKS)
     store.trim(time.time())
-    assert store.take_answers() == {}
+    assert store.shared(BLOCKS) == {}

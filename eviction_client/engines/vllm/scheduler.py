@@ -23,7 +23,7 @@ from eviction_client.plugin import Plugin, Predictor
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.retention import Retention
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import MetadataStore, open_store
+from eviction_client.stores import BlockStore, open_store
 from lpc.errors import LpcError
 from lpc.wire.variables import unknown_variables
 
@@ -173,7 +173,7 @@ def _cached_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> A
     return None
 
 
-def _store(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> MetadataStore | None:
+def _store(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> BlockStore | None:
     from eviction_client.engines.vllm.namespace import namespace_of
 
     if settings.pools == "off" or settings.shadow:

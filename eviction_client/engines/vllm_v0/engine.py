@@ -28,7 +28,7 @@ from eviction_client.plugin import Plugin, Predictor
 from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import MetadataStore, open_store
+from eviction_client.stores import BlockStore, open_store
 from eviction_client.stores.namespace import Namespace
 
 logger = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ def _predictor(settings: ClientSettings, engine: Any) -> Predictor:
     return PredictorClient.of(settings, served, finder_of(engine))
 
 
-def _store(settings: ClientSettings, block_size: int) -> MetadataStore | None:
+def _store(settings: ClientSettings, block_size: int) -> BlockStore | None:
     """Return this process's store: V0's content hashes are Python's, seeded by the process, so no fleet shares them."""
     if settings.pools == "off" or settings.shadow:
         return None
