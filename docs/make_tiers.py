@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pages import head, small_pictures
 
-from lpc.simulator.offloading import TIMES, Replay, rows_of
+from benchmarks.offloading import TIMES, Replay, rows_of
 from lpc.simulator.run import WorkloadSpec
 from lpc.simulator.workloads import WORKLOADS
 from lpc.training.spread import Workers, spread
