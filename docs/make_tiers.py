@@ -83,7 +83,7 @@ def page(rows: Rows, names: Sequence[str]) -> Iterator[str]:
     yield "# vLLM's CPU tier on every generated workload"
     yield ""
     yield "`make tiers-table` writes this page: pool and tier as vLLM's offloading has them"
-    yield "([simulator](../explanation/simulator.md#vllms-cpu-offloading)), with the shipped policies and guards."
+    yield "([simulator](../explanation/simulator.md#a-tier-behind-the-cache)), with the shipped policies and guards."
     yield "`2%, 4` is a pool of 2% of the working set and a tier of 4 pools. Counted after the warm-up of `lpc simulate`,"
     yield "predictions learnt from the first request on. The workloads:"
     yield "[generated](../reference/policies.md#generated-workloads); on real vLLM: [figures](tiers-and-prefetch.md)."
