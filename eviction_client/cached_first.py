@@ -4,7 +4,7 @@ The request with the least missing prefill minus AGEING of the time that it has 
 alike, so the order is that of ``missing prefill + AGEING * arrival``, which changes only when the cache does.
 
 No request starves. A request's missing prefill never exceeds the prefill of its whole prompt, so it is overtaken only by
-requests that arrive within (its whole prefill) / AGEING after it. This holds with outdated estimates, too.
+requests that arrive within (its whole prefill) / AGEING after it. This also holds with outdated estimates.
 """
 
 import heapq

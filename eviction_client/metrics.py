@@ -1,7 +1,7 @@
 """Metrics of a plug-in, in the engine's own /metrics.
 
 The scheduler counts in plain integers; once a second the scorer's thread copies them into prometheus_client's. These are
-seen by whoever serves /metrics in the same process, or, under PROMETHEUS_MULTIPROC_DIR, in another. An engine whose API
+seen by the server of /metrics in the same process, or, under PROMETHEUS_MULTIPROC_DIR, in another. An engine whose API
 server is a process of its own and that does not use that directory (vLLM with one API server) needs :func:`register`, which
 vLLM calls in each of its processes (entry point ``vllm.general_plugins``): the first one makes a folder, tells the others of
 it in the environment, and shows what they write there.

@@ -134,7 +134,7 @@ class PredictorCounters:
     forgotten: int = 0
     """Forgotten by the caller before an answer came."""
     unread: int = 0
-    """Answers to prompts that the sidecar could not read. Counted as answered, too."""
+    """Answers to prompts that the sidecar could not read. They also count as answered."""
 
     @property
     def ended(self) -> int:

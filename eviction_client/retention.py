@@ -120,4 +120,4 @@ class Retention:
     def _give_up(self, reason: str) -> None:
         self.failed += 1
         if self.failed == 1:
-            logger.warning("learned prefix cache: LMCache's coordinator was not told of lpc_retain_seconds: %s", reason)
+            logger.warning("learned prefix cache: LMCache's coordinator did not take lpc_retain_seconds: %s", reason)

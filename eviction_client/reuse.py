@@ -8,8 +8,8 @@ one: evaluation suites, retries, documents, few-shot templates. It is remembered
 would depend on the policy.
 
 For each stretch of a finished request the monitor watches the deepest block. If a later prompt contains a watched block,
-whoever sends it, that is a reuse at the age that the block then has. Blocks that still wait count for the ages that they have
-reached (censoring; Kaplan and Meier 1958). The hazard of an interval is (reuses + M x prior) / (at risk + M). The prior of a
+from any conversation, that is a reuse at the block's age. Blocks that still wait count for the ages that they have reached
+(censoring; Kaplan and Meier 1958). The hazard of an interval is (reuses + M x prior) / (at risk + M). The prior of a
 class is the curve that the sidecar predicts for its group, or the curve over all groups with its gap and reply end. A wrong
 prediction is only a bad way of grouping: the class has its own curve after minutes.
 

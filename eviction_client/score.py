@@ -11,11 +11,11 @@ from typing import Final
 from eviction_client.curve import HORIZON_S
 
 REMEMBERED_S: Final = 3600.0
-"""Stores forget a key that lies so long before now. Whoever holds blocks for longer loses a raise, no block: a day of a fleet's
-blocks would be tens of gigabytes in Redis."""
+"""Stores forget a key that lies so long before now. An engine that holds blocks for longer loses a raise, but not a
+block: a day of a fleet's blocks would be tens of gigabytes in Redis."""
 
 OLDEST_S: Final = 30 * 86_400.0
-"""What lies longer before now is no key at all: another clock."""
+"""A key that lies longer before now comes from another clock and does not count."""
 
 
 def done_key(now: float) -> float:

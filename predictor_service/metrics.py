@@ -124,11 +124,11 @@ class Metrics:
         self.return_model_nats = Gauge(
             "lpc_return_model_nats",
             "By how much what happened of late was likelier under the return model than under the average curve, nats per "
-            "turn; NaN before anything was foretold.",
+            "turn; NaN before anything was predicted.",
             registry=registry,
         )
         self.return_refit_seconds = Histogram(
-            "lpc_return_refit_seconds", "One refit of the return model, beside serving.", buckets=SECONDS, registry=registry
+            "lpc_return_refit_seconds", "One refit of the return model, in the background.", buckets=SECONDS, registry=registry
         )
         # From the start, so that the first event of each kind is an increase.
         for bound in DECILES:

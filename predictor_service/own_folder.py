@@ -36,7 +36,7 @@ def make_own(folder: Path) -> None:
 
 
 def _check(folder: Path) -> None:
-    # The link itself as well: whoever made it can point it elsewhere.
+    # The link itself as well: its owner can point it elsewhere.
     for found in (folder.lstat(), folder.stat()):
         if found.st_uid not in (os.geteuid(), 0):
             raise ForeignFolder(

@@ -237,7 +237,7 @@ class ServiceSettings(RedisSettings):
     def _is_a_mode(cls, value: str) -> str:
         if not re.fullmatch(r"0?[67][0-7]{2}", value):
             raise ValueError(
-                f"{value!r} is no octal mode of a socket: say 0600 (engines of the same user) or 0660 (and of the group)"
+                f"{value!r} is not an octal mode of a socket: use 0600 (engines of the same user) or 0660 (and of the group)"
             )
         return value
 
@@ -286,7 +286,7 @@ class ServiceSettings(RedisSettings):
             raise ValueError("cache_redis_url needs cache_keys: answers are kept encrypted (docs/how-to/response-caches.md)")
         if self.tokens is None and self.tls_client_ca is None and not is_loopback(self.host):
             raise ValueError(
-                f"with response caches, callers on {self.host} must be told apart: set LPC_TOKENS or LPC_TLS_CLIENT_CA "
+                f"with response caches, callers on {self.host} must have names: set LPC_TOKENS or LPC_TLS_CLIENT_CA "
                 "(docs/how-to/security.md), or listen on 127.0.0.1"
             )
         url = RedisUrl.parse(self.cache_redis_url.get_secret_value())

@@ -32,7 +32,7 @@ ADMIN_TIMEOUT_S: Final = 30.0
 SLICE_S: Final = 0.5
 """A wait for another caller's answer is made of waits of this length, so that a sidecar that dies is noticed."""
 REOPEN_S: Final = 30.0
-"""Age from which on a connection that fails is made anew, with certificates read anew."""
+"""Age from which on a connection that fails is made again, with certificates read again."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 * 2**20),

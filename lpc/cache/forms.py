@@ -41,7 +41,7 @@ def _text(choice: Mapping[str, Any], name: str) -> str | None:
 def chunks_of(body: dict[str, Any]) -> list[bytes]:
     """Return the chunks of a stream that tell what a body tells, usage included.
 
-    Raises KeyError, ValueError or TypeError where it is no answer with one choice, or says what a stream would not.
+    Raises KeyError, ValueError or TypeError if it is not an answer with one choice, or has what a stream cannot hold.
     """
     (choice,) = body["choices"]
     if _more(body, _WHOLE) or _more(choice, _CHOICE):
@@ -70,7 +70,7 @@ def chunks_of(body: dict[str, Any]) -> list[bytes]:
 
 
 def body_of(chunks: Sequence[bytes]) -> bytes | None:
-    """Return the body that tells what a stream told; None without its usage, or where it told more than text.
+    """Return the body with a stream's content; None without its usage, or if it had more than text.
 
     Raises KeyError, ValueError or TypeError where a chunk is none.
     """

@@ -10,7 +10,7 @@ DEFAULT_SCOPE: Final = "default"
 """Of who names none."""
 _APART: Final = ("model", "messages", "tools", "prompt")
 _OF_THE_FORM: Final = ("stream", "stream_options")
-"""They say how an answer is told, not which."""
+"""They choose the form of an answer, not its content."""
 _FORMS_KNOWN: Final = ("include_usage", "include_obfuscation")
 """Of stream_options. Others ask for what an answer to another request may not tell."""
 

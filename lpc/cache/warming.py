@@ -1,7 +1,7 @@
 """Fills the response caches with the answers to questions that are known to come, from a file of JSON lines.
 
 A line is `{"question": "..."}`, or a request's whole body with `messages`; with `"answer": "..."` no engine is asked. What is
-kept already is left alone. How far it came is noted beside the file, so that a run that was broken off goes on where it
+kept already is left alone. How far it came is noted next to the file, so that a run that was broken off goes on where it
 stopped; where that folder cannot be written, it begins again and finds what is there.
 """
 
@@ -47,7 +47,7 @@ class Warmed:
         skipped: done in an earlier run.
         refused: by reason.
         failure: why the last request failed that did; None: none did.
-        noted: how far it came stands beside the file.
+        noted: how far it came is kept next to the file.
     """
 
     lines: int = 0
@@ -60,7 +60,7 @@ class Warmed:
 
 
 class Progress:
-    """How far a file was worked off: lines, and their digest, so that a file that was changed begins anew."""
+    """How far a file was worked off: lines, and their digest, so that a changed file begins again."""
 
     def __init__(self, file: Path) -> None:
         self._note = file.with_name(file.name + ".warmed")
@@ -255,7 +255,7 @@ def _asked(http: httpx.Client, engine: str, key: str | None, body: Mapping[str, 
             engine_s=time.monotonic() - began,
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise WarmError(f"{engine} answers what is no completion: is it an engine of OpenAI's API?") from error
+        raise WarmError(f"{engine} did not return a completion: is it an engine with OpenAI's API?") from error
 
 
 def _post(http: httpx.Client, base: str, body: Mapping[str, Any], key: str | None) -> httpx.Response:
@@ -263,7 +263,7 @@ def _post(http: httpx.Client, base: str, body: Mapping[str, Any], key: str | Non
     try:
         told = http.post(f"{base.rstrip('/')}{CHAT}", json=body, headers=headers)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise WarmError(f"{base} is no address: it looks like http://host:port") from error
+        raise WarmError(f"{base} is not an address: use http://host:port") from error
     except httpx.HTTPError as error:
         raise WarmError(f"{base} does not answer ({type(error).__name__}): start it, or name another") from error
     if told.status_code != 200:

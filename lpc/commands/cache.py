@@ -90,7 +90,7 @@ def warm_up(
 
 
 def _fits_together(gateway: str, sidecars: dict[str, object], gateways: dict[str, object]) -> None:
-    """Refuse options that would do nothing. A variable may be set for other commands, so LPC_WARM_... alone are no options."""
+    """Refuse options that would do nothing. A variable may be set for other commands, so LPC_WARM_... alone do not count."""
     given = [
         name
         for name, value in (sidecars if gateway else gateways).items()
@@ -152,7 +152,7 @@ def make_unfindable(
     if not chosen.get("scope", "default") or not all(value for name, value in chosen.items() if name != "scope"):
         raise UsageError("an empty name names nothing; the scope of requests that name none is called default")
     if model_version and model is None:
-        raise UsageError("--model-version narrows --model: name that, too")
+        raise UsageError("--model-version narrows --model: add --model")
     if tenant and entry is None:
         raise UsageError("--tenant goes with --entry: scopes, tags and models are those of all tenants")
     message = pb.InvalidateRequest(erase=erase, model_version=model_version, tenant=tenant)
@@ -291,7 +291,7 @@ def _with_client(
     from lpc.wire.access import access_of
 
     settings = client_settings(predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key)
-    # A person waits, no request: what is slow is no miss here.
+    # A person waits, not a request: a slow answer does not count as a miss here.
     client = ResponseCacheClient(settings.predictor_address, access=access_of(settings), timeout_s=10.0)
     try:
         return action(client)

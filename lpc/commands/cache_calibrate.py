@@ -42,7 +42,7 @@ def calibrate(
 ) -> None:
     """Tell from labelled pairs which similarity a scope may serve from, and how much that would be.
 
-    What holds of the pairs holds of traffic like them: take pairs from the scope's own questions, each candidate beside the
+    What holds of the pairs holds of traffic like them: take pairs from the scope's own questions, each candidate with the
     question that met it, and label all of them, not only the clear ones. So with answers: take those that the scope's judge
     would have to compare, and label them yourself.
     """

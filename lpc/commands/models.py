@@ -59,7 +59,7 @@ def unpin_version(models: Models = Path("models"), model: ModelName = "e5-small"
 def prune_versions(
     models: Models = Path("models"),
     model: ModelName = "e5-small",
-    keep: Annotated[int, typer.Option(min=1, help="Newest versions to keep, beside those served now and before.")] = 10,
+    keep: Annotated[int, typer.Option(min=1, help="Newest versions to keep, in addition to those served now and before.")] = 10,
 ) -> None:
     """Remove old versions, and what killed exports left behind."""
     from lpc.model.versions import prune
@@ -73,7 +73,7 @@ def pull_version(
     source: Annotated[str, typer.Argument(help="A version's file, as a path or an http(s) address.")],
     models: Models = Path("models"),
     sha256: Annotated[
-        str | None, typer.Option("--sha256", help="Its checksum; default: as the SHA256SUMS beside it says.")
+        str | None, typer.Option("--sha256", help="Its checksum; default: from the SHA256SUMS next to it.")
     ] = None,
 ) -> None:
     """Fetch a version that was published as a file, and check it. A version that is there already is kept."""

@@ -1,4 +1,4 @@
-"""How well predictors foretell, as tables and a picture: `lpc evaluate`."""
+"""How well predictors predict, as tables and a picture: `lpc evaluate`."""
 
 from pathlib import Path
 from typing import Any

@@ -121,9 +121,10 @@ def _problem(kind: str, place: list[str], message: str, prefix: str) -> str:
 
         if place[0] == "cache_scopes":
             return (
-                f"cache_scopes.{place[1]}: {place[-1]} is no setting of a scope{nearest(place[-1], ScopeSettings.model_fields)}"
+                f"cache_scopes.{place[1]}: {place[-1]} is not a setting of a scope"
+                f"{nearest(place[-1], ScopeSettings.model_fields)}"
             )
-        return f"{os.environ.get('LPC_CONFIG')}: {name} is no setting{nearest(name, ServiceSettings.model_fields)}"
+        return f"{os.environ.get('LPC_CONFIG')}: {name} is not a setting{nearest(name, ServiceSettings.model_fields)}"
     if (len(place) == 1 or place[0] == "served_models") and (form := OBJECTS.get(place[0])) is not None:
         return f"{name}: {message}; give {form}"
     return f"{name}: {message}"

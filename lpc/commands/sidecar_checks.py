@@ -79,7 +79,7 @@ def response_caches(channel: grpc.Channel, access: Access) -> Finding:
             return Finding(check, "ok", "off in this sidecar (LPC_CACHE_REDIS_URL)")
         return Finding(check, "fail", f"the sidecar answers {error.code().name}", "see the sidecar's log")
     if not all(scope.known for scope in stats.scopes):
-        advice = "see the sidecar's log, which names the kind of error; until it is mended requests go to the engines"
+        advice = "see the sidecar's log, which names the kind of error; until it is fixed, requests go to the engines"
         return Finding(check, "fail", "on, and their Redis does not answer the sidecar", advice)
     entries = sum(scope.entries for scope in stats.scopes)
     return Finding(check, "ok", f"on, {entries:,} answers of this client in the scope default")

@@ -48,7 +48,7 @@ class Metrics:
             "lpc_gateway_stores", "Answers of engines by what became of them in the cache.", ["result"], registry=registry
         )
         self.told = Counter(
-            "lpc_gateway_predictor_told", "Hits that the predictor was told of, by result.", ["result"], registry=registry
+            "lpc_gateway_predictor_told", "Hits that were reported to the predictor, by result.", ["result"], registry=registry
         )
         self.engine_requests = Counter(
             "lpc_gateway_engine_requests",

@@ -61,7 +61,7 @@ class Recording:
             self._whole = True
 
     def response(self) -> pb.Response | None:
-        """Return the answer; None where it is not whole, too long or not what an engine says."""
+        """Return the answer; None if it is not whole, is too long, or does not look like an engine's."""
         if self._spoilt or not self._whole:
             return None
         try:
@@ -77,7 +77,7 @@ class Recording:
         data = [line[5:].removeprefix(b" ") for line in _END_OF_LINE.split(event) if line.startswith(b"data:")]
         others = [line for line in _END_OF_LINE.split(event) if line and not line.startswith((b"data:", b":"))]
         if others or (data and self._whole):
-            # An event of another kind, or one after the last: not what can be told again.
+            # An event of another kind, or one after the last: it cannot be replayed.
             self._spoil()
         elif data == [DONE]:
             self._whole = True

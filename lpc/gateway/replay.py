@@ -1,6 +1,6 @@
-"""An answer told again: as it was recorded but for id and time, or in the other form where nothing is lost.
+"""An answer given again: as it was recorded except id and time, or in the other form where nothing is lost.
 
-A stream can be told as a body if it carries its usage, since clients of bodies read it; a body can always be told as a stream.
+A stream can become a body if it carries its usage, since clients of bodies read it; a body can always become a stream.
 """
 
 import json

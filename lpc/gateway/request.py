@@ -14,7 +14,7 @@ from lpc.gateway.targets import CHAT, COMPLETIONS
 from lpc.v1 import predictor_pb2
 
 SESSION_HEADER: Final = b"x-session-id"
-"""By which vLLM is told the conversation."""
+"""Names the conversation to vLLM."""
 PROMPT_BEGINNING: Final = 2048
 """Characters of a plain prompt by which its engine is chosen: later turns only add to it."""
 DEEPEST: Final = 100

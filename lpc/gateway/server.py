@@ -98,7 +98,7 @@ async def running(
         if settings.gateway_cache:
             try:
                 client.channel()
-            except CertificateError as error:  # mended without a restart
+            except CertificateError as error:  # fixed without a restart
                 log.warning("the sidecar cannot be asked, so the engines are, for everything: %s", error)
         cached = Cached(client if settings.gateway_cache else None, settings.gateway_wait_s, metrics)
         stack.push_async_callback(cached.close)

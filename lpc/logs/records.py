@@ -1,6 +1,6 @@
 """Records out of files: Parquet, JSON lines and JSON arrays, one file or a folder of them, never a whole file in memory.
 
-A record that cannot be read does not end a run: it is counted by its reason and named by its place, and whoever reads
+A record that cannot be read does not end a run: it is counted by its reason and named by its place, and the reader of
 decides how many are too many. Places are `file:3` (a line, from 1, as editors count), `file:row 3` of Parquet and
 `file:record 3` of an array (from 0, as pandas and the Hugging Face viewer count). No reason and no place holds text of a
 record.

@@ -15,7 +15,7 @@ from lpc.logs.traces.request import TraceError
 
 
 def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
-    """Yield the conversations of an operator's own log, which is a trace, too."""
+    """Yield the conversations of an operator's own log, which is also a trace."""
     try:
         yield from chat_conversations(path, skipped=skipped)
     except TraceError as error:

@@ -18,7 +18,7 @@ LOST: Final = "unawaited"
 
 
 class Background:
-    """Tasks beside serving, until it is closed. Lives on one event loop.
+    """Background tasks, until it is closed. Lives on one event loop.
 
     ``failures``: counts by the label ``task``: failed rounds, and tasks that ended.
     """

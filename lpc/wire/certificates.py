@@ -53,7 +53,7 @@ def read(files: CertificateFiles, role: Role) -> Pem:
     """Return what the files hold, for a server's or a client's use.
 
     Raises:
-        CertificateError: a file is missing, no PEM, expired or for another purpose, or certificate and key are no pair.
+        CertificateError: a file is missing, not PEM, expired or for another purpose, or certificate and key do not match.
     """
     contents = [_bytes(path) for path in (files.certificate, files.key, files.ca)]
     expires_at = None
@@ -93,9 +93,9 @@ def _own(certificate: Path, key: Path, role: Role) -> dict[str, Any]:
         peer.load_verify_locations(certificate)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise CertificateError(f"{certificate} and {key} are no pair: give the key of this certificate") from error
+            raise CertificateError(f"{certificate} and {key} do not match: give the key of this certificate") from error
         raise CertificateError(
-            f"{certificate} and {key} are no certificate and key in PEM form, or the key has a pass phrase: "
+            f"{certificate} and {key} are not a certificate and key in PEM form, or the key has a pass phrase: "
             "give a certificate and its unencrypted key"
         ) from error
     peer.verify_mode = ssl.CERT_REQUIRED

@@ -18,7 +18,7 @@ T = TypeVar("T")
 CONNECTIONS: Final = 64
 """To one server."""
 HELD: Final = 16
-"""Connections beside them on which single commands are read."""
+"""Further connections, on which single commands are read."""
 FIRST_S: Final = 0.25
 LONGEST_S: Final = 5.0
 """Pauses after a failure: the first, and what they double up to."""
@@ -37,7 +37,7 @@ class RedisRefused(RedisFailed):
 
 
 class RedisReach:
-    """Asks a Redis. After a failure one caller in a while tries again, and all others are told at once that it is away.
+    """Asks a Redis. After a failure one caller in a while tries again, and all others learn at once that it is away.
 
     Args:
         connection: to the server or Cluster; not opened yet.
@@ -67,7 +67,7 @@ class RedisReach:
     async def ask(self, question: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Return what a question to redis-py's client answers. Raises RedisAway, RedisRefused.
 
-        ``timeout_s``: of long work beside serving, which waits for no one.
+        ``timeout_s``: of long background work, for which nobody waits.
         """
         loop = asyncio.get_running_loop()
         if self._pause_s:
@@ -155,7 +155,7 @@ class RedisReach:
         if isinstance(error, redis.exceptions.MovedError) and not self._connection.cluster:
             return ": it is a node of a Redis Cluster: set LPC_CACHE_REDIS_CLUSTER=true"
         if self._connection.cluster and "Cluster mode is not enabled" in str(error):
-            return ": it is no node of a Redis Cluster: unset LPC_CACHE_REDIS_CLUSTER"
+            return ": it is not a node of a Redis Cluster: unset LPC_CACHE_REDIS_CLUSTER"
         if isinstance(error, PasswordFileError):
             return f": {error}"
         if isinstance(error, redis.AuthenticationError):

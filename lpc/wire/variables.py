@@ -46,7 +46,7 @@ LMCACHE: Final = """
 """
 """Fields of `lpc.lmcache.settings.LMCacheSettings`, with the prefix that their variables have."""
 OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN", "LPC_WARM_ENGINE_KEY"))
-"""Variables that are no fields: the settings file, the folder of engines' metrics."""
+"""Variables that are not fields: the settings file, the folder of engines' metrics."""
 OURS: Final = ("LPC_TEST_",)
 """What the tests are set with begins so."""
 
@@ -64,7 +64,7 @@ def none_if_empty(value: object) -> object:
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a sentence for each variable of an environment that looks like a setting and is none, with the nearest name."""
     return [
-        f"{name} is no setting{nearest(name, KNOWN)}"
+        f"{name} is not a setting{nearest(name, KNOWN)}"
         for name in sorted(environment)
         if name.startswith(PREFIX) and name not in KNOWN and not name.startswith(OURS) and not _of_kubernetes(name, environment)
     ]

@@ -38,9 +38,9 @@ class Prepared:
         model: the one whose tokenizer made the features: only it can run them.
         features: its input.
         turn: remembered for its label; None where its conversation cannot be recognised.
-        asked: what the return model is told of it, but the log-odds.
+        asked: input of the return model, except the log-odds.
         turn_count: user turns so far.
-        names: of a turn that has just arrived, in the fleet's hashes; None where other sidecars are not told of it.
+        names: of a turn that has just arrived, in the fleet's hashes; None if other sidecars do not learn of it.
         arrived_at: when it came, seconds since the Unix epoch; for one asked again later than its turn.
         microseconds: that reading and tokenisation took.
     """
@@ -108,7 +108,7 @@ class Preparation:
         return turn, asked._replace(conversation=turn.conversation, past=past or asked.past)
 
     async def note_unread(self, conversation: pb.Conversation, *, large: bool = False) -> Arrived:
-        """Note that a conversation arrives whose token ids cannot be read; return what the return model is told of it."""
+        """Note that a conversation arrives whose token ids cannot be read; return the return model's input."""
         if self._closed:
             raise Unavailable(CLOSING)
         loop = asyncio.get_running_loop()

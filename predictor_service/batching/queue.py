@@ -89,8 +89,8 @@ class BatchQueue:
     def admit(self, count: int = 1, patience: float = math.inf) -> None:
         """Take permits, all or none.
 
-        Without the look at patience, a queue of more work than its callers have time would let all of them wait in vain, and
-        give the model, oldest first, the ones whose answers come just too late.
+        Without the look at patience, a queue of more work than its callers have time would let all of them wait for nothing,
+        and give the model, oldest first, the ones whose answers come just too late.
 
         Args:
             patience: seconds from now after which the answers are worthless.

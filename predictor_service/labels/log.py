@@ -60,7 +60,7 @@ class LabelWriter(TurnObserver):
         Args:
             rows, interval_s: a file is written when it has so many rows, or its first row is so many seconds old.
             max_bytes: of all files of the folder, those of other sidecars too; the oldest are deleted.
-            count: told how many rows were written or dropped; from any thread.
+            count: called with the rows written or dropped; from any thread.
         """
         self.folder = folder
         self._rows = rows

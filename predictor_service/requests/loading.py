@@ -204,7 +204,7 @@ def _tokenizer(source: str, *, offered: bool) -> Any:
             raise
         found = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
     if getattr(found, "backend_tokenizer", None) is None:
-        raise ValueError("it is no fast tokenizer (tokenizer.json)")
+        raise ValueError("it is not a fast tokenizer (tokenizer.json)")
     return found
 
 
@@ -244,7 +244,7 @@ def main(source: str, target: Path, *, offered: bool) -> int:
         (target / BACKEND).write_text(decoder)
         np.save(target / LENGTHS, lengths)
         (target / MARKUP).write_text(json.dumps(None if markup is None else asdict(markup)))
-    except BaseException as error:  # a panic of the tokenizers library is no Exception
+    except BaseException as error:  # a panic of the tokenizers library is not an Exception
         (target / REASON).write_text(_first_line(error))
         return 1
     return 0

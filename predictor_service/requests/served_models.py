@@ -2,7 +2,7 @@
 
 Nobody ever waits for one. It is loaded in the background, once; until then, and where it cannot be loaded, asking for it is an
 error at once, and it is tried again after RETRY_S. What an operator has configured under a name comes before what engines
-offer, which is known by its digest: whoever sends that digest has the same tokenizer.
+offer, which is known by its digest: a caller with that digest has the same tokenizer.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """The way of a request through the tiers, exact, normalised and semantic, or to the engine; and of its answer into the store.
 
-Whatever goes wrong with the store is a miss that says so. Nothing here raises but for requests that are no requests.
+Whatever goes wrong with the store is a miss that says so. Only invalid requests raise here.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class ResponseCache:
             max_age_s: of an answer; 0: any.
 
         Raises:
-            InvalidRequest: it is no request.
+            InvalidRequest: it is not a request.
         """
         _check(asked)
         settings = self.scopes.of(asked.scope)
@@ -145,7 +145,7 @@ class ResponseCache:
         """Take what the engine said. ``flight``, ``candidate``: of the miss; ``same``: the candidate says the same.
 
         Raises:
-            InvalidRequest: it is no request.
+            InvalidRequest: it is not a request.
         """
         _check(asked)
         settings = self.scopes.of(asked.scope)
@@ -220,7 +220,7 @@ class ResponseCache:
             self._metrics.lookup_seconds.observe(loop.time() - began)
             if isinstance(miss, Hit):
                 return miss
-            # Where there is a record, it is of no use: damaged, too old, invalidated.
+            # Where there is a record, it is useless: damaged, too old, invalidated.
             unless_stored = unless_stored and found.record is None
             try:
                 state, token = await self._flights.take(names.scope, names.exact, unless_stored=unless_stored)
@@ -348,7 +348,7 @@ class ResponseCache:
 
 
 def _check(asked: Asked) -> None:
-    """Refuse what is no request. Raises InvalidRequest."""
+    """Refuse an invalid request. Raises InvalidRequest."""
     if not asked.model:
         raise InvalidRequest("the request names no model: send the one that the engine would be asked for")
     if not asked.messages and asked.prompt is None and not asked.parameters:

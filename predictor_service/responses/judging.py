@@ -31,7 +31,7 @@ Texts: TypeAlias = tuple[str, str, str, str]
 """Question and answer, and the other question and answer."""
 
 Learn: TypeAlias = Callable[[bool | None], Awaitable[None]]
-"""Told what a judge said. May raise RedisFailed."""
+"""Called with what a judge said. May raise RedisFailed."""
 
 
 class Judge(Protocol):
@@ -103,14 +103,14 @@ class RulesOf:
 
 
 class Judging:
-    """Judges pairs beside the requests, a few at a time. Lives on one event loop."""
+    """Judges pairs in the background, a few at a time. Lives on one event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     async def later(self, judge: Judge, texts: Texts, learn: Learn) -> None:
-        """Have a pair judged, and ``learn`` told of it; of None at once where too many wait."""
+        """Have a pair judged, and call ``learn`` with the verdict; at once with None if too many wait."""
         if len(self._tasks) >= WAITING:
             await learn(None)
             return

@@ -41,7 +41,7 @@ class Caches:
 
     Attributes:
         service: answers calls.
-        rounds: interval in seconds, name and work of what runs beside it.
+        rounds: interval in seconds, name and work of background tasks.
         refresh: looks whether the key file changed.
     """
 

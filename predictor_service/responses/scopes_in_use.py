@@ -73,7 +73,7 @@ class InUse:
         tenants: by their names and tiers.
         named: client and scope, once one of its has asked.
         heard_to: how far its stream was read; None before its vectors were.
-        served: questions answered from another one's, of which the other sidecars have not been told.
+        served: questions answered from another one's, which the other sidecars do not know yet.
     """
 
     scope: Scope
@@ -95,7 +95,7 @@ class ScopesInUse:
         encoder: names what vectors that can be compared have in common, now.
         rules: of a scope's settings and a tier.
         clock: seconds since the epoch.
-        report: told of each scope in use, by client and name, what is in force.
+        report: called for each scope in use, by client and name, with what is in force.
     """
 
     def __init__(

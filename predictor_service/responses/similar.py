@@ -35,7 +35,7 @@ from predictor_service.responses.semantic import Semantic
 NEAREST: Final = 3
 """Candidates that are looked at: the nearest may be vetoed."""
 STORING_S: Final = 2.0
-"""Longest time that storing waits for a vector: nobody waits for it, and without one the answer is no candidate."""
+"""Longest time that storing waits for a vector: nobody waits for it, and without one the answer cannot be a candidate."""
 
 
 class Embeds(Protocol):
@@ -54,8 +54,8 @@ class SimilarQuestions(Semantic):
     Args:
         rules: of a scope's settings and a tier.
         clock: seconds since the epoch.
-        judged: told what a judge said, by the scope's name; None: it could not be asked.
-        report: told of each scope in use, by client and name, what is in force.
+        judged: called with what a judge said, by the scope's name; None: it could not be asked.
+        report: called for each scope in use, by client and name, with what is in force.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What callers and operators do to the response caches beside asking: feedback, invalidation, erasure, figures."""
+"""What callers and operators do to the response caches besides asking: feedback, invalidation, erasure, metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ class Upkeep:
             client: whose.
             scope: its name; None: all.
             tag, model, version: what to narrow it to.
-            erase: delete it, too; with a tag or model, whatever else was unfindable as well.
+            erase: also delete it; with a tag or model, whatever else was unfindable as well.
 
         Returns:
             Whether it was possible, and how many entries were deleted.

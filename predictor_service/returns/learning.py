@@ -1,4 +1,4 @@
-"""The return model in service: it answers in the thread that infers, and learns in another one beside it."""
+"""The return model in service: it answers in the thread that infers, and learns in another one."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""From a conversation on the wire to what the return model is told of its turn: numbers and digests, never text."""
+"""From a conversation on the wire to the return model's input of its turn: numbers and digests, never text."""
 
 import math
 import os
@@ -22,7 +22,7 @@ _KEY: Final = os.urandom(32)
 
 
 def arrived(conversation: pb.Conversation, turns: UserTurns, turn: Turn | None, at: float) -> Arrived:
-    """Return a turn as the return model is told of it; its log-odds are NaN until the model has run.
+    """Return a turn as the return model takes it; its log-odds are NaN until the model has run.
 
     The turn's past, up to the one before until now, is then that up to itself.
 

@@ -6,8 +6,8 @@ With a token file, the token names a caller on the TCP port; a client certificat
 token file, a verified client certificate names it: the first DNS name or URI of its subjectAltName, else its common name.
 Without either, all callers on the TCP port are `anonymous`.
 
-The token file's form is :mod:`lpc.wire.tokens`'s. A peer on the Unix socket needs no token: whoever may open the socket has
-been let in by its mode, 0600.
+The token file's form is :mod:`lpc.wire.tokens`'s. A peer on the Unix socket needs no token: the socket's mode, 0600, admits
+its callers.
 """
 
 import contextlib

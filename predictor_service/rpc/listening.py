@@ -163,7 +163,7 @@ class Listener:
 
 
 def _connection_age(settings: ServiceSettings) -> list[tuple[str, int]]:
-    """Return options by which callers are told, give or take a tenth of the age, to open another connection."""
+    """Return options by which callers are asked, give or take a tenth of the age, to open another connection."""
     if not settings.connection_age_s:
         return []
     return [

@@ -161,7 +161,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         return answer
 
     async def _answer_unread(self, conversation: pb.Conversation, returns: ReturnLearning) -> Answer:
-        """Answer by what is known beside the text: the length, the times of the conversation's turns, how it begins."""
+        """Answer by what is known besides the text: the length, the times of the conversation's turns, how it begins."""
         asked = await self._preparation.note_unread(conversation, large=SIZE.get() > 0)
         (reuse_group,) = await asyncio.to_thread(returns.answer, [asked])
         return unread_answer(asked.turn_count, reuse_group, self._serving.model.manifest)

@@ -4,7 +4,7 @@
 |---|---|
 | `lpc:seen:<name>` | the sightings under one name, oldest first, at most LOOKED_AT; gone a horizon after the last one |
 | `lpc:seen:to:<sidecar>` | news for a sidecar of turns whose next ones others have seen |
-| `lpc:seen:key` | the key of the fleet's hashes, drawn by whoever comes first |
+| `lpc:seen:key` | the key of the fleet's hashes, drawn by the first sidecar |
 
 Each command concerns one key, so a Redis Cluster spreads them, and what Redis refuses for one key concerns no other: such an
 error stands in place of the answer. Raises what else redis-py raises.

@@ -76,7 +76,7 @@ class Sightings:
     Args:
         redis: of the fleet.
         labels: of this sidecar, whose turns may return elsewhere.
-        returned: told a conversation and when its next turn came, when that was at another sidecar.
+        returned: called with a conversation and when its next turn came, if that was at another sidecar.
         clock: seconds since the epoch.
 
     Attributes:
@@ -139,7 +139,7 @@ class Sightings:
         return found, past
 
     def close(self) -> None:
-        """Speak to Redis no more."""
+        """Stop using Redis."""
         self._closing.set()
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)

@@ -258,7 +258,7 @@ def test_one_flag_serves_pool_and_tier(tiered: Callable[..., Any], caplog: pytes
     caplog.set_level(logging.INFO)
     engine = tiered(connector(50))
     assert policy_of(engine).tier is engine.scheduler.lpc.plugin.tiers[0]
-    assert "on in the CPU offload tier, too, 50 chunks" in caplog.text
+    assert "also on in the CPU offload tier, 50 chunks" in caplog.text
     assert "eviction_policy" not in vllm_config().kv_transfer_config.kv_connector_extra_config
     values = values_of(engine.scheduler.lpc)
     assert values["lpc_tier_stock_fallback", ""] == 0.0

@@ -360,7 +360,7 @@ def test_a_variable_that_is_no_setting_is_named_once_and_harms_nothing(
 ) -> None:
     monkeypatch.setenv("LPC_BANANA", "nonsense")
     finish(Engine(50), "a")
-    assert sum("LPC_BANANA is no setting" in record.getMessage() for record in caplog.records) == 1
+    assert sum("LPC_BANANA is not a setting" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_sessions_of_two_tenants_are_two_and_no_salt_is_told() -> None:

@@ -129,12 +129,12 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
         ({"LPC_SERVED_MODELS": "{"}, """settings: give LPC_SERVED_MODELS='{"qwen3": """),
         ({"LPC_SERVED_MODELS": "[]"}, """should be a valid dictionary; give LPC_SERVED_MODELS='{"qwen3": """),
         ({"LPC_CACHE_SCOPES": "{"}, """settings: give LPC_CACHE_SCOPES='{"faq": """),
-        ({"LPC_CACHE_SCOPES": '{"faq": {"kin": "faq"}}'}, "cache_scopes.faq: kin is no setting of a scope: is kind meant?"),
+        ({"LPC_CACHE_SCOPES": '{"faq": {"kin": "faq"}}'}, "cache_scopes.faq: kin is not a setting of a scope: is kind meant?"),
         ({"LPC_TLS_CERTIFICATE": "x"}, "settings: tls_certificate and tls_key go together"),
-        ({"LPC_CONFIG": "/nowhere/lpc.toml"}, "there is no settings file /nowhere/lpc.toml (--config or LPC_CONFIG)"),
+        ({"LPC_CONFIG": "/nowhere/lpc.toml"}, "there is not a settings file /nowhere/lpc.toml (--config or LPC_CONFIG)"),
         ({"LPC_CONFIG": "/"}, "the settings file / cannot be read: Is a directory"),
         ({"LPC_UNIX_SOCKET": "/proc/lpc/predictor.sock"}, "cannot make the folder /proc/lpc of the Unix socket"),
-        ({"LPC_METRICS_PROT": "1"}, "LPC_METRICS_PROT is no setting: is LPC_METRICS_PORT meant?"),
+        ({"LPC_METRICS_PROT": "1"}, "LPC_METRICS_PROT is not a setting: is LPC_METRICS_PORT meant?"),
         ({"LPC_MODELS": "/nowhere"}, "no model in /nowhere/e5-small: make one with `lpc export`"),
         ({"LPC_PROVIDER": "cuda"}, "lpc: "),
     ],
@@ -155,7 +155,7 @@ def test_settings_come_from_a_file_too(tmp_path: Path) -> None:
     (tmp_path / "lpc.toml").write_text("prot = 1\n")
     result = lpc("serve", "--config", str(tmp_path / "lpc.toml"))
     assert result.returncode == 2
-    assert f"{tmp_path}/lpc.toml: prot is no setting: is port meant?" in result.stderr.decode()
+    assert f"{tmp_path}/lpc.toml: prot is not a setting: is port meant?" in result.stderr.decode()
     (tmp_path / "lpc.toml").write_text("port = \n")
     result = lpc("serve", LPC_CONFIG=str(tmp_path / "lpc.toml"))
     assert result.returncode == 2

@@ -285,4 +285,4 @@ async def test_the_base_install_suffices_and_nothing_heavy_is_loaded(tiny_models
 def test_a_variable_with_a_typing_error_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LPC_REDIS_ULR", "redis://secret")
     found = {finding.check: finding for finding in examine(ClientSettings(predictor_address="127.0.0.1:1"))}["settings"]
-    assert (found.status, found.found, found.advice) == ("warn", "LPC_REDIS_ULR is no setting", "is LPC_REDIS_URL meant?")
+    assert (found.status, found.found, found.advice) == ("warn", "LPC_REDIS_ULR is not a setting", "is LPC_REDIS_URL meant?")

@@ -206,7 +206,7 @@ async def test_wrong_new_certificates_change_nothing_but_the_log(
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
-    [("missing", r"cannot read .*nowhere"), ("expired", "has expired: renew it"), ("another's key", "are no pair")],
+    [("missing", r"cannot read .*nowhere"), ("expired", "has expired: renew it"), ("another's key", "do not match")],
 )
 async def test_a_sidecar_does_not_start_with_files_it_cannot_use(
     tiny_models: Path, authority: Authority, wrong: str, why: str

@@ -56,9 +56,9 @@ def broken(authority: Authority, tmp_path: Path, how: str) -> CertificateFiles:
     [
         ("missing", r"cannot read .*nowhere\.crt: No such file"),
         ("expired", r"expired\.crt has expired: renew it"),
-        ("another key", r"good\.crt and .*other\.key are no pair"),
-        ("pass phrase", r"locked\.key are no certificate and key in PEM form, or the key has a pass phrase"),
-        ("garbage", r"garbage\.crt and .*good\.key are no certificate and key in PEM form"),
+        ("another key", r"good\.crt and .*other\.key do not match"),
+        ("pass phrase", r"locked\.key are not a certificate and key in PEM form, or the key has a pass phrase"),
+        ("garbage", r"garbage\.crt and .*good\.key are not a certificate and key in PEM form"),
         ("client's", r"clients\.crt is not made for a server: its extended key usage must include serverAuth"),
         ("no authority", r"empty\.crt holds no certificate in PEM form"),
     ],

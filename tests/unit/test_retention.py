@@ -83,7 +83,7 @@ def test_what_stays_unknown_is_given_up_and_said_once_without_the_prompt(
     until(lambda: retention.failed == 2)
     retention.close()
     assert len(coordinator.asked) == 2 * ATTEMPTS
-    assert caplog.text.count("was not told of lpc_retain_seconds: HTTP 404") == 1
+    assert caplog.text.count("did not take lpc_retain_seconds: HTTP 404") == 1
     assert "424242" not in caplog.text
 
 

@@ -20,13 +20,13 @@ def test_the_names_are_those_of_the_settings_objects() -> None:
 def test_a_typing_error_is_named_with_the_nearest_name() -> None:
     found = unknown_variables({"LPC_REDIS_ULR": "redis://r", "LPC_SERVED_MODLES": "{}", "PATH": "/bin"})
     assert found == [
-        "LPC_REDIS_ULR is no setting: is LPC_REDIS_URL meant?",
-        "LPC_SERVED_MODLES is no setting: is LPC_SERVED_MODELS meant?",
+        "LPC_REDIS_ULR is not a setting: is LPC_REDIS_URL meant?",
+        "LPC_SERVED_MODLES is not a setting: is LPC_SERVED_MODELS meant?",
     ]
 
 
 def test_a_name_that_is_like_none_is_named_alone() -> None:
-    assert unknown_variables({"LPC_BANANA": "1"}) == ["LPC_BANANA is no setting: see docs/reference/settings.md"]
+    assert unknown_variables({"LPC_BANANA": "1"}) == ["LPC_BANANA is not a setting: see docs/reference/settings.md"]
 
 
 def test_each_side_knows_the_others_variables() -> None:
@@ -42,4 +42,4 @@ def test_what_kubernetes_sets_for_a_service_is_no_typing_error() -> None:
         "LPC_PREDICTOR_PORT_50051_TCP_ADDR": "10.0.0.1",
     }
     assert unknown_variables(links) == []
-    assert unknown_variables({"LPC_METRIC_PORT": "9"}) == ["LPC_METRIC_PORT is no setting: is LPC_METRICS_PORT meant?"]
+    assert unknown_variables({"LPC_METRIC_PORT": "9"}) == ["LPC_METRIC_PORT is not a setting: is LPC_METRICS_PORT meant?"]

@@ -1,5 +1,5 @@
 # Forms the cluster once, and goes on to keep it together. Redis remembers addresses, not names: when all nodes come back under
-# new addresses, none finds another, and the cluster stays down until one of them is told where the others are (CLUSTER MEET).
+# new addresses, none finds another, and the cluster stays down until one of them gets the others' addresses (CLUSTER MEET).
 # NODES: name:port of each. REPLICAS: of each primary. REDISCLI_AUTH: the admin's password. EVERY: seconds between two looks.
 # RUN: a folder, in which the file `whole` is there while the cluster is.
 set -u

@@ -12,7 +12,7 @@ DIGEST_BYTES: Final = 16
 
 
 class TokenChain(Sequence[BlockHash]):
-    """Digests of a request's tokens in blocks of BLOCK_TOKENS, each of all that is before it, too; the rest has none.
+    """Digests of a request's tokens in blocks of BLOCK_TOKENS, each also of all that is before it; the rest has none.
 
     They are made when one is first asked for, which is in the background: 8,000 tokens take 0.2 ms.
 

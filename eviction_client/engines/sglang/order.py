@@ -49,7 +49,7 @@ class ValueStrategy:
     A node without a place belongs to a request that has not ended. If such a node can be evicted, the request was put off.
 
     Args:
-        failed: told of exceptions. The node then has its place in the order of least recent use.
+        failed: called with exceptions. The node then has its place in the order of least recent use.
 
     Attributes:
         value_enabled: the retention value orders; else least recent use.

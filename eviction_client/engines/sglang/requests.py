@@ -9,7 +9,7 @@ from lpc.wire.session import name_under_salt
 
 
 def asks_nothing(req: Any) -> bool:
-    """Say whether a request is no conversation: the server's own, or one whose prompt is not its tokens."""
+    """Return whether a request does not count as a conversation: the server's own, or one whose prompt is not its tokens."""
     return str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX) or not req.origin_input_ids or req.input_embeds is not None
 
 

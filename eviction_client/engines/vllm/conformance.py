@@ -7,7 +7,7 @@ Three things are tried, in milliseconds, on pools made for the purpose; the engi
 2. *Order.* One random course of allocations, hits, frees, deferred frees, unpinnings, evictions and a reset is run through two
    block pools of the engine's class: with the queue that it comes with, and with ours and the hooks. While nothing is known of
    reuse everything that can be seen must be equal, block by block, under either rule.
-3. *Value.* Chains, and the parts of one, leave the pool in the order of their classes' values, after changes of the rule, too.
+3. *Value.* Chains, and the parts of one, leave the pool in the order of their classes' values, also after changes of the rule.
 
 So a release that changes something else works the day it comes out, and one that changes what the plug-in relies on keeps its
 own order.

@@ -91,7 +91,7 @@ class LearnedScheduler:
         """Say what became of the CPU offload tier, where there is one."""
         if tiers.reason is None:
             for policy in tiers.policies:
-                logger.info("learned prefix cache: on in the CPU offload tier, too, %d chunks", policy.cache_capacity)
+                logger.info("learned prefix cache: also on in the CPU offload tier, %d chunks", policy.cache_capacity)
             return
         reason = f"has no place in the CPU offload tier of this vLLM {RELEASE}: {tiers.reason}."
         if settings.on_unknown_engine == "refuse":

@@ -106,7 +106,7 @@ class CachedFirstQueue(FCFSRequestQueue):
     Args:
         prompts: what is cached of them.
         now: returns the time in seconds, which never goes back.
-        failed: is told of an exception; from then on it is first come, first served.
+        failed: called with an exception; from then on it is first come, first served.
 
     Attributes:
         overtaking: requests served before one that had arrived earlier.

@@ -65,7 +65,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         """Order by this tier from now on.
 
         Args:
-            failed: told of what is raised by it; from then on the policy is LRU.
+            failed: called with what it raises; from then on the policy is LRU.
         """
         self._tier, self._failed = tier, failed
 

@@ -211,7 +211,7 @@ def _attach(
         plugin.close()
         raise
     plugin.on_tick.append(lambda: metrics.update(_values_of(hooks)))
-    atexit.register(plugin.close)  # a V0 scheduler is never told to shut down
+    atexit.register(plugin.close)  # nothing shuts a V0 scheduler down
     return hooks
 
 

@@ -138,7 +138,7 @@ class LearnedEvictor:
         ends = [run.end for run in ended.runs]
 
         def class_of(block: FreeBlock) -> int:
-            # The last class is that of blocks behind the known chain, too: another sequence of the request may be longer.
+            # The last class is also that of blocks behind the known chain: another sequence of the request may be longer.
             place = bisect_left(ends, -(-block.num_hashed_tokens // self._block_size))
             return ended.runs[min(place, len(ends) - 1)].reuse_class if ends else 0
 

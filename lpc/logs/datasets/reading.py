@@ -25,7 +25,7 @@ MESSAGE_FIELDS: Final = frozenset({"role", "content", "turn_identifier", "type",
 def read(dataset: str, path: Path, parse: Callable[[Record, str], T], skipped: Skipped) -> Iterator[T]:
     """Yield what ``parse`` makes of each record and its place; note in ``skipped`` those it raises WrongRecord for.
 
-    Whether too many are wrong is known at the end: a caller that stops before it is not told.
+    Whether too many are wrong is known at the end: a caller that stops before it does not get it.
 
     Raises:
         DatasetError: the file is missing, empty, damaged or of another dataset, or has too many wrong records.

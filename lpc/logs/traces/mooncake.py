@@ -11,8 +11,8 @@ Limits:
   Such a turn is marked as not linkable, and a later turn of its conversation counts as turn 1.
 - A history that the application rewrote or truncated in an earlier block starts a new conversation.
 - A question asked again (same prompt) and an edited one count as further turns. Two users with the same long document are
-  told apart only by what follows it: where the first one's question fits into his partial last block, they look like one.
-- Turn numbers are lower bounds: conversations began before the trace, too.
+  separated only by what follows it: where the first one's question fits into his partial last block, they look like one.
+- Turn numbers are lower bounds: some conversations began before the trace.
 
 Measured on `mooncake_conversation_trace.jsonl`: 3,975 of 12,031 requests (33%) are turn 2 or later, 1 block is shared, and any
 threshold from 8 to 32 moves that number by less than 1%.

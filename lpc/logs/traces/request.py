@@ -173,7 +173,7 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: flo
     if wrong > max(SKIP_ALWAYS, skip_limit * lines):
         raise TraceError(
             f"{wrong} of {lines} lines of {path} are wrong, more than {max(SKIP_ALWAYS, int(skip_limit * lines))}: {reasons}. "
-            "Mend the file, check --format, or raise --skip-limit"
+            "Fix the file, check --format, or raise --skip-limit"
         )
     return parsed
 

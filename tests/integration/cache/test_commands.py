@@ -188,7 +188,7 @@ def test_warming_that_kept_nothing_ends_with_an_error_and_says_why(
     words = ["warm", "--file", str(path), "--model", "m", "--scope", "faq"]
     for more, says in (
         (["--engine", "http://127.0.0.1:1"], "1 failed: http://127.0.0.1:1 does not answer"),
-        (["--engine", "127.0.0.1:1"], "is no address"),
+        (["--engine", "127.0.0.1:1"], "is not an address"),
         ([], "name an engine with --engine"),
         (["--gateway", "http://127.0.0.1:1", "--tag", "x", "--ttl", "5"], "leave out --tag, --ttl"),
         (["--token", "x"], "is for --gateway"),
