@@ -1,7 +1,7 @@
 """Pool and CPU tier of vLLM, whose order in which: the tier in several sizes and orders behind one and the same pool.
 
 The pool is replayed once. Each tier is served as if it were alone behind it; what is loaded costs no time, so that the pool
-sees the same requests at the same times whatever is below it, and tiers are told apart by what they hold and by nothing else.
+sees the same requests at the same times whatever is below it, and tiers differ by what they hold and by nothing else.
 """
 
 from collections.abc import Sequence

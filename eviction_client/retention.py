@@ -44,7 +44,7 @@ class Retention:
         clock: monotonic seconds.
 
     Attributes:
-        told, failed: hints that were taken, and that were not in the end.
+        handed_on, failed: hints that were taken, and that were not in the end.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Retention:
         self._waiting: deque[_Wanted] = deque(maxlen=WAITING)
         self._wake = threading.Event()
         self._closed = False
-        self.told = 0
+        self.handed_on = 0
         self.failed = 0
         self._thread = threading.Thread(target=self._run, name="lpc-retention", daemon=True)
         self._thread.start()
@@ -103,7 +103,7 @@ class Retention:
         request = urllib.request.Request(self._url, body, self._headers, method="POST")
         try:
             with self._open(request, timeout=TIMEOUT_S):
-                self.told += 1
+                self.handed_on += 1
         except urllib.error.HTTPError as error:
             with error:  # not its text: it may repeat the prompt
                 self._again(wanted, f"HTTP {error.code}", may=error.code == 404 or error.code >= 500)

@@ -44,7 +44,7 @@ Each message says what was wrong and what to do, and holds no text of a conversa
 
 
 class LpcError(Exception):
-    """Base of every error that a user can cause and mend."""
+    """Base of every error that a user can cause and fix."""
 
 
 class UsageError(LpcError):

@@ -197,8 +197,8 @@ def through_gateway(gateway: str, *, token: str | None, scope: str) -> Iterator[
     def ask(body: Mapping[str, Any], answer: str | None) -> str:
         if answer is not None:
             raise WarmError("a line has an answer: a gateway takes none, so leave out --gateway and name the sidecar")
-        told = _post(http, gateway, body, None)
-        cache = told.headers.get("x-lpc-cache")
+        replied = _post(http, gateway, body, None)
+        cache = replied.headers.get("x-lpc-cache")
         if cache is None:
             return "the gateway's cache is away, or the request's answers are drawn"
         return "stored" if cache == "miss" else "there"
@@ -234,21 +234,21 @@ def _request(line: str, number: int, template: Mapping[str, Any], file: Path) ->
 def _known(body: Mapping[str, Any], answer: str) -> pb.Response:
     choice = {"index": 0, "message": {"role": "assistant", "content": answer}, "logprobs": None, "finish_reason": "stop"}
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    told = {"id": "chatcmpl-lpc", "object": "chat.completion", "created": int(time.time()), "model": body["model"]}
-    return pb.Response(body=compact({**told, "choices": [choice], "usage": usage}), finish_reason="stop")
+    replied = {"id": "chatcmpl-lpc", "object": "chat.completion", "created": int(time.time()), "model": body["model"]}
+    return pb.Response(body=compact({**replied, "choices": [choice], "usage": usage}), finish_reason="stop")
 
 
 def _asked(http: httpx.Client, engine: str, key: str | None, body: Mapping[str, Any]) -> pb.Response:
     if not engine:
         raise WarmError("a line has no answer: name an engine with --engine, or a gateway with --gateway")
     began = time.monotonic()
-    told = _post(http, engine, body, key)
+    replied = _post(http, engine, body, key)
     try:
-        answer = told.json()
+        answer = replied.json()
         (choice,) = answer["choices"]
         usage = answer.get("usage") or {}
         return pb.Response(
-            body=told.content,
+            body=replied.content,
             finish_reason=choice["finish_reason"] or "",
             prompt_tokens=usage.get("prompt_tokens", 0),
             completion_tokens=usage.get("completion_tokens", 0),
@@ -261,11 +261,11 @@ def _asked(http: httpx.Client, engine: str, key: str | None, body: Mapping[str, 
 def _post(http: httpx.Client, base: str, body: Mapping[str, Any], key: str | None) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        told = http.post(f"{base.rstrip('/')}{CHAT}", json=body, headers=headers)
+        replied = http.post(f"{base.rstrip('/')}{CHAT}", json=body, headers=headers)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise WarmError(f"{base} is not an address: use http://host:port") from error
     except httpx.HTTPError as error:
         raise WarmError(f"{base} does not answer ({type(error).__name__}): start it, or name another") from error
-    if told.status_code != 200:
-        raise WarmError(f"{base} answers {told.status_code}: {ADVICE.get(told.status_code, 'try the request with curl')}")
-    return told
+    if replied.status_code != 200:
+        raise WarmError(f"{base} answers {replied.status_code}: {ADVICE.get(replied.status_code, 'try the request with curl')}")
+    return replied

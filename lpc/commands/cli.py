@@ -91,7 +91,7 @@ app.add_typer(models.app, name="model", hidden=True)  # what fingers type
 
 
 def _source(package: str) -> str:
-    """Return what to install for a package that is missing: the extra of ours that has it, else its own name."""
+    """Return what to install for a package that is missing: the project's extra that has it, else its own name."""
     top = package.partition(".")[0]
     name = _normal(DISTRIBUTIONS.get(top, top))
     found = {

@@ -43,7 +43,7 @@ SAMPLES = {
 def demo(
     picture: Annotated[Path, typer.Option(help="PNG to write, of the simulated cache.")] = Path("out/gain.png"),
 ) -> None:
-    """Make the model, simulate a small cache with and without us, start the sidecar, score three conversations, serve."""
+    """Make the model, simulate a small cache with and without the plug-in, start the sidecar and score conversations."""
     settings = service_settings(None, log_format="text")
     _run(settings, picture)
 

@@ -1,4 +1,4 @@
-"""Which engines and tiers are installed here, and whether our part works in them: the rows of `lpc doctor`, one each.
+"""Which engines and tiers are installed here, and whether the plug-in works in them: the rows of `lpc doctor`, one each.
 
 Read from the files and names of what is installed; no engine is imported, which would take seconds and a GPU.
 """
@@ -20,7 +20,7 @@ FLAG: Final = "--scheduler-cls eviction_client.engines.vllm.LearnedScheduler"
 
 
 def examine_engines(settings: ClientSettings) -> Iterator[Finding]:
-    """One finding for each engine and tier that there is a part of ours for."""
+    """One finding for each engine and tier that has a plug-in."""
     yield _vllm("GPU pool", FLAG)
     yield _vllm("waiting queue", f"{FLAG}, LPC_SCHEDULE=cached-first")
     yield _cpu_tier()
@@ -59,7 +59,7 @@ def _row(
     why_not: Callable[[], str | None],
     use: str,
 ) -> Finding:
-    """Return the row of an engine or tier. ``use``: how our part is switched on."""
+    """Return the row of an engine or tier. ``use``: how the plug-in is switched on."""
     check = f"engine {name}"
     if release is None:
         return Finding(check, "ok", "not installed here")

@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="LMCache in MP mode: learned evicti
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def coordinator(context: typer.Context) -> None:
-    """Run LMCache's coordinator with our controller in it. Takes `lmcache coordinator`'s options; ours are LPC_LMCACHE_..."""
+    """Run LMCache's coordinator with this project's controller. Options: `lmcache coordinator`'s; settings: LPC_LMCACHE_..."""
     from lpc.lmcache.coordinator import serve
 
     lmcache_settings()

@@ -17,7 +17,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The head's file; default: data/heads/<recipe>/head.safetensors, with --from none.")
     ] = None,
-    recipe: Annotated[Literal["default", "lpc"], typer.Option(help="default: ours; lpc: the paper's.")] = "default",
+    recipe: Annotated[Literal["default", "lpc"], typer.Option(help="default: this project's; lpc: the paper's.")] = "default",
     seed: Annotated[int, typer.Option(help="Same seed, same head.")] = 0,
     models: Annotated[Path, typer.Option(help="With --from: the model repository.")] = Path("models"),
     model: Annotated[str, typer.Option(help="With --from: the model whose head is compared and published.")] = "e5-small",

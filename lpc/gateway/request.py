@@ -66,7 +66,7 @@ class Asked:
         return question(body, scope=scope, tenant=tenant)
 
     def conversation(self, session: str | None) -> predictor_pb2.Conversation | None:
-        """Return what the predictor is told; None where there is no user in it."""
+        """Return what the predictor gets; None if it has no user."""
         if not self.messages:
             return predictor_pb2.Conversation(prompt=self.prompt or "", conversation_id=session or "")
         chat = [

@@ -48,4 +48,4 @@ class Telling:
         except Exception:
             self._metrics.told.labels("failed").inc()
         else:
-            self._metrics.told.labels("told").inc()
+            self._metrics.told.labels("sent").inc()

@@ -15,7 +15,7 @@ def steady() -> Callable[[], float]:
 
 
 def reported_at(said: float, now: float) -> float:
-    """Return when a node has reported something, by the clock of whoever hears it at ``now``.
+    """Return when a node has reported something, by the clock of the receiver at ``now``.
 
     Args:
         said: by the node's clock; 0 where it does not say.

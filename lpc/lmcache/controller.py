@@ -98,7 +98,7 @@ class LearnedController(Controller):
         """Build it for a coordinator."""
         if config.hash_algorithm != ALGORITHM:
             raise LMCacheUnfit(
-                f"LMCache's hash algorithm is {config.hash_algorithm}: chunks cannot be told apart across processes; "
+                f"LMCache's hash algorithm is {config.hash_algorithm}: chunks have different names in each process; "
                 f"start nodes, engines and coordinator with {ALGORITHM} (--hash-algorithm)"
             )
         host = "127.0.0.1" if config.host in ("", "0.0.0.0") else "[::1]" if config.host == "::" else config.host

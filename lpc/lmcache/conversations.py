@@ -1,4 +1,4 @@
-"""Which chunks belong to which conversation, and when its turns begin and end, told from LMCache's events alone.
+"""Which chunks belong to which conversation, and when its turns begin and end, from LMCache's events alone.
 
 A conversation is a chain of chunks; it goes on where a chunk is stored behind its last one. LMCache reports a reading twice per
 request: when the look-up has found a prompt's chunks, before what is new is stored, and when the request has ended. So of a
@@ -69,7 +69,7 @@ class Conversations:
                     conversation.grown = conversation.turns
                     conversation.used_at = max(conversation.used_at, event.at)
                     conversation.node = event.node
-            # Stored again, it was brought from further away, and is no use of it.
+            # Stored again, it came from a slower tier, which does not count as a use.
             touched.update(dict.fromkeys(c for c in chunk.holders if c.leaf is chunk))
             latest = chunk
         return list(touched)
@@ -143,7 +143,7 @@ class Conversations:
             if conversation.leaf is before:
                 return conversation
         if before is not None and len(before.holders) == 1:
-            # Its last reply was not rendered as it had been generated, or is written anew.
+            # Its last reply was not rendered as it had been generated, or is written again.
             only = next(iter(before.holders))
             if only.grown < only.turns:
                 return only

@@ -20,7 +20,7 @@ MISSING: Final = (
 
 
 def serve(arguments: Sequence[str]) -> None:
-    """Serve until it is told to stop. ``arguments``: those of ``lmcache coordinator``.
+    """Serve until a signal stops it. ``arguments``: those of ``lmcache coordinator``.
 
     Raises:
         UsageError: options do not fit together.

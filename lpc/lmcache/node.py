@@ -75,7 +75,7 @@ class Node:
         except httpx.HTTPError as error:
             raise NodeError(type(error).__name__) from None
         except ValueError:
-            raise NodeError("an answer that is no JSON") from None
+            raise NodeError("an answer that is not JSON") from None
         if not isinstance(answer, dict):
             raise NodeError("an answer of another form")
         return answer

@@ -37,7 +37,7 @@ class Rooms(dict[Place, Room]):
         """Note the capacity of one of a tier's media, bytes; return that of the tier: 0 where one of them has no bound.
 
         Args:
-            revision: of the declaration; a newer one says all anew.
+            revision: of the declaration; a newer one replaces all.
         """
         declared = self._declared.get(place)
         if declared is None or declared[0] != revision:

@@ -1,4 +1,4 @@
-"""Which LMCache this works with, said before anything is started: for `lpc doctor` and for whoever asks."""
+"""Which LMCache this works with, said before anything is started: for `lpc doctor` and other callers."""
 
 import importlib.metadata
 from typing import Final

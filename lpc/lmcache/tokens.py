@@ -1,4 +1,4 @@
-"""The token that callers of LMCache's HTTP bring: from a setting or a file, told apart in constant time."""
+"""The token that callers of LMCache's HTTP bring: from a setting or a file, compared in constant time."""
 
 import base64
 import hmac

@@ -1,6 +1,6 @@
 """A version of a model as one file, to publish and to fetch: a gzipped tar of `<model>/<version>/` and its files.
 
-A file is taken only with a checksum that came another way: given by the user, or from the `SHA256SUMS` beside it. What is in
+A file is taken only with a checksum that came another way: given by the user, or from the `SHA256SUMS` next to it. What is in
 it is then compared with the manifest's checksums as ever, and appears in the repository whole or not at all.
 """
 
@@ -30,7 +30,7 @@ CHUNK: Final = 2**20
 _MEMBER: Final = re.compile(r"(\w[\w.-]*)/(\w[\w.-]*)/([\w.-]+)")
 
 Progress = Callable[[int], object]
-"""Told of bytes as they come."""
+"""Called with bytes as they arrive."""
 
 
 def file_name(version: Path) -> str:
@@ -70,10 +70,10 @@ def pull(source: str, models: Path, *, sha256: str | None = None, progress: Prog
 
     Args:
         source: path, or http(s) address.
-        sha256: of the file, hexadecimal; None: as the `SHA256SUMS` beside it says.
+        sha256: of the file, hexadecimal; None: from the `SHA256SUMS` next to it.
 
     Raises:
-        ArtifactError: it cannot be fetched, has another checksum, or is no version of a model; nothing has changed then.
+        ArtifactError: it cannot be fetched, has another checksum, or is not a version of a model; nothing has changed then.
     """
     expected = (sha256 or _published(source)).strip().lower()
     if not re.fullmatch(r"[0-9a-f]{64}", expected):
@@ -116,7 +116,7 @@ def _unpacked(file: Path, scratch: Path) -> Path:
             for member in archive:
                 parts = _MEMBER.fullmatch(member.name) if member.isreg() else None
                 if parts is None or parts[3] not in KEPT:
-                    raise ArtifactError(f"it holds {member.name!r:.80}, which is no file of a model")
+                    raise ArtifactError(f"it holds {member.name!r:.80}, which is not a file of a model")
                 left -= member.size
                 if left < 0:
                     raise ArtifactError(f"its files have more than {MOST_BYTES >> 30} GiB")
@@ -135,7 +135,7 @@ def _unpacked(file: Path, scratch: Path) -> Path:
 
 
 def _published(source: str) -> str:
-    """Return the checksum that the `SHA256SUMS` beside a source gives for it."""
+    """Return the checksum that the `SHA256SUMS` next to a source gives for it."""
     place, slash, name = source.rpartition("/")
     name = urllib.parse.unquote(name.partition("?")[0])
     advice = "give --sha256, as its publisher names it"
@@ -143,12 +143,12 @@ def _published(source: str) -> str:
         with _opened(f"{place}{slash}{SUMS}") as file:
             lines = _read(file, SUMS).decode("utf-8", "replace").splitlines()
     except ArtifactError as error:
-        raise ArtifactError(f"{source} has no {SUMS} beside it ({error}): {advice}") from error
+        raise ArtifactError(f"{source} has no {SUMS} next to it ({error}): {advice}") from error
     for line in lines:
         digest, _, of = line.partition(" ")
         if of.lstrip(" *").removeprefix("./") == name:
             return digest
-    raise ArtifactError(f"the {SUMS} beside {source} does not name it: {advice}")
+    raise ArtifactError(f"the {SUMS} next to {source} does not name it: {advice}")
 
 
 def _copy(source: str, target: Path, progress: Progress) -> str:

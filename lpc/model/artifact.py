@@ -17,7 +17,7 @@ from lpc.model.features import FeatureSettings
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
 FILES: Final = ("model.onnx", "tokenizer.json")
-"""What every version has beside its manifest."""
+"""What every version has besides its manifest."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def _refuse_surrogates(prompt: str) -> None:
 def with_turn_count(turns: UserTurns, turn_count: int | None, limit: int) -> UserTurns:
     """Return the turns with the caller's own count, which may exceed what the input shows (a truncated history).
 
-    A count below what the input shows contradicts it: it is refused, since it tells of a counter that starts anew (per
+    A count below what the input shows contradicts it: it is refused, since it shows a counter that starts again (per
     request, per window), whose numbers would quietly spoil every prediction. A count made from the input stops at the limit.
 
     Raises:

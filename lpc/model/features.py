@@ -17,7 +17,7 @@ CHARACTERS_PER_TOKEN: Final = (8, 32, 128)
 Ordinary text has two to five characters per token; white space and characters that normalisation drops take more."""
 
 GUARD_TOKENS: Final = 16
-"""Tokens beside a cut that are looked at, not used: a cut through a word changes how that word is split, not its neighbours."""
+"""Tokens at a cut that are looked at, not used: a cut through a word changes how that word is split, not its neighbours."""
 
 SCALARS: Final[Mapping[str, Callable[[UserTurns], float]]] = {
     "turn_count": lambda turns: turns.turn_count,

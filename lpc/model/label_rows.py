@@ -32,7 +32,7 @@ COLUMNS: Final[Mapping[str, pa.DataType]] = {
     "asked_at": pa.timestamp("ms", "UTC"),
     "conversation": pa.string(),
 }
-"""Beside the embedding: what was answered, whether a further turn came and after how many seconds (NaN: none came), when the
+"""Besides the embedding: what was answered, whether a further turn came and after how many seconds (NaN: none came), when the
 turn arrived, and 32 hexadecimal digits that the turns of a conversation share."""
 
 

@@ -1,6 +1,6 @@
 """Probabilities and their log-odds: between which bounds, and how what is not a number is taken.
 
-The standard library alone: an engine's process imports this, too.
+The standard library alone: an engine's process also imports this.
 """
 
 import math

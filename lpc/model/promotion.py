@@ -1,7 +1,7 @@
 """The promoted version of a model: ``<models>/<name>/promoted.json``, a file of one object.
 
 While it is there, sidecars serve the version that it names, whatever is newer; without it, the newest. It appears and changes
-whole (written beside its place and renamed). It also remembers which versions were served before, for `lpc models rollback`.
+whole (written next to its place and renamed). It also remembers which versions were served before, for `lpc models rollback`.
 """
 
 import json

@@ -53,7 +53,7 @@ class Answer(NamedTuple):
         return len(self.body) + sum(map(len, self.chunks))
 
     def text(self) -> str:
-        """Return what the answer says: the content or refusal of its only choice; the body where that is no OpenAI answer."""
+        """Return what the answer says: the content or refusal of its only choice; the body if that is not an OpenAI answer."""
         said = [text for choice in self._choices() for text in (_text(choice),) if text]
         if said or self.chunks:
             return "".join(said)

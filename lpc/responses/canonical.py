@@ -37,7 +37,7 @@ IGNORED: Final = frozenset(
         *("priority", "request_id", "session_id"),
     )
 )
-"""Parameters that cannot change an answer. Whoever adds one must know that for every engine."""
+"""Parameters that cannot change an answer. Add one only if that holds for every engine."""
 DEFAULTS: Final[Mapping[str, Any]] = {
     "n": 1,
     "best_of": 1,
@@ -162,7 +162,7 @@ class Namer:
         Args:
             client: as it was authenticated.
             asked: the request.
-            last_turn: name the request by its last turn, too.
+            last_turn: name the request also by its last turn.
 
         Raises:
             InvalidRequest: it holds text that is not Unicode.
@@ -191,7 +191,7 @@ class Namer:
 
 
 def canonical(asked: Asked, *, without_last_turn: bool = False) -> bytes:
-    """Return the canonical form of a request, UTF-8. Raises InvalidRequest: it is no Unicode, or nested too deeply."""
+    """Return the canonical form of a request, UTF-8. Raises InvalidRequest: it is not Unicode, or nested too deeply."""
     try:
         return _canonical(asked, without_last_turn)
     except UnicodeEncodeError:

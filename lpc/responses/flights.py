@@ -120,7 +120,7 @@ class Flights:
                 if flight is None or flight == NOT_KEPT:
                     self._tell(*place, "not_kept" if flight else "stored" if record else "free")
                     return
-        except Exception as error:  # whoever waits must hear of it
+        except Exception as error:  # waiting callers must get it
             if not outcome.done():
                 outcome.set_exception(error)
 

@@ -78,7 +78,7 @@ class SharedEvidence:
         namer: under the operator's key.
         encoder: names the one whose similarities are counted.
         verdicts: what outlives an empty Redis.
-        forged: told of each record that no sidecar wrote, or that is older than what this one has seen.
+        forged: called for each record that no sidecar wrote, or that is older than what this one has seen.
     """
 
     def __init__(

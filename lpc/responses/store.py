@@ -35,7 +35,7 @@ UNBOUNDED: Final = 2**53
 TRIES: Final = 10
 """Of replacing a generation, where others do so at the same time."""
 ASKED_S: Final = 2.0
-"""Time for what somebody asks for who is no request: to make answers unfindable, to hear of scopes."""
+"""Time for operations outside requests: to make answers unfindable, to read scopes."""
 
 _PUT: Final = """
 local e, z, x, v, f, b, tz, tb = unpack(KEYS, 1, 8)
@@ -190,7 +190,7 @@ class Store:
         redis: for response caches alone.
         namer: under the operator's key.
         encoder: names what vectors hang on.
-        forged: told of each generation that no sidecar wrote, or that is smaller than one seen before.
+        forged: called for each generation that no sidecar wrote, or that is smaller than one seen before.
     """
 
     def __init__(

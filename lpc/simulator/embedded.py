@@ -1,7 +1,7 @@
 """ShareGPT's conversations from what `lpc embed` made of them: all of them, or as many as were embedded.
 
-Lengths are counted once with the encoder's tokenizer and kept beside the embeddings. The predictor's probabilities are those of
-the head on the cached embeddings, that is, what the sidecar answers.
+Lengths are counted once with the encoder's tokenizer and kept with the embeddings. The predictor's probabilities are the
+head's on the cached embeddings, that is, what the sidecar answers.
 """
 
 from pathlib import Path

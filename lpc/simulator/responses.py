@@ -43,7 +43,7 @@ class ResponseCache:
         self._flights: dict[bytes, list[Turn]] = {}
 
     def ask(self, turn: Turn, now: float) -> Literal["answered", "waits", "computes"]:
-        """Look a request up that arrives now. Of those that compute `done` is to be told, or `failed`."""
+        """Look a request up that arrives now. Those that compute call `done` or `failed`."""
         names = self._names(turn)
         for name in names:
             if self._until.get(name, -1.0) > now:

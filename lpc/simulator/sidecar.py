@@ -1,6 +1,6 @@
 """The sidecar as the plug-in's scorer sees it, without a wire: the return model that runs in one, learning as requests come.
 
-It is told of a request what a sidecar is told, and nothing else: whose turn it is, its number, when it came, lengths, category,
+It gets of a request what a sidecar gets, and nothing else: whose turn it is, its number, when it came, lengths, category,
 how the conversation begins, and the model's probability where the workload has one. It starts knowing nothing.
 """
 
@@ -29,7 +29,7 @@ REFIT_S: Final = 60.0
 
 
 class OnlineReturns:
-    """A return model that is told of turns as they arrive and refitted every minute by their clock."""
+    """A return model that gets turns as they arrive and is refitted every minute by their clock."""
 
     def __init__(self) -> None:
         self.model = ReturnModel()

@@ -4,7 +4,7 @@ As in vLLM 0.32 (`OffloadingConnector`, `CPUOffloadingManager`), with copies tha
 
 - A block of a prompt is stored when it is computed, not when it leaves the cache, so that most blocks are in both. Replies are
   not stored (``offload_prompt_only``, the default).
-- A request that loads nothing offers all of its prompt, what the cache had of it, too; one that loads offers what lies behind.
+- A request that loads nothing offers all of its prompt, also what the cache had of it; one that loads offers what lies behind.
 - Where room is short exactly as many chunks go as are missing, none of them of this request, or nothing is stored; what could
   not be stored is offered once more when the request has ended.
 - A block is used when it is stored, and again when a request ends that offered or loaded it: its end before its start.

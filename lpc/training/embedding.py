@@ -2,7 +2,7 @@
 
 A shard holds a random sample of conversations (they come in the order of half of their hash), is written whole or not at all,
 and is skipped when it exists: an interrupted run goes on where it stopped, and a head can be trained on the shards that are
-done. `embedding.json` beside them says which encoder and feature settings made them.
+done. `embedding.json` next to them says which encoder and feature settings made them.
 """
 
 import json

@@ -63,7 +63,7 @@ def export(
 ) -> Path:
     """Make ``models/<name>/<version>/`` and return it; an existing, undamaged version is kept as it is.
 
-    The folder appears whole or not at all: it is built beside its place and renamed.
+    The folder appears whole or not at all: it is built next to its place and renamed.
 
     Args:
         models: the model repository.

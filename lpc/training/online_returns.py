@@ -1,6 +1,6 @@
-"""How well the return model foretells a trace that it learns from as it comes: a sidecar's life, replayed.
+"""How well the return model predicts a trace that it learns from as it comes: a sidecar's life, replayed.
 
-Each turn is foretold when it arrives, with what a sidecar then knows: the turns before it, the reply before it (its own is not
+Each turn is predicted when it arrives, with what a sidecar then knows: the turns before it, the reply before it (its own is not
 written yet), its tokens, class and opening. The model is refitted every minute and never sees what comes later.
 """
 
@@ -34,7 +34,7 @@ class Foretold:
         head_share: [n] of the head in the mixture.
         gap: seconds until the conversation's next turn; infinite where none came.
         window: seconds for which the turn was watched.
-        judged: turns that arrived at ``since`` or later, were foretold and can be recognised again.
+        judged: turns that arrived at ``since`` or later, were predicted and can be recognised again.
     """
 
     hazard: Floats
@@ -46,7 +46,7 @@ class Foretold:
     def log_likelihoods(self) -> dict[str, Floats]:
         """Return the log-likelihood of what followed each request, [n] nats, by `mixture`, `counts` and `head`.
 
-        A density per second where the next turn came, a probability where not. NaN where nothing was foretold.
+        A density per second where the next turn came, a probability where not. NaN if nothing was predicted.
         """
         came = np.isfinite(self.gap) & (self.gap < EDGES[-1])
         return self._mixed(np.where(came, self.gap, self.window), came)
@@ -59,7 +59,7 @@ class Foretold:
 
     def _mixed(self, age: Floats, came: NDArray[np.bool_]) -> dict[str, Floats]:
         counts, head = (log_likelihood(hazard, age, came) for hazard in self.hazard)
-        with np.errstate(invalid="ignore"):  # NaN where nothing was foretold
+        with np.errstate(invalid="ignore"):  # NaN if nothing was predicted
             mixture = np.logaddexp(np.log1p(-self.head_share) + counts, np.log(self.head_share) + head)
         return {"mixture": mixture, "counts": counts, "head": head}
 
@@ -69,7 +69,7 @@ def foretell(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Fore
 
     Args:
         since: seconds of the trace from which on turns are judged.
-        learning: refit after ``since``, too, as a sidecar does; else the model then knows what was known at ``since``, as one
+        learning: refit also after ``since``, as a sidecar does; else the model then knows what was known at ``since``, as one
             that was fitted once.
     """
     model = ReturnModel()
@@ -106,13 +106,13 @@ def foretell(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Fore
 
 
 def evaluate_online_returns(trace: Trace, since: float) -> dict[str, Any]:
-    """Replay a trace, once learning to its end and once to ``since``, and judge what was foretold of the turns from then on.
+    """Replay a trace, once learning to its end and once to ``since``, and judge the predictions of the turns from then on.
 
     Returns:
         turns: judged; head_share: the head's mean share of the mixture; calibration: see `calibration`; all of the model that
         goes on learning. log_likelihood: mean nats per judged turn by that model (`mixture`), by its forecasters alone
         (`counts`, `head`) and by the model that stopped learning (`stopped`). None where no turn was judged, or one was not
-        foretold.
+        predicted.
     """
     online, stopped = foretell(trace, since), foretell(trace, since, learning=False)
     values = online.log_likelihoods() | {"stopped": stopped.log_likelihoods()["mixture"]}
@@ -131,7 +131,7 @@ def evaluate_online_returns(trace: Trace, since: float) -> dict[str, Any]:
 
 
 def calibration(found: Foretold) -> list[dict[str, Any]]:
-    """Return the share that returns within each horizon, foretold and observed, of the judged turns watched that long."""
+    """Return the share that returns within each horizon, predicted and observed, of the judged turns watched that long."""
     rows = []
     for horizon in HORIZONS_S:
         watched = found.judged & (found.window >= horizon)

@@ -4,8 +4,8 @@
 of three layers with 128 hidden units, cross-entropy with the minority class weighted up, Adam at 5e-4, at most 20 epochs, the
 checkpoint of the lowest validation loss.
 
-`default` is ours: lengths beside the turn count, no class weights (they distort probabilities, which cost it Brier score even
-after recalibration), dropout and weight decay, larger batches with a decaying rate. How strongly to regularise is chosen by
+`default` is this project's: lengths with the turn count, no class weights (they distort probabilities, also after
+recalibration), dropout and weight decay, larger batches with a decaying rate. How strongly to regularise is chosen by
 cross-validation over conversations within the training half.
 
 Eviction needs calibrated probabilities, so the log-odds of either are then recalibrated on the validation data (slope and
@@ -40,7 +40,7 @@ class Recipe:
     """How a head is trained.
 
     Attributes:
-        scalars: columns beside the embedding.
+        scalars: columns next to the embedding.
         minority_up: weight the rarer class up to the other's weight.
         dropout: share of components dropped, of the embedding and of each hidden layer.
         weight_decay: decoupled (AdamW).
@@ -79,7 +79,7 @@ class Side:
 
 
 def train(embeddings: Path, out: Path, *, recipe: RecipeName = "default", seed: int = 0) -> dict[str, Any]:
-    """Train a head on the embeddings of a folder; write ``out`` and its card CARD.md beside it; return its figures.
+    """Train a head on the embeddings of a folder; write ``out`` and its card CARD.md next to it; return its figures.
 
     The same embeddings and seed give the same file.
 
@@ -232,7 +232,7 @@ def _labels(side: Side) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 _RECIPES: Final = {
     "lpc": "Learned Prefix Caching (NeurIPS 2025), sections 3.2-3.3",
-    "default": "this project's, `lpc/training/train.py`: lengths beside the turn count, no class weights, regularised",
+    "default": "this project's, `lpc/training/train.py`: lengths with the turn count, no class weights, regularised",
 }
 
 

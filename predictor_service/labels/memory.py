@@ -9,7 +9,7 @@ The rule. A turn waits under a name, and the conversation's next request knows t
   the right ones.
 
 The same turn again (a retry, a regenerated answer) is the same turn: not a continuation, and no second row. Without an id it is
-told from another user's turn by its text: two prompts or CERTAIN_CHARS characters make it the same one, a lone "hi" does not.
+recognised by its text: two prompts or CERTAIN_CHARS characters make it the same one, a lone "hi" does not.
 
 Every turn is labelled ``horizon_s`` after it arrived, even if the next one came at once. If those were labelled early, what is
 dropped at a restart would all be turns that did not continue, and in the first hour every turn would seem to have continued.

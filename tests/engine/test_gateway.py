@@ -111,7 +111,7 @@ def test_an_answer_of_vllm_is_given_again_streamed_and_not(stack: Stack) -> None
         assert said(client, question, **then) == (text, "exact")
         assert stack.engine.metrics()["vllm:request_success_total", "stop"] == asked
     # The plug-in and the gateway tell the predictor of the same conversations.
-    assert until(lambda: stack.metric('lpc_gateway_predictor_told_total{result="told"}') == 4)
+    assert until(lambda: stack.metric('lpc_gateway_predictor_told_total{result="sent"}') == 4)
     # The first may have ended before its answer was there: the sidecar starts at the same time.
     assert until(lambda: sum(fates(stack).values()) == 2)
     assert fates(stack)["answered"] + fates(stack)["forgotten"] == 2 and fates(stack)["answered"] >= 1

@@ -78,7 +78,7 @@ def test_an_address_is_pulled_too(tmp_path: Path, published: Path, site: str) ->
 def test_a_checksum_of_ones_own_needs_no_sums(tmp_path: Path, published: Path) -> None:
     (published.parent / SUMS).unlink()
     pull(str(published), tmp_path / "here", sha256=file_sha256(published).upper())
-    with pytest.raises(ArtifactError, match=r"has no SHA256SUMS beside it .*: give --sha256"):
+    with pytest.raises(ArtifactError, match=r"has no SHA256SUMS next to it .*: give --sha256"):
         pull(str(published), tmp_path / "there too")
 
 
@@ -125,7 +125,7 @@ def archive_of(path: Path, members: dict[str, bytes], kind: bytes = tarfile.REGT
 )
 def test_a_file_that_would_write_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     digest = archive_of(tmp_path / "a.tar.gz", {name: b"x"})
-    with pytest.raises(ArtifactError, match="which is no file of a model"):
+    with pytest.raises(ArtifactError, match="which is not a file of a model"):
         pull(str(tmp_path / "a.tar.gz"), tmp_path / "here", sha256=digest)
     assert not list((tmp_path / "here").iterdir())
     assert not list(tmp_path.rglob("escaped"))
@@ -133,7 +133,7 @@ def test_a_file_that_would_write_elsewhere_is_refused(tmp_path: Path, name: str)
 
 def test_a_link_and_what_is_no_archive_are_refused(tmp_path: Path) -> None:
     digest = archive_of(tmp_path / "a.tar.gz", {"tiny/v1/model.onnx": b""}, tarfile.SYMTYPE)
-    with pytest.raises(ArtifactError, match="which is no file of a model"):
+    with pytest.raises(ArtifactError, match="which is not a file of a model"):
         pull(str(tmp_path / "a.tar.gz"), tmp_path / "here", sha256=digest)
     (tmp_path / "b.tar.gz").write_text("<html>")
     with pytest.raises(ArtifactError, match="this is not a model's file"):

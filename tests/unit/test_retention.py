@@ -32,7 +32,7 @@ def test_a_prompt_is_named_by_its_ids_model_and_salt_and_the_seconds_that_are_le
     coordinator = serve(200)
     retention = Retention(coordinator.url("lpc:s3cret@"), "/models/llama", after_s=0.05)
     retention.ask([1, 2, 3], 600.0, "tenant")
-    until(lambda: retention.told == 1)
+    until(lambda: retention.handed_on == 1)
     retention.close()
     ((path, authorization, body),) = coordinator.asked
     assert (path, authorization) == ("/lpc/retain", "Basic bHBjOnMzY3JldA==")
@@ -44,7 +44,7 @@ def test_a_prompt_that_is_not_reported_yet_is_asked_for_again(serve: Serve) -> N
     coordinator = serve(404, 404, 200)
     retention = Retention(coordinator.url(), "m", after_s=0.01)
     retention.ask([1], 600.0)
-    until(lambda: retention.told == 1)
+    until(lambda: retention.handed_on == 1)
     retention.close()
     assert len(coordinator.asked) == 3
     assert retention.failed == 0
@@ -58,7 +58,7 @@ def test_a_coordinator_that_is_being_restarted_is_asked_again(serve: Serve) -> N
     retention.ask([1], 600.0)
     time.sleep(0.5)  # the first attempt has found nobody
     again = Coordinator(503, 200, port=coordinator.server.server_port)
-    until(lambda: retention.told == 1)
+    until(lambda: retention.handed_on == 1)
     retention.close()
     again.server.shutdown()
     again.server.server_close()
@@ -101,7 +101,7 @@ def test_a_hint_whose_time_is_over_before_it_could_be_told_is_not_told(serve: Se
     retention = Retention(coordinator.url(), "m", after_s=0.05)
     retention.ask([1], 0.01)
     retention.ask([2], 600.0)
-    until(lambda: retention.told == 1)
+    until(lambda: retention.handed_on == 1)
     retention.close()
     assert [body["token_ids"] for _, _, body in coordinator.asked] == [[2]]
 

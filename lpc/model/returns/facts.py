@@ -1,4 +1,4 @@
-"""What is known of a turn beside its text when it is answered, and how forecasters see it."""
+"""What is known of a turn besides its text when it is answered, and how forecasters see it."""
 
 import math
 from typing import Final, NamedTuple

@@ -20,7 +20,7 @@ EDGES: Final[Floats] = np.array(
     ],
     np.float64,
 )
-"""Bounds of the intervals, seconds of age; the last one is the horizon, behind which nothing is told."""
+"""Bounds of the intervals, seconds of age; the last one is the horizon, behind which nothing is predicted."""
 INTERVALS: Final = len(EDGES) - 1
 AGES: Final[Floats] = np.concatenate([[0.0], np.geomspace(1.0, EDGES[-1], 63)])
 """Ages at which curves are tabulated, seconds."""
@@ -59,8 +59,8 @@ def with_tail(hazard: Floats, returns: Floats, at_risk: Floats) -> Floats:
     Args:
         returns: [INTERVALS] that were seen. Behind the last interval with FEWEST_RETURNS a forecaster only guesses, and a
             guess that is too high makes everything look worth keeping for hours.
-        at_risk: [INTERVALS] turns that could have been followed there. Where many could and hardly one was, that is no guess:
-            the hazard is at most what it would be with one return more (everybody returns after 30 s, or never).
+        at_risk: [INTERVALS] turns that could have been followed there. If many could and hardly one was, that is evidence: the
+            hazard is at most what it would be with one return more (everybody returns after 30 s, or never).
     """
     seen = np.flatnonzero(returns >= FEWEST_RETURNS)
     last = int(seen[-1]) if len(seen) else 0
@@ -72,7 +72,7 @@ def with_tail(hazard: Floats, returns: Floats, at_risk: Floats) -> Floats:
 
 
 def log_likelihood(hazard: Floats, age: Floats, came: NDArray[np.bool_]) -> Floats:
-    """Return ln of what was foretold of what happened, [n]: a density per second for returns, a probability for the others.
+    """Return ln of the predicted probability of what happened, [n]; for returns a density per second.
 
     Args:
         hazard: [n, INTERVALS].

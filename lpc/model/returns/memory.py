@@ -142,7 +142,7 @@ class TurnMemory:
         self._active = np.zeros(capacity)
         self._age = np.full(capacity, np.nan)
         self._came = np.zeros(capacity, np.bool_)
-        self._told = np.full((capacity, FORECASTERS, INTERVALS), np.nan, np.float32)
+        self._forecast = np.full((capacity, FORECASTERS, INTERVALS), np.nan, np.float32)
         self._facts: list[Facts] = [Facts(1)] * capacity
         self._strata: list[list[Stratum]] = [[()]] * capacity
         self._names: dict[Stratum, Stratum] = {}
@@ -174,12 +174,14 @@ class TurnMemory:
             turn.category,
         )
 
-    def take(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], told: Floats | None) -> "tuple[int, float] | None":
+    def take(
+        self, turn: Arrived, facts: Facts, row: NDArray[np.float32], forecast: Floats | None
+    ) -> "tuple[int, float] | None":
         """Take a turn in; return the number and the age of the one that it follows, if that was waiting.
 
         Args:
             row: [WIDTH] its inputs.
-            told: [FORECASTERS, INTERVALS] hazards that were foretold; None where nothing was.
+            forecast: [FORECASTERS, INTERVALS] predicted hazards; None if nothing was predicted.
         """
         before = self._before(turn)
         if before is not None and turn.at <= before.history.latest:  # the same turn asked again, or one overtaken
@@ -195,14 +197,14 @@ class TurnMemory:
         left = self._sampled.pop(turn.conversation, None) or self._others.pop(turn.conversation, None)
         followed = None
         if left is not None and turn.past is not None and left is not before:
-            # Its next turn arrived elsewhere, and nobody has told yet.
+            # Its next turn arrived elsewhere, and no sidecar has reported it yet.
             followed = self._follow(left, turn.past.history.latest)
         elif before is not None:
             followed = self._follow(before, turn.at)
         elif left is not None:
             self._leave(left)
         sampled = zlib.crc32(turn.conversation) % self._every == 0
-        number = self._remember(turn, facts, row, told) if sampled else -1
+        number = self._remember(turn, facts, row, forecast) if sampled else -1
         known = self._sampled if sampled else self._others
         history = (UNSEEN if before is None else before.history).arrive(turn.at)
         known[turn.conversation] = _Conversation(history, facts, number)
@@ -225,9 +227,9 @@ class TurnMemory:
         if known is not None:
             self._leave(known)
 
-    def told(self, numbers: NDArray[np.int64]) -> Floats:
-        """Return what was foretold of turns, [n, FORECASTERS, INTERVALS]; NaN where nothing was."""
-        result: Floats = self._told[numbers % self.capacity].astype(np.float64)
+    def forecast(self, numbers: NDArray[np.int64]) -> Floats:
+        """Return the predictions of turns, [n, FORECASTERS, INTERVALS]; NaN where nothing was."""
+        result: Floats = self._forecast[numbers % self.capacity].astype(np.float64)
         return result
 
     def outcomes(self, now: float) -> Outcomes:
@@ -313,7 +315,7 @@ class TurnMemory:
         self.returns += 1
         return before.number, gap
 
-    def _remember(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], told: Floats | None) -> int:
+    def _remember(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], forecast: Floats | None) -> int:
         """Return the turn's number."""
         place = self.number % self.capacity
         eighth = max(self.capacity // 8, 1)
@@ -323,7 +325,7 @@ class TurnMemory:
             self._every //= 2  # at this pace once around would take four times as long as it should
         self._inputs[place], self._at[place], self._active[place] = row, turn.at, self.active_s
         self._age[place], self._came[place] = np.nan, False
-        self._told[place] = np.nan if told is None else told
+        self._forecast[place] = np.nan if forecast is None else forecast
         self._facts[place], self._strata[place] = facts, self._chain(facts)
         self.number += 1
         return self.number - 1

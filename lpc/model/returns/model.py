@@ -1,7 +1,7 @@
-"""The return model of a sidecar: two forecasters that learn while it serves, mixed by how well each has foretold.
+"""The return model of a sidecar: two forecasters that learn while it serves, mixed by how well each has predicted.
 
 Counts by strata know something after minutes and follow what changes; the head knows which facts matter together and takes
-longer. Their curves are mixed by the discounted log-likelihood of what happened since to turns that they had foretold.
+longer. Their curves are mixed by the discounted log-likelihood of what happened since to turns that they had predicted.
 Before FEWEST_TURNS turns, and while hardly anybody has returned, all turns are in group 0, of which nothing is known.
 """
 
@@ -28,7 +28,7 @@ KEEP: Final = 0.995
 EVENLY: Final = 6.0
 """Bound of the log-odds between the forecasters: neither is ever quite given up."""
 GIVEN_UP_S: Final = 600.0
-"""Age at which a turn that nobody followed counts as foretold or not. Log-likelihood of the last 20 minutes of Mooncake's
+"""Age at which a turn that nobody followed counts as predicted or not. Log-likelihood of the last 20 minutes of Mooncake's
 trace: -2.486 with 1,800 s, -2.480 with 600 s, -2.479 with 300 s: the weights follow sooner."""
 NEWS: Final = 100
 """The head is taught again when one in so many of the turns is new: in a quiet night it would learn them by heart."""
@@ -36,7 +36,7 @@ FORMAT: Final = 2
 
 
 class Quality(NamedTuple):
-    """How well was foretold.
+    """How good the predictions were.
 
     Attributes:
         turns, returns: taken in since the start.
@@ -198,8 +198,8 @@ class ReturnModel:
         return self._groups.join(mixed(told, self.head_share), max(turn.at for turn in turns))
 
     def _judge(self, numbers: NDArray[np.int64], age: Floats, came: NDArray[np.bool_]) -> None:
-        """Weigh the forecasters by what they had foretold of turns. With the lock held."""
-        told = self._memory.told(numbers)
+        """Weigh the forecasters by what they had predicted of turns. With the lock held."""
+        told = self._memory.forecast(numbers)
         known = ~np.isnan(told[:, 0, 0]) & (numbers >= self._memory.number - self._memory.capacity)
         if not known.any() or self._forecasters is None:
             return

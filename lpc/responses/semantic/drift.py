@@ -7,7 +7,7 @@
 - Of misses, which are all labelled: how much more often candidates are wrong than at their similarity before. Traffic whose
   questions have changed shows here first, before an answer has been served wrongly.
 
-Each is on the safe side when it errs: the scope is shut and learns anew.
+Each is on the safe side when it errs: the scope is shut and learns again.
 """
 
 import math

@@ -5,7 +5,7 @@ there yet, or the hit was drawn for an audit), its answer says whether the candi
 counted:
 
 - `lookups`: lookups with a candidate, served or not;
-- `same`, `different`: labels. A complaint of a user is a `different`; that nobody complained is no label, since few do;
+- `same`, `different`: labels. A complaint of a user is a `different`; that nobody complained is not a label, since few do;
 - `unjudged`: lookups that went to the engine and have no label, or none yet: the client hung up, never handed the answer in, or
   the candidate is gone. A client can choose which answers it aborts. So nothing is assumed about them, and the threshold counts
   each as `different`. Only a lookup whose judge is out of order is taken back, since that does not depend on the answers;
@@ -101,7 +101,7 @@ class Evidence:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, int]) -> "Evidence":
-        """Return the evidence of a Redis hash. Fields that are no counts are left alone."""
+        """Return the evidence of a Redis hash. Fields that are not counts are left alone."""
         evidence = cls()
         evidence.apply((field, int(amount)) for field, amount in fields.items() if field in TOTALS or _is_count(field))
         return evidence

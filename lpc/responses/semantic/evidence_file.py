@@ -106,7 +106,7 @@ def read_evidence(path: Path, encoder: str | None = None) -> Evidence:
     """Return the evidence of a file.
 
     Raises:
-        EvidenceError: it cannot be read, is no evidence, or is of another encoder than ``encoder``.
+        EvidenceError: it cannot be read, is not evidence, or is of another encoder than ``encoder``.
     """
     try:
         return Evidence.from_fields({str(field): int(amount) for field, amount in _read(path, encoder)["counts"].items()})
@@ -156,4 +156,4 @@ def _read(path: Path, encoder: str | None) -> Any:
 
 
 def _none(path: Path) -> EvidenceError:
-    return EvidenceError(f"{path} is no evidence: write it with `lpc cache calibrate --out`")
+    return EvidenceError(f"{path} is not an evidence file: write it with `lpc cache calibrate --out`")

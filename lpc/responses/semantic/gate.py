@@ -37,7 +37,7 @@ audit would see it, with probability 1 - alpha, before the wrong answers are del
 SERVED_QUESTIONS: Final = 100_000
 """Questions of which it is remembered that they were served once."""
 RECONSIDERED: Final = 25
-"""Labels after which it is asked anew which of the certified thresholds the run of hits can afford."""
+"""Labels after which it is asked again which of the certified thresholds the run of hits can afford."""
 PRIOR: Final = 10
 """Labels by which a level's share of wrong candidates is drawn to that of all misses."""
 
@@ -216,7 +216,7 @@ class Gate:
             self.shut()
 
     def shut(self) -> None:
-        """Serve nothing, forget all evidence, and begin anew."""
+        """Serve nothing, forget all evidence, and begin again."""
         self._changes = []
         self._sets = {VOID + self._start_name: 1} if self._start is not None else {}
         self._start, self._start_name = None, ""
@@ -224,7 +224,7 @@ class Gate:
         self.forgotten = True
 
     forgotten = False
-    """Whether the evidence that is kept is to be forgotten, too."""
+    """Whether to forget also the evidence that is kept."""
 
     def changes(self) -> list[Change]:
         """Return what changed in the counts since the last call."""

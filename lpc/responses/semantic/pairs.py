@@ -68,7 +68,7 @@ def read_pairs(path: Path) -> list[Pair]:
     """Return the pairs of a file, in its order. Pairs with an empty question are left out.
 
     Raises:
-        PairsError: it cannot be opened, is no text, has no pairs, or a line has no two questions and a label.
+        PairsError: it cannot be opened, is not text, has no pairs, or a line has no two questions and a label.
     """
     text = _text(path)
     lines = [line for line in text.splitlines() if line.strip()]

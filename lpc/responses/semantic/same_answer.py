@@ -1,4 +1,4 @@
-"""Whether two answers say the same, told without a person: the labels that the threshold rests on.
+"""Whether two answers say the same, judged without a person: the labels that the threshold rests on.
 
 Three judges, each with an error of its own that the bound has to include (`threshold.JudgeError`; `lpc cache calibrate`
 measures it):

@@ -15,7 +15,7 @@ Five things make the plain upper limit of Clopper and Pearson invalid here, and 
 - **Hits are labelled less often than misses** (audits). Each stratum of levels is weighted by its lookups, and its labels
   count as many as a uniform sample would hold in which no stratum is labelled more often than the one that is most seldom:
   an audit of 5% speaks for twenty hits, and is still one label.
-- **Labels are missing**, and whoever asks may choose which: a client that hangs up on wrong answers alone would hide them. Each
+- **Labels are missing**, and callers may choose which: a client that hangs up on wrong answers alone would hide them. Each
   lookup that went to the engine and has no label counts as a wrong one.
 - **Labels of one cluster of questions are not independent**: divided by the design effect, sum of squares over sum of their
   sizes.

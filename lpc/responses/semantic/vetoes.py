@@ -1,4 +1,4 @@
-"""Why two questions that lie near each other must not share an answer, told from their words alone.
+"""Why two questions that lie near each other must not share an answer, from their words alone.
 
 An encoder puts "turn it on" and "turn it off" at .98, "weather in Paris" and "in London" at .997. A veto is a safety net
 under the threshold, no substitute for it: it knows words, not meaning. Any doubt is a veto; what it costs are hits.
@@ -154,7 +154,7 @@ def _edited(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> Veto | None:
 
 
 def _content(tokens: Sequence[str]) -> list[str]:
-    """Return the words of a run that carry content; Chinese characters, whose words are not told apart, as one."""
+    """Return the words of a run that carry content; Chinese characters, whose words are not separated, as one."""
     kept = [token for token in tokens if token.replace("'", "") not in lists.FUNCTION]
     if kept and all("\u4e00" <= token <= "\u9fff" for token in kept):
         joined = "".join(kept)

@@ -143,7 +143,7 @@ NUMERALS_ZH: Final = "〇零一二两三四五六七八九十百千万亿半"
 MEASURES_ZH: Final = (
     "个只条天年月日号点块元岁次周小分秒公米斤件人层级版章代期倍折张本家口台部辆位名种楼路届门步成寸克吨升亩集季"
 )
-"""Characters before which a numeral counts: most 一 are no number."""
+"""Characters before which a numeral counts: most 一 are not numbers."""
 
 
 def opposite(word: str, other: str) -> bool:

@@ -45,7 +45,7 @@ class AwaitedPiece(Piece):
 
 @register
 class Oracle(KeyedPolicy[AwaitedPiece]):
-    """Knows whether a conversation goes on, not when. It knows it of those, too, that no name links."""
+    """Knows whether a conversation goes on, not when. It also knows it of those that no name links."""
 
     name = "oracle"
     rule = "blocks of conversations that have all ended, then least recently used"

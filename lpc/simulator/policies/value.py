@@ -63,7 +63,7 @@ class Reuse(Policy[Piece]):
         self._follow()
 
     def wait(self, turn: Turn, now: float) -> None:
-        """Have the ghost caches keep its blocks, too."""
+        """Have the ghost caches also keep its blocks."""
         self._now = now
         if self.settings.guard:
             self.ghosts.wait(turn, self.reuse.sampled_prompt(turn, self.ghosts.every))

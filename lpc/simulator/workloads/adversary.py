@@ -1,8 +1,8 @@
-"""An adversary: two kinds of conversation, told apart at a glance, and which of them returns is turned around again and again.
+"""An adversary: two kinds of conversation, easy to separate, and which of them returns is turned around again and again.
 
-Kind A: short prompts (20 to 120 tokens beside the 192 of the system prompt), category `a`; kind B: long ones (700 to 2,600),
+Kind A: short prompts (20 to 120 tokens and the 192 of the system prompt), category `a`; kind B: long ones (700 to 2,600),
 category `b`. In odd phases A goes on with 0.95 after each turn and B with 0.02, in even ones the other way round: the kind,
-the prompt's length and the category each foretell it all but surely, and then just as surely wrong. Up to 12 turns; gaps
+the prompt's length and the category each predict it almost surely, and then just as surely wrong. Up to 12 turns; gaps
 lognormal, median 60 s, sigma 1.3; replies of 250 tokens (median, sigma 0.6). The phase at a turn's end decides whether it is
 followed by another, so what waits when a phase ends still comes back. Conversations arrive so that in either phase some 1.3
 requests a second come. Blocks of 32 tokens; every conversation has a name. No source: it is made to do harm.

@@ -32,7 +32,7 @@ PER_SECOND: Final = 1.35
 
 
 def batch_scan(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
-    """Chats, one in eight about a long pasted document, beside jobs that read long documents exactly once."""
+    """Chats, one in eight about a long pasted document, and jobs that read long documents exactly once."""
     timeline = Timeline(seed, BLOCK_TOKENS)
     end = 1.5 * requests / PER_SECOND
     paste(timeline, 0.0, end)

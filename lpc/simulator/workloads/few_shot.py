@@ -8,7 +8,7 @@ users.
 - 240 applications, instructions of 1,800 tokens (median, sigma 0.7; 300 to 9,000), rates by Zipf, exponent 1, four requests a
   second in all; inputs as ShareGPT's first prompts, replies of 60 tokens (median, sigma 0.8). Blocks of 32 tokens.
 - One in four calls by the clock: all its requests of a period (60 to 900 s) come within seconds.
-- One in five is deployed anew at some time: from then on its instructions differ from their middle on.
+- One in five is deployed again at some time: from then on its instructions differ from their middle on.
 - **None of it has a name**: each request is a conversation of its own.
 """
 

@@ -7,7 +7,7 @@ bell the cache is asked for more than it holds, in an order that is not that of 
   (shifted by class; in every third class every 11 minutes); within 4 s of it, 8 of 10 of those who are still there ask; those
   who miss one ask at the next. One in ten leaves at each bell.
 - A class shares its task sheet (1,500 tokens); prompts and replies as long as ShareGPT's.
-- Beside them chats as ShareGPT's, one every 10 s, exponential think times, mean 100 s.
+- With them chats as ShareGPT's, one every 10 s, exponential think times, mean 100 s.
 - Blocks of 32 tokens. Every conversation has a name. Assumed, but for ShareGPT's lengths.
 """
 
@@ -34,7 +34,7 @@ PER_SECOND: Final = 0.9
 
 
 def herd(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
-    """Classes that all return within seconds of a bell, every 5 or 11 minutes, beside single users."""
+    """Classes that all return within seconds of a bell, every 5 or 11 minutes, and single users."""
     timeline = Timeline(seed, BLOCK_TOKENS)
     random = timeline.random
     end = 1.5 * requests / PER_SECOND

@@ -1,4 +1,4 @@
-"""Loops: suites of prompts run round and round, as evaluations and monitors do, beside chats.
+"""Loops: suites of prompts run round and round, as evaluations and monitors do, with chats.
 
 A cyclic scan larger than the cache is LRU's worst case: it hits nothing, whatever stays of the round before was thrown out
 just before its turn (Belady 1966). Three suites with cycles of different sizes, so that some cycle is a little larger than the
@@ -31,7 +31,7 @@ PER_SECOND: Final = 1.8
 
 
 def loop(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
-    """Suites of prompts run round and round beside chats: the cyclic scans on which LRU hits nothing."""
+    """Suites of prompts run round and round, with chats: the cyclic scans on which LRU hits nothing."""
     timeline = Timeline(seed, BLOCK_TOKENS)
     random = timeline.random
     end = 1.4 * requests / PER_SECOND

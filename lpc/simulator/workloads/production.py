@@ -3,7 +3,7 @@
 The shape is that of the Mooncake conversation trace (kvcache-ai/Mooncake, FAST'25; 12,031 requests of one hour), as tables: the
 share that goes on after the first turn by its length, and after later ones by their number and by whether something long was
 pasted; quantiles of the first prompt's tokens, of what a turn adds and of replies; think times lognormal, those of one user
-alike. Most conversations are over after one turn, and what is asked first is long. Drawn anew from the tables: no request of
+alike. Most conversations are over after one turn, and what is asked first is long. Drawn from the tables: no request of
 the trace is in it.
 
 Not one of `WORKLOADS`, which are made to refute us.

@@ -1,7 +1,7 @@
 """How a generated workload is laid out: texts that share prefixes, and the requests that ask about them.
 
 All generated workloads arrive by the clock. A user's next request comes a gap after the end of the one before, and that end is
-reckoned at nominal cost: nothing cached, and no waiting. So every policy and capacity sees the very same requests, hit rates
+calculated at nominal cost: nothing cached, and no waiting. So every policy and capacity sees the very same requests, hit rates
 can be compared to a tenth of a point, and Belady's rule is exact. What is lost: a cache that hits more would see its users
 back some tenths of a second earlier.
 """

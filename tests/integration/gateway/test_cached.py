@@ -242,7 +242,7 @@ async def test_the_predictor_is_told_of_hits_under_the_conversations_name(caches
 
 
 async def _told(gateway: Running) -> bool:
-    return await gateway.metric('lpc_gateway_predictor_told_total{result="told"}') == 1
+    return await gateway.metric('lpc_gateway_predictor_told_total{result="sent"}') == 1
 
 
 async def test_64_equal_requests_at_once_are_one_call_of_the_engine(caches: ResponseCaches) -> None:
