@@ -29,13 +29,14 @@ def page(rows: list[dict[str, Any]]) -> str:
     """Return the whole page."""
     order = list(TIERS)
     sort = sorted(rows, key=lambda row: (order.index((row["engine"], row["tier"])), release(row["version"]), row["what"]))
-    lines = []
+    releases: dict[tuple[str, str, str], list[str]] = {}  # of an engine and tier that have shown the same
     for (engine, tier, version), group in groupby(sort, key=lambda row: (row["engine"], row["tier"], row["version"])):
         cells: dict[str, list[str]] = {"supports": [], "refuses": []}
         for row in group:
             cells[row["outcome"]].append(f"{row['what']} ({row['date']})")
-        shown = ("<br>".join(cells[outcome]) or "-" for outcome in ("supports", "refuses"))
-        lines.append(f"| {engine} | {tier} | {version or '-'} | {' | '.join(shown)} |\n")
+        shown = " | ".join("<br>".join(cells[outcome]) or "-" for outcome in ("supports", "refuses"))
+        releases.setdefault((engine, tier, shown), []).append(version or "-")
+    lines = [f"| {engine} | {tier} | {', '.join(found)} | {shown} |\n" for (engine, tier, shown), found in releases.items()]
     return HEAD + "".join(lines) + FOOT
 
 
