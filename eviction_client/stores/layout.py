@@ -40,7 +40,7 @@ OWNER_TAGS: Final = 2**16
 LIMIT: Final = 2.0**32
 """Scores lie within it: seconds since the epoch until the year 2106."""
 UNIT: Final = LIMIT * OWNER_TAGS / 2.0**53
-"""Resolution of a score in Redis, seconds: what 53 bits leave beside the tag, 1/32."""
+"""Resolution of a score in Redis, seconds: what the tag leaves of 53 bits, 1/32."""
 
 LIVES_S: Final = 2 * HORIZON_S + REMEMBERED_S
 """Keys of Redis expire when nobody wrote to them for so long: the highest score has been trimmed by then, hints of up to

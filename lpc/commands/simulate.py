@@ -59,7 +59,9 @@ def simulate(
     tier_policy: Annotated[str, typer.Option(help="Policies by which the tier evicts, with commas: lru, value.")] = "lru",
     responses: Annotated[
         str | None,
-        typer.Option(help="A response cache before the engines: exact, or normalised (that, too). Counts tokens computed."),
+        typer.Option(
+            help="A response cache before the engines: exact, or normalised (includes exact). Counts tokens computed."
+        ),
     ] = None,
     ttl: Annotated[float, typer.Option(help="Seconds for which a response cache has an answer.")] = 3600,
     tau: Annotated[float | None, typer.Option(help="Seconds per log-odds; default: the learnt mean gap.")] = None,

@@ -170,7 +170,9 @@ def _responses(tier: str | None, ttl: float, behind: TierSpec | None) -> Respons
         return None
     known = next((known for known in TIERS if known == tier), None)
     if known is None:
-        raise SimulationError(f"{tier!r:.40} is no tier of a response cache that can be replayed: choose of {', '.join(TIERS)}")
+        raise SimulationError(
+            f"{tier!r:.40} is not a tier of a response cache that can be replayed: choose from {', '.join(TIERS)}"
+        )
     if not 0 < ttl < float("inf"):
         raise SimulationError("--ttl is seconds above 0")
     if behind is not None:
@@ -195,7 +197,7 @@ def _workloads(names: str | None) -> list[str | None]:
     known = [*WORKLOADS, *EVERYDAY]
     unknown = [name for name in found if name not in known]
     if unknown:
-        raise SimulationError(f"unknown workload {unknown[0]!r:.40}: choose of {', '.join(known)}, or all")
+        raise SimulationError(f"unknown workload {unknown[0]!r:.40}: choose from {', '.join(known)}, or all")
     return [*found]
 
 
@@ -203,7 +205,7 @@ def _names(policies: str | None) -> list[str]:
     names = list(REGISTRY) if policies == "all" else list(DEFAULT_POLICIES) if policies is None else _parts(policies)
     unknown = [name for name in names if name not in REGISTRY]
     if unknown:
-        raise SimulationError(f"unknown policy {unknown[0]!r:.40}: choose of {', '.join(REGISTRY)}, or all")
+        raise SimulationError(f"unknown policy {unknown[0]!r:.40}: choose from {', '.join(REGISTRY)}, or all")
     return names
 
 

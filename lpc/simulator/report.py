@@ -127,7 +127,7 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
         findings=_findings(found),
         tables=[
             ("prompt tokens hit", [name.replace("\n", " · ") for name in ticks.values()], _hits(rows, axis, list(ticks))),
-            *([("plug-in beside LRU", [ticks[pair[0][axis]] for pair in choices], _effects(choices))] if choices else []),
+            *([("plug-in against LRU", [ticks[pair[0][axis]] for pair in choices], _effects(choices))] if choices else []),
             *([("policy", TIER_HEADS[1:], [(row[0], row[1:]) for row in map(tier_cells, behind)])] if behind else []),
         ],
         rules=[REGISTRY[name] for name in _ordered(rows)],

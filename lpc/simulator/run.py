@@ -79,7 +79,7 @@ class Run:
         queueing: what each engine does with its waiting queue.
         tier: behind each engine's cache, as vLLM's CPU offloading.
         tier_policy: by which it evicts.
-        settings: for the policies; their cost model is the engines', too.
+        settings: for the policies; their cost model is also the engines'.
         predictor_gib: GiB of GPU memory that a policy's predictor takes from the cache.
         responses: a response cache before the engines, with which tokens computed are counted; the workload's spec is `named`.
     """
@@ -189,7 +189,7 @@ def _generate(spec: WorkloadSpec) -> Workload:
     known = {**WORKLOADS, **EVERYDAY}
     generator = known.get(spec.workload or "")
     if generator is None:
-        raise SimulationError(f"unknown workload {spec.workload!r:.40}: choose of {', '.join(known)}")
+        raise SimulationError(f"unknown workload {spec.workload!r:.40}: choose from {', '.join(known)}")
     return generator(spec.seed)
 
 
@@ -309,7 +309,7 @@ def _with_responses(run: Run, responses: ResponseSpec, workload: Workload, capac
 def sweep(runs: Sequence[Run], workers: Workers = HERE) -> list[dict[str, Any]]:
     """Run all; rows in the order of ``runs``.
 
-    The same runs give the same rows whoever the workers are: each builds its workload from its spec. Those of a cluster read a
+    The same runs give the same rows with any workers: each builds its workload from its spec. Those of a cluster read a
     trace under the path that it has here.
 
     Raises:
@@ -317,7 +317,7 @@ def sweep(runs: Sequence[Run], workers: Workers = HERE) -> list[dict[str, Any]]:
     """
     for run in runs:
         if run.policy not in REGISTRY:
-            raise SimulationError(f"unknown policy {run.policy!r:.40}: choose of {', '.join(REGISTRY)}")
+            raise SimulationError(f"unknown policy {run.policy!r:.40}: choose from {', '.join(REGISTRY)}")
     # Runs of one workload go together, so that a worker builds it once.
     groups: dict[WorkloadSpec, list[int]] = {}
     for place, run in enumerate(runs):
