@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lpc.commands.options import JsonFile, ModelName, Models, Quick
+from lpc.commands.options import ModelName, Models, Output, Quick
 from lpc.commands.outcome import end_with, report
 from lpc.errors import LpcError, UsageError
 
@@ -17,27 +17,27 @@ app = typer.Typer(
 
 
 @app.command("queue")
-def bench_queue(quick: Quick = False, json_file: JsonFile = None) -> None:
+def bench_queue(quick: Quick = False, output: Output = None) -> None:
     """The free queue against a plain LRU list: time per block."""
     from benchmarks import queue
 
-    report(lambda: queue.run(quick=quick), json_file)
+    report(lambda: queue.run(quick=quick), output)
 
 
 @app.command("predict")
 def bench_predict(
-    quick: Quick = False, json_file: JsonFile = None, models: Models = Path("models"), model: ModelName = "e5-small"
+    quick: Quick = False, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small"
 ) -> None:
     """The sidecar over gRPC against the bare ONNX Runtime session, on the same conversations."""
     from benchmarks import predict as predict_bench
 
-    report(lambda: predict_bench.run(models, model, quick=quick), json_file)
+    report(lambda: predict_bench.run(models, model, quick=quick), output)
 
 
 @app.command("inference")
 def bench_inference(
     quick: Quick = False,
-    json_file: JsonFile = None,
+    output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
     provider: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to run; auto: CUDA where present.")] = "auto",
@@ -45,7 +45,7 @@ def bench_inference(
     """The model alone, on CPU or GPU: predictions per second, latency by batch and length, memory."""
     from benchmarks import inference
 
-    report(lambda: inference.run(models, model, provider, quick=quick), json_file)
+    report(lambda: inference.run(models, model, provider, quick=quick), output)
 
 
 @app.command("engine")
@@ -61,7 +61,7 @@ def bench_engine(
         float | None, typer.Option(min=1, help="Prompt tokens per virtual second, with --closed. [default: 10,000]")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
-    json_file: JsonFile = None,
+    output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
@@ -81,15 +81,15 @@ def bench_engine(
                 prefill_tokens_s=prefill or engine_closed.PREFILL_TOKENS_S,
                 quick=quick,
             ),
-            json_file,
+            output,
         )
         return
     if any(option is not None for option in (sessions, requests, prefill)):
         raise UsageError("--sessions, --requests and --prefill need --closed")
     if trace is None:
-        report(lambda: engine.run(models, model, quick=quick), json_file)
+        report(lambda: engine.run(models, model, quick=quick), output)
     else:
-        report(lambda: engine_trace.run(trace, trace_format, models, model, quick=quick), json_file)
+        report(lambda: engine_trace.run(trace, trace_format, models, model, quick=quick), output)
 
 
 OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times; without one a generated hour of chat.")]
@@ -104,14 +104,14 @@ def bench_tiers(
     ] = 0.01,
     limit: Annotated[int | None, typer.Option(min=1, help="Replay so many requests only.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One size of the tier, a pool of 3%.")] = False,
-    json_file: JsonFile = None,
+    output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
     """Real vLLM (`make engine`) with its CPU offload tier: LRU in both, ours in the GPU's pool, ours in both, an oracle."""
     from benchmarks import tiers
 
-    report(lambda: tiers.run(trace, trace_format, models, model, pool=pool, limit=limit, quick=quick), json_file)
+    report(lambda: tiers.run(trace, trace_format, models, model, pool=pool, limit=limit, quick=quick), output)
 
 
 @app.command("sglang")
@@ -119,14 +119,14 @@ def bench_sglang(
     trace: OwnLog = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
-    json_file: JsonFile = None,
+    output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
     """The plug-in in SGLang's real radix cache (`make sglang`) against its own LRU and an oracle: hits on a log with times."""
     from benchmarks import sglang_trace
 
-    report(lambda: sglang_trace.run(trace, trace_format, models, model, quick=quick), json_file)
+    report(lambda: sglang_trace.run(trace, trace_format, models, model, quick=quick), output)
 
 
 @app.command("load")
@@ -135,7 +135,7 @@ def bench_load(
     clients: Annotated[int, typer.Option(help="Clients, each with a stream of its own.")] = 64,
     factor: Annotated[float, typer.Option(help="Times saturation.")] = 1.5,
     picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
-    json_file: JsonFile = None,
+    output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
@@ -143,19 +143,19 @@ def bench_load(
     from benchmarks import load
 
     figures = report(
-        lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor, picture=picture), json_file, picture
+        lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor, picture=picture), output, picture
     )
     raise SystemExit(not figures["passed"])
 
 
 @app.command("gateway")
 def bench_gateway(
-    quick: Quick = False, json_file: JsonFile = None, models: Models = Path("models"), model: ModelName = "e5-small"
+    quick: Quick = False, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small"
 ) -> None:
     """What the gateway adds to a request: a miss, a hit and a silent sidecar against the same proxy without a cache."""
     from benchmarks import gateway
 
-    report(lambda: gateway.run(models, model, quick=quick), json_file)
+    report(lambda: gateway.run(models, model, quick=quick), output)
 
 
 @app.command("prefetch")
@@ -165,14 +165,14 @@ def bench_prefetch(
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Of both sides, in alternating order. [default: 2; quick 1]")
     ] = None,
-    json_file: JsonFile = None,
+    output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
     """LMCache alone and with our controller (`make lmcache`): time to first token of returning turns, and use of fetches."""
     from benchmarks import prefetch
 
-    report(lambda: prefetch.run(models, model, quick=quick, seed=seed, rounds=rounds or (1 if quick else 2)), json_file)
+    report(lambda: prefetch.run(models, model, quick=quick, seed=seed, rounds=rounds or (1 if quick else 2)), output)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lpc.commands.options import JsonFile, ModelName, Models
+from lpc.commands.options import JsonOutput, ModelName, Models, Output
 from lpc.commands.outcome import report
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def calibrate(
     level: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Confidence.")] = 0.95,
     out: Annotated[Path | None, typer.Option(help="Write the evidence here; a scope's setting `evidence` names it.")] = None,
     data: Annotated[Path, typer.Option(help="Where embeddings are kept.")] = Path("data/responses"),
-    json_file: JsonFile = None,
+    output: Output = None,
+    as_json: JsonOutput = False,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
@@ -68,7 +69,7 @@ def calibrate(
             write_evidence(out, evidence, vectors.encoder, judge, judge_model if judge == "model" else "", error)
         return figures
 
-    report(calibrated, json_file, out)
+    report(calibrated, output, out, as_json=as_json)
 
 
 def _questions(path: Path, bound: float, level: float, vectors: "Vectors", evidence: "Evidence") -> dict[str, Any]:

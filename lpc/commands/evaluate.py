@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lpc.commands.options import Embeddings, JsonFile
+from lpc.commands.options import Embeddings, JsonOutput, Output
 from lpc.commands.outcome import report
 
 
@@ -15,10 +15,11 @@ def evaluate(
     trace: Annotated[Path | None, typer.Option(help="A trace with times; default: none.")] = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen or chat.")] = "mooncake",
     picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
-    json_file: JsonFile = None,
+    output: Output = None,
+    as_json: JsonOutput = False,
 ) -> None:
     """Compare predictors on the evaluation half: turn count, scalars, heads. With a trace, judge the return model."""
-    report(lambda: _evaluate(embeddings, heads, trace, trace_format, picture), json_file, picture)
+    report(lambda: _evaluate(embeddings, heads, trace, trace_format, picture), output, picture, as_json=as_json)
 
 
 def _evaluate(

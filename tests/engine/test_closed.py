@@ -20,7 +20,7 @@ def test_agents_in_a_closed_loop_get_the_same_tokens_from_all_sides(tmp_path: Pa
     )
     subprocess.run([PYTHON, "-c", program, str(tmp_path / "models")], check=True, cwd=ROOT)
     command = [PYTHON, "-m", "benchmarks", "engine", "--closed", "--quick", "--model", "tiny"]
-    command += ["--models", tmp_path / "models", "--json", tmp_path / "figures.json"]
+    command += ["--models", tmp_path / "models", "--output", tmp_path / "figures.json"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr[-3000:]
     figures = json.loads((tmp_path / "figures.json").read_text())

@@ -93,7 +93,7 @@ def test_a_trace_on_real_vllm_with_a_sidecar_that_learns(tmp_path: Path) -> None
     )
     subprocess.run([PYTHON, "-c", program, str(tmp_path / "models")], check=True, cwd=ROOT)
     command = [PYTHON, "-m", "benchmarks", "engine", "--trace", tmp_path / "trace.jsonl", "--quick", "--model", "tiny"]
-    command += ["--models", tmp_path / "models", "--json", tmp_path / "figures.json"]
+    command += ["--models", tmp_path / "models", "--output", tmp_path / "figures.json"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr[-3000:]
     figures = json.loads((tmp_path / "figures.json").read_text())

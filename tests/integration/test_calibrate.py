@@ -28,7 +28,7 @@ def calibrate(tmp_path: Path, models: Path, label: str, *flags: str) -> Done:
 
 def test_clean_pairs_open_a_scope_and_wrong_ones_do_not(tmp_path: Path, tiny_models: Path) -> None:
     figures, kept = tmp_path / "figures.json", tmp_path / "evidence.json"
-    done = calibrate(tmp_path, tiny_models, "1", "--json", str(figures), "--out", str(kept))
+    done = calibrate(tmp_path, tiny_models, "1", "--output", str(figures), "--out", str(kept))
     assert done.returncode == 0, done.err
     said = json.loads(figures.read_text())
     assert (said["pairs"], said["served_share"]) == (90, 1.0)
@@ -38,7 +38,7 @@ def test_clean_pairs_open_a_scope_and_wrong_ones_do_not(tmp_path: Path, tiny_mod
     with pytest.raises(EvidenceError, match="another encoder"):
         read_evidence(kept, encoder="other")
 
-    wrong = calibrate(tmp_path, tiny_models, "0", "--json", str(figures))
+    wrong = calibrate(tmp_path, tiny_models, "0", "--output", str(figures))
     assert wrong.returncode == 0
     assert json.loads(figures.read_text())["threshold"] is None
     assert "nothing would be served" in wrong.out + wrong.err

@@ -237,7 +237,7 @@ def test_a_published_model_is_pulled_and_a_damaged_one_is_not(tmp_path: Path, ti
     assert b"nothing was installed" in refused.stderr and b"Traceback" not in refused.stderr
 
 
-@pytest.mark.parametrize("flag", ["--json", "--html", "--picture"])
+@pytest.mark.parametrize("flag", ["--output", "--html", "--picture"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_work_begins(tmp_path: Path, flag: str) -> None:
     for place in ("/proc/lpc/page", str(tmp_path)):
         refused = lpc("simulate", "--workload", "chat-bimodal", "--policies", "lru", "--capacity", "2%", flag, place)

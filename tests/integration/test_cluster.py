@@ -63,7 +63,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_simulated_rows_are_those_of_one_machine(cluster: Cluster, trace: Path, tmp_path: Path) -> None:
     asked = ["simulate", "--trace", str(trace), "--format", "qwen", "--policies", "lru,value,wa", "--capacity", "3%,10%"]
     for name, where in (("here", []), ("there", ["--cluster", cluster.option])):
-        done = RUN.invoke(app, [*asked, *where, "--json", str(tmp_path / name)])
+        done = RUN.invoke(app, [*asked, *where, "--output", str(tmp_path / name)])
         assert done.exit_code == 0, done.output
     here, there = (json.loads((tmp_path / name).read_text())["rows"] for name in ("here", "there"))
     assert there == here

@@ -11,7 +11,7 @@ from benchmarks.__main__ import app
 def test_every_shape_is_measured(tiny_models: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     command = ["inference", "--quick", "--models", str(tiny_models), "--model", "tiny"]
-    done = CliRunner().invoke(app, [*command, "--json", str(figures)])
+    done = CliRunner().invoke(app, [*command, "--output", str(figures)])
     assert done.exit_code == 0, done.output
     found = json.loads(figures.read_text())
     assert found["provider"] == "cpu"

@@ -64,7 +64,7 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
         "lru,lpc,value,oracle,infinite",
         "--capacity",
         "5%,10K",
-        "--json",
+        "--output",
         str(tmp_path / "s.json"),
         "--picture",
         str(tmp_path / "s.png"),
@@ -105,7 +105,7 @@ def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path
             "--describe",
             "--picture",
             str(tmp_path / "d.png"),
-            "--json",
+            "--output",
             str(tmp_path / "d.json"),
         ],
     )
@@ -167,7 +167,7 @@ def test_agent_sessions_run_so_many_at_a_time_and_share_nothing(tmp_path: Path) 
             "50%",
             "--seeds",
             "2",
-            "--json",
+            "--output",
             str(tmp_path / "a.json"),
         ],
     )
@@ -185,7 +185,7 @@ def test_agent_sessions_run_in_a_closed_loop_so_many_at_a_time(tmp_path: Path) -
     path = agents_file(tmp_path / "a.tar.gz")
     asked = ["simulate", "--trace", str(path), "--format", "agents", "--closed", "--requests", "80"]
     asked += ["--policies", "lru,infinite,reuse,value,wa,belady", "--capacity", "2K,50%"]
-    done = RUN.invoke(app, [*asked, "--sessions", "3,6", "--prefill-rate", "1000", "--json", str(tmp_path / "a.json")])
+    done = RUN.invoke(app, [*asked, "--sessions", "3,6", "--prefill-rate", "1000", "--output", str(tmp_path / "a.json")])
 
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
@@ -204,7 +204,7 @@ def test_agent_sessions_run_in_a_closed_loop_so_many_at_a_time(tmp_path: Path) -
 
 def test_the_waiting_queue_of_a_closed_loop_is_shown_and_what_it_costs_the_worst_session(tmp_path: Path) -> None:
     asked = ["simulate", "--workload", "cliff", "--closed", "--sessions", "24", "--requests", "300", "--capacity", "150K"]
-    asked += ["--policies", "lru", "--json", str(tmp_path / "a.json")]
+    asked += ["--policies", "lru", "--output", str(tmp_path / "a.json")]
     rows = {}
     for queue, options in (
         ("fcfs", []),
@@ -478,7 +478,7 @@ def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
 
 def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> None:
     asked = ["simulate", "--workload", "documents,few-shot", "--policies", "lru", "--capacity", "5%", "--seed", "3"]
-    done = RUN.invoke(app, [*asked, "--json", str(tmp_path / "s.json")])
+    done = RUN.invoke(app, [*asked, "--output", str(tmp_path / "s.json")])
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
 
@@ -513,7 +513,14 @@ def test_what_of_generated_workloads_cannot_be_run_is_said(options: list[str], m
 
 
 def test_a_generated_workload_can_be_described(tmp_path: Path) -> None:
-    done = RUN.invoke(app, ["simulate", "--workload", "documents", "--describe", "--json", str(tmp_path / "d.json")])
+    done = RUN.invoke(app, ["simulate", "--workload", "documents", "--describe", "--output", str(tmp_path / "d.json")])
     assert done.exit_code == 0, done.output
 
     assert json.loads((tmp_path / "d.json").read_text())["requests"] == 5_000
+
+
+def test_json_alone_is_printed_to_standard_output() -> None:
+    done = RUN.invoke(app, ["simulate", "--workload", "documents", "--describe", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["requests"] == 5_000
+    assert "documents" in done.stderr

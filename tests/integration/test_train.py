@@ -152,7 +152,7 @@ def test_the_command_line_trains_evaluates_and_names_what_is_missing(few: Path, 
         app, ["train", "--embeddings", str(few), "--recipe", "lpc", "--out", str(tmp_path / "h/lpc/head.safetensors")]
     )
     assert trained.exit_code == 0, trained.output
-    asked = ["evaluate", "--embeddings", str(few), "--heads", str(tmp_path / "h"), "--json", str(tmp_path / "e.json")]
+    asked = ["evaluate", "--embeddings", str(few), "--heads", str(tmp_path / "h"), "--output", str(tmp_path / "e.json")]
     asked += ["--picture", str(tmp_path / "e.png")]
     assert run.invoke(app, asked).exit_code == 0
     assert (tmp_path / "e.png").read_bytes()[:4] == b"\x89PNG"

@@ -104,7 +104,7 @@ def test_the_console_script_is_installed(python: Path, somewhere: Path) -> None:
 @pytest.mark.timeout(180)
 def test_evaluate_finds_the_shipped_heads(python: Path, somewhere: Path) -> None:
     write_embeddings(somewhere / "data/sharegpt", conversations=400, width=384)
-    result = lpc(python, somewhere, "evaluate", "--json", "figures.json")
+    result = lpc(python, somewhere, "evaluate", "--output", "figures.json")
     assert result.returncode == 0, result.stderr
     figures = json.loads((somewhere / "figures.json").read_text())
     assert set(figures) == {"turns", "scalars", "length", "default", "lpc"}
@@ -120,7 +120,7 @@ def test_simulate_replays_a_log(python: Path, somewhere: Path) -> None:
     ]
     (somewhere / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--format", "chat", "--policies", "lru,slru", "--capacity", "2K", "--count-from", "1000")
-    result = lpc(python, somewhere, "simulate", "--trace", "log.jsonl", *flags, "--json", "figures.json")
+    result = lpc(python, somewhere, "simulate", "--trace", "log.jsonl", *flags, "--output", "figures.json")
     assert result.returncode == 0, result.stderr
     rows = json.loads((somewhere / "figures.json").read_text())["rows"]
     assert [row["policy"] for row in rows] == ["lru", "slru"]
@@ -128,7 +128,7 @@ def test_simulate_replays_a_log(python: Path, somewhere: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_simulate_without_a_log_replays_what_the_wheel_brings(python: Path, somewhere: Path) -> None:
-    result = lpc(python, somewhere, "simulate", "--policies", "lru", "--capacity", "160K", "--json", "figures.json")
+    result = lpc(python, somewhere, "simulate", "--policies", "lru", "--capacity", "160K", "--output", "figures.json")
     assert result.returncode == 0, result.stderr
     (row,) = json.loads((somewhere / "figures.json").read_text())["rows"]
     assert 0 < row["hit_rate"] < 1

@@ -18,6 +18,11 @@ PLANTED = [
     ("eviction_client/score.py", "import numpy", "eviction_client is not allowed to import numpy"),
     ("lpc/model/features.py", "import grpc", "lpc.model is not allowed to import grpc"),
     ("lpc/responses/__init__.py", "import lpc.cache", "lpc.responses is not allowed to import lpc.cache"),
+    (
+        "predictor_service/labels/names.py",
+        "import lpc.responses.entry",
+        "predictor_service.labels is not allowed to import lpc",
+    ),
     ("lpc/training/head.py", "import lpc.training.train", "No cycles are allowed in lpc.training"),
 ]
 

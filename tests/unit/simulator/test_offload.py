@@ -153,7 +153,7 @@ def test_tiers_beside_each_other_are_what_each_is_alone(monkeypatch: pytest.Monk
 def test_the_command_replays_a_tier_and_refuses_what_is_not_one(tmp_path: Path) -> None:
     asked = ["simulate", "--workload", "few-shot", "--policies", "lru", "--capacity", "2%"]
     written = tmp_path / "rows.json"
-    done = CliRunner().invoke(app, [*asked, "--tier", "2%", "--json", str(written)])
+    done = CliRunner().invoke(app, [*asked, "--tier", "2%", "--output", str(written)])
     assert done.exit_code == 0, done.output
     assert 0 < json.loads(written.read_text())["rows"][0]["tier_rate"] < 0.1
 
@@ -192,7 +192,7 @@ def test_table_page_and_picture_show_what_the_tier_serves(tmp_path: Path) -> Non
         "--tier-policy",
         "lru,value",
     ]
-    done = CliRunner().invoke(app, ["simulate", *options, "--html", str(page), "--picture", str(picture), "--json", str(out)])
+    done = CliRunner().invoke(app, ["simulate", *options, "--html", str(page), "--picture", str(picture), "--output", str(out)])
 
     assert done.exit_code == 0, done.output
     assert "A tier behind the cache" in done.output

@@ -119,7 +119,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tokens_of(chats: Path, tmp_path: Path, *options: str) -> list[dict[str, float]]:
     out = tmp_path / "out.json"
     base = ["simulate", "--trace", str(chats), "--format", "chat", "--policies", "lru,value", "--capacity", "5%,30%"]
-    done = CliRunner().invoke(app, [*base, *options, "--json", str(out)])
+    done = CliRunner().invoke(app, [*base, *options, "--output", str(out)])
     assert done.exit_code == 0, done.output
     assert "Engine tokens per user turn" in done.output
     return [row["engine_tokens_per_turn"] | {"answered": row["answered"]} for row in json.loads(out.read_text())["rows"]]
