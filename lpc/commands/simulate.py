@@ -16,7 +16,12 @@ def simulate(
     workload: Annotated[
         str | None, typer.Option(help="Generated workloads in place of a log: names with commas, or all.")
     ] = None,
-    policies: Annotated[str | None, typer.Option(help="Names with commas, or all.")] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help="Names with commas, or all: lru, slru, ttl, lpc, lpc-turns, wa, reuse, value, infinite, oracle, belady."
+        ),
+    ] = None,
     capacity: Annotated[str | None, typer.Option(help="Tokens or shares of the working set: 160K,2%.")] = None,
     cache: Annotated[
         str | None, typer.Option(help="The size of your cache, as --capacity: what is said in words; default: the middle one.")

@@ -27,14 +27,3 @@ def parse_capacity(text: str) -> int | float:
             f"{text!r:.40} is not a capacity: give tokens (50000, 160K, 2M) or a share of the working set (2%)"
         )
     return value
-
-
-def parse_share(text: str) -> float:
-    """Read `40%` or `0.4` as a share from 0 to 1. Raises SimulationError."""
-    try:
-        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise SimulationError(f"{text!r:.40} is not a share: give a percentage (40%) or a number from 0 to 1")
-    return share

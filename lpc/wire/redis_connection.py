@@ -21,23 +21,6 @@ logger = logging.getLogger(__name__)
 
 NO_FILES: Final = CertificateFiles()
 
-PASSING: Final = (
-    redis.ConnectionError,
-    redis.TimeoutError,
-    redis.ReadOnlyError,
-    redis.OutOfMemoryError,
-    redis.AuthenticationError,
-    redis.exceptions.NoPermissionError,
-    redis.exceptions.ClusterError,
-    redis.exceptions.ClusterDownError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.MovedError,
-    redis.exceptions.AskError,
-    redis.exceptions.RedisClusterException,
-    OSError,
-)
-"""What a repetition may cure. Of other errors the batch is the cause."""
-
 ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
 """Everything that redis-py raises for a server or network at fault."""
 

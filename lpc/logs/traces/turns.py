@@ -19,19 +19,15 @@ class TracedTurns:
         arrival: seconds of the trace.
         conversation: its number, in the order in which conversations begin.
         stands: whether the request stands for its turn: it is the last of its conversation at this instant.
-        before: place of the request that stands for the turn before; -1 at a conversation's first turn.
         last_gap, mean_log_gap: the conversation's gaps up to this turn; NaN at its first.
-        new_tokens: of the prompt less prompt and reply of the turn before, at least 0; NaN at a first turn.
         next_arrival: when the conversation's next turn arrives, seconds of the trace; infinite where the trace has none.
     """
 
     arrival: Floats
     conversation: NDArray[np.int64]
     stands: NDArray[np.bool_]
-    before: NDArray[np.int64]
     last_gap: Floats
     mean_log_gap: Floats
-    new_tokens: Floats
     next_arrival: Floats
 
 
@@ -39,7 +35,7 @@ def turns_in(trace: Trace) -> TracedTurns:
     """Return the turns of a trace. What a row says of the past does not depend on what comes later."""
     n = len(trace.requests)
     arrival = np.array([request.arrival for request in trace.requests])
-    conversation, before = np.empty(n, np.int64), np.full(n, -1)
+    conversation = np.empty(n, np.int64)
     stands, next_arrival = np.ones(n, np.bool_), np.full(n, np.inf)
     gaps = np.empty((n, 2))
     numbers: dict[str, int] = {}
@@ -51,15 +47,11 @@ def turns_in(trace: Trace) -> TracedTurns:
         history = histories[number] = known.arrive(request.arrival)
         together = latest.get(number, [])
         if history is known:  # a further request of the same turn
-            before[place] = before[together[-1]]
             stands[together[-1]] = False
             together.append(place)
         else:
             if together:
-                before[place] = together[-1]
                 next_arrival[together] = request.arrival
             latest[number] = [place]
         gaps[place] = history.gaps
-    tokens = np.array([(request.input_tokens, request.output_tokens) for request in trace.requests], np.float64)
-    new_tokens = np.where(before >= 0, np.maximum(tokens[:, 0] - tokens[before].sum(axis=1), 0), np.nan)
-    return TracedTurns(arrival, conversation, stands, before, gaps[:, 0], gaps[:, 1], new_tokens, next_arrival)
+    return TracedTurns(arrival, conversation, stands, gaps[:, 0], gaps[:, 1], next_arrival)

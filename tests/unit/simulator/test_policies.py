@@ -1,7 +1,10 @@
 """What each policy evicts on a few requests by hand: an order that is its own."""
 
+from inspect import signature
+
 import pytest
 
+from lpc.commands.simulate import simulate
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.policies.slru import Slru
 from lpc.simulator.policy import register
@@ -19,6 +22,11 @@ def test_every_policy_says_its_rule_and_its_source() -> None:
         assert policy.name == name
         assert policy.rule
         assert policy.source
+
+
+def test_the_help_lists_every_policy() -> None:
+    (option,) = signature(simulate).parameters["policies"].annotation.__metadata__
+    assert set(option.help.removesuffix(".").rpartition(": ")[2].split(", ")) == set(REGISTRY)
 
 
 def test_two_policies_of_one_name_are_refused() -> None:
