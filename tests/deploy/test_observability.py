@@ -32,6 +32,7 @@ from predictor_service.metrics import Metrics
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
 from tests.deploy.prometheus_server import Prometheus, prometheus, vllm_metrics
+from tests.eventually import until
 from tests.response_cache import KEY_LINES
 from tests.unit.lmcache.nodes import KEYS
 
@@ -161,10 +162,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Itera
 
 
 def wait_until_up(made: Prometheus, targets: int) -> None:
-    deadline = time.monotonic() + 30
-    while sum(float(s["value"][1]) for s in made.query("up")) < targets:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: sum(float(s["value"][1]) for s in made.query("up")) >= targets)
 
 
 async def calls(address: str) -> None:
@@ -262,7 +260,4 @@ def test_no_alert_fires_at_a_sidecar_that_answers(server: Prometheus) -> None:
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     # The last test of this file: a process has one plug-in's metrics, and these are now the failing one's.
     with vllm_metrics(failing=True) as engines, prometheus(tmp_path, RULES, {"vllm": engines}) as made:
-        deadline = time.monotonic() + 30
-        while values(made, PANELS["What is wrong"][0]) != {"LpcEngineFailures": 1}:
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
+        until(lambda: values(made, PANELS["What is wrong"][0]) == {"LpcEngineFailures": 1})

@@ -1,7 +1,6 @@
 """Our hooks in vLLM's real scheduler, synchronous and asynchronous: order, scores, hints, guard."""
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from eviction_client.reuse import first_class
 from eviction_client.settings import ClientSettings
 from eviction_client.value_queue import DONE, GOES_ON, RETAINED
 from tests.engine.pools import give_hash
+from tests.eventually import until
 from tests.retaining import Coordinator
 
 pytestmark = pytest.mark.supports(
@@ -235,9 +235,7 @@ def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pyt
     finish(engine, "a")
     finish(engine, "b", arguments={"lpc_done": True})
     finish(engine, "c", arguments={"lpc_retain_seconds": 200})
-    deadline = time.monotonic() + 20
-    while not coordinator.asked and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: coordinator.asked)
     engine.scheduler.shutdown()
     ((path, _, body),) = coordinator.asked
     assert path == "/lpc/retain"
@@ -431,9 +429,7 @@ def test_an_engine_keeps_a_prefix_as_long_as_the_conversations_of_another(
         finish(here, "three", [*prefix, *range(150, 182)], {"session_id": "three"})
         here.add("four", [*prefix, *range(200, 232)], 40, {"session_id": "four"})
         here.step()
-        deadline = time.monotonic() + 20
-        while not hooks.plugin._pooled and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: hooks.plugin._pooled)
         while here.scheduler.has_unfinished_requests():
             here.step()
         # The three blocks of the common prefix, and none of what is this engine's own.

@@ -38,6 +38,7 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import eventually
 from tests.integration.test_server import one, sidecar
 from tests.otlp_collector import Collector, attributes
 from tests.response_cache import KEY_LINES
@@ -308,10 +309,7 @@ async def test_the_engines_side_logs_no_prompt(
         client.ask("refused", token_ids=[*prompt, 2**32 - 1])
         client.ask("nonsense", token_ids=[CANARY])  # type: ignore[list-item]
         client.ask("nowhere", token_ids=prompt, served_model="unknown")
-        for _ in range(1000):
-            if client.counters.ended == 4:
-                break
-            await asyncio.sleep(0.02)
+        await eventually(lambda: client.counters.ended == 4)
         counters = client.counters
         await asyncio.to_thread(client.close)
     assert (counters.answered, counters.failed) == (1, 3)

@@ -16,6 +16,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from predictor_service.errors import StartError
+from tests.eventually import eventually
 from tests.integration.test_server import _scrape, chat, one, sidecar
 
 A, B = "token-of-a-canarytoken", "token-of-b-canarytoken"
@@ -69,10 +70,7 @@ async def test_the_engines_client_shows_its_token(tiny_models: Path, tokens: Pat
             settings = ClientSettings(predictor_address=f"127.0.0.1:{addresses.port}", predictor_token=token)  # type: ignore[arg-type]
             client = PredictorClient(settings.predictor_address, access=access_of(settings))
             try:
-                for _ in range(500):
-                    if client._reached is not None:
-                        break
-                    await asyncio.sleep(0.02)
+                await eventually(lambda client=client: client._reached is not None)
                 assert client.healthy is welcome
             finally:
                 await asyncio.to_thread(client.close)
@@ -105,10 +103,11 @@ async def test_a_revoked_token_is_refused_and_a_new_one_is_let_in(tiny_models: P
     async with sidecar(tiny_models, tokens=tokens, reload_interval_s=0.05) as (stub, addresses):
         assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.OK
         write(tokens, b=B, c="new")
-        for _ in range(200):
-            if await status(stub.Predict(one(chat("hello")), metadata=bearer("new"))) is grpc.StatusCode.OK:
-                break
-            await asyncio.sleep(0.02)
+
+        async def welcome() -> bool:
+            return await status(stub.Predict(one(chat("hello")), metadata=bearer("new"))) is grpc.StatusCode.OK
+
+        await eventually(welcome)
         assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.UNAUTHENTICATED
         assert 'client="a"' not in await _scrape(addresses)
 

@@ -98,10 +98,7 @@ class Engine:
 
     async def settle(self) -> None:
         """Wait until every request has its fate."""
-        for _ in range(3000):
-            if not self.client.waiting:
-                return
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not self.client.waiting)
 
 
 async def test_the_autoscaler_sees_the_overload_before_a_request_is_refused(

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.processes import RedisServer
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import HELD, RedisAway, RedisReach
+from tests.eventually import eventually
 
 
 def reach(url: str, timeout_s: float = 5.0) -> RedisReach:
@@ -39,11 +40,7 @@ async def test_more_readers_than_connections_all_get_their_own_answer(redis_serv
     assert [int(value) for value in found] == list(range(300))
     assert clients_of(redis_server) - before <= HELD + 64
     await redis.close()
-    for _ in range(100):
-        if clients_of(redis_server) <= before:
-            break
-        await asyncio.sleep(0.05)
-    assert clients_of(redis_server) <= before
+    await eventually(lambda: clients_of(redis_server) <= before)
 
 
 async def test_an_answer_that_came_too_late_is_not_the_next_one_s(redis_server: RedisServer) -> None:
@@ -54,11 +51,13 @@ async def test_an_answer_that_came_too_late_is_not_the_next_one_s(redis_server: 
         client.execute_command("CLIENT", "PAUSE", 500)
         with pytest.raises(RedisAway):
             await redis.read("GET", "first")
-    for _ in range(100):
+
+    async def second() -> object:
         with contextlib.suppress(RedisAway):
-            assert await redis.read("GET", "second") == b"2"
-            break
-        await asyncio.sleep(0.05)
+            return await redis.read("GET", "second")
+        return None
+
+    assert await eventually(second) == b"2"
     assert not redis.away
     await redis.close()
 

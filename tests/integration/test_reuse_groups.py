@@ -1,6 +1,5 @@
 """Groups of requests and their curves, from the sidecar's learning to the engine's client, over real gRPC."""
 
-import asyncio
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from eviction_client.curve import EDGES, INTERVALS
 from eviction_client.prior import ReuseCurves
 from lpc.v1 import predictor_pb2 as pb
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import until
+from tests.eventually import eventually, until
 from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving
 from tests.integration.test_returns import LONG, named, sidecar
 
@@ -138,10 +137,12 @@ async def test_answers_carry_the_curves_when_groups_are_founded_unless_they_are_
         first = await ask(0)
         assert not first.curves_version and not first.HasField("reuse_curves")
         await running_.traffic(5)
-        for _ in range(600):
-            if (answer := await ask(0)).curves_version:
-                break
-            await asyncio.sleep(0.05)
+
+        async def with_curves() -> pb.PredictResponse | None:
+            answer = await ask(0)
+            return answer if answer.curves_version else None
+
+        answer = await eventually(with_curves)
         assert answer.reuse_curves.epoch == info.reuse_curves.epoch
         assert tuple(answer.reuse_curves.edges_s) == EDGES
         assert answer.prediction.reuse_group in {curve.group for curve in answer.reuse_curves.curves}

@@ -120,12 +120,12 @@ async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
 
 async def asked_again(stub: rpc.ResponseCacheStub, question: str) -> pb.LookupResponse:
     """Ask a rewording until what was stored has been heard of, and there is time for its vector."""
-    for _ in range(200):
+
+    async def near() -> pb.LookupResponse | None:
         found = await glance(stub, reworded(question), about=question)
-        if found.HasField("hit") or found.miss.candidate:
-            return found
-        await asyncio.sleep(0.05)
-    raise AssertionError("nothing was heard of what was stored")
+        return found if found.HasField("hit") or found.miss.candidate else None
+
+    return await eventually(near)
 
 
 async def until_shut(stub: rpc.ResponseCacheStub) -> None:

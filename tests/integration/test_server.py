@@ -3,8 +3,9 @@
 import asyncio
 import shutil
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.request import urlopen
@@ -17,6 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from lpc.errors import ArtifactError
 from lpc.model.conversation import UserTurns
+from lpc.model.features import Features
+from lpc.model.inference import Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.errors import StartError
@@ -24,6 +27,7 @@ from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Addresses, Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import eventually
 from tests.tiny_model import build_tiny_artifact
 
 SHIPPED = Parts()
@@ -84,14 +88,22 @@ async def test_a_batch_keeps_its_order_and_one_bad_item_fails_alone(tiny_models:
 
 
 async def test_a_call_that_is_cancelled_leaves_the_queue(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as (stub, addresses):
-        call = stub.Predict(one(chat("hello " * 100_000)))
-        while "lpc_queue_depth 1.0" not in await _scrape(addresses):
-            await asyncio.sleep(0.001)
-        call.cancel()
-        assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
-        while "lpc_queue_depth 0.0" not in await _scrape(addresses):
-            await asyncio.sleep(0.01)
+    go = threading.Event()
+    go.set()
+
+    class Held(Model):
+        def run(self, batch: Sequence[Features]) -> list[float]:
+            assert go.wait(60)
+            return super().run(batch)
+
+    async with sidecar(tiny_models, Parts(load=Held)) as (stub, addresses):
+        go.clear()
+        first, second = (stub.Predict(one(chat("hello"))) for _ in range(2))
+        await shown(addresses, "lpc_queue_depth 2.0")
+        second.cancel()
+        go.set()
+        assert (await first).prediction.probability > 0
+        await shown(addresses, "lpc_queue_depth 0.0")
 
 
 async def test_model_info_names_the_model_and_every_limit(tiny_models: Path) -> None:
@@ -151,6 +163,15 @@ async def _scrape(addresses: Addresses) -> str:
     return await asyncio.to_thread(get)
 
 
+async def shown(addresses: Addresses, line: str) -> None:
+    """Wait until the metrics have a line."""
+
+    async def there() -> bool:
+        return line in await _scrape(addresses)
+
+    await eventually(there)
+
+
 async def test_a_full_queue_refuses_and_recovers(tiny_models: Path) -> None:
     async with sidecar(tiny_models, max_queue_items=4) as (stub, _):
         calls = [stub.Predict(one(chat("hello " * 20_000))) for _ in range(64)]
@@ -174,11 +195,7 @@ async def test_callers_that_go_away_leave_no_trace_in_the_queue(tiny_models: Pat
         calls = [stub.Predict(one(chat("hello " * 20_000)), timeout=0.02) for _ in range(40)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert {r.code() for r in results if isinstance(r, grpc.aio.AioRpcError)} <= {grpc.StatusCode.DEADLINE_EXCEEDED}
-        for _ in range(100):
-            if "lpc_queue_depth 0.0" in (text := await _scrape(addresses)):
-                break
-            await asyncio.sleep(0.05)
-        assert "lpc_queue_depth 0.0" in text
+        await shown(addresses, "lpc_queue_depth 0.0")
 
 
 async def test_a_new_version_is_served_without_a_failed_request(tiny_models: Path, tmp_path: Path) -> None:
@@ -194,8 +211,7 @@ async def test_a_new_version_is_served_without_a_failed_request(tiny_models: Pat
 
         loading = asyncio.create_task(load())
         await asyncio.to_thread(build_tiny_artifact, root, version="v2")
-        while "v2" not in versions:
-            await asyncio.sleep(0.05)
+        await eventually(lambda: "v2" in versions)
         stop.set()
         await loading
         assert sorted(set(versions)) == ["v1", "v2"]
@@ -213,8 +229,7 @@ async def test_a_broken_new_version_leaves_the_good_one_in_service(tiny_models: 
         _break(scratch, damage)
         scratch.rename(root / "tiny" / "v2")
         if damage in ("truncated", "wrong checksum", "missing file"):
-            while 'lpc_model_reloads_total{result="failed"}' not in await _scrape(addresses):
-                await asyncio.sleep(0.02)
+            await shown(addresses, 'lpc_model_reloads_total{result="failed"}')
         else:
             await asyncio.sleep(0.3)
         assert (await stub.Predict(one(chat("hello")))).prediction.model_version == "v1"

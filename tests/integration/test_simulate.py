@@ -441,6 +441,7 @@ needs_data = pytest.mark.skipif(
 )
 
 
+@pytest.mark.nightly
 @needs_data
 @pytest.mark.parametrize(
     ("spec", "share"), [(WorkloadSpec(MOONCAKE), 0.02), (WorkloadSpec(AGENTS, "agents"), 0.1)], ids=["mooncake", "agents"]
@@ -463,6 +464,7 @@ def test_a_constant_prior_evicts_on_real_traces_what_lru_evicts(spec: WorkloadSp
     assert len(evicted["lru"]) > 10_000
 
 
+@pytest.mark.nightly
 @needs_data
 def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
     names = ("lru", "lpc-turns", "wa", "reuse", "value", "oracle", "belady")

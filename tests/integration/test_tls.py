@@ -27,6 +27,7 @@ from predictor_service.errors import StartError
 from predictor_service.server import Addresses, running
 from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
+from tests.eventually import eventually
 from tests.integration.test_server import _scrape, chat, one
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
@@ -107,11 +108,7 @@ async def test_the_engines_client_speaks_mutual_tls(tiny_models: Path, authority
         settings = ClientSettings(predictor_address=address, **of(authority.issue("engine")))  # type: ignore[arg-type]
         client = PredictorClient(address, access=access_of(settings))
         try:
-            for _ in range(500):
-                if client.healthy:
-                    break
-                await asyncio.sleep(0.02)
-            assert client.healthy
+            await eventually(lambda: client.healthy)
         finally:
             await asyncio.to_thread(client.close)
 
@@ -133,13 +130,13 @@ async def test_new_certificates_are_used_without_a_restart(tiny_models: Path, tm
         assert 0 < await probability(address, **of(old.issue("engine"))) < 1
         install(new.issue("sidecar"))
         engine = new.issue("engine")
-        for _ in range(100):
+
+        async def welcome() -> bool:
             with contextlib.suppress(grpc.RpcError):
-                assert 0 < await probability(address, **of(engine)) < 1
-                break
-            await asyncio.sleep(0.05)
-        else:
-            pytest.fail("the new certificates were not taken")
+                return 0 < await probability(address, **of(engine)) < 1
+            return False
+
+        await eventually(welcome)
         assert await refused(address, **of(old.issue("engine")))
 
 
@@ -195,10 +192,7 @@ async def test_wrong_new_certificates_change_nothing_but_the_log(
         tiny_models, replace(good, certificate=certificate), mutual=False, reload_interval_s=0.05
     ) as addresses:
         certificate.write_text("half a file")
-        for _ in range(200):
-            if "the new certificates are not used" in caplog.text:
-                break
-            await asyncio.sleep(0.02)
+        await eventually(lambda: "the new certificates are not used" in caplog.text)
         await asyncio.sleep(0.3)
         assert caplog.text.count("the new certificates are not used") == 1
         assert 0 < await probability(f"127.0.0.1:{addresses.port}", predictor_ca=authority.certificate) < 1

@@ -142,12 +142,7 @@ async def test_each_of_several_sidecars_gets_the_tokenizer(tiny_models: Path, tm
             return all(answer is not None and not answer.unread for answer in answers)
 
         try:
-            for _ in range(600):
-                if await asyncio.to_thread(eight_read):
-                    break
-                await asyncio.sleep(0.1)
-            else:
-                raise AssertionError("one sidecar never reads")
+            await eventually(lambda: asyncio.to_thread(eight_read))
         finally:
             client.close()
         received = [(await metrics_of(at))["lpc_tokenizer_offers_total['received']"] for at in (one_, two)]

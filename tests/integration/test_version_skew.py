@@ -4,7 +4,6 @@ The older contract is ``tests/data/older_contract.binpb``, both services at comm
 The newer contract is the present one with one more field in each message and one more value in each enum.
 """
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -28,6 +27,7 @@ from lpc.gateway.settings import GatewaySettings
 from lpc.v1 import predictor_pb2 as pb
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, served
+from tests.eventually import eventually
 from tests.integration.gateway.conftest import a_gateway, chat
 
 OLDER = Path(__file__).parents[1] / "data" / "older_contract.binpb"
@@ -267,10 +267,6 @@ async def test_the_present_engine_and_lpc_predict_ask_a_sidecar_of_another_relea
             assert ask(pb.Conversation(prompt="hello")).probability == 0.25
         client = PredictorClient(address, served_model="m", timeout_s=20.0)
         client.ask("r", token_ids=[1, 2], conversation_id="c")
-        answer = None
-        for _ in range(200):
-            if (answer := client.take("r")) is not None:
-                break
-            await asyncio.sleep(0.1)
+        answer = await eventually(lambda: client.take("r"))
         client.close()
-    assert answer is not None and answer.probability == 0.25
+    assert answer.probability == 0.25

@@ -24,6 +24,7 @@ from predictor_service.requests.offered import OfferedTokenizers
 from predictor_service.requests.served_model import ServedModel
 from predictor_service.requests.served_models import RETRY_S, ServedModels
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import until
 
 BOMB = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -81,12 +82,9 @@ def test_nobody_waits_for_a_tokenizer_that_hangs_and_it_is_loaded_once(folder: P
     served.close()
 
 
-def loaded(served: ServedModels, seconds: float = 60) -> None:
+def loaded(served: ServedModels) -> None:
     """Wait until no tokenizer is being loaded."""
-    deadline = time.monotonic() + seconds
-    while served.count("loading"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not served.count("loading"))
 
 
 def test_one_that_cannot_be_loaded_is_said_once_and_tried_again_after_minutes(
@@ -122,7 +120,7 @@ def test_what_is_being_read_ends_with_the_sidecar(folder: Path) -> None:
     served = ServedModels({"m": str(folder)})
     served.wait(0.5)
     served.close()
-    loaded(served, 30)  # else the process was left running
+    loaded(served)  # else the process was left running
 
 
 def test_no_code_of_a_tokenizer_is_run(folder: Path, tmp_path: Path) -> None:
@@ -221,8 +219,7 @@ def test_the_process_that_reads_an_offer_sees_no_secret_and_is_bounded(folder: P
     loader = TokenizerLoader()
     with ThreadPoolExecutor() as threads:
         loading = threads.submit(loader.load, str(folder), offered=True)
-        while not loader._running:
-            time.sleep(0.01)
+        until(lambda: loader._running)
         (process,) = loader._running
         limits = Path(f"/proc/{process.pid}/limits")
         while not re.search(r"Max core file size +0 +0", limits.read_text()):
