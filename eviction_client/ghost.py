@@ -7,7 +7,6 @@ with the same reuse classes and tables. Every request is over at once, so all th
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from itertools import takewhile
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from eviction_client.queue import Block
@@ -61,9 +60,10 @@ class GhostCache(Generic[H]):
         missing = (depth for depth, block in enumerate(prompt) if block not in held and block not in more)
         return next(missing, len(prompt))
 
-    def wait(self, request: Hashable, prompt: Sequence[H]) -> None:
-        """Keep what a request that waits from now on will hit."""
-        self.queue.wait(request, [self._blocks[block] for block in takewhile(self._blocks.__contains__, prompt)])
+    def wait(self, request: Hashable, prompt: Sequence[H], above: "GhostCache[H] | None" = None) -> None:
+        """Keep what a request that waits from now on will hit, here and not in the cache above."""
+        hit = prompt[: self.hits(prompt, above)]
+        self.queue.wait(request, [self._blocks[block].block_id for block in hit if above is None or block not in above._blocks])
 
     def use(self, freed: Sequence[Freed[H]]) -> None:
         """Hold a finished request's blocks, in place of those that the rule evicts first."""
@@ -154,11 +154,16 @@ class Ghosts(Generic[H]):
         """Take the classes' values; None: nothing is known."""
         self._value.queue.set_tables(tables)
 
-    def wait(self, request: Hashable, prompt: Sequence[H]) -> None:
-        """Have both keep what a waiting request will hit, as the real cache does. ``prompt``: its full blocks."""
+    def wait(self, request: Hashable, prompt: Sequence[H], *, above: GhostCache[H] | None = None) -> None:
+        """Have both keep what a waiting request will hit, as the real cache does.
+
+        Args:
+            prompt: its full blocks.
+            above: a cache that is asked first. What it has is not kept here.
+        """
         followed = [block for block in prompt if self._sampled(block, self.every)]
         for cache in (self._value, self._lru):
-            cache.wait(request, followed)
+            cache.wait(request, followed, above)
 
     def served(self, request: Hashable) -> None:
         """Note that a request has ended: while it ran its blocks were in use."""

@@ -402,9 +402,12 @@ class Plugin:
         stretches = self._monitor.admitted(admitted.prompt, admitted.at)
         self._stretches[admitted.request_id] = stretches
         if admitted.kept:
+            above = self.ghosts.following(self.value_enabled)
+            for tier in self.tiers:
+                tier.ghosts.wait(admitted.request_id, admitted.prompt, above=above)
             self.ghosts.wait(admitted.request_id, admitted.prompt)
         if len(self._stretches) > MAX_RUNNING:
-            self.ghosts.served(self._stretches.popitem(last=False)[0])
+            self._served(self._stretches.popitem(last=False)[0])
         if self.store is not None:
             self._lately.extend(admitted.prompt[end - 1] for end, _ in stretches)
             self._to_ask = True
@@ -422,7 +425,7 @@ class Plugin:
         for tier in self.tiers:  # first: what the pool has of this request is what it had before
             tier.learn(prompt, freed, above)
         enabled = self.ghosts.observe(prompt, freed)
-        self.ghosts.served(ended.request_id)
+        self._served(ended.request_id)
         if self.settings.guard:
             self.value_enabled = enabled
         if self.store is not None and ended.blocks:
@@ -430,6 +433,10 @@ class Plugin:
             for blocks, reuse_class in freed:
                 key = done_key(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
                 self.store.record(name, blocks, key)
+
+    def _served(self, request_id: Hashable) -> None:
+        for ghosts in (self.ghosts, *(tier.ghosts for tier in self.tiers)):
+            ghosts.served(request_id)
 
     def _refit(self, now: float) -> None:
         steps = self._monitor.fitting(now)

@@ -159,6 +159,11 @@ class ValueQueue(FreeList[B]):
         return len(self._waiters)
 
     @property
+    def keeps(self) -> bool:
+        """Whether waiting requests need any block."""
+        return bool(self._needed)
+
+    @property
     def num_runs(self) -> int:
         """Runs in the index."""
         return len(self._run_of) - 1
@@ -292,19 +297,19 @@ class ValueQueue(FreeList[B]):
         self.num_free_blocks -= n
         return popped
 
-    def wait(self, request: Hashable, blocks: Iterable[B]) -> None:
+    def wait(self, request: Hashable, blocks: Iterable[int]) -> None:
         """Keep blocks that a request will hit that waits from now on: they go last, those of the first to come the very last.
 
         Args:
             request: not waiting yet.
-            blocks: with content, free or in use.
+            blocks: their ids; with content, free or in use.
         """
         waiter = self._waiters[request] = Waiter()
         needed = self._needed
         for block in blocks:
-            need = needed.get(block.block_id)
+            need = needed.get(block)
             if need is None:
-                need = needed[block.block_id] = [0, waiter, block.block_id]
+                need = needed[block] = [0, waiter, block]
             need[_COUNT] += 1
             waiter.needs.append(need)
 
@@ -362,8 +367,12 @@ class ValueQueue(FreeList[B]):
         waiter: Waiter = need[_FIRST] or next(iter(self._waiters.values()))
         return waiter
 
-    def eviction_order(self) -> Iterator[B]:
-        """Walk all blocks in the order in which :meth:`popleft_n` would take them now. The queue must not change."""
+    def eviction_order(self, kept: list[B] | None = None) -> Iterator[B]:
+        """Walk all blocks in the order in which :meth:`popleft_n` would take them now. The queue must not change.
+
+        Args:
+            kept: gets the blocks whose turn has come and that waiting requests need, for :meth:`set_aside`.
+        """
         block: Any = self.head.next_free_block
         while block is not self._start[_NEXT][_HEAD]:
             yield block
@@ -372,9 +381,7 @@ class ValueQueue(FreeList[B]):
             return
         self.renew()
         self._lowest()
-        kept: dict[Waiter, list[B]] = {}
-        for waiter in reversed(self._waiters.values()):
-            kept[waiter] = [] if waiter.run is None or waiter.run[_NEXT] is None else list(self._blocks_of(waiter.run))
+        last: dict[Waiter, list[B]] = {}
         ends: list[tuple[float, int, Run, Run, Run]] = []
         for least in self._least:
             if least is not None and least[2][_CLASS] != KEPT:
@@ -398,8 +405,10 @@ class ValueQueue(FreeList[B]):
                     owner = self._first_that_needs(block)
                     if owner is None:
                         yield block
-                    else:
-                        kept[owner].append(block)
+                        continue
+                    last.setdefault(owner, []).append(block)
+                    if kept is not None:
+                        kept.append(block)
             while oldest is not newest and oldest[_NUMBER] in walked:
                 oldest = oldest[_NEXT]
             while oldest is not newest and newest[_NUMBER] in walked:
@@ -408,8 +417,17 @@ class ValueQueue(FreeList[B]):
                 continue
             run = self._lower(oldest, newest)
             heapq.heappush(ends, (run[_VALUE], run[_NUMBER], run, oldest, newest))
-        for blocks in kept.values():
-            yield from blocks
+        for waiter in reversed(self._waiters.values()):
+            if waiter.run is not None and waiter.run[_NEXT] is not None:
+                yield from self._blocks_of(waiter.run)
+            yield from last.get(waiter, ())
+
+    def set_aside(self, kept: Sequence[B]) -> None:
+        """Put blocks that a walk has passed over behind everything, so that no later walk meets them there: O(1) for each."""
+        for block in kept:
+            self.remove(block)
+        self.num_free_blocks += len(kept)
+        self._keep(kept)
 
     @staticmethod
     def _blocks_of(run: Run) -> Iterator[B]:

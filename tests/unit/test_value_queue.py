@@ -2,7 +2,7 @@
 
 import math
 import random
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -214,8 +214,8 @@ def test_what_waiting_requests_will_hit_goes_last_that_of_the_first_the_very_las
         queue.insert(blocks[first : first + 2], 0, clock.now)
         clock.now += 5.0
     queue.retain([Block(9)], 0, clock.now + 60.0)
-    queue.wait("first", [blocks[3], blocks[2]])
-    queue.wait("second", [blocks[1], blocks[0]])
+    queue.wait("first", [3, 2])
+    queue.wait("second", [1, 0])
     assert ids(list(queue.eviction_order())) == [4, 5, 6, 7, 9, 0, 1, 2, 3]
     assert ids(queue.popleft_n(6)) == [4, 5, 6, 7, 9, 0]
     assert ids(list(queue.eviction_order())) == [1, 2, 3]
@@ -228,8 +228,7 @@ def test_what_no_request_waits_for_any_more_goes_next_if_its_turn_had_come_and_e
     for number in range(4):
         queue.insert([Block(number)], 0, clock.now)
         clock.now += 5.0
-    blocks = list(queue)
-    queue.wait("aborted", [blocks[2], blocks[0]])
+    queue.wait("aborted", [2, 0])
     assert ids(queue.popleft_n(1)) == [1]
     queue.served("aborted")
     queue.insert([Block(1)], 0, clock.now)
@@ -243,7 +242,7 @@ def test_a_block_that_several_wait_for_is_kept_until_the_last_of_them_is_served(
     queue.insert([own, shared], 0, clock.now)
     queue.insert([other], 0, clock.now + 5.0)
     for request in ("a", "b", "c"):
-        queue.wait(request, [shared, own] if request == "a" else [shared])
+        queue.wait(request, [0, 1] if request == "a" else [0])
     queue.served("a")
     assert ids(list(queue.eviction_order())) == [1, 2, 0]
     queue.served("b")
@@ -259,11 +258,11 @@ def test_a_block_that_was_evicted_although_needed_is_not_kept_with_its_next_cont
     queue = queue_of(clock)
     block = Block(0)
     queue.insert([block], 0, clock.now)
-    queue.wait("a", [block])
+    queue.wait("a", [0])
     assert queue.popleft() is block
     queue.insert([block], 0, clock.now)
     queue.insert([Block(1)], 0, clock.now + 1.0)
-    queue.wait("b", [block])
+    queue.wait("b", [0])
     queue.served("a")
     assert ids(list(queue.eviction_order())) == [1, 0]
 
@@ -303,7 +302,7 @@ class Machine(RuleBasedStateMachine):
         )
         self.requests += 1
         self.waiting[self.requests] = names
-        self.queue.wait(self.requests, [self.free[name][0] for name in names])
+        self.queue.wait(self.requests, names)
 
     @precondition(lambda self: self.waiting)
     @rule()
@@ -328,6 +327,18 @@ class Machine(RuleBasedStateMachine):
         for block in blocks:
             self.free[block.block_id] = block, number, self.clock.now, self.chains
         self.queue.insert(blocks, number, self.clock.now)
+
+    @rule(count=st.integers(1, 8))
+    def walk(self, count: int) -> None:
+        order = ids(list(self.queue.eviction_order()))
+        kept: list[Block] = []
+        walked = ids(list(islice(self.queue.eviction_order(kept), count)))
+        self.queue.set_aside(kept)
+        assert ids(list(self.queue.eviction_order())) == order
+        assert walked == order[:count]
+        again: list[Block] = []
+        list(islice(self.queue.eviction_order(again), count))
+        assert not again or not set(ids(again)) & set(ids(kept))
 
     @rule(enabled=st.booleans())
     def switch(self, enabled: bool) -> None:

@@ -28,12 +28,13 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from eviction_client.ended import Ended
-from eviction_client.engines.vllm.keep import Keep
+from eviction_client.engines.vllm.keep import CachedPrefix
 from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import arguments_of, completed, reply_end_of, session_of
 from eviction_client.engines.vllm.waiting import CachedFirstQueue
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.hints import Hints
+from eviction_client.keep import Keep
 from eviction_client.plugin import Plugin
 from eviction_client.retention import Retention
 
@@ -89,7 +90,8 @@ class Hooks:
             plugin.follow(self.queue)
             pool.free_block_queue = self.queue
             pool.free_blocks = self.free_blocks
-        self.keep = Keep(plugin, manager, self.queue, self._hash_block_size)
+        prefix = CachedPrefix(manager, self.queue, self._hash_block_size)
+        self.keep: Keep[Request] = Keep(plugin, prefix, enabled=plugin.settings.keep_waiting)
         manager.free = self.free
         manager.pop_blocks_for_free = self.pop_blocks_for_free
         scheduler.add_request, scheduler.schedule, scheduler.shutdown = self.add_request, self.schedule, self.shutdown
@@ -125,16 +127,18 @@ class Hooks:
                     session=session_of(request),
                     category="" if lora is None else lora.lora_name,
                 )
-                self.keep.join(request)
+                self.keep.join(request.request_id, request)
         except Exception as error:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started
 
     def started(self, scheduled: Any) -> None:
         """Have the prompts of those requests looked at that a step has begun."""
+        if not self.keep.waiting:
+            return
         started = time.perf_counter()
         try:
-            self.keep.started(scheduled)
+            self.keep.started((new.req_id, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs)
         except Exception as error:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started

@@ -19,13 +19,13 @@ from eviction_client.ended import Ended, Run
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.vllm.logs import join_vllms_logging
 from eviction_client.engines.vllm.tokenizer import finder_of
-from eviction_client.engines.vllm_v0 import TESTED
+from eviction_client.engines.vllm_v0 import TESTED, names
 from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
 from eviction_client.engines.vllm_v0.hooks import Hooks, gpu_allocator
 from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics, Values
 from eviction_client.plugin import Plugin, Predictor
-from eviction_client.plugin_metrics import values_of_plugin
+from eviction_client.plugin_metrics import values_of_plugin, values_of_waited
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockStore, open_store
@@ -206,7 +206,10 @@ def _attach(
         store=_store(settings, block_size),
     )
     try:
-        hooks = Hooks(scheduler, plugin, adopt=not settings.shadow)
+        named_alike = names.alike(_small(allocator))
+        if not named_alike and settings.keep_waiting:
+            logger.warning("learned prefix cache: its block hashes are of another kind: nothing is kept for waiting requests")
+        hooks = Hooks(scheduler, plugin, adopt=not settings.shadow, named_alike=named_alike)
     except BaseException:
         plugin.close()
         raise
@@ -216,7 +219,7 @@ def _attach(
 
 
 def _values_of(hooks: Hooks) -> Values:
-    values = values_of_plugin(hooks.plugin)
+    values = values_of_plugin(hooks.plugin) | values_of_waited(hooks.keep.waited)
     if hooks.evictor is not None:
         values["lpc_queue_runs", ""] = hooks.evictor.queue.num_runs
     return values

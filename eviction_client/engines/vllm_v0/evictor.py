@@ -6,7 +6,8 @@ the guard's other rule, V0 evicts what it would evict without the plug-in, block
 could not do that: V0 hands blocks over one by one, from a chain's root on, and of blocks with the same time of last use it
 evicts those with the most hashed tokens first, those of one request between those of another.
 
-Once a hint has moved blocks, the queue evicts under either rule: stock's evictor has no such places.
+Once a hint has moved blocks, and while waiting requests need blocks, the queue evicts under either rule: stock's evictor has no
+such places.
 
 The stock evictor of 0.6.4 and later loses a free block whose last use is updated: it stays counted and is never found again.
 V0 updates only blocks in use, so that this is seen in no engine; here the block is just used.
@@ -119,7 +120,7 @@ class LearnedEvictor:
     def evict(self) -> tuple[int, int]:
         """Take out the block to be evicted first; return its id and content hash. Raises ValueError when there is none."""
         queue = self.queue
-        if self._free and (self._hinted or (queue.value_enabled and queue.tables is not None)):
+        if self._free and (self._hinted or queue.keeps or (queue.value_enabled and queue.tables is not None)):
             block = queue.popleft()
             self._stock.remove(block.block_id)
             del self._free[block.block_id]

@@ -4,7 +4,8 @@
 - ``block_manager.free(seq)`` becomes :meth:`Hooks.free`. Finish, abort and preemption by recompute pass there: the blocks that
   it adds to the evictor get the request's reuse classes;
 - the scheduler's ``add_seq_group`` asks the predictor once V0 has taken the request, ``schedule`` calls :meth:`Hooks.step`
-  first and :meth:`Hooks.started` last, and ``fork_seq`` says whose child a sequence is.
+  first and :meth:`Hooks.started` last, and ``fork_seq`` says whose child a sequence is. In between a request waits, and what it
+  will hit is kept (:class:`eviction_client.keep.Keep`).
 
 All of them are attributes of these very objects. Blocks that are freed otherwise (swapped out, copy on write) go to the class
 of blocks used once, as just used. Blocks of a preempted request go last while values order, and sink if it does not resume;
@@ -22,7 +23,9 @@ from typing import Any, Final
 
 from eviction_client.ended import Ended
 from eviction_client.engines.vllm_v0.evictor import LearnedEvictor, named
+from eviction_client.engines.vllm_v0.keep import CachedPrefix, Waiting
 from eviction_client.hints import Hints
+from eviction_client.keep import Keep
 from eviction_client.plugin import Plugin
 from eviction_client.stores.base import BlockHash
 
@@ -33,12 +36,11 @@ COMPLETED: Final = frozenset(("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
 
 @dataclass(slots=True)
 class Group:
-    """A request. ``started``: its prompt was looked at. ``ended``: once one of its sequences has ended."""
+    """A request. ``ended``: once one of its sequences has ended."""
 
     request_id: str
     session: str | None
     hints: Hints
-    started: bool = False
     ended: Ended | None = None
 
 
@@ -47,21 +49,22 @@ class Hooks:
 
     Args:
         adopt: put our evictor into the allocator; else (dry run) the engine's own order stays.
+        named_alike: the allocator's content hashes can be made before it allocates, see `names.py`; else nothing is kept for
+            waiting requests.
 
     Raises:
         Exception: the engine has no such parts. Then nothing was attached.
 
     Attributes:
         evictor: ours; None in a dry run.
+        keep: the waiting requests.
     """
 
-    def __init__(self, scheduler: Any, plugin: Plugin, *, adopt: bool) -> None:
+    def __init__(self, scheduler: Any, plugin: Plugin, *, adopt: bool, named_alike: bool = True) -> None:
         self.plugin = plugin
         self.evictor: LearnedEvictor | None = None
         self._latest = 0.0
         self._group_of: OrderedDict[int, Group] = OrderedDict()
-        self._waiting = 0
-        """Requests that have not started, at most."""
         self._manager = scheduler.block_manager
         self._allocator = gpu_allocator(self._manager)
         self._block_size: int = self._manager.block_size
@@ -77,6 +80,8 @@ class Hooks:
             self._adopt()
             if self._stock_reset is not None:
                 self._allocator.reset_prefix_cache = self.reset_prefix_cache
+        prefix = CachedPrefix(self._allocator, self._block_size, lambda: self.evictor, self._hashes)
+        self.keep: Keep[Waiting] = Keep(plugin, prefix, enabled=named_alike and plugin.settings.keep_waiting)
         self._manager.free = self.free
         scheduler.add_seq_group, scheduler.schedule, scheduler.fork_seq = self.add_seq_group, self.schedule, self.fork_seq
 
@@ -92,8 +97,10 @@ class Hooks:
             sequences = seq_group.get_seqs()
             for sequence in sequences:
                 self._know(sequence.seq_id, group)
-            self._waiting += 1
-            if sampling is not None and (prompt := sequences[0].prompt_token_ids):
+            prompt = sequences[0].prompt_token_ids
+            if prompt:
+                self.keep.join(group.request_id, Waiting(sequences[0]))
+            if sampling is not None and prompt:
                 lora = seq_group.lora_request
                 self.plugin.admitted(
                     group.request_id, prompt, session=group.session, category="" if lora is None else lora.lora_name
@@ -125,24 +132,24 @@ class Hooks:
             plugin.in_use(self._blocks - self._allocator.get_num_free_blocks())
             if evictor is not None:
                 evictor.queue.step()
+            self.keep.before_step()
         except Exception as error:
             plugin.failed(error)
         plugin.seconds += time.perf_counter() - started
 
     def started(self, scheduled: Any) -> None:
         """Have the prompts of those requests looked at that a step has begun. ``scheduled``: what ``schedule`` returns."""
-        if not self._waiting:
+        if not self.keep.waiting:
             return
         started = time.perf_counter()
         try:
-            for each in scheduled[1].scheduled_seq_groups:
-                sequence = each.seq_group.get_seqs()[0]
-                group = self._group_of.get(sequence.seq_id)
-                if group is not None and not group.started:
-                    group.started = True
-                    self._waiting -= 1
-                    hashes = self._hashes(sequence, len(sequence.prompt_token_ids) // self._block_size)
-                    self.plugin.started(group.request_id, hashes)
+            metadata, outputs, *_ = scheduled
+            for group in outputs.ignored_seq_groups:
+                self.keep.leave(group.request_id)
+            self.keep.started(
+                (each.seq_group.request_id, len(getattr(told, "computed_block_nums", None) or ()) * self._block_size)
+                for each, told in zip(outputs.scheduled_seq_groups, metadata, strict=False)
+            )
         except Exception as error:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started
@@ -186,9 +193,7 @@ class Hooks:
         return ended
 
     def _finished(self, group: Group, seq: Any) -> Ended:
-        if not group.started:
-            group.started = True
-            self._waiting -= 1
+        self.keep.leave(group.request_id)
         hashes = self._hashes(seq, seq.data.get_num_computed_tokens() // self._block_size)
         return self.plugin.finished(
             group.request_id,
@@ -210,9 +215,7 @@ class Hooks:
         self._group_of[seq_id] = group
         if len(self._group_of) > MOST_KNOWN:
             _, forgotten = self._group_of.popitem(last=False)
-            if not forgotten.started:
-                forgotten.started = True
-                self._waiting -= 1
+            self.keep.leave(forgotten.request_id)
 
     def _adopt(self) -> None:
         self.evictor = LearnedEvictor(

@@ -1,0 +1,192 @@
+"""What waiting requests will hit is kept, in V0's real scheduler."""
+
+from typing import Any
+
+import pytest
+from vllm.core.block.prefix_caching_block import PrefixCachingBlockAllocator
+
+from eviction_client import keep
+from eviction_client.engines.vllm_v0 import keep as v0
+from eviction_client.engines.vllm_v0 import names
+from tests.engine_v0.bare import BLOCK, Engine
+from tests.engine_v0.test_scheduler import conversations
+
+pytestmark = pytest.mark.supports(
+    engine="vLLM V0", tier="GPU pool", what="what waiting requests will hit goes last, in its scheduler without a model"
+)
+
+
+def tokens_of(name: int, blocks: int) -> list[int]:
+    return [6 + (7 * name + place) % 250 for place in range(blocks * BLOCK + 1)]
+
+
+def until_idle(engine: Engine) -> None:
+    while engine.scheduler.has_unfinished_seqs():
+        engine.step()
+
+
+def engine_of(**options: Any) -> Engine:
+    """Thirty blocks, one request at a time; two prompts of ten blocks are cached, 1 longer ago than 2."""
+    engine = Engine(30, **{"guard": True, **options})
+    engine.scheduler.scheduler_config.max_num_seqs = 1
+    for name in (1, 2):
+        engine.send(f"{name}", tokens_of(name, 10), 1)
+        until_idle(engine)
+        engine.now += 10.0
+    return engine
+
+
+def cached_behind_a_cold_one(engine: Engine) -> int:
+    """Send a cold request of fifteen blocks and behind it prompt 1 again; return its cached tokens."""
+    before = engine.outcome.cached
+    engine.send("cold", tokens_of(3, 15), 20)
+    engine.send("again", tokens_of(1, 10), 1)
+    engine.send("last", tokens_of(4, 1), 1)
+    until_idle(engine)
+    return engine.outcome.cached - before
+
+
+def test_a_cold_request_does_not_evict_what_the_warm_one_behind_it_will_hit() -> None:
+    assert cached_behind_a_cold_one(engine_of(learned=False)) < 10 * BLOCK
+    assert cached_behind_a_cold_one(engine_of(keep_waiting=False)) < 10 * BLOCK
+    engine = engine_of()
+    assert cached_behind_a_cold_one(engine) == 10 * BLOCK
+    assert engine.hooks is not None and engine.hooks.evictor is not None
+    waited = engine.hooks.keep.waited
+    assert waited.requests == {"warm": 1, "cold": 2, "evicted": 0, "behind_cold": 1} and not waited.lost_tokens
+    assert engine.hooks.plugin.failures == 0 and not engine.hooks.evictor.queue.keeps
+
+
+def test_a_dry_run_counts_what_keeping_would_save() -> None:
+    engine = engine_of(shadow=True)
+    cached = cached_behind_a_cold_one(engine)
+    assert engine.hooks is not None
+    waited = engine.hooks.keep.waited
+    assert waited.requests["evicted"] == 1 and waited.lost_tokens == 10 * BLOCK - cached > 0
+
+
+def test_what_an_aborted_request_waited_for_is_let_go() -> None:
+    engine = engine_of()
+    engine.send("cold", tokens_of(3, 15), 20)
+    engine.send("again", tokens_of(1, 10), 1)
+    engine.step()
+    assert engine.hooks is not None and engine.hooks.evictor is not None
+    assert engine.hooks.evictor.queue.keeps
+    engine.scheduler.abort_seq_group("again")
+    assert not engine.hooks.evictor.queue.keeps and not engine.hooks.evictor.queue.waiting
+    until_idle(engine)
+    assert not engine.hooks.keep.waiting and engine.hooks.plugin.failures == 0
+
+
+def test_a_request_that_is_refused_waits_no_more() -> None:
+    engine = engine_of()
+    engine.send("cold", tokens_of(3, 15), 20)
+    engine.send("too long", tokens_of(4, 300), 1)
+    until_idle(engine)
+    assert engine.hooks is not None and not engine.hooks.keep.waiting
+
+
+def test_a_request_that_is_served_at_once_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of()
+    monkeypatch.setattr(v0.CachedPrefix, "find", lambda *_: pytest.fail("looked up"))
+    engine.send("again", tokens_of(1, 10), 1)
+    until_idle(engine)
+    assert engine.hooks is not None and engine.hooks.plugin.failures == 0
+
+
+def test_hashes_are_made_once_and_no_more_in_one_step_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "BLOCKS_PER_STEP", 7)
+    made = [0]
+    stock = names._hash
+
+    def counted(*args: Any, **kwargs: Any) -> int:
+        made[-1] += 1
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(names, "_hash", counted)
+    engine = engine_of()
+    made[-1] = 0
+    engine.send("cold", tokens_of(3, 15), 50)
+    for number in range(4):
+        engine.send(f"r{number}", tokens_of(1, 10), 1)
+    for _ in range(10):
+        made.append(0)
+        engine.step()
+    assert engine.hooks is not None and engine.hooks.evictor is not None
+    assert max(made) == 7 and sum(made) == 7 + 4 * 10, "the cold one is served after a step"
+    assert engine.hooks.evictor.queue.waiting == 4
+
+
+def test_outputs_are_stocks_and_more_is_hit_where_requests_wait() -> None:
+    talks = conversations(count=80, spread_s=20.0)
+
+    def run(**options: Any) -> Any:
+        engine = Engine(120, **{"guard": True, **options})
+        engine.scheduler.scheduler_config.max_num_seqs = 2
+        came: list[str] = []
+        served: dict[str, None] = {}
+        add, schedule = engine.scheduler.add_seq_group, engine.scheduler.schedule
+
+        def logged_add(group: Any) -> None:
+            came.append(group.request_id)
+            add(group)
+
+        def logged_schedule() -> Any:
+            scheduled = schedule()
+            served.update(dict.fromkeys(each.seq_group.request_id for each in scheduled[1].scheduled_seq_groups))
+            return scheduled
+
+        engine.scheduler.add_seq_group, engine.scheduler.schedule = logged_add, logged_schedule
+        outcome = engine.run(talks)
+        assert list(served) == came, "first come, first served"
+        assert engine.hooks is None or (engine.hooks.plugin.failures == 0 and not engine.hooks.keep.waiting)
+        return outcome
+
+    stock, kept, off = run(learned=False), run(), run(keep_waiting=False)
+    assert kept.outputs == stock.outputs == off.outputs
+    assert kept.cached > 1.05 * off.cached
+
+
+def test_a_reset_of_the_prefix_cache_forgets_what_was_kept() -> None:
+    engine = engine_of()
+    if not hasattr(engine.allocator, "reset_prefix_cache"):
+        pytest.skip("this release cannot reset its prefix cache")
+    engine.send("cold", tokens_of(3, 15), 20)
+    engine.send("again", tokens_of(1, 10), 1)
+    engine.step()
+    engine.scheduler.abort_seq_group("cold")
+    engine.scheduler.reset_prefix_cache()
+    until_idle(engine)
+    assert engine.hooks is not None and engine.hooks.plugin.failures == 0
+
+
+def test_what_fails_is_counted_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError
+
+    monkeypatch.setattr(v0.CachedPrefix, "find", fail)
+    engine = engine_of()
+    stock = cached_behind_a_cold_one(engine_of(learned=False))
+    assert cached_behind_a_cold_one(engine) == stock
+    assert engine.hooks is not None and engine.hooks.plugin.failures > 0 and not engine.hooks.keep.waiting
+
+
+@pytest.mark.parametrize("extra", [None, 17])
+def test_hashes_are_the_allocators_own(extra: int | None) -> None:
+    allocator = PrefixCachingBlockAllocator(num_blocks=8, block_size=4)
+    if extra is not None and not names._TAKES_EXTRA:
+        pytest.skip("in this release nothing but tokens makes a hash")
+    options = {} if extra is None else {"extra_hash": extra}
+    tokens = [5, 6, 7, 8, 1, 2, 3, 4, 9, 9, 9, 9, 7]
+    block: Any = None
+    expected = []
+    for start in (0, 4, 8):
+        block = allocator.allocate_immutable_block(prev_block=block, token_ids=tokens[start : start + 4], **options)
+        expected.append(block.content_hash)
+    assert list(names.content_hashes(tokens, 4, extra)) == expected
+    assert names.alike(PrefixCachingBlockAllocator(num_blocks=8, block_size=4))
+
+
+def test_an_allocator_with_other_hashes_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "_hash", lambda *_, **__: 1)
+    assert not names.alike(PrefixCachingBlockAllocator(num_blocks=8, block_size=4))
