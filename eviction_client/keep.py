@@ -10,10 +10,8 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from eviction_client.plugin import Plugin
 from eviction_client.stores.base import BlockHash
-from eviction_client.waits import Waited, Waits
+from eviction_client.waits import KEPT_REQUESTS, Waited, Waits
 
-KEPT_REQUESTS: Final = 256
-"""Waiting requests whose blocks are kept."""
 BLOCKS_PER_STEP: Final = 1024
 """Blocks that are looked up before one step, after which the other requests have to wait for the next one."""
 

@@ -13,7 +13,7 @@ what the pool keeps is worth nothing, however good its order.
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Final
 
 from eviction_client.ended import Ended
@@ -112,7 +112,8 @@ class ValueTier:
     @property
     def decides(self) -> bool:
         """Whether the order kept here differs from the tier's own."""
-        return bool(self._asked_for or (self._queue.value_enabled and self._queue.tables is not None))
+        queue = self._queue
+        return bool(self._asked_for or queue.keeps or (queue.value_enabled and queue.tables is not None))
 
     def __len__(self) -> int:
         return len(self._chunks) + len(self._fresh)
@@ -129,6 +130,16 @@ class ValueTier:
         self._ended[ended.request_id] = ended
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
+
+    def wait(self, request_id: Hashable, contents: Iterable[Content]) -> None:
+        """Keep chunks that a request will load that waits from now on; see :meth:`ValueQueue.wait`."""
+        self._settle()
+        chunks = self._chunks
+        self._queue.wait(request_id, [chunks[content].block_id for content in contents if content in chunks])
+
+    def served(self, request_id: Hashable) -> None:
+        """Note that a request does not wait any more; nothing if it did not."""
+        self._queue.served(request_id)
 
     # What the tier's own code does.
 
@@ -175,6 +186,18 @@ class ValueTier:
         """Walk all chunks in the order of their eviction. The tier must not change while it is walked."""
         self._settle()
         return (chunk.content for chunk in self._queue.eviction_order())
+
+    def choose(self, n: int, may_go: Callable[[Any], bool]) -> list[Any] | None:
+        """Return the n chunks that are evicted first of those that may go, in order; None: there are fewer. They stay.
+
+        What waiting requests need is passed over once, not at each call: its place is behind everything from then on.
+        """
+        self._settle()
+        kept: list[Chunk] = []
+        may = (chunk.content for chunk in self._queue.eviction_order(kept) if may_go(chunk.content))
+        chosen = list(islice(may, n))
+        self._queue.set_aside(kept)
+        return chosen if len(chosen) == n else None
 
     def evicted(self, contents: Sequence[Content], *, by: str) -> None:
         """These were evicted, in this order, by the order kept here (``value``) or by the tier's own (``lru``)."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+KEPT_REQUESTS: Final = 256
+"""Waiting requests whose blocks are kept: those that came first."""
 WARM: Final = 0.5
 """Share of its prompt that a warm request has cached when it begins to wait."""
 

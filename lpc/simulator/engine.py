@@ -20,13 +20,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from eviction_client.waits import Waits
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.policy import Policy
 from lpc.simulator.responses import ResponseCache
 from lpc.simulator.segments import Path
 from lpc.simulator.sessions import PAUSE_S, Sessions
 from lpc.simulator.tier import Behind, TierFactory, TierFigures
-from lpc.simulator.waiting import WARM, CachedFirst, Fcfs, Queueing, Waits
+from lpc.simulator.waiting import CachedFirst, Fcfs, Queueing
 from lpc.simulator.workload import Cost, Turn, Workload
 
 
@@ -260,9 +261,9 @@ def simulate(
             result.waits.append(now - turn.arrival)
             if waits.warm:
                 result.warm += 1
-                result.warm_evicted += hits < waits.hits
+                result.warm_evicted += hits * size < waits.cached
                 result.warm_behind_cold += engine.cold_served > waits.cold_before
-                result.evicted_waiting_tokens += max(waits.hits - hits, 0) * size
+                result.evicted_waiting_tokens += max(waits.cached - hits * size, 0)
             result.ttft.append(first)
             if loop is None:
                 result.latency.append(first + decode)
@@ -391,7 +392,7 @@ def _missing_s(cache: BlockCache[Any], size: int, cost: Cost, turn: Turn) -> flo
 
 def _seen(engine: _Engine, turn: Turn, size: int) -> Waits:
     hits = min(engine.cache.hit_blocks(engine.cache.policy.path(turn)), _servable(turn, size))
-    return Waits(hits, hits * size >= WARM * turn.input_tokens, engine.cold_served)
+    return Waits(hits * size, turn.input_tokens, engine.cold_served)
 
 
 def _servable(turn: Turn, size: int) -> int:

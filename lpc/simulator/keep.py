@@ -10,15 +10,13 @@ when it joins them. A block costs O(1) whenever it is set aside, and nothing whi
 """
 
 import heapq
-from typing import Any, Final
+from typing import Any
 
+from eviction_client.waits import KEPT_REQUESTS
 from lpc.simulator.blocks import Held, Piece, Waiter
 from lpc.simulator.policy import Chunk, Policy
 from lpc.simulator.segments import Path, Segment
 from lpc.simulator.workload import Turn
-
-KEPT_REQUESTS: Final = 256
-"""Waiting requests whose blocks are kept."""
 
 
 class Kept:

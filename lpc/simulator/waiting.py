@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from eviction_client import cached_first
+from eviction_client.waits import Waits
 from lpc.simulator.workload import Turn
 
 Schedule = Literal["fcfs", "cached-first"]
-WARM: Final = 0.5
-"""Share of a prompt that is cached when a warm request comes."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +27,6 @@ class Queueing:
     def label(self) -> str:
         """Short, for tables."""
         return self.schedule + ", keep" * self.keep
-
-
-@dataclass(slots=True)
-class Waits:
-    """What was seen when a request came.
-
-    Attributes:
-        hits: blocks of its prompt that were cached.
-        warm: at least WARM of its prompt was.
-        cold_before: cold requests that the engine had served by then.
-    """
-
-    hits: int
-    warm: bool
-    cold_before: int
 
 
 class Fcfs:

@@ -3,7 +3,7 @@
 import logging
 import random
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 import pytest
@@ -16,9 +16,11 @@ import vllm
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
+from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations, vllm_config
 from benchmarks.cpu_tier import connector
+from eviction_client.background import AtOnce
 from eviction_client.ended import Run
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm_cpu import MODULE, POLICY, conformance, placing
@@ -67,6 +69,8 @@ class Driven:
         self.policy: LearnedCachePolicy = self.manager._policy
         self.chunks = chunks
         self.evictions = self.refusals = 0
+        self.waiting: dict[int, list[Any]] = {}
+        self.policy.link(self.tier, conformance._fail, [(0, 1)])
         stock = self.policy.evict
 
         def evict(n: int, protected: set[Any]) -> Any:
@@ -79,6 +83,9 @@ class Driven:
                 self.refusals += 1
             else:
                 assert gone is not None and len(gone) == n
+                if self.waiting:
+                    needed = {key for keys in self.waiting.values() for key in keys}
+                    assert not {key for key, _ in gone} & needed or free - {key for key, _ in gone} <= needed
                 if decides:
                     assert [key for key, _ in gone] == [key for key in order if key in free][:n]
                 assert all(before[key] is chunk for key, chunk in gone) and {key for key, _ in gone} <= free
@@ -106,6 +113,16 @@ class Driven:
             ready = [key for key in keys if manager.lookup(key, context).name == "HIT"]
             loads = ready if rng.random() < 0.7 else []
             manager.prepare_load(loads, context)
+            if rng.random() < 0.3:
+                above = rng.randint(0, 2)
+                needs = self.policy.find(earlier := rng.choice(chains), above)
+                assert needs == list(takewhile(self.policy.lru.chunks.__contains__, map(conformance._key, earlier[above:])))
+                self.policy.wait(number, needs)
+                self.waiting[number] = needs
+            if self.waiting and rng.random() < 0.25:
+                served = rng.choice(list(self.waiting))
+                self.policy.served(served)
+                del self.waiting[served]
             output = manager.prepare_store(keys[len(loads) :], context)
             self.policy.step()
             if rng.random() < 0.8:
@@ -120,6 +137,7 @@ class Driven:
             if number % 60 == 59:
                 manager.reset_cache()
                 assert len(self.tier) == 0
+                self.waiting.clear()
 
 
 @pytest.mark.parametrize("chunks", [3, 8, 40])
@@ -157,7 +175,7 @@ def test_on_a_course_of_requests_it_is_what_the_simulator_takes_it_for(learned: 
     assert seen.digest == offload_course.DIGEST
 
 
-@pytest.mark.parametrize("method", ["store", "remove", "touch", "used", "order", "evicted", "clear", "step"])
+@pytest.mark.parametrize("method", ["store", "remove", "touch", "used", "choose", "evicted", "clear", "step", "wait", "served"])
 def test_after_a_failure_of_ours_the_tier_is_vllms_lru_and_says_so_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails in the middle of a course by value; from then on each eviction is the LRU's."""
 
@@ -181,6 +199,10 @@ def test_after_a_failure_of_ours_the_tier_is_vllms_lru_and_says_so_once(method: 
         driven.policy.touch([], ReqContext(req_id="t"))
     if method == "clear":
         driven.manager.reset_cache()
+    if method == "wait":
+        driven.policy.wait("w", [])
+    if method == "served":
+        driven.policy.served("w")
     assert [type(failure) for failure in failures] == [Broken]
     assert driven.policy.tier is None
     lru = driven.policy.lru
@@ -263,6 +285,31 @@ def test_one_flag_serves_pool_and_tier(tiered: Callable[..., Any], caplog: pytes
     values = values_of(engine.scheduler.lpc)
     assert values["lpc_tier_stock_fallback", ""] == 0.0
     assert values["lpc_tier_value_enabled", "cpu"] == 1.0
+
+
+def test_what_waits_behind_a_cold_request_is_kept_in_the_tier_behind_what_the_pool_has(tiered: Callable[..., Any]) -> None:
+    engine = tiered(connector(50), max_seqs=1, background=AtOnce)
+    tokens = list(range(6, 6 + 10 * BLOCK + 1))
+    engine.add("earlier", tokens, 1)
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    tier = policy_of(engine).tier
+    assert len(tier) == 10
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    pool.evict_blocks({block.block_id for block in pool.free_block_queue.get_all_free_blocks()[-4:-2]})
+    cached = engine.scheduler.kv_cache_manager.coordinator.find_longest_cache_hit
+    engine.add("cold", [7] * (5 * BLOCK), 5)
+    again = engine.add("again", tokens, 1)
+    _, had, *_ = cached(again.block_hashes, again.num_tokens - 1)
+    assert 0 < had < 10 * BLOCK
+    engine.step()
+    engine.step()
+    missing = [conformance._key(block) for block in again.block_hashes[had // BLOCK : 10]]
+    assert list(tier._queue._needed) == [tier._chunks[key].block_id for key in missing]
+    assert engine.scheduler.lpc.plugin.failures == 0
+    engine.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
+    assert not tier.decides or tier.value_enabled
+    assert not tier._queue.keeps
 
 
 def test_named_by_hand_it_is_the_same(tiered: Callable[..., Any]) -> None:

@@ -6,8 +6,9 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations
+from eviction_client import keep
 from eviction_client.background import AtOnce
-from eviction_client.engines.vllm import keep
+from eviction_client.engines.vllm.keep import CachedPrefix
 from eviction_client.engines.vllm.metrics import values_of
 
 pytestmark = pytest.mark.supports(
@@ -75,12 +76,10 @@ def test_what_an_aborted_request_waited_for_goes_in_its_turn() -> None:
     until_idle(engine)
     assert engine.scheduler.lpc.plugin.failures == 0
 
-    return RequestStatus.FINISHED_ABORTED
-
 
 def test_a_request_that_is_served_at_once_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of()
-    monkeypatch.setattr(keep.Keep, "_count", lambda *_: pytest.fail("looked up"))
+    monkeypatch.setattr(CachedPrefix, "find", lambda *_: pytest.fail("looked up"))
     engine.add("again", tokens_of(1, 10), 1)
     until_idle(engine)
     assert engine.scheduler.lpc.plugin.failures == 0

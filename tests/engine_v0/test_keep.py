@@ -147,6 +147,22 @@ def test_outputs_are_stocks_and_more_is_hit_where_requests_wait() -> None:
     assert kept.cached > 1.05 * off.cached
 
 
+def test_while_no_request_waits_the_evictions_are_stocks() -> None:
+    talks = conversations(count=60)
+
+    def run(**options: Any) -> Engine:
+        engine = Engine(60, **options)
+        for number, turns in enumerate(talks):
+            engine.send(f"{number}", [token for turn in turns[:3] for token in turn.text], turns[0].reply)
+            until_idle(engine)
+            engine.now += 3.0
+        return engine
+
+    stock, ours = run(learned=False), run(guard=True)
+    assert len(stock.outcome.evicted) > 100
+    assert ours.outcome == stock.outcome
+
+
 def test_a_reset_of_the_prefix_cache_forgets_what_was_kept() -> None:
     engine = engine_of()
     if not hasattr(engine.allocator, "reset_prefix_cache"):

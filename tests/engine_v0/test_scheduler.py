@@ -43,7 +43,7 @@ def oracle(talks: list[list[Turn]]) -> Any:
 def test_until_the_guard_finds_that_value_pays_all_is_as_in_stock(blocks: int, group: int | None) -> None:
     talks = conversations()
     stock = Engine(blocks, learned=False).run(talks)
-    ours = Engine(blocks, tell=lambda _: group, guard=True)
+    ours = Engine(blocks, tell=lambda _: group, guard=True, keep_waiting=False)
     assert ours.hooks is not None
     ours.hooks.plugin.ghosts.guard.observe = lambda *_: False  # type: ignore[method-assign]
     assert ours.run(talks) == stock
@@ -199,7 +199,7 @@ def test_a_cache_that_is_reset_gets_our_evictor_again() -> None:
 def test_a_failing_predictor_costs_neither_request_nor_order(caplog: pytest.LogCaptureFixture) -> None:
     talks = conversations(count=20)
     stock = Engine(90, learned=False).run(talks)
-    ours = Engine(90, guard=True)
+    ours = Engine(90, guard=True, keep_waiting=False)
 
     def fails(*_: object, **__: object) -> Any:
         raise RuntimeError("secret")

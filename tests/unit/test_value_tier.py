@@ -1,14 +1,15 @@
 """A tier's chunks in the reuse classes of the requests that used them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended, Run
-from eviction_client.ghost import Freed, GhostCache
+from eviction_client.ghost import Freed, GhostCache, Ghosts
 from eviction_client.stores import BlockHash
-from eviction_client.value_queue import DONE
+from eviction_client.value_queue import DONE, ValueQueue
 from eviction_client.value_tier import ValueTier
 
 LOW, HIGH = range(2)
@@ -88,3 +89,63 @@ def test_the_guard_counts_what_pool_and_tier_hit_together() -> None:
     pool.use([Freed(prompt, HIGH)])
     bench.tier.learn(prompt, [Freed(prompt, HIGH)], pool)
     assert bench.tier.ghosts.value_hits == bench.tier.ghosts.lru_hits == bench.tier.ghosts.asked > 0
+
+
+def test_what_a_waiting_request_will_load_goes_last_and_then_next() -> None:
+    bench = Bench(known=False)
+    bench.tier.wanted = False
+    bench.tier.step()
+    for name in "abc":
+        bench.use(chain(name, 2), Run(2, LOW))
+    assert not bench.tier.decides
+    bench.tier.wait("first", chain("a", 2))
+    bench.tier.wait("second", [*chain("b", 1), *chain("not here", 1)])
+    assert bench.tier.decides
+    assert bench.order() == ["b1", "c1", "c0", "b0", "a1", "a0"]
+    assert bench.tier.choose(2, lambda content: content != b"b1") == [b"c1", b"c0"]
+    assert bench.order() == ["b1", "c1", "c0", "b0", "a1", "a0"], "to choose changes nothing"
+    for request in ("first", "second", "third"):
+        bench.tier.served(request)
+    assert not bench.tier.decides
+    assert sorted(bench.order()[:3]) == ["a0", "a1", "b0"] and bench.order()[3:] == ["b1", "c1", "c0"]
+
+
+def test_if_too_few_may_go_none_is_chosen() -> None:
+    bench = Bench()
+    bench.use(chain("a", 3), Run(3, LOW))
+    assert bench.tier.choose(3, lambda content: content != b"a1") is None
+    assert bench.tier.choose(2, lambda content: content != b"a1") == [b"a2", b"a0"]
+
+
+def test_what_is_kept_is_passed_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(known=False)
+    bench.use(chain("kept", 60), Run(60, LOW))
+    bench.use(chain("b", 40), Run(40, LOW))
+    bench.tier.wait("waits", chain("kept", 60))
+    looked_at = 0
+    stock = ValueQueue._first_that_needs
+
+    def counted(queue: ValueQueue[Any], block: Any) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return stock(queue, block)
+
+    monkeypatch.setattr(ValueQueue, "_first_that_needs", counted)
+    for _ in range(40):
+        (victim,) = bench.tier.choose(1, lambda _: True) or ()
+        assert bytes(victim).startswith(b"b")
+        bench.tier.evicted([victim], by="value")
+    assert looked_at == 60 + 60 + 40, "twice as it is passed over, and once as one goes"
+
+
+def test_the_tiers_ghost_caches_keep_what_the_pools_does_not_have() -> None:
+    bench = Bench()
+    above: GhostCache[BlockHash] = GhostCache(10, 2, value_enabled=True, clock=lambda: bench.now)
+    ghosts = Ghosts[BlockHash](10, 2, lambda *_: True, clock=lambda: bench.now)
+    ghosts.observe(chain("a", 4), [Freed(chain("a", 4), LOW)])
+    above.use([Freed(chain("a", 2), LOW)])
+    ghosts.wait("waits", chain("a", 6), above=above)
+    kept = ghosts.following(False).queue
+    assert len(kept._needed) == 2
+    ghosts.served("waits")
+    assert not kept.keeps

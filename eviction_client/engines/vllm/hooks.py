@@ -90,7 +90,7 @@ class Hooks:
             plugin.follow(self.queue)
             pool.free_block_queue = self.queue
             pool.free_blocks = self.free_blocks
-        prefix = CachedPrefix(manager, self.queue, self._hash_block_size)
+        prefix = CachedPrefix(manager, self.queue, self._hash_block_size, self.tiers.policies)
         self.keep: Keep[Request] = Keep(plugin, prefix, enabled=plugin.settings.keep_waiting)
         manager.free = self.free
         manager.pop_blocks_for_free = self.pop_blocks_for_free

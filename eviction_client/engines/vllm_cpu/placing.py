@@ -7,7 +7,7 @@ nothing of its code is touched. What an operator has named stays, ``lru`` too.
 Only what no release can be without is imported of vLLM here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -53,12 +53,12 @@ class Tiers:
             shapes = list(_shapes_of(scheduler.connector))
             for number, policy in enumerate(self.policies):
                 chunks = policy.cache_capacity
-                blocks_per_chunk, prompts_only = shapes[number] if len(shapes) == len(self.policies) else (1.0, True)
+                shape = shapes[number] if len(shapes) == len(self.policies) else _Shape((), prompts_only=True)
                 tier = plugin.add_tier(
                     f"cpu{number or ''}",
                     chunks,
-                    blocks=int(chunks * blocks_per_chunk),
-                    prompts_only=prompts_only,
+                    blocks=int(chunks * shape.blocks_per_chunk),
+                    prompts_only=shape.prompts_only,
                     named=lambda key: key[:-4],  # an OffloadKey ends with the number of its KV-cache group
                 )
 
@@ -66,7 +66,7 @@ class Tiers:
                     plugin.drop_tier(tier)
                     plugin.failed(error)
 
-                policy.link(tier, failed)
+                policy.link(tier, failed, shape.groups)
         except Exception as error:
             self.reason = f"{type(error).__name__}: {error}"
 
@@ -109,13 +109,29 @@ def _tiers_of(vllm_config: Any) -> Iterator[dict[str, Any]]:
                 yield connector.setdefault("kv_connector_extra_config", {})
 
 
-def _shapes_of(connector: Any) -> Iterator[tuple[float, bool]]:
-    """Walk the offloading connectors: how many blocks, in the engine's hashes, a chunk holds; whether only prompts are kept.
+@dataclass(frozen=True)
+class _Shape:
+    """What a tier's chunks hold.
 
-    A position of a prompt has a chunk in each group of the KV cache.
+    Attributes:
+        groups: of the KV cache, in each of which a prompt has chunks: number, and hashes of a chain that one of them covers.
+        prompts_only: replies are not stored.
     """
+
+    groups: Sequence[tuple[int, int]]
+    prompts_only: bool
+
+    @property
+    def blocks_per_chunk(self) -> float:
+        """Blocks, in the engine's hashes, that a chunk holds."""
+        return 1.0 / sum(1.0 / scale for _, scale in self.groups) if self.groups else 1.0
+
+
+def _shapes_of(connector: Any) -> Iterator[_Shape]:
+    """Walk the offloading connectors."""
     for each in (connector, *getattr(connector, "_connectors", ())):
         config = getattr(getattr(each, "connector_scheduler", None), "config", None)
         groups = getattr(config, "kv_group_configs", ())
         if config is not None and groups:
-            yield 1.0 / sum(1.0 / group.hashes_per_chunk for group in groups), bool(config.offload_prompt_only)
+            shape = [(group.group_idx, group.hashes_per_chunk) for group in groups]
+            yield _Shape(shape, prompts_only=bool(config.offload_prompt_only))

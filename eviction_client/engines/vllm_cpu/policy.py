@@ -13,10 +13,11 @@ Nothing here raises into vLLM, which catches nothing.
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
@@ -53,6 +54,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         self.lru: Any = LRUCachePolicy(cache_capacity)
         self._tier: ValueTier | None = None
         self._failed: Callable[[Exception], None] | None = None
+        self._groups: Sequence[tuple[int, int]] = ()
         self._alone = _made is None
         if _made is not None:
             _made.append(self)
@@ -61,13 +63,14 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
             if not name.startswith("_") and callable(method := getattr(self.lru, name)) and name not in _OURS:
                 setattr(self, name, method)
 
-    def link(self, tier: ValueTier, failed: Callable[[Exception], None]) -> None:
+    def link(self, tier: ValueTier, failed: Callable[[Exception], None], groups: Sequence[tuple[int, int]] = ()) -> None:
         """Order by this tier from now on.
 
         Args:
             failed: called with what it raises; from then on the policy is LRU.
+            groups: of the KV cache: number, and hashes of a chain that one chunk covers.
         """
-        self._tier, self._failed = tier, failed
+        self._tier, self._failed, self._groups = tier, failed, groups
 
     @property
     def tier(self) -> ValueTier | None:
@@ -79,6 +82,30 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         if self._tier is not None:
             try:
                 self._tier.step()
+            except Exception as error:
+                self._give_up(error)
+
+    def find(self, chain: Sequence[bytes], above: int) -> list[OffloadKey]:
+        """Return the chunks here that follow the first ``above`` hashes of a chain without a gap, in each of the groups."""
+        found: list[OffloadKey] = []
+        for group, scale in self._groups if self._tier is not None else ():
+            ends = range((above // scale + 1) * scale - 1, len(chain), scale)
+            found.extend(takewhile(self.lru.get, (make_offload_key(chain[end], group) for end in ends)))
+        return found
+
+    def wait(self, request: Hashable, keys: Sequence[OffloadKey]) -> None:
+        """Keep chunks that a request will load that waits from now on."""
+        if self._tier is not None:
+            try:
+                self._tier.wait(request, keys)
+            except Exception as error:
+                self._give_up(error)
+
+    def served(self, request: Hashable) -> None:
+        """Note that a request does not wait any more."""
+        if self._tier is not None:
+            try:
+                self._tier.served(request)
             except Exception as error:
                 self._give_up(error)
 
@@ -179,17 +206,10 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
     def _choose(
         self, tier: ValueTier, n: int, protected: Collection[OffloadKey]
     ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
-        chosen: list[tuple[OffloadKey, ChunkStatus]] = []
         get = self.lru.get
-        for key in tier.order():
-            if key in protected:
-                continue
-            chunk = get(key)
-            if chunk.ref_cnt == 0:  # one that vLLM does not know is a failure of ours
-                chosen.append((key, chunk))
-                if len(chosen) == n:
-                    return chosen
-        return None
+        # One that vLLM does not know is a failure of ours.
+        keys = tier.choose(n, lambda key: key not in protected and get(key).ref_cnt == 0)
+        return None if keys is None else [(key, get(key)) for key in keys]
 
     def _least_recent(self, n: int, protected: set[OffloadKey]) -> Evicted | None:
         evicted: Evicted | None = self.lru.evict(n, protected)
