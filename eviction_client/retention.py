@@ -4,17 +4,15 @@
 where nobody answers a hint holds in the engine alone.
 """
 
-import base64
-import json
 import logging
 import threading
 import time
 import urllib.error
-import urllib.parse
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
+
+from eviction_client.coordinator import Coordinator
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +20,6 @@ AFTER_S: Final = 2.0
 """After a request's end: until then LMCache has reported what it stored. Also between two attempts."""
 ATTEMPTS: Final = 5
 """While the coordinator does not know the prompt yet, or is away."""
-TIMEOUT_S: Final = 5.0
 WAITING: Final = 256
 """Hints that wait; over it the oldest are dropped."""
 
@@ -38,7 +35,7 @@ class Retention:
     """Hands hints on.
 
     Args:
-        url: of the coordinator, ``http://[lpc:TOKEN@]host:port``; the password is its token.
+        url: of the :class:`Coordinator`.
         model: the name that LMCache knows the model by: what vLLM was started with.
         after_s: as AFTER_S.
         clock: monotonic seconds.
@@ -50,14 +47,7 @@ class Retention:
     def __init__(
         self, url: str, model: str, *, after_s: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        parts = urllib.parse.urlsplit(url)
-        self._url = urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "/lpc/retain", "", ""))
-        self._headers = {"Content-Type": "application/json"}
-        if parts.password:
-            secret = f"{parts.username or ''}:{urllib.parse.unquote(parts.password)}".encode()
-            self._headers["Authorization"] = f"Basic {base64.b64encode(secret).decode()}"
-        # It is in the cluster: no proxy of this environment is on the way.
-        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+        self._coordinator = Coordinator(url)
         self._model = model
         self._after_s = AFTER_S if after_s is None else after_s
         self._clock = clock
@@ -99,11 +89,9 @@ class Retention:
         seconds = wanted.until - self._clock()
         if seconds <= 0:
             return
-        body = json.dumps({**wanted.body, "seconds": seconds}).encode()
-        request = urllib.request.Request(self._url, body, self._headers, method="POST")
         try:
-            with self._open(request, timeout=TIMEOUT_S):
-                self.handed_on += 1
+            self._coordinator.post("/lpc/retain", {**wanted.body, "seconds": seconds})
+            self.handed_on += 1
         except urllib.error.HTTPError as error:
             with error:  # not its text: it may repeat the prompt
                 self._again(wanted, f"HTTP {error.code}", may=error.code == 404 or error.code >= 500)

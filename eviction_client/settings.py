@@ -70,7 +70,7 @@ class ClientSettings(RedisSettings):
     lmcache_url: SecretStr | None = Field(
         default=None,
         description="http://[lpc:TOKEN@]host:port of LMCache's coordinator with our controller, which vLLM's plug-in tells of "
-        "lpc_retain_seconds; empty: hints hold in the engine alone",
+        "lpc_retain_seconds and of waiting requests; empty: both count in the engine alone",
     )
     on_unknown_engine: Literal["refuse", "stock"] = Field(
         default="stock",

@@ -28,6 +28,7 @@ from lmcache.v1.mp_coordinator.views.instance_registry import InstanceRegistry
 from pydantic import BaseModel, Field
 
 from eviction_client import ClientSettings, PredictorClient
+from eviction_client.announce import ANNOUNCED
 from lpc.lmcache.chain import ALGORITHM, KeyChain, ObjectId
 from lpc.lmcache.clock import reported_at, steady
 from lpc.lmcache.errors import LMCacheUnfit
@@ -56,6 +57,22 @@ class RetainRequest(BaseModel):
     token_ids: list[int] = Field(min_length=1, max_length=1_000_000)
     seconds: float = Field(gt=0, allow_inf_nan=False)
     cache_salt: str = ""
+
+
+class WaitingRequest(BaseModel):
+    """A request that waits. ``token_ids``: its prompt; None: it was told before."""
+
+    request_id: str = Field(max_length=512)
+    token_ids: list[int] | None = Field(default=None, max_length=1_000_000)
+    cache_salt: str = ""
+
+
+class WaitingRequests(BaseModel):
+    """Body of ``POST /lpc/waiting``: all requests that wait in an engine, the first to come first."""
+
+    engine: str = Field(max_length=64)
+    model_name: str
+    requests: list[WaitingRequest] = Field(max_length=ANNOUNCED)
 
 
 class LearnedController(Controller):
@@ -139,11 +156,12 @@ class LearnedController(Controller):
                 await asyncio.to_thread(self._predictor.close)
 
     def get_routers(self) -> Sequence[APIRouter]:
-        """Return ``/lpc/status``, ``/lpc/metrics`` and ``/lpc/retain``."""
+        """Return ``/lpc/status``, ``/lpc/metrics``, ``/lpc/retain`` and ``/lpc/waiting``."""
         router = APIRouter(prefix="/lpc")
         router.add_api_route("/status", self.read_status, methods=["GET"])
         router.add_api_route("/metrics", self.read_metrics, methods=["GET"])
         router.add_api_route("/retain", self.retain, methods=["POST"])
+        router.add_api_route("/waiting", self.wait, methods=["POST"])
         return (router,)
 
     async def read_status(self, request: Request) -> dict[str, Any]:
@@ -160,6 +178,20 @@ class LearnedController(Controller):
         """Keep a prompt's complete chunks: in memory as if used so much later, on disk pinned until then."""
         self._bind(request)
         return self._retain(body)
+
+    async def wait(self, body: WaitingRequests, request: Request) -> dict[str, Any]:
+        """Delete last what waiting requests will load, and fetch it from disk, first what the first of them needs."""
+        self._bind(request)
+        size = self._context.token_hasher.chunk_size
+        found = self.service.find_prompt
+        self.service.wait(
+            body.engine,
+            [
+                (r.request_id, None if r.token_ids is None else found(body.model_name, r.cache_salt, r.token_ids, size))
+                for r in body.requests
+            ],
+        )
+        return {"waiting": len(self.service.waiting)}
 
     def get_durable_components(self) -> "Sequence[LearnedController]":
         """Return the ends of the pins taken here, which are kept with the pins."""

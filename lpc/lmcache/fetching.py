@@ -101,7 +101,7 @@ class Fetching:
         below it. Until something had to go from memory, room costs nothing, and half its value now stands for the price.
         """
         budget, tables, price = self.budgets.get(node), classes.tables, room.price
-        free = AT_ONCE - sum(fetch.node == node and not fetch.done for fetch in self._fetches.values())
+        free = self.free(node)
         if budget is None or tables is None or free <= 0:
             return []
         if not self.of_node(node):
@@ -118,12 +118,22 @@ class Fetching:
         for _, place, until in sorted(due):
             if len(chosen) == free:
                 break
-            conversation, _, missing, here = candidates[place]
-            size = sum(missing.values())
-            if budget.take(size, size + here):
-                fetch = self._fetches[conversation] = Fetch(conversation, node, now, until, dict(missing), size + here)
+            if (fetch := self.begin(node, candidates[place], until, now)) is not None:
                 chosen.append(fetch)
         return chosen
+
+    def free(self, node: str) -> int:
+        """Return how many more fetches a node may be asked for now."""
+        return AT_ONCE - sum(fetch.node == node and not fetch.done for fetch in self._fetches.values())
+
+    def begin(self, node: str, candidate: Candidate, until: float, now: float) -> Fetch | None:
+        """Take a fetch into the books and return it; None: there is no budget for it."""
+        conversation, _, missing, here = candidate
+        size = sum(missing.values())
+        if not self.budgets[node].take(size, size + here):
+            return None
+        fetch = self._fetches[conversation] = Fetch(conversation, node, now, until, dict(missing), size + here)
+        return fetch
 
     def came(self, chunk: Chunk, node: str) -> Fetch | None:
         """Note that a chunk has come into a node's memory; return the fetch that has brought it."""

@@ -52,6 +52,7 @@ def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
         "returning_turns": service.counters.turns,
         "memory_chunks": service.counters.memory_chunks,
         "disk_chunks": service.counters.disk_chunks,
+        "waiting_requests": len(service.waiting),
         "known_chunks": len(service.conversations),
         "unread_stores": service.conversations.unread,
         "reuses": service.classes.reuses,

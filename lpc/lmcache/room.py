@@ -10,7 +10,7 @@ A chunk knows in which rooms it lies (`Chunk.lies`); the rooms keep that. A chun
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -192,6 +192,14 @@ class Room:
         self.keep(sizes, until)
         return True
 
+    def wait(self, request: Hashable, chunks: Iterable[Chunk]) -> None:
+        """Keep chunks that a request will load that waits from now on; see :meth:`ValueQueue.wait`."""
+        self.queue.wait(request, [self._here[chunk].block_id for chunk in chunks if chunk in self._here])
+
+    def served(self, request: Hashable) -> None:
+        """Note that a request does not wait any more; nothing if it did not."""
+        self.queue.served(request)
+
     def _taken(self, chunk: Chunk, reuse_class: int) -> Resident:
         resident = self._here[chunk]
         if resident.next_free_block is not None:
@@ -229,13 +237,15 @@ class Room:
             return []
         over += self.capacity * self.watermark * (1.0 - DOWN_TO)
         found: list[Resident] = []
-        for resident in self.queue.eviction_order():
+        kept: list[Resident] = []
+        for resident in self.queue.eviction_order(kept):
             if over <= 0:
                 break
             if may_go(resident):
                 found.append(resident)
                 over -= resident.bytes
                 self._priced(resident)
+        self.queue.set_aside(kept)
         return found
 
     # What room is worth.

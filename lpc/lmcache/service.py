@@ -22,6 +22,7 @@ from lpc.lmcache.room import SPARED_S, Room
 from lpc.lmcache.rooms import Rooms
 from lpc.lmcache.settings import LMCacheSettings
 from lpc.lmcache.tree import Chunk, Conversation, Resident
+from lpc.lmcache.waiting import Waiting
 
 SETTLED_S: Final = 1.5
 """After the last event of a turn: then its chunks are there, and the sidecar is asked about it."""
@@ -57,6 +58,7 @@ class Service:
         self.classes = Classes(settings.chunks)
         self.fetching = Fetching(settings.prefetch_used, settings.prefetch_share, settings.prefetch_longest_s)
         self.rooms = Rooms(settings.watermark, settings.hints_share, CLASSES, clock)
+        self.waiting = Waiting()
         self.counters = Counters()
         self.pinned = pinned
         self._clock = clock
@@ -123,6 +125,10 @@ class Service:
             state.answered = True
             state.group = 0 if prediction is None else prediction.group
 
+    def wait(self, engine: str, requests: Sequence[tuple[str, list[Chunk] | None]]) -> None:
+        """Take the requests that wait in an engine, all of them, with the known chunks of those that are new."""
+        self.waiting.told(engine, requests, self._clock())
+
     def find_prompt(self, model: str, salt: str, tokens: Sequence[int], chunk_size: int) -> list[Chunk]:
         """Return the known chunks that a prompt begins with."""
         found: list[Chunk] = []
@@ -172,7 +178,9 @@ class Service:
         self._forget_ended()
         self._end_turns(plan, now)
         self.fetching.settle(now)
+        self.waiting.settle(now)
         if self.settings.prefetch:
+            self._fetch_for_waiting(plan, now)
             self._fetch(plan, now)
         for place, room in self.rooms.items():
             if place.tier == "l2" and not self.settings.evict_disk:
@@ -268,24 +276,36 @@ class Service:
             self.distrust()
             raise
 
+    def _fetch_for_waiting(self, plan: Plan, now: float) -> None:
+        """Fetch what the waiting requests need that came first, whatever it is worth."""
+        for conversation in self.waiting.conversations():
+            candidate = self._candidate(conversation, now) if self.fetching.free(conversation.node) > 0 else None
+            if candidate is not None:
+                fetch = self.fetching.begin(conversation.node, candidate, now + self.settings.prefetch_longest_s, now)
+                plan.fetch += [] if fetch is None else [fetch]
+
+    def _candidate(self, conversation: Conversation, now: float) -> Candidate | None:
+        """Return what a fetch of a conversation would bring; None: nothing, or it may not be fetched now."""
+        state = self._states.get(conversation)
+        if (
+            state is None
+            or state.ended < conversation.turns
+            or state.vain == conversation.turns
+            or now < self._paused.get(conversation.node, 0.0)
+            or not self.fetching.takes(conversation.node)
+            or self.fetching.find(conversation) is not None
+        ):
+            return None
+        missing, here = self._missing(conversation)
+        return Candidate(conversation, state.reuse_class, missing, here) if missing else None
+
     def _fetch(self, plan: Plan, now: float) -> None:
         if self.classes.tables is None:
             return
         candidates: dict[str, list[Candidate]] = {}
         for conversation in self._next_to_consider():
-            state = self._states.get(conversation)
-            if (
-                state is None
-                or state.ended < conversation.turns
-                or state.vain == conversation.turns
-                or now < self._paused.get(conversation.node, 0.0)
-                or not self.fetching.takes(conversation.node)
-                or self.fetching.find(conversation) is not None
-            ):
-                continue
-            missing, here = self._missing(conversation)
-            if missing:
-                candidates.setdefault(conversation.node, []).append(Candidate(conversation, state.reuse_class, missing, here))
+            if (candidate := self._candidate(conversation, now)) is not None:
+                candidates.setdefault(conversation.node, []).append(candidate)
         for node, some in candidates.items():
             plan.fetch.extend(self.fetching.choose(node, some, self.rooms[Place("l1", node)], self.classes, now))
 

@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from collections.abc import Hashable, Iterable
 from hashlib import blake2b
 from typing import Protocol
 
@@ -15,6 +16,12 @@ class Shelf(Protocol):
 
     def forget(self, chunk: "Chunk") -> None:
         """Count a chunk no longer."""
+
+    def wait(self, request: Hashable, chunks: "Iterable[Chunk]") -> None:
+        """Keep chunks that a request will load that waits from now on."""
+
+    def served(self, request: Hashable) -> None:
+        """Note that a request does not wait any more."""
 
 
 class Resident(Block):

@@ -287,6 +287,7 @@ def test_one_flag_serves_pool_and_tier(tiered: Callable[..., Any], caplog: pytes
     assert values["lpc_tier_value_enabled", "cpu"] == 1.0
 
 
+@pytest.mark.supports(engine="vLLM", tier="CPU tier", what="what waiting requests will load goes last, in its scheduler")
 def test_what_waits_behind_a_cold_request_is_kept_in_the_tier_behind_what_the_pool_has(tiered: Callable[..., Any]) -> None:
     engine = tiered(connector(50), max_seqs=1, background=AtOnce)
     tokens = list(range(6, 6 + 10 * BLOCK + 1))

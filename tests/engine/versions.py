@@ -17,6 +17,7 @@ TESTS = {
     "hooks": "tests/engine/test_scheduler.py",
     "check": "tests/engine/test_conformance.py",
     "waiting": "tests/engine/test_waiting.py",
+    "keep": "tests/engine/test_keep.py",
     "tier": "tests/engine/test_cpu_tier.py",
 }
 CHECK = """

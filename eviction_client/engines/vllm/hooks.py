@@ -27,6 +27,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
+from eviction_client.announce import Announcer
 from eviction_client.ended import Ended
 from eviction_client.engines.vllm.keep import CachedPrefix
 from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
@@ -45,7 +46,8 @@ class Hooks:
     Args:
         adopt: put our queue into the block pool; else (dry run) the engine's own order stays.
         tiers: below the block pool, in which our policy is.
-        retention: forwards to LMCache what is to be kept; None: nothing is forwarded.
+        retention: forwards to LMCache what hints want kept; None: nothing is forwarded.
+        announcer: tells LMCache which requests wait; None: it is not told.
 
     Raises:
         Exception: the engine has no such parts. Then nothing was attached.
@@ -64,9 +66,11 @@ class Hooks:
         adopt: bool,
         tiers: Tiers | None = None,
         retention: Retention | None = None,
+        announcer: Announcer | None = None,
     ) -> None:
         self.plugin = plugin
         self.retention = retention
+        self.announcer = announcer
         self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
         self.cached_first: CachedFirstQueue | None = None
@@ -90,7 +94,7 @@ class Hooks:
             plugin.follow(self.queue)
             pool.free_block_queue = self.queue
             pool.free_blocks = self.free_blocks
-        prefix = CachedPrefix(manager, self.queue, self._hash_block_size, self.tiers.policies)
+        prefix = CachedPrefix(manager, self.queue, self._hash_block_size, self.tiers.policies, announcer)
         self.keep: Keep[Request] = Keep(plugin, prefix, enabled=plugin.settings.keep_waiting)
         manager.free = self.free
         manager.pop_blocks_for_free = self.pop_blocks_for_free
@@ -112,8 +116,9 @@ class Hooks:
         """``Scheduler.shutdown``, which also lets go of predictor and store."""
         self._stock_shutdown(*args, **kwargs)
         self.plugin.close()
-        if self.retention is not None:
-            self.retention.close()
+        for channel in (self.retention, self.announcer):
+            if channel is not None:
+                channel.close()
 
     def admitted(self, request: Request) -> None:
         """Ask the predictor, unless there are no token ids or they will change (streamed input)."""

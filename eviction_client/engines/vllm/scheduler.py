@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from eviction_client.announce import Announcer
 from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.vllm.logs import join_vllms_logging
@@ -120,16 +121,19 @@ class LearnedScheduler:
         )
         url = settings.lmcache_url
         retention = None if url is None else Retention(url.get_secret_value(), model.model)
+        announces = url is not None and settings.keep_waiting and not settings.shadow
+        announcer = Announcer(url.get_secret_value(), model.model) if url is not None and announces else None
         try:
             attached = scheduler.lpc = hooks.Hooks(
-                scheduler, plugin, adopt=not settings.shadow, tiers=tiers, retention=retention
+                scheduler, plugin, adopt=not settings.shadow, tiers=tiers, retention=retention, announcer=announcer
             )
             tiers.link(scheduler, plugin)
             attached.cached_first = _cached_first(scheduler, plugin, settings)
         except BaseException:
             plugin.close()
-            if retention is not None:
-                retention.close()
+            for channel in (retention, announcer):
+                if channel is not None:
+                    channel.close()
             raise
         plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
 
