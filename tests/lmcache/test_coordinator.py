@@ -125,6 +125,12 @@ async def test_it_deletes_the_least_recently_used_keeps_pins_for_their_time_and_
         assert status["failures"] == {"tick": 0, "delete": 0, "fetch": 0, "refit": 0}
         assert "lpc_lmcache_deleted_bytes_total" in await ask("/lpc/metrics")
 
+        new = {"request_id": "a", "token_ids": TOKENS[2] + TOKENS[6]}
+        for requests in [new], [{"request_id": "a"}], []:
+            told = await ask("/lpc/waiting", {"engine": "e", "model_name": "llama", "requests": requests})
+            assert told == {"waiting": len(requests)}
+            assert (await ask("/lpc/status"))["waiting_requests"] == len(requests)
+
         body = {"model_name": "llama", "token_ids": TOKENS[2], "seconds": 3600}
         assert (await ask("/lpc/retain", body))["pinned"] == 2
         body = {"model_name": "llama", "token_ids": TOKENS[3], "seconds": 1.0}
