@@ -1,7 +1,7 @@
-"""Announces waiting requests to LMCache's coordinator, which sees none: LMCache is asked about a request when vLLM serves it.
+"""Announces waiting requests to LMCache's coordinator, because vLLM asks LMCache about a request only when it serves it.
 
-`POST /lpc/waiting` of our controller there, from a thread of its own: no request waits for it. The coordinator lets go of what
-it is not told of again, so that an engine that ends, or a message that is lost, keeps nothing.
+`POST /lpc/waiting` of our controller there, from a thread of its own: no request waits for it. The coordinator drops
+requests that are not repeated, so that an engine that ends, or a message that is lost, keeps nothing.
 """
 
 import logging
@@ -21,7 +21,7 @@ TOKENS_AT_ONCE: Final = 1_000_000
 GATHER_S: Final = 0.2
 """Between two messages: requests that are served within it are never announced."""
 AGAIN_S: Final = 10.0
-"""After which those that still wait are named again. The coordinator waits three times as long."""
+"""After which those that still wait are sent again, without tokens. The coordinator waits three times as long."""
 
 
 class Prompt(NamedTuple):
@@ -39,11 +39,11 @@ class Announcer:
         model: the name that LMCache knows the model by: what vLLM was started with.
 
     Attributes:
-        told, failed: messages.
+        sent, failed: messages.
     """
 
     def __init__(self, url: str, model: str) -> None:
-        self.told = 0
+        self.sent = 0
         self.failed = 0
         self._coordinator = Coordinator(url)
         self._model = model
@@ -51,7 +51,7 @@ class Announcer:
         self._lock = threading.Lock()
         self._waiting: dict[str, Prompt] = {}
         self._known: set[str] = set()
-        """Requests that the coordinator has been told of."""
+        """Requests whose prompts the coordinator has."""
         self._changed = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lpc-announcer", daemon=True)
@@ -72,7 +72,7 @@ class Announcer:
         self._changed.set()
 
     def close(self) -> None:
-        """Tell nothing more; waits for nothing."""
+        """Send nothing more; waits for nothing."""
         self._closed.set()
         self._changed.set()
 
@@ -83,15 +83,15 @@ class Announcer:
                 return
             self._changed.clear()
             try:
-                self._tell()
+                self._send()
             except Exception as error:
                 self._known.clear()
                 self.failed += 1
                 if self.failed == 1:
                     name = type(error).__name__
-                    logger.warning("learned prefix cache: LMCache's coordinator was not told which requests wait: %s", name)
+                    logger.warning("learned prefix cache: LMCache's coordinator did not take the waiting requests: %s", name)
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         with self._lock:
             waiting = dict(list(self._waiting.items())[:ANNOUNCED])
         if not waiting and not self._known:
@@ -109,4 +109,4 @@ class Announcer:
             requests.append({"request_id": name, **new})
         self._coordinator.post("/lpc/waiting", {"engine": self._engine, "model_name": self._model, "requests": requests})
         self._known = {request["request_id"] for request in requests}
-        self.told += 1
+        self.sent += 1

@@ -2,7 +2,7 @@
 
 Only the :data:`KEPT_REQUESTS` that came first count. A request needs the prefix that is cached when it begins to count, before
 a step of the scheduler. One that waits alone counts only if a step has passed it over, so that nothing is done for an engine
-that serves at once. What a request has lost meanwhile is known when it starts: a dry run tells what keeping would save.
+that serves at once. What a request has lost meanwhile is known when it starts: a dry run counts what keeping would save.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -112,7 +112,7 @@ class Keep(Generic[R]):
             self._count(request_id, found)
 
     def started(self, requests: Iterable[tuple[str, int]]) -> None:
-        """Note which requests a step has begun, and how many tokens of their prompts were cached. May name others, too."""
+        """Note which requests a step has begun, and how many tokens of their prompts were cached. Others may be among them."""
         for request_id, cached in requests:
             request = self._beyond.pop(request_id, None)
             if request is not None:

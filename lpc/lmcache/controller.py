@@ -60,7 +60,7 @@ class RetainRequest(BaseModel):
 
 
 class WaitingRequest(BaseModel):
-    """A request that waits. ``token_ids``: its prompt; None: it was told before."""
+    """A request that waits. ``token_ids``: its prompt; None: it was sent before."""
 
     request_id: str = Field(max_length=512)
     token_ids: list[int] | None = Field(default=None, max_length=1_000_000)

@@ -127,7 +127,7 @@ class Service:
 
     def wait(self, engine: str, requests: Sequence[tuple[str, list[Chunk] | None]]) -> None:
         """Take the requests that wait in an engine, all of them, with the known chunks of those that are new."""
-        self.waiting.told(engine, requests, self._clock())
+        self.waiting.replace(engine, requests, self._clock())
 
     def find_prompt(self, model: str, salt: str, tokens: Sequence[int], chunk_size: int) -> list[Chunk]:
         """Return the known chunks that a prompt begins with."""

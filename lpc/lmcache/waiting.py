@@ -10,7 +10,7 @@ from eviction_client.announce import AGAIN_S, ANNOUNCED
 from lpc.lmcache.tree import Chunk, Conversation, Shelf
 
 FORGOTTEN_S: Final = 3.0 * AGAIN_S
-"""After which a request is let go that its engine has not named again."""
+"""After which a request is let go that its engine has not sent again."""
 
 
 class Request(NamedTuple):
@@ -32,7 +32,7 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def told(self, engine: str, requests: Sequence[tuple[str, list[Chunk] | None]], now: float) -> None:
+    def replace(self, engine: str, requests: Sequence[tuple[str, list[Chunk] | None]], now: float) -> None:
         """Take an engine's waiting requests, all of them, with the known chunks of those that are new."""
         requests = requests[:ANNOUNCED]
         names = {Request(engine, id_) for id_, _ in requests}
@@ -50,7 +50,7 @@ class Waiting:
     def settle(self, now: float) -> None:
         """Let go of the requests of engines that have fallen silent."""
         for engine in [engine for engine, at in self._heard_of.items() if now - at > FORGOTTEN_S]:
-            self.told(engine, (), now)
+            self.replace(engine, (), now)
             del self._heard_of[engine]
 
     def conversations(self) -> list[Conversation]:

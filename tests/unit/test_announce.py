@@ -30,12 +30,12 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_request_is_told_with_its_tokens_once_and_no_more_when_it_is_served(coordinator: Coordinator) -> None:
+def test_a_request_is_sent_with_its_tokens_once_and_no_more_when_it_is_served(coordinator: Coordinator) -> None:
     announcer = Announcer(coordinator.url("lpc:s3cret@"), "/models/llama")
     announcer.wait("a", [Prompt([1, 2, 3], "tenant")])
-    until(lambda: announcer.told == 1)
+    until(lambda: announcer.sent == 1)
     announcer.wait("b", [Prompt([4], "")])
-    until(lambda: announcer.told == 2)
+    until(lambda: announcer.sent == 2)
     announcer.served("a")
     announcer.served("never waited")
     until(lambda: coordinator.asked[-1][2]["requests"] == [{"request_id": "b"}])
@@ -49,7 +49,7 @@ def test_a_request_is_told_with_its_tokens_once_and_no_more_when_it_is_served(co
     assert len({asked[2]["engine"] for asked in coordinator.asked}) == 1
 
 
-def test_a_request_that_is_served_at_once_is_not_told_of(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_served_at_once_is_not_sent(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announce, "GATHER_S", 0.3)
     announcer = Announcer(coordinator.url(), "m")
     announcer.wait("a", [Prompt([1], "")])
@@ -60,7 +60,7 @@ def test_a_request_that_is_served_at_once_is_not_told_of(coordinator: Coordinato
     assert [request["request_id"] for request in coordinator.asked[0][2]["requests"]] == ["b"]
 
 
-def test_only_those_that_came_first_are_told_of(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_those_that_came_first_are_sent(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announce, "GATHER_S", 0.3)
     announcer = Announcer(coordinator.url(), "m")
     for number in range(announce.ANNOUNCED + 5):
@@ -89,16 +89,16 @@ def test_a_message_has_no_more_tokens_than_it_may(coordinator: Coordinator, monk
     assert named == [["0"], ["0", "1", "3"]]
 
 
-def test_those_that_still_wait_are_named_again(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_that_still_wait_are_sent_again(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announce, "AGAIN_S", 0.05)
     announcer = Announcer(coordinator.url(), "m")
     announcer.wait("a", [Prompt([1], "")])
-    until(lambda: announcer.told > 2)
+    until(lambda: announcer.sent > 2)
     announcer.close()
     assert coordinator.asked[2][2]["requests"] == [{"request_id": "a"}]
 
 
-def test_a_coordinator_that_is_away_is_reported_once_and_told_all_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_coordinator_that_is_away_is_reported_once_and_sent_all_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     away = Coordinator(200)
     url, port = away.url(), away.server.server_address[1]
     away.server.shutdown()
@@ -110,7 +110,7 @@ def test_a_coordinator_that_is_away_is_reported_once_and_told_all_when_it_is_bac
     until(lambda: announcer.failed == 2)
     back = Coordinator(200, port=port)
     announcer.wait("c", [Prompt([2], "")])
-    until(lambda: announcer.told == 1)
+    until(lambda: announcer.sent == 1)
     announcer.close()
     assert all("token_ids" in request for request in back.asked[0][2]["requests"])
     assert len(caplog.records) == 1 and "424242" not in caplog.text

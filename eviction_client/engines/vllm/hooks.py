@@ -47,7 +47,7 @@ class Hooks:
         adopt: put our queue into the block pool; else (dry run) the engine's own order stays.
         tiers: below the block pool, in which our policy is.
         retention: forwards to LMCache what hints want kept; None: nothing is forwarded.
-        announcer: tells LMCache which requests wait; None: it is not told.
+        announcer: sends LMCache the waiting requests; None: nothing is sent.
 
     Raises:
         Exception: the engine has no such parts. Then nothing was attached.

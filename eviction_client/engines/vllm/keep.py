@@ -23,7 +23,7 @@ class CachedPrefix:
         queue: keeps the blocks; None: they are only looked at.
         hash_block_size: tokens of a block, as the engine hashes them.
         policies: of the tiers below, which keep what lies behind that prefix.
-        announcer: tells LMCache of requests of whose prompt anything is missing here; None: nobody is told.
+        announcer: sends LMCache the requests whose prompts are not all cached here; None: nothing is sent.
     """
 
     def __init__(
