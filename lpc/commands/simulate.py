@@ -19,7 +19,8 @@ def simulate(
     policies: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas, or all: lru, slru, ttl, lpc, lpc-turns, wa, reuse, value, infinite, oracle, belady."
+            help="Names with commas, or all: lru, slru, s3fifo, arc, rlt, tlru, ttl, "
+            "lpc, lpc-turns, wa, reuse, value, infinite, oracle, belady."
         ),
     ] = None,
     capacity: Annotated[str | None, typer.Option(help="Tokens or shares of the working set: 160K,2%.")] = None,

@@ -1,6 +1,21 @@
 """Eviction policies by name. To add one: write its class in a module here, register it, import the module below."""
 
-from lpc.simulator.policies import bounds, lpc, lru, slru, ttl, value, workload_aware
+from lpc.simulator.policies import arc, bounds, lpc, lru, random_leaf, s3fifo, slru, tlru, ttl, value, workload_aware
 from lpc.simulator.policy import REGISTRY, Policy, PolicySettings
 
-__all__ = ["REGISTRY", "Policy", "PolicySettings", "bounds", "lpc", "lru", "slru", "ttl", "value", "workload_aware"]
+__all__ = [
+    "REGISTRY",
+    "Policy",
+    "PolicySettings",
+    "arc",
+    "bounds",
+    "lpc",
+    "lru",
+    "random_leaf",
+    "s3fifo",
+    "slru",
+    "tlru",
+    "ttl",
+    "value",
+    "workload_aware",
+]

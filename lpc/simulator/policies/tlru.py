@@ -1,0 +1,73 @@
+"""T-LRU: a service level for the time to the first token."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from lpc.simulator.blocks import Piece
+from lpc.simulator.policies.keyed import KeyedPolicy
+from lpc.simulator.policy import PolicySettings, register
+from lpc.simulator.segments import Segment
+from lpc.simulator.workload import Turn, Workload
+
+
+class NeededPiece(Piece):
+    """Blocks with the tokens, from the prefix's start, that the neediest of its conversations wants cached."""
+
+    __slots__ = ("need",)
+
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
+        self.need = 0.0
+
+
+@register
+class TailLru(KeyedPolicy[NeededPiece]):
+    """T-LRU: first what a conversation can lose without its next turn's time to first token passing a threshold, then LRU.
+
+    With L tokens of history (reply included), Q tokens expected of the next prompt and room to compute X tokens within the
+    threshold, the conversation needs its first max(0, L + Q - X) tokens cached; the blocks from there on are free to go. L is
+    the history as it was, not what is left of it, or each eviction would free the next. Of a block that several requests used
+    the largest need counts. Q is the mean growth of prompts seen so far, and a need is calculated when a block is freed.
+    """
+
+    name = "tlru"
+    rule = "the least recently used block not needed to hold the next turn's TTFT, then the least recently used"
+    source = "Zhang et al., Tail-optimized caching for LLM inference, arXiv 2510.15152 (NeurIPS 2025)"
+    piece_type = NeededPiece
+
+    THRESHOLD_S: Final = 0.2  # seconds to the first token, the paper's service level
+
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
+        super().__init__(capacity, workload, settings)
+        self._computable = self.THRESHOLD_S * settings.cost.prefill_tokens_s  # tokens
+        self._history: dict[str, int] = {}  # conversation -> tokens after its last turn
+        self._growth = 0
+        self._turns = 0
+        self._need = 0.0
+
+    def finish(self, turn: Turn, now: float) -> None:
+        """Calculate what the conversation's next turn needs."""
+        before = self._history.get(turn.conversation)
+        if before is not None:
+            self._growth += max(0, turn.input_tokens - before)
+            self._turns += 1
+        history = self._history[turn.conversation] = turn.input_tokens + turn.output_tokens
+        expected = self._growth / self._turns if self._turns else 0.0
+        self._need = max(0.0, history + expected - self._computable)
+
+    def free(self, pieces: Sequence[NeededPiece], turn: Turn, now: float) -> None:
+        """Cut a piece where the need ends."""
+        tokens = self.workload.block_tokens
+        cut: list[NeededPiece] = []
+        for piece in pieces:
+            piece.need = max(piece.need, self._need)
+            needed = math.ceil(piece.need / tokens) - piece.depth
+            if 0 < needed < piece.size:
+                cut.append(piece.split(needed))
+            cut.append(piece)
+        super().free(cut, turn, now)
+
+    def key(self, piece: NeededPiece, turn: Turn, now: float) -> float:
+        """Return 0 for blocks beyond every need, else 1."""
+        return 0.0 if piece.depth * self.workload.block_tokens >= piece.need else 1.0
