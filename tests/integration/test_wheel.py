@@ -103,7 +103,7 @@ def test_the_console_script_is_installed(python: Path, somewhere: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_evaluate_finds_the_shipped_heads(python: Path, somewhere: Path) -> None:
-    write_embeddings(somewhere / "data/sharegpt", conversations=400, width=384)
+    write_embeddings(somewhere / "data/sharegpt", conversations=1500, width=384)
     result = lpc(python, somewhere, "evaluate", "--output", "figures.json")
     assert result.returncode == 0, result.stderr
     figures = json.loads((somewhere / "figures.json").read_text())

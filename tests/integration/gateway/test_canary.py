@@ -146,7 +146,7 @@ async def asyncio_until_judged(client: httpx.AsyncClient, judge: JudgeDouble) ->
     said = ("", "please", "thanks", "please thanks", "thanks please", "please please", "thanks thanks")
     for before, after in itertools.islice(itertools.product(said, said), 1, None):
         await client.post(CHAT, json=chat(f"{before} {QUESTION} {after}"))
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(AssertionError):
             await eventually(lambda: judge.bodies, seconds=0.5)
             return
     pytest.fail("no rewording had a candidate")
