@@ -47,14 +47,11 @@ lint: setup
 quick: lint ## lint, types, imports and the unit tests, in two minutes: at each save
 	$(TWO) tests/unit
 
-# Side by side: each has times in which it only waits. Both run to their end, and one that fails fails the target.
 test: lint engine redis-server deploy-tools ## lint, types, wire contract, all tests but the nightly ones, also with real vLLM
-	$(MAKE) --no-print-directory --jobs 2 --keep-going tests test-engine
-
-.PHONY: tests test-nightly
-tests: setup redis-server deploy-tools
 	$(TWO)
+	$(ENGINE_TESTS) tests/engine
 
+.PHONY: test-nightly
 # LPC_TEST_LONG also makes other tests longer: tests/nightly.py.
 test-nightly: lint engine redis-server deploy-tools ## all tests, with Monte Carlo, faults, load, fuzzing, dying clusters, real vLLM (hours)
 	@test -d models/e5-small || $(BIN)/lpc export --models models
