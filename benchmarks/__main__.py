@@ -118,14 +118,21 @@ def bench_tiers(
 def bench_sglang(
     trace: OwnLog = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    closed: Annotated[bool, typer.Option("--closed", help="Agents in a closed loop: schedule policies fcfs and lpm.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """The plug-in in SGLang's real radix cache (`make sglang`) against its own LRU and an oracle: hits on a log with times."""
-    from benchmarks import sglang_trace
+    """The plug-in in SGLang's real radix cache (`make sglang`) against its own LRU and an oracle: hits on a log with times.
 
+    With --closed: agents whose contexts exceed the cache, under SGLang's schedule policies fcfs and lpm.
+    """
+    from benchmarks import sglang_closed, sglang_trace
+
+    if closed:
+        report(lambda: sglang_closed.run(trace, trace_format), output)
+        return
     report(lambda: sglang_trace.run(trace, trace_format, models, model, quick=quick), output)
 
 
