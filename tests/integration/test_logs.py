@@ -76,6 +76,8 @@ def test_text_where_it_is_asked_for(tiny_models: Path, served: Path) -> None:
 def root() -> Iterator[logging.Logger]:
     logger = logging.getLogger()
     before, level = logger.handlers[:], logger.level
+    # A command that another test ran in this process may have taken warnings into the log.
+    logging.captureWarnings(False)
     yield logger
     logger.handlers[:] = before
     logger.setLevel(level)

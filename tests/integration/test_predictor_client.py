@@ -123,7 +123,9 @@ def answer_of(client: PredictorClient, request_id: str, timeout: float = 15.0) -
             found.append(answer)
         return bool(found)
 
-    return found[0] if until(taken, timeout) else None
+    with contextlib.suppress(AssertionError):
+        until(taken, timeout)
+    return found[0] if found else None
 
 
 def test_an_answer_belongs_to_the_request_that_asked() -> None:

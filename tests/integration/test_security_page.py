@@ -23,7 +23,7 @@ from predictor_service.settings import ServiceSettings
 from tests.guarded_redis import GuardedRedis, code_block, rules
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
-NEEDED = ["eval", "evalsha", "zmscore", "zadd", "zcount", "zremrangebyrank", "pexpire", "get", "set"]
+NEEDED = ["eval", "evalsha", "zmscore", "zadd", "zcount", "zremrangebyrank", "pexpire", "get", "set", "time"]
 
 
 def shell(text: str, folder: Path) -> None:
@@ -75,7 +75,7 @@ def use(url: str) -> None:
         store.close()
 
 
-@pytest.mark.parametrize("command", NEEDED[:-2])  # get and set are for sidecars
+@pytest.mark.parametrize("command", NEEDED[:-3])  # get and set are for sidecars, time for `lpc doctor`
 def test_every_command_of_the_page_is_needed(guarded_redis: GuardedRedis, command: str) -> None:
     assert f"+{command}" in rules()
     guarded_redis.allow(f"-{command}")

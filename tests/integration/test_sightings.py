@@ -21,7 +21,7 @@ from predictor_service.requests.served_models import ServedModels
 from predictor_service.sightings import board
 from predictor_service.sightings.record import RECORD_BYTES, Sighting, sightings_in
 from predictor_service.sightings.shared import Sightings
-from tests.eventually import eventually
+from tests.eventually import eventually, until
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import Sidecar, sidecar
 from tests.integration.test_server import _scrape
@@ -326,11 +326,13 @@ async def shared_past(
 async def test_a_key_of_another_type_costs_the_sightings_of_one_conversation_only(redis_server: RedisServer) -> None:
     with prepared_sides(redis_server.url, 2) as sides, contextlib.closing(redis_server.client()) as admin:
 
+        def turns() -> list[bytes]:
+            return [key for key in admin.scan_iter("lpc:seen:*") if key != b"lpc:seen:key" and b":to:" not in key]
+
         def spoil() -> None:
-            for key in admin.scan_iter("lpc:seen:*"):
-                if key != b"lpc:seen:key" and b":to:" not in key:
-                    admin.delete(key)
-                    admin.rpush(key, "not ours")
+            for key in until(turns):
+                admin.delete(key)
+                admin.rpush(key, "not ours")
 
         for _, told, _ in sides:
             await connected(told)

@@ -106,5 +106,5 @@ def test_it_runs_as_a_user_that_this_machine_does_not_know(tiny_models: Path, po
 
 @pytest.mark.parametrize("mode", ["660 ", "rw-rw----", "0999", "0060", "1660"])
 def test_what_is_no_mode_is_refused_with_two_that_are(mode: str) -> None:
-    with pytest.raises(ValidationError, match=r"say 0600 .* or 0660"):
+    with pytest.raises(ValidationError, match=r"use 0600 .* or 0660"):
         ServiceSettings(unix_socket_mode=mode)
