@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.closed_loop import ClosedLoop
-from benchmarks.sglang_replay import BLOCK, settle, tokens_of
+from benchmarks.sglang_replay import BLOCK, tokens_of
+from benchmarks.sglang_settle import settle
 from benchmarks.told import Told
 from benchmarks.trace_replay import Replay
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from benchmarks.sglang_cache import BACKENDS, Cache
-from benchmarks.told import Told, told
+from benchmarks.told import Told
 from eviction_client import grouping
 from eviction_client.background import AtOnce
 from eviction_client.curve import KNOTS
@@ -56,11 +55,11 @@ class Groups(Told):
     """Answers with the group that is given for a request's id; 1 for all others."""
 
     def __init__(self, groups: dict[str, int]) -> None:
-        super().__init__(lambda _: 0.0)
+        super().__init__(lambda _: 1)
         self.groups = groups
 
     def take(self, request_id: Hashable) -> Prediction | None:
-        return replace(told(0.0), group=self.groups.get(str(request_id), 1))
+        return Prediction(0.5, "told", 1, group=self.groups.get(str(request_id), 1))
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def values(cache: Cache, *by_group: Sequence[float]) -> None:
 def test_under_least_recent_use_the_hits_are_those_of_sglangs_own_lru(backend: str, seed: int, clock: Clock) -> None:
     """Requests that wait and touch their prefix, chunks, aborts, retractions: all of it."""
     lru = Cache(2500, policy="lru", backend=backend)
-    ours = Cache(2500, backend=backend, predictor=Told(lambda _: None), clock=clock)
+    ours = Cache(2500, backend=backend, predictor=Told(lambda _: None), clock=clock, keep_waiting=False)
     lru_only(ours)
     side = SideBySide([lru, ours], clock, seed, plain=False)
     side.run(250)
@@ -207,6 +206,29 @@ def test_what_a_request_uses_is_never_evicted(clock: Clock) -> None:
         clock[0] += 1
         cache.serve(str(i), tokens(i))
     assert 0 not in kept(cache, 10)
+
+
+@shows("what waiting requests will hit goes last, the first to come the very last, until they are served or dropped")
+def test_what_waiting_requests_will_hit_goes_last(clock: Clock) -> None:
+    cache = Cache(330, predictor=Told(lambda _: None), clock=clock)
+    for i in range(3):
+        clock[0] += 1
+        cache.serve(str(i), tokens(i))
+    first, second = (cache.arrive(f"{i} again", [*tokens(i), 5]) for i in (0, 1))
+    clock[0] += 1
+    cache.serve("3", tokens(3))  # under LRU in place of 0
+    assert kept(cache, 4) == [0, 1, 3]
+    cache.serve("4", tokens(4, 200))
+    assert cache.cached(tokens(0)) == 100 and not cache.cached(tokens(3))
+    cache.compute(first)
+    cache.end(first, [7])
+    del second, first
+    assert cache.plugin.ended["aborted"] == 1
+    for i in range(5, 9):
+        clock[0] += 1
+        cache.serve(str(i), tokens(i))
+    assert not {0, 1} & set(kept(cache, 9))
+    assert cache.plugin.failures == 0
 
 
 @shows("a later turn of a conversation gives its history another class, a lower one too")
@@ -373,7 +395,7 @@ def test_a_part_that_raises_keeps_nothing_from_being_served(
 def test_a_dry_run_keeps_the_order_and_counts(backend: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LPC_SHADOW", "true")
     lru = Cache(2500, policy="lru", backend=backend)
-    ours = Cache(2500, policy="lru", backend=backend, predictor=Told(lambda name: float(hash(name) % 999)), clock=clock)
+    ours = Cache(2500, policy="lru", backend=backend, predictor=Told(lambda name: 1 + hash(name) % 9), clock=clock)
     side = SideBySide([lru, ours], clock, 6, plain=False)
     side.run(200)
     assert side.hits[1] == side.hits[0]

@@ -1,6 +1,6 @@
 """What the plug-in hangs into a radix cache of SGLang (``UnifiedRadixCache``), once that has been built.
 
-- ``match_prefix``: the first match for a request is its admission. The predictor is asked.
+- ``match_prefix``: the first match for a request is its admission. The predictor is asked, and what it will hit is kept.
 - ``checkpoint_into_tree`` takes a request's tokens into the tree, when they are computed and when the request ends. The first
   time its prompt is looked at for reuses; at its end the nodes get their reuse classes.
 - ``on_release``: the nodes of a request that was stopped and goes on later count as used soon.
@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 from eviction_client.ended import Ended
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
+from eviction_client.engines.sglang.keep import Keep
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
 from eviction_client.engines.sglang.requests import arguments_of, asks_nothing, completed, reply_end_of, session_of, space_of
 from eviction_client.hints import Hints, Retained
@@ -49,7 +50,10 @@ class Hooks:
         self._core = cache.tree_core
         self._protected_size: Callable[[], int] = self._core.full_protected_size
         self._asked: WeakSet[Any] = WeakSet()
+        self._keep = Keep(self._dropped) if adopt and plugin.settings.keep_waiting else None
         self._started: WeakSet[Any] = WeakSet()
+        self._waiting: set[str] = set()
+        """Ids of the requests that count as waiting."""
         self._stock_match: Callable[..., Any] = cache.match_prefix
         self._stock_checkpoint: Callable[..., None] = cache.checkpoint_into_tree
         self._stock_release: Callable[..., None] = cache.on_release
@@ -61,7 +65,7 @@ class Hooks:
             if not hasattr(self._core, "eviction_strategy"):
                 raise TypeError("its tree core takes no eviction strategy")
             self._stock_evict: Callable[..., None] = self._core.evict_device_start
-            self._core.eviction_strategy = self.order = ValueStrategy(plugin.failed)
+            self._core.eviction_strategy = self.order = ValueStrategy(plugin.failed, self._keep)
             self._core.evict_device_start = self.evict_device_start
             plugin.follow(self.order)
         cache.match_prefix, cache.checkpoint_into_tree = self.match_prefix, self.checkpoint_into_tree
@@ -70,19 +74,47 @@ class Hooks:
     def match_prefix(self, params: Any) -> Any:
         """``UnifiedRadixCache.match_prefix``, which at the first time for a request asks the predictor."""
         started = time.perf_counter()
+        joins: Any = None
         try:
             self._step()
             req = params.req
             if req is not None and req not in self._asked:
                 self._asked.add(req)
                 if not asks_nothing(req):
+                    joins = req
                     self.plugin.admitted(
                         req.rid, req.origin_input_ids_unpadded, session=session_of(req), category=req.lora_id or ""
                     )
         except Exception as error:
             self.plugin.failed(error)
-        self.plugin.seconds += time.perf_counter() - started
-        return self._stock_match(params)
+        stock = time.perf_counter()
+        matched = self._stock_match(params)
+        after = time.perf_counter()
+        try:
+            if joins is not None and self._keep is not None:
+                self._wait(joins, matched.last_device_node)
+        except Exception as error:
+            self.plugin.failed(error)
+        self.plugin.seconds += stock - started + time.perf_counter() - after
+        return matched
+
+    def _wait(self, req: Any, node_id: Any) -> None:
+        """Keep what a request will hit until its prompt is computed."""
+        assert self._keep is not None
+        node = self._core.node_by_id(node_id)
+        if self._keep.join(req, None if node is self._core.root_node else node):
+            chain = TokenChain(array("q", req.origin_input_ids), space_of(req))
+            self._waiting.add(req.rid)
+            self.plugin.started(req.rid, chain, kept=True)
+
+    def _dropped(self, request_id: str) -> None:
+        """Forget a request that SGLang has dropped while it waited."""
+        try:
+            if request_id in self._waiting:
+                self._waiting.discard(request_id)
+                self.plugin.finished(request_id, completed=False, blocks=(), prompt_blocks=0)
+        except Exception as error:
+            self.plugin.failed(error)
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **others: Any) -> None:
         """``UnifiedRadixCache.checkpoint_into_tree``, after which the nodes of a request that has ended get their classes."""
@@ -92,7 +124,11 @@ class Hooks:
             self._step()
             if req not in self._started:
                 self._started.add(req)
-                self.plugin.started(req.rid, _chain_of(req, len(req.origin_input_ids)))
+                if self._keep is not None and req in self._keep:
+                    self._keep.leave(req)
+                    self._waiting.discard(req.rid)
+                else:
+                    self.plugin.started(req.rid, _chain_of(req, len(req.origin_input_ids)))
             if req.finished():
                 ended = self._ended(req, up_to)
         except Exception as error:

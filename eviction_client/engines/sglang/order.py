@@ -8,7 +8,8 @@ time are evicted in turn, as under least recent use.)
 Only leaves are evicted, so a chain's deepest node always goes first. What a node's order depends on, its :class:`Place`, is an
 attribute of the node, and goes with it.
 
-While least recent use is in force the order is that of ``last_access_time``, as in SGLang's own ``LRUStrategy``.
+While least recent use is in force the order is that of ``last_access_time``, as in SGLang's own ``LRUStrategy``. What waiting
+requests will hit goes last under either rule.
 """
 
 from bisect import bisect_right
@@ -18,12 +19,15 @@ from typing import Any, Final
 from eviction_client.curve import value_at
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
+from eviction_client.engines.sglang.keep import Keep
 from eviction_client.value_queue import DONE, GOES_ON, SOON, Table
 
 FIRST: Final = -1
 """Rank of nodes that a hint has declared done. The others have 0."""
 LAST: Final = 1
 """Rank of nodes that a hint retains."""
+KEPT: Final = 2
+"""Rank of nodes that a waiting request will hit."""
 
 
 class Place:
@@ -50,13 +54,15 @@ class ValueStrategy:
 
     Args:
         failed: called with exceptions. The node then has its place in the order of least recent use.
+        keep: the requests that wait; None: their nodes are not kept.
 
     Attributes:
         value_enabled: the retention value orders; else least recent use.
         now: seconds; the time at which the tree evicts. It is the same for all nodes of one walk.
     """
 
-    def __init__(self, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, failed: Callable[[Exception], None], keep: Keep | None = None) -> None:
+        self._keep = keep
         self.value_enabled = False
         self.now = 0.0
         self._tables: Sequence[Table] | None = None
@@ -74,6 +80,8 @@ class ValueStrategy:
     def get_priority(self, node: Any) -> tuple[int, float]:
         """Return a node's rank, and within it the retention value at its present age or the time of its last access."""
         try:
+            if self._keep is not None and (first := self._keep.first(node)) is not None:
+                return KEPT, -first
             now = self.now
             place = getattr(node, "lpc", None)
             if place is None:
