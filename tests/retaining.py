@@ -17,10 +17,10 @@ class Coordinator:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                asked.append((self.path, self.headers["Authorization"], body))
                 self.send_response(left.pop(0) if len(left) > 1 else left[0])
                 self.send_header("Content-Length", "0")
                 self.end_headers()
-                asked.append((self.path, self.headers["Authorization"], body))
 
             def log_message(self, *_: object) -> None: ...
 
