@@ -6,7 +6,6 @@ What a run does: `benchmarks.sglang_closed_serve`, where SGLang is installed.
 
 import json
 import os
-import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -19,7 +18,7 @@ from benchmarks import BenchmarkError
 from benchmarks.closed_sessions import Course
 from benchmarks.engine_closed import AT_ONCE, PREFILL_TOKENS_S, REQUESTS
 from benchmarks.sglang_replay import BLOCK
-from benchmarks.sglang_trace import PYTHON, ROOT
+from benchmarks.sglang_trace import PYTHON, run_in_sglang
 from lpc.wire.terminal import console
 
 LIVE: Final = (1.0, 1.5, 2.0)
@@ -63,13 +62,7 @@ def run(path: Path | None, trace_format: str) -> dict[str, Any]:
 def _run(requests: Path, tokens: int, eviction: str, schedule: str) -> dict[str, Any]:
     """Run one side at one size. Raises BenchmarkError."""
     load = {"at_once": AT_ONCE, "requests": REQUESTS, "prefill_tokens_s": PREFILL_TOKENS_S}
-    command = [str(PYTHON), "-W", "ignore", "-m", "benchmarks.sglang_closed_serve", "--requests", str(requests)]
+    command = ["benchmarks.sglang_closed_serve", "--requests", str(requests)]
     command += ["--tokens", str(tokens), "--load", json.dumps(load), "--schedule", schedule]
     command += ["--learned"] * (eviction == "plug-in")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    if ended.returncode:
-        lines = ended.stderr.strip().splitlines()
-        raise BenchmarkError(f"the run in .venv-sglang failed: {lines[-1] if lines else ended.returncode}")
-    figures: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
-    return figures
+    return run_in_sglang(command)

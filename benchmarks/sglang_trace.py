@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -103,14 +104,27 @@ def _run(folder: Path, requests: Path, models: Path, model: str, job: tuple[floa
     home = folder / f"{side}-{core}-{share:g}"
     home.mkdir()
     VirtualClock(home / "clock")
-    command = [str(PYTHON), "-W", "ignore", "-m", "benchmarks.sglang_replay", "--requests", str(requests), "--side", side]
+    command = ["benchmarks.sglang_replay", "--requests", str(requests), "--side", side]
     command += ["--clock", str(home / "clock"), "--tokens", str(tokens), "--core", core]
     with contextlib.ExitStack() as stack:
         if side == "plugin":
             serves = virtual_sidecar(home, models, model, build(home / "tiny"))
             command += ["--predictor", stack.enter_context(serves).address]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+        return run_in_sglang(command)
+
+
+def run_in_sglang(arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a module of the benchmarks where SGLang is installed; return the figures that it prints last.
+
+    Args:
+        arguments: the module, and its own.
+
+    Raises:
+        BenchmarkError: it failed.
+    """
+    command = [str(PYTHON), "-W", "ignore", "-m", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     if ended.returncode:
         lines = ended.stderr.strip().splitlines()
         raise BenchmarkError(f"the run in .venv-sglang failed: {lines[-1] if lines else ended.returncode}")
