@@ -22,7 +22,7 @@ from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.predictor_client import PredictorClient
 
 STEP_BLOCKS: Final = 1500
-"""Blocks of 16 tokens where the scheduler's steps are timed: hardly more than what is running needs."""
+"""Blocks of 16 tokens where the scheduler's steps are timed: enough for what is running, so that no request waits."""
 CLASSES: Final = len(TABLES)
 WAITING: Final = 256
 WAITING_TOKENS: Final = 100_000
@@ -33,14 +33,14 @@ def step_ratio(rounds: int) -> dict[str, Any]:
     """Scheduler time per step, ours over stock, without a model: two engines with the same workload, step by step in turns.
 
     Least recent use stays in force, so that both do the same work in each step, and what else the machine does falls on both.
-    About fifteen requests run at a time, with replies of a usual length, and every block that is taken evicts another. As in
-    production, the plug-in's background and the store's thread run at the same time.
+    About fifteen requests run at a time, with replies of a usual length, none waits, and every block that is taken evicts
+    another. As in production, the plug-in's background and the store's thread run at the same time.
     """
-    made = conversations(11, 200, spread_s=30.0, reply=(100, 300))
+    made = conversations(11, 200, spread_s=100.0, reply=(100, 300))
     ratios, means, stock_us = [], [], []
     for _ in range(rounds):
         engines = {
-            learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: CONTINUES, max_seqs=32, guard=True, pooling="shared")
+            learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: CONTINUES, max_seqs=64, guard=True, pooling="shared")
             for learned in (False, True)
         }
         engines[True].scheduler.lpc.plugin.ghosts.guard.observe = lambda *_: False

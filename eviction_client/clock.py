@@ -28,11 +28,12 @@ class MonotoneClock:
         elapsed: seconds that pass evenly; None: monotonic seconds for the machine's wall clock, else the source itself.
 
     Attributes:
+        source: the wall clock.
         latest: the time that was last given; -inf before the first.
     """
 
     def __init__(self, source: Callable[[], float] = time.time, elapsed: Callable[[], float] | None = None) -> None:
-        self._source = source
+        self.source = source
         self._elapsed = time.monotonic if elapsed is None and source is time.time else elapsed
         self._lock = threading.Lock()
         self._offset = math.nan
@@ -43,7 +44,7 @@ class MonotoneClock:
     def now(self) -> float:
         """Return the time now."""
         with self._lock:
-            wall = self._source()
+            wall = self.source()
             t = self._next(wall, wall if self._elapsed is None else self._elapsed())
             if t > self.latest:  # NaN is not
                 self.latest = t

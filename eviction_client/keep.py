@@ -66,30 +66,26 @@ class Keep(Generic[R]):
 
     Attributes:
         waited: those that have waited.
+        counted: those that count.
+        beyond: those that do not, in the order in which they came.
     """
 
     def __init__(self, plugin: Plugin, lookup: Lookup[R], *, enabled: bool) -> None:
         self.waited = Waited()
+        self.counted: dict[str, tuple[Waits, Found]] = {}
+        self.beyond: dict[str, R] = {}
         self._plugin = plugin
         self._lookup = lookup
         self._enabled = enabled
-        self._waits: dict[str, tuple[Waits, Found]] = {}
-        self._beyond: dict[str, R] = {}
-        """Those that do not count, in the order in which they came."""
         self._passed_over = False
-
-    @property
-    def waiting(self) -> bool:
-        """Whether any request waits."""
-        return bool(self._beyond or self._waits)
 
     def join(self, request_id: str, request: R) -> None:
         """Take in a request that waits from now on."""
-        self._beyond[request_id] = request
+        self.beyond[request_id] = request
 
     def before_step(self) -> None:
         """Let the requests that came first count, unless there is only one and it may be served at once."""
-        waits, beyond = self._waits, self._beyond
+        waits, beyond = self.counted, self.beyond
         if (
             not beyond
             or not self._enabled
@@ -114,25 +110,25 @@ class Keep(Generic[R]):
     def started(self, requests: Iterable[tuple[str, int]]) -> None:
         """Note which requests a step has begun, and how many tokens of their prompts were cached. Others may be among them."""
         for request_id, cached in requests:
-            request = self._beyond.pop(request_id, None)
+            request = self.beyond.pop(request_id, None)
             if request is not None:
                 self._plugin.started(request_id, self._lookup.prompt(request))
-            elif (waits := self._waits.get(request_id)) is not None:
+            elif (waits := self.counted.get(request_id)) is not None:
                 self.waited.served(waits[0], cached)
                 self.leave(request_id)
-        self._passed_over = self.waiting
+        self._passed_over = bool(self.beyond or self.counted)
 
     def leave(self, request_id: str) -> None:
         """Let go of a request that waits no more; nothing if it did not."""
-        counted = self._waits.pop(request_id, None)
+        counted = self.counted.pop(request_id, None)
         if counted is None:
-            self._beyond.pop(request_id, None)
+            self.beyond.pop(request_id, None)
             return
         for keeper, _ in counted[1].needs:
             keeper.served(request_id)
 
     def _count(self, request_id: str, found: Found) -> None:
-        self._waits[request_id] = Waits(found.cached, found.tokens, self.waited.requests["cold"]), found
+        self.counted[request_id] = Waits(found.cached, found.tokens, self.waited.requests["cold"]), found
         for keeper, blocks in found.needs:
             keeper.wait(request_id, blocks)
         self._plugin.started(request_id, found.prompt, kept=True)

@@ -51,8 +51,8 @@ MAX_POOLED: Final = 10_000
 TRIM_EVERY_S: Final = 100.0
 MOST_FAILURES: Final = 3
 """Failures of the background after which least recent use is in force until the engine restarts."""
-IN_USE_FOLLOWS: Final = 0.002
-"""Share by which the mean of the blocks in use follows at each step of the scheduler."""
+IN_USE_FOLLOWS: Final = 0.02
+"""Share by which the mean of the blocks in use follows at each end of a request."""
 NOTICEABLE_S: Final = 1.0
 """A pooled key that lies less than this beyond the own one changes nothing."""
 
@@ -110,6 +110,7 @@ class Plugin:
         failures: exceptions kept from the engine; ``guard_failures``: those of the background's learning.
         refits: of the curves.
         seconds: time spent in the scheduler's thread.
+        clock: of :meth:`now`.
         on_tick: called about every second, in the background.
         tiers: below the engine's cache.
     """
@@ -143,7 +144,7 @@ class Plugin:
         self._block_tokens = block_tokens
         self._in_use = 0.0
         self._reply_ends = grouping.ReplyEnds()
-        self._clock = MonotoneClock(clock)
+        self.clock = MonotoneClock(clock)
         self._events: deque[_Started | Ended] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
         self._stretches: OrderedDict[Hashable, list[Stretch]] = OrderedDict()
@@ -235,12 +236,12 @@ class Plugin:
             queue.set_tables(self.tables)
 
     def in_use(self, blocks: int) -> None:
-        """Note how many blocks requests hold now. Called at each step."""
+        """Note how many blocks requests hold now. Called when one ends."""
         self._in_use += IN_USE_FOLLOWS * (blocks - self._in_use)
 
     def now(self) -> float:
         """Return the time, seconds since the epoch. It never goes back."""
-        return self._clock.now()
+        return self.clock.now()
 
     def add_tier(
         self, name: str, chunks: int, *, blocks: int, prompts_only: bool, named: Callable[[Any], bytes] = bytes

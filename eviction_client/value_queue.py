@@ -129,6 +129,9 @@ class ValueQueue(FreeList[B]):
         self._worst: list[tuple[float, int, Run]] = []
         """Heap of what is and was in ``_least``."""
         self._stale: set[int] = set()
+        self._going: tuple[Run, float | None] | None = None
+        """The run that was evicted from last, and the value to price its blocks by, while it is still to be evicted first,
+        if no class has become stale since; a step that decodes takes a block at a time."""
         self._retained: list[tuple[float, int, Run, int]] = []
         """Heap of the retained runs: end of the time, number, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
@@ -146,7 +149,7 @@ class ValueQueue(FreeList[B]):
     def value_enabled(self, enabled: bool) -> None:
         if enabled != self._value_enabled:
             self._value_enabled = enabled
-            self._as_of = -math.inf
+            self._as_of, self._going = -math.inf, None
 
     @property
     def tables(self) -> Sequence[Table] | None:
@@ -171,7 +174,7 @@ class ValueQueue(FreeList[B]):
     def set_tables(self, tables: Sequence[Table] | None) -> None:
         """Take the classes' values at `KNOTS`; None: nothing is known, and least recent use orders."""
         self._tables = tables
-        self._as_of = -math.inf
+        self._as_of, self._going = -math.inf, None
 
     def insert(self, blocks: Sequence[B], reuse_class: int, last_use: float) -> None:
         """Add freed blocks, ``blocks[0]`` (the deepest) to be evicted first.
@@ -265,10 +268,27 @@ class ValueQueue(FreeList[B]):
         Raises:
             ValueError: fewer than n are free. Nothing is changed.
         """
+        empty, behind = self.head.next_free_block, self._start[_NEXT][_HEAD]
+        if n == 1 and self._going is not None and empty is behind and not self._stale and not self._needed:
+            run, value = self._going
+            block, following = run[_HEAD], run[_NEXT]
+            left = block.next_free_block
+            if following is not None and left is not following[_HEAD]:
+                before = block.prev_free_block
+                before.next_free_block, left.prev_free_block = left, before
+                block.prev_free_block = block.next_free_block = None
+                run_of = self._run_of
+                del run_of[block.block_id]
+                run_of[left.block_id] = run
+                run[_HEAD] = left
+                if value is not None:
+                    self.price += (value - self.price) / _PRICED_BLOCKS
+                self.num_free_blocks -= 1
+                return [block]
         if n > self.num_free_blocks:
             raise ValueError(f"{n} blocks asked for, {self.num_free_blocks} are free")
         popped: list[B] = []
-        if (empty := self.head.next_free_block) is not (behind := self._start[_NEXT][_HEAD]):
+        if empty is not behind:
             self._pop_from(empty, behind, n, popped)
         while (got := len(popped)) < n:
             value, _, worst = self._lowest()
@@ -283,7 +303,8 @@ class ValueQueue(FreeList[B]):
                     self._needed.pop(block.block_id, None)
             else:
                 left = self._sift(first, behind, n - got, popped, kept)
-            if self._value_enabled and worst[_CLASS] >= 0 and self._tables is not None:
+            priced = self._value_enabled and worst[_CLASS] >= 0 and self._tables is not None
+            if priced:
                 share = min((len(popped) - got) / _PRICED_BLOCKS, 1.0) if self.price else 1.0
                 self.price += share * (value - self.price)
             del self._run_of[first.block_id]
@@ -292,6 +313,7 @@ class ValueQueue(FreeList[B]):
             else:
                 self._run_of[left.block_id] = run
                 run[_HEAD] = left
+                self._going = run, value if priced else None
             if kept:
                 self._keep(kept)
         self.num_free_blocks -= n
@@ -476,6 +498,7 @@ class ValueQueue(FreeList[B]):
 
     def _lowest(self) -> tuple[float, int, Run]:
         """Return the run to be evicted first, with its value and number. There is one."""
+        self._going = None
         if self._as_of == -math.inf:
             self.renew()
         for number in self._stale:
@@ -501,6 +524,7 @@ class ValueQueue(FreeList[B]):
         else:
             return
         self._renewals += 1
+        self._going = None
         self._stale.clear()
         self._least = [None] * len(self._least)
         self._worst.clear()

@@ -248,10 +248,10 @@ def test_what_fails_in_a_step_does_not_keep_the_value_in_force(monkeypatch: pyte
     hooks = engine.scheduler.lpc
     hooks.queue.value_enabled = True
 
-    def fail(_: int) -> None:
+    def fail() -> None:
         raise KeyError("what a user wrote")
 
-    monkeypatch.setattr(hooks.plugin, "in_use", fail)
+    monkeypatch.setattr(hooks.keep, "before_step", fail)
     hooks.step()
     assert not hooks.queue.value_enabled and hooks.plugin.failures == 1
 

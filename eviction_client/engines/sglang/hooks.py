@@ -174,11 +174,11 @@ class Hooks:
         """Follow the guard and the latest curves."""
         if self.order is not None:
             self.plugin.follow(self.order)  # first: what fails below must not keep a rule in force
-        self.plugin.in_use(self._protected_size() // BLOCK_TOKENS)
 
     def _ended(self, req: Any, up_to: int) -> Ended:
         """Note the end of a request."""
         blocks = _chain_of(req, up_to)
+        self.plugin.in_use(self._protected_size() // BLOCK_TOKENS)
         return self.plugin.finished(
             req.rid,
             completed=completed(req),

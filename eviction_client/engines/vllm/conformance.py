@@ -137,6 +137,7 @@ class _Plugin:
         self.time = 1e9
         self.retained: Retained[Any] = Retained(0)
         self.seconds = 0.0
+        self.clock = SimpleNamespace(source=self.now)
         self.value_enabled = False
         self.tables: list[Table] | None = None
         self.runs: dict[str, list[Run]] = {}
@@ -295,6 +296,7 @@ def _value(pool: Any) -> str | None:
     by_value = [*ids("low"), *ids("split", 1), *ids("middle"), *ids("high"), ids("split")[-1]]
     for value_enabled, expected in ((True, by_value), (False, by_use), (True, by_value)):
         plugin.value_enabled = value_enabled
+        plugin.time += STEP_S
         engine.schedule()
         if engine.order() != expected:
             return "blocks do not lie in its block pool in the order of their values"

@@ -20,9 +20,10 @@ Nothing here may raise into the scheduler: a hook that fails is counted and logg
 blocks used once.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
@@ -38,6 +39,11 @@ from eviction_client.hints import Hints
 from eviction_client.keep import Keep
 from eviction_client.plugin import Plugin
 from eviction_client.retention import Retention
+from eviction_client.value_queue import RENEWED_S
+
+STEP_S: Final = 1.04 * RENEWED_S
+"""Seconds between two times at which what is due is done, unless requests wait: a little more than those after which values
+are renewed."""
 
 
 class Hooks:
@@ -81,7 +87,6 @@ class Hooks:
         self._free_blocks_of: Callable[[], int] = pool.get_num_free_blocks
         self._blocks: int = pool.num_gpu_blocks
         self._stock_add_request: Callable[..., None] = scheduler.add_request
-        self._stock_schedule: Callable[..., Any] = scheduler.schedule
         self._stock_shutdown: Callable[..., None] = scheduler.shutdown
         self._stock_free: Callable[[Request], None] = manager.free
         self._stock_pop: Callable[[Request], list[KVCacheBlock]] = manager.pop_blocks_for_free
@@ -98,19 +103,34 @@ class Hooks:
         self.keep: Keep[Request] = Keep(plugin, prefix, enabled=plugin.settings.keep_waiting)
         manager.free = self.free
         manager.pop_blocks_for_free = self.pop_blocks_for_free
-        scheduler.add_request, scheduler.schedule, scheduler.shutdown = self.add_request, self.schedule, self.shutdown
+        scheduler.add_request, scheduler.shutdown = self.add_request, self.shutdown
+        scheduler.schedule = self._schedule(scheduler.schedule)
 
     def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """``Scheduler.add_request``, which also asks the predictor."""
         self._stock_add_request(request, *args, **kwargs)
         self.admitted(request)
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """``Scheduler.schedule``, before which what is due is done."""
-        self.step()
-        scheduled = self._stock_schedule(*args, **kwargs)
-        self.started(scheduled)
-        return scheduled
+    def _schedule(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``Scheduler.schedule``, before which what is due is done.
+
+        Each step passes here with the processor's caches cold, so where nothing is due little is looked at.
+        """
+        read, beyond, counted = self.plugin.clock.source, self.keep.beyond, self.keep.counted
+        begin = end = -math.inf
+
+        def schedule(*args: Any, **kwargs: Any) -> Any:
+            nonlocal begin, end
+            if beyond or not begin <= read() < end:  # NaN is not, nor a clock that was set back
+                begin = read()
+                end = begin + STEP_S
+                self.step()
+            scheduled = stock(*args, **kwargs)
+            if beyond or counted:
+                self.started(scheduled)
+            return scheduled
+
+        return schedule
 
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
         """``Scheduler.shutdown``, which also lets go of predictor and store."""
@@ -139,8 +159,6 @@ class Hooks:
 
     def started(self, scheduled: Any) -> None:
         """Have the prompts of those requests looked at that a step has begun."""
-        if not self.keep.waiting:
-            return
         started = time.perf_counter()
         try:
             self.keep.started((new.req_id, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs)
@@ -155,7 +173,6 @@ class Hooks:
         if self.queue is not None:
             plugin.follow(self.queue)  # first: what fails below must not keep a rule in force
         try:
-            plugin.in_use(self._blocks - self._free_blocks_of())
             if self.queue is not None:
                 self.queue.step()
             self.keep.before_step()
@@ -196,6 +213,7 @@ class Hooks:
             if request.is_finished():
                 self.keep.leave(request.request_id)
                 size = self._hash_block_size
+                self.plugin.in_use(self._blocks - self._free_blocks_of())
                 computed = request.block_hashes[: request.num_computed_tokens // size]
                 ended = self.plugin.finished(
                     request.request_id,

@@ -129,7 +129,6 @@ class Hooks:
         if evictor is not None:
             plugin.follow(evictor.queue)  # first: what fails below must not keep a rule in force
         try:
-            plugin.in_use(self._blocks - self._allocator.get_num_free_blocks())
             if evictor is not None:
                 evictor.queue.step()
             self.keep.before_step()
@@ -139,7 +138,7 @@ class Hooks:
 
     def started(self, scheduled: Any) -> None:
         """Have the prompts of those requests looked at that a step has begun. ``scheduled``: what ``schedule`` returns."""
-        if not self.keep.waiting:
+        if not (self.keep.beyond or self.keep.counted):
             return
         started = time.perf_counter()
         try:
@@ -194,6 +193,7 @@ class Hooks:
 
     def _finished(self, group: Group, seq: Any) -> Ended:
         self.keep.leave(group.request_id)
+        self.plugin.in_use(self._blocks - self._allocator.get_num_free_blocks())
         hashes = self._hashes(seq, seq.data.get_num_computed_tokens() // self._block_size)
         return self.plugin.finished(
             group.request_id,
