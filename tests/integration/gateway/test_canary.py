@@ -128,9 +128,7 @@ async def ask_everything(url: str, engine: EngineDouble, judge: JudgeDouble) -> 
         entry = (await ask(chat(QUESTION))).headers["x-lpc-entry"]
         await ask(chat(QUESTION.upper()))
         await ask(chat(QUESTION, stream=True))
-        # A rewording has a candidate, which the judge compares with the engine's answer in other words.
-        engine.words = ["I say ", SAID]
-        await asyncio_until_judged(client, judge)
+        await until_judged(client, engine, judge)
         heard.append("miss")
         await ask(chat(ASKED, temperature=1))
         await ask(b'["' + ASKED.encode())
@@ -141,10 +139,13 @@ async def ask_everything(url: str, engine: EngineDouble, judge: JudgeDouble) -> 
     return heard
 
 
-async def asyncio_until_judged(client: httpx.AsyncClient, judge: JudgeDouble) -> None:
-    """Ask rewordings until one had a candidate that was judged: the sidecar hears of what was stored a moment later."""
+async def until_judged(client: httpx.AsyncClient, engine: EngineDouble, judge: JudgeDouble) -> None:
+    """Ask rewordings, each answered in words of its own, until one had a candidate with which the judge compares its answer:
+    the sidecar hears of what was stored a moment later, and equal answers need no judge.
+    """
     said = ("", "please", "thanks", "please thanks", "thanks please", "please please", "thanks thanks")
-    for before, after in itertools.islice(itertools.product(said, said), 1, None):
+    for number, (before, after) in enumerate(itertools.islice(itertools.product(said, said), 1, None)):
+        engine.words = [f"For the {number}th time, ", SAID]
         await client.post(CHAT, json=chat(f"{before} {QUESTION} {after}"))
         with contextlib.suppress(AssertionError):
             await eventually(lambda: judge.bodies, seconds=0.5)
