@@ -44,8 +44,10 @@ def simulate(
         int, typer.Option(min=2, help="Requests after which --closed ends; hits are counted after a quarter.")
     ] = 4_000,
     schedule: Annotated[
-        Literal["fcfs", "cached-first"],
-        typer.Option(help="Which waiting request of --closed is served next: the first, or the least missing prefill."),
+        Literal["fcfs", "cached-first", "priority"],
+        typer.Option(
+            help="Which waiting request of --closed is served next: the first, the least missing prefill, the lowest priority."
+        ),
     ] = "fcfs",
     keep_waiting: Annotated[
         bool, typer.Option("--keep-waiting", help="With --closed: evict last the blocks that waiting requests will hit.")

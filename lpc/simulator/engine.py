@@ -27,7 +27,7 @@ from lpc.simulator.responses import ResponseCache
 from lpc.simulator.segments import Path
 from lpc.simulator.sessions import PAUSE_S, Sessions
 from lpc.simulator.tier import Behind, TierFactory, TierFigures
-from lpc.simulator.waiting import CachedFirst, Fcfs, Queueing
+from lpc.simulator.waiting import ByPriority, CachedFirst, Fcfs, Queueing
 from lpc.simulator.workload import Cost, Turn, Workload
 
 
@@ -202,9 +202,11 @@ def simulate(
         raise ValueError(f"an engine needs at least one block of {size} tokens, and there must be at least one engine")
     blocks = capacity_tokens // size
     pool = [_Engine(BlockCache(blocks, policy(blocks), keep=queueing.keep)) for _ in range(engines)]
-    if queueing.schedule == "cached-first":
-        for one in pool:
+    for one in pool:
+        if queueing.schedule == "cached-first":
             one.waiting = CachedFirst(partial(_missing_s, one.cache, size, cost))
+        elif queueing.schedule == "priority":
+            one.waiting = ByPriority()
     result = Result(engines=engines)
     if tier is not None:
         result.tier = TierFigures()

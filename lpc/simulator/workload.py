@@ -62,6 +62,7 @@ class Turn:
         next: the conversation's next turn, None at its end.
         probability: what a predictor said on arrival; None where none was asked.
         reply_end: how the reply ended, as an engine sees it; empty: unknown.
+        priority: the lower, the sooner it is served by an engine that goes by priorities.
         named: what a response cache calls it; None where none was asked, or the log does not tell.
     """
 
@@ -78,6 +79,7 @@ class Turn:
     next: "Turn | None" = None
     probability: float | None = None
     reply_end: str = ""
+    priority: int = 0
     named: Named | None = None
 
 
@@ -169,6 +171,7 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
             len(turns),
             request.arrival,
             reply_end=request.reply_end,
+            priority=request.priority,
         )
         before = latest.get(request.conversation)
         if before is not None:

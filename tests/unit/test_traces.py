@@ -182,6 +182,10 @@ def test_a_chat_line_is_a_request_whose_tokens_are_the_gateway_s(read: Read) -> 
     assert (request.arrival, request.input_tokens, request.output_tokens, request.category) == (0, 11, 3, "support")
 
 
+def test_a_priority_is_vllms(read: Read) -> None:
+    assert [r.priority for r in read("chat", chat(0, "a"), chat(1, "b", priority=-3)).requests] == [0, -3]
+
+
 def test_tokens_are_estimated_from_characters_where_the_gateway_has_none(read: Read) -> None:
     request = read("chat", chat(0, "x" * 4000, response="y" * 400)).requests[0]
     assert 1000 <= request.input_tokens <= 1010
@@ -281,6 +285,7 @@ GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hell
         ("chat", chat("yesterday", "a"), "time is not ISO 8601"),
         ("chat", chat(1_700_000_000_000, "a"), "time is in milliseconds: give seconds"),
         ("chat", chat(None, "a"), "time is not a number from 0 to 1e+14"),
+        ("chat", chat(0, "a", priority="high"), "priority is not a whole number from -2147483648"),
         ("chat", {"time": 0, "messages": "a"}, "no messages"),
         ("chat", {"time": 0, "messages": ["a"]}, "a message is not an object"),
         ("chat", {"time": 0, "messages": [{"role": ["user"], "content": "a"}]}, "unknown role"),

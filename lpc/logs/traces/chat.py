@@ -2,7 +2,7 @@
 
 Fields: `time` (seconds since the epoch, or ISO 8601; without an offset it is UTC), `messages` (`role`, `content`: a string or
 a list of parts, of which the text ones count); and where the gateway has them `response` (the reply's text), `session_id`,
-`user`, `usage` (`prompt_tokens`, `completion_tokens`), `category`.
+`user`, `usage` (`prompt_tokens`, `completion_tokens`), `category`, `priority` (as vLLM's: the lower, the sooner).
 
 - **Blocks** are chained hashes of the rendered messages in blocks of 16 tokens, a token estimated as 4 characters, so that a
   turn's blocks are a prefix of the next turn's. Token counts are `usage`'s where it is there, else by the same estimate; the
@@ -40,6 +40,7 @@ LATEST_S: Final = 1e11
 """Seconds since the epoch from here on (the year 5138) are milliseconds by mistake."""
 SETTLED_S: Final = 3600.0
 """A conversation whose last request is nearer to the log's end than this, seconds, may not have ended."""
+LOWEST_PRIORITY: Final = 2**31
 CATEGORY: Final = "chat"
 """The class of requests whose log names none."""
 
@@ -56,6 +57,7 @@ class ChatRequest:
     input_tokens: int | None
     output_tokens: int | None
     category: str
+    priority: int
 
 
 def read_chat(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
@@ -79,6 +81,7 @@ def read_chat(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
                 turn,
                 line.category,
                 with_reply=ids.chain(_block_digests(answered)) if answered else None,
+                priority=line.priority,
             )
         )
     return Trace(path.name, BLOCK_TOKENS, requests, start=start, skipped=skipped)
@@ -159,6 +162,7 @@ def _parse(record: Record) -> ChatRequest:
         whole(usage, "prompt_tokens", 1) if usage.get("prompt_tokens") is not None else None,
         whole(usage, "completion_tokens", 0) if usage.get("completion_tokens") is not None else None,
         _name(record, "category") or CATEGORY,
+        whole(record, "priority", -LOWEST_PRIORITY) if record.get("priority") is not None else 0,
     )
 
 

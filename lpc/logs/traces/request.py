@@ -44,6 +44,7 @@ class TracedRequest:
             conversation went on, and the turn is not an example of it.
         with_reply: content ids of the blocks of prompt and reply together, where the format has the reply's text; else None.
         reply_end: how the reply ended, as the engine saw it: a tool call, the end of a turn; empty: unknown.
+        priority: which waiting request an engine that goes by priorities serves first: the lowest.
         served_s: seconds from arrival to the end of the reply; None where the log does not say.
     """
 
@@ -58,6 +59,7 @@ class TracedRequest:
     with_reply: tuple[int, ...] | None = None
     reply_end: str = ""
     served_s: float | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)

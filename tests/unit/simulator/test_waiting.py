@@ -113,6 +113,17 @@ def test_cached_first_serves_what_misses_least() -> None:
     assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, CACHED_FIRST)[0]] == [64, 5000, 160, 500, 1000]
 
 
+def test_the_lowest_priority_is_served_first_and_of_equal_ones_the_first_that_came() -> None:
+    def queue() -> Workload:
+        sessions = made([[(5000, 0, 0.0)], [(1000, 0, 0.0)], [(500, 0, 0.0)], [(400, 0, 0.0)]])
+        for (first, *_), priority in zip(sessions, (1, 0, -1, 0), strict=True):
+            first.priority = priority
+        return in_order(*sessions, requests=4)
+
+    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, STOCK)[0]] == [5000, 1000, 500, 400]
+    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, Queueing("priority"))[0]] == [5000, 500, 1000, 400]
+
+
 @settings(max_examples=12, deadline=None)
 @example(at_a_time=8, new=20, gap=0.0, cold=200, blocks=600, keep=False, seed=0)
 @given(
