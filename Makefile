@@ -126,7 +126,7 @@ sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 1
 
 .PHONY: workloads
 WORKLOADS :=
-workloads: setup ## docs/benchmarks/workloads.md: every policy on every generated workload (half an hour; WORKLOADS='--policies lru,value')
+workloads: setup ## docs/benchmarks/workloads.md: every policy on every generated workload (an hour and more; WORKLOADS='--policies lru,value')
 	$(BIN)/python docs/make_workloads.py $(WORKLOADS)
 
 .PHONY: pooling-table

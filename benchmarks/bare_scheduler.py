@@ -108,7 +108,7 @@ class Engine:
                 (LearnedScheduler,),
                 {
                     "settings": ClientSettings(**{"pooling": "off", "guard": False, **settings}),
-                    "clock": staticmethod(lambda: self.now),
+                    "clock": staticmethod(functools.partial(getattr, self, "now")),  # no frame, as `time.time`
                     "open_predictor": staticmethod(lambda *_: self.told),
                     "background": staticmethod(background),
                 },
