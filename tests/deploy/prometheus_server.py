@@ -77,8 +77,13 @@ vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} {queries}
 # HELP vllm:prefix_cache_hits_total Prefix cache hits, in terms of number of cached tokens.
 # TYPE vllm:prefix_cache_hits_total counter
 vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} {hits}
+# HELP vllm:request_prefill_time_seconds Histogram of time spent in PREFILL phase for request.
+# TYPE vllm:request_prefill_time_seconds histogram
+vllm:request_prefill_time_seconds_bucket{{le="+Inf",engine="0",model_name="m"}} {queries}
+vllm:request_prefill_time_seconds_count{{engine="0",model_name="m"}} {queries}
+vllm:request_prefill_time_seconds_sum{{engine="0",model_name="m"}} {queries}
 """
-"""The two metrics of vLLM 0.32 that rules and dashboard read."""
+"""The three metrics of vLLM 0.32 that rules and dashboard read."""
 
 
 @contextmanager

@@ -265,7 +265,9 @@ def test_two_releases_do_not_meet() -> None:
 def test_rules_and_dashboard_are_those_of_the_repository_and_are_in_it_once(tmp_path: Path) -> None:
     objects = charted("everything")
     rules = named(objects, "PrometheusRule", "lpc")
-    assert rules["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text())
+    repository = (ROOT / "deploy/prometheus/rules.yml").read_text()
+    runbook = "https://wiki.example/lpc/runbook"
+    assert rules["spec"] == yaml.safe_load(repository.replace("docs/how-to/runbook.md", runbook)) and runbook in str(rules)
     dashboard = named(objects, "ConfigMap", "lpc-dashboard")
     assert dashboard["data"]["lpc.json"] == (ROOT / "deploy/grafana/dashboards/lpc.json").read_text()
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"

@@ -113,7 +113,7 @@ def test_each_alert_names_its_section_of_the_runbook_and_each_section_is_an_aler
     assert sorted(sections) == sorted(ALERTS)
     for name, rule in ALERTS.items():
         assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbook.md#{name.lower()}"
-        assert rule["labels"]["severity"] in {"page", "warning"}
+        assert rule["labels"]["severity"] in {"critical", "warning"}
 
 
 def test_every_recorded_name_is_used_and_every_name_used_is_recorded() -> None:
