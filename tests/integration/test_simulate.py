@@ -246,7 +246,7 @@ def test_the_waiting_queue_of_an_open_workload_is_refused() -> None:
         (["--sessions", "2.5"], "list of numbers of sessions"),
         (["--count-from", "5"], "leave out --count-from"),
         (["--tier", "5%"], "leave out --tier"),
-        (["--schedule", "priority"], "cached-first"),
+        (["--schedule", "shortest"], "cached-first"),
     ],
 )
 def test_a_closed_loop_that_cannot_be_run_is_refused(tmp_path: Path, option: list[str], reason: str) -> None:
