@@ -66,8 +66,9 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: Seque
     """Yield the page's lines."""
     yield "# Every policy on every generated workload"
     yield ""
-    drawn = ", ".join(map(str, seeds))
-    yield f"`make workloads` writes this page: means of the seeds {drawn}, which nothing was tuned on."
+    drawn = ",".join(map(str, seeds))
+    untouched = ", which nothing was tuned on" if drawn == HELD_OUT else ""
+    yield f"`make workloads` writes this page: means of the seeds {drawn}{untouched}."
     yield "What the names mean: [policies and workloads](../reference/policies.md)."
     yield ""
     yield "![The plug-in's distance from LRU on each workload](workloads.png)"

@@ -79,6 +79,11 @@ class Keep(Generic[R]):
         self._enabled = enabled
         self._passed_over = False
 
+    @property
+    def waiting(self) -> bool:
+        """Whether any request waits."""
+        return bool(self.beyond or self.counted)
+
     def join(self, request_id: str, request: R) -> None:
         """Take in a request that waits from now on."""
         self.beyond[request_id] = request
@@ -116,7 +121,7 @@ class Keep(Generic[R]):
             elif (waits := self.counted.get(request_id)) is not None:
                 self.waited.served(waits[0], cached)
                 self.leave(request_id)
-        self._passed_over = bool(self.beyond or self.counted)
+        self._passed_over = self.waiting
 
     def leave(self, request_id: str) -> None:
         """Let go of a request that waits no more; nothing if it did not."""

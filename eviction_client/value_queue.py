@@ -213,15 +213,19 @@ class ValueQueue(FreeList[B]):
             heapq.heapify(self._retained)
             self._swept_from = max(_SWEPT_FROM, 2 * len(self._retained))
 
-    def step(self) -> None:
-        """Do what is due before a step of the engine: end retentions, a few at a time; calculate the values for the present."""
-        self.expire(_EXPIRED_PER_STEP)
-        self.renew()
+    def step(self) -> bool:
+        """Do what is due before a step of the engine: end retentions, a few at a time; calculate the values for the present.
 
-    def expire(self, budget: int) -> None:
-        """Move at most ``budget`` runs to their classes whose retention is over."""
+        Return whether retentions are left that are over.
+        """
+        more = self.expire(_EXPIRED_PER_STEP)
+        self.renew()
+        return more
+
+    def expire(self, budget: int) -> bool:
+        """Move at most ``budget`` runs to their classes whose retention is over; return whether there are more."""
         if not self._retained:
-            return
+            return False
         now = self._clock()
         while budget > 0 and self._retained and self._retained[0][0] <= now:
             _, _, run, reuse_class = heapq.heappop(self._retained)
@@ -236,6 +240,7 @@ class ValueQueue(FreeList[B]):
             before = behind.prev_free_block
             before.next_free_block, first.prev_free_block = first, before
             last.next_free_block, behind.prev_free_block = behind, last
+        return bool(self._retained) and self._retained[0][0] <= now
 
     def _begin(self, first: B, reuse_class: int, last_use: float) -> Run:
         """Begin a class's newest run, whose blocks are not linked yet; return it."""

@@ -120,10 +120,10 @@ class ValueTier:
 
     # What the engine does.
 
-    def step(self) -> None:
-        """Do what is due before a step of the engine, in bounded time."""
+    def step(self) -> bool:
+        """Do what is due before a step of the engine, in bounded time; return whether more is."""
         self._follow()
-        self._queue.step()
+        return self._queue.step()
 
     def ended(self, ended: Ended) -> None:
         """Note the end of a request, which the tier's own code reports a step later (:meth:`used`)."""

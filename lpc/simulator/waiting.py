@@ -1,7 +1,5 @@
 """The waiting queue of an engine: which request is served next, and what those that wait have lost."""
 
-import heapq
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -62,21 +60,9 @@ class Fcfs:
 class ByPriority(Fcfs):
     """The lowest priority first, of equal ones the first that came, as vLLM's policy of that name."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._order: list[tuple[int, int, Turn]] = []
-        self._came = itertools.count()
-
-    def add(self, turn: Turn, waits: Waits) -> None:
-        """Add a request that comes now."""
-        super().add(turn, waits)
-        heapq.heappush(self._order, (turn.priority, next(self._came), turn))
-
     def first(self) -> Turn:
         """Return the request to be served next. There is one."""
-        while self._order[0][2] not in self:
-            heapq.heappop(self._order)
-        return self._order[0][2]
+        return min(self._waits, key=lambda turn: turn.priority)
 
 
 class CachedFirst(Fcfs):

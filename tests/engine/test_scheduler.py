@@ -256,6 +256,27 @@ def test_what_fails_in_a_step_does_not_keep_the_value_in_force(monkeypatch: pyte
     assert not hooks.queue.value_enabled and hooks.plugin.failures == 1
 
 
+def test_a_clock_that_fails_does_not_reach_the_scheduler() -> None:
+    engine = Engine(100)
+    request = engine.add("a", list(range(6, 86)), 1)
+    del engine.now
+    assert engine.scheduler.schedule().num_scheduled_tokens == {"a": request.num_tokens}
+    assert engine.scheduler.lpc.plugin.failures > 0
+
+
+def test_retentions_that_are_over_end_step_by_step_however_many_they_are() -> None:
+    engine = Engine(100)
+    queue = engine.scheduler.lpc.queue
+    for _ in range(40):
+        queue.retain([queue.popleft()], 0, engine.now + 1.0)
+    engine.now += 2.0
+    left = []
+    for _ in range(4):
+        engine.scheduler.schedule()
+        left.append(len(queue._retained))
+    assert left == [24, 8, 0, 0]
+
+
 def test_an_aborted_request_has_no_group() -> None:
     engine = Engine(100, background=AtOnce)
     predicted(engine, 3)

@@ -25,11 +25,6 @@ def until_idle(engine: Engine) -> None:
         engine.step()
 
 
-def waiting_in(engine: Engine) -> bool:
-    assert engine.hooks is not None
-    return bool(engine.hooks.keep.beyond or engine.hooks.keep.counted)
-
-
 def engine_of(**options: Any) -> Engine:
     """Thirty blocks, one request at a time; two prompts of ten blocks are cached, 1 longer ago than 2."""
     engine = Engine(30, **{"guard": True, **options})
@@ -80,7 +75,7 @@ def test_what_an_aborted_request_waited_for_is_let_go() -> None:
     engine.scheduler.abort_seq_group("again")
     assert not engine.hooks.evictor.queue.keeps and not engine.hooks.evictor.queue.waiting
     until_idle(engine)
-    assert not waiting_in(engine) and engine.hooks.plugin.failures == 0
+    assert not engine.hooks.keep.waiting and engine.hooks.plugin.failures == 0
 
 
 def test_a_request_that_is_refused_waits_no_more() -> None:
@@ -88,7 +83,7 @@ def test_a_request_that_is_refused_waits_no_more() -> None:
     engine.send("cold", tokens_of(3, 15), 20)
     engine.send("too long", tokens_of(4, 300), 1)
     until_idle(engine)
-    assert engine.hooks is not None and not waiting_in(engine)
+    assert engine.hooks is not None and not engine.hooks.keep.waiting
 
 
 def test_a_request_that_is_served_at_once_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +139,7 @@ def test_outputs_are_stocks_and_more_is_hit_where_requests_wait() -> None:
         engine.scheduler.add_seq_group, engine.scheduler.schedule = logged_add, logged_schedule
         outcome = engine.run(talks)
         assert list(served) == came, "first come, first served"
-        assert engine.hooks is None or (engine.hooks.plugin.failures == 0 and not waiting_in(engine))
+        assert engine.hooks is None or (engine.hooks.plugin.failures == 0 and not engine.hooks.keep.waiting)
         return outcome
 
     stock, kept, off = run(learned=False), run(), run(keep_waiting=False)
@@ -189,7 +184,7 @@ def test_what_fails_is_counted_and_raises_nothing(monkeypatch: pytest.MonkeyPatc
     engine = engine_of()
     stock = cached_behind_a_cold_one(engine_of(learned=False))
     assert cached_behind_a_cold_one(engine) == stock
-    assert engine.hooks is not None and engine.hooks.plugin.failures > 0 and not waiting_in(engine)
+    assert engine.hooks is not None and engine.hooks.plugin.failures > 0 and not engine.hooks.keep.waiting
 
 
 @pytest.mark.parametrize("extra", [None, 17])

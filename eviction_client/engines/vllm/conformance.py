@@ -33,7 +33,7 @@ from eviction_client.value_queue import Table, ValueQueue
 BLOCKS: Final = 48
 OPERATIONS: Final = 240
 STEP_S: Final = 0.3
-"""Between two operations of a course: some frees fall into one second, some do not."""
+"""Between two operations of a course: some frees fall into one second, some do not. Longer than the hooks' `STEP_S`."""
 
 _WRAPPED: Final = {
     "kv_cache_manager.free": ["request"],

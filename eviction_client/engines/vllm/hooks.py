@@ -7,8 +7,8 @@
   while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`FreedLater`, which brings the
   request's classes to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
 - the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request, ``schedule`` calls
-  :meth:`Hooks.step` first and :meth:`Hooks.started` last, ``shutdown`` closes the plug-in last. In between a request waits, and
-  what it will hit is kept (:class:`Keep`).
+  :meth:`Hooks.step` first if anything is due, and :meth:`Hooks.started` last if a request waited; ``shutdown`` closes the
+  plug-in last. From its admission to its start a request waits, and what it will hit is kept (:class:`Keep`).
 
 All of them are attributes of these very objects: their classes, and so every other engine of the process, stay vLLM's own.
 
@@ -116,15 +116,18 @@ class Hooks:
 
         Each step passes here with the processor's caches cold, so where nothing is due little is looked at.
         """
-        read, beyond, counted = self.plugin.clock.source, self.keep.beyond, self.keep.counted
-        begin = end = -math.inf
+        plugin, beyond, counted = self.plugin, self.keep.beyond, self.keep.counted
+        read, begin, end = plugin.clock.source, -math.inf, -math.inf
 
         def schedule(*args: Any, **kwargs: Any) -> Any:
             nonlocal begin, end
-            if beyond or not begin <= read() < end:  # NaN is not, nor a clock that was set back
-                begin = read()
-                end = begin + STEP_S
-                self.step()
+            try:
+                now = read()
+            except Exception as error:
+                plugin.failed(error)
+                now = math.nan
+            if beyond or not begin <= now < end:  # NaN is not, nor a clock that was set back
+                begin, end = now, now + (0.0 if self.step() else STEP_S)
             scheduled = stock(*args, **kwargs)
             if beyond or counted:
                 self.started(scheduled)
@@ -166,21 +169,25 @@ class Hooks:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started
 
-    def step(self) -> None:
-        """Do what is due before a step of the scheduler: follow the guard and the curves, end retentions, renew values."""
-        plugin = self.plugin
+    def step(self) -> bool:
+        """Do what is due before a step of the scheduler: follow the guard and the curves, end retentions, renew values.
+
+        Return whether retentions are left that are over.
+        """
+        plugin, more = self.plugin, False
         started = time.perf_counter()
         if self.queue is not None:
             plugin.follow(self.queue)  # first: what fails below must not keep a rule in force
         try:
             if self.queue is not None:
-                self.queue.step()
+                more = self.queue.step()
             self.keep.before_step()
         except Exception as error:
             plugin.failed(error)
         for policy in self.tiers.policies:
-            policy.step()
+            more |= policy.step()
         plugin.seconds += time.perf_counter() - started
+        return more
 
     def free(self, request: Request) -> None:
         """``KVCacheManager.free``, whose blocks get the request's classes."""

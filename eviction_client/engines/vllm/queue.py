@@ -74,8 +74,7 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
-        if self.retained.held:
-            self.retained.release(block.block_id for block in blocks)
+        self.retained.release(block.block_id for block in blocks)
         super().prepend_n(blocks)
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -87,14 +86,13 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         if ended is not None and ended.retain_s:
             numbers = {block.block_id: 1 for block in blocks}
             retained = self.retained.hold(numbers, now + ended.retain_s, now)
-        if not retained and self.retained.held:
+        if not retained:
             self.retained.release(block.block_id for block in blocks)
         if ended is None:
             self.insert(blocks, self._class, now)
             return
         if not retained:
-            runs = ended.runs
-            self.insert_chain(((blocks, runs[0].reuse_class),) if len(runs) == 1 else self._parts(blocks, ended), now)
+            self.insert_chain(self._parts(blocks, ended), now)
             return
         for part, reuse_class in self._parts(blocks, ended):
             if reuse_class == DONE:

@@ -77,13 +77,14 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         """Which orders; None: it is LRU."""
         return self._tier
 
-    def step(self) -> None:
-        """Before each step of the scheduler: do what is due in the tier."""
+    def step(self) -> bool:
+        """Before a step of the scheduler: do what is due in the tier; return whether more is."""
         if self._tier is not None:
             try:
-                self._tier.step()
+                return self._tier.step()
             except Exception as error:
                 self._give_up(error)
+        return False
 
     def find(self, chain: Sequence[bytes], above: int) -> list[OffloadKey]:
         """Return the chunks here that follow the first ``above`` hashes of a chain without a gap, in each of the groups."""

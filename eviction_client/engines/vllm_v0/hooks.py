@@ -138,7 +138,7 @@ class Hooks:
 
     def started(self, scheduled: Any) -> None:
         """Have the prompts of those requests looked at that a step has begun. ``scheduled``: what ``schedule`` returns."""
-        if not (self.keep.beyond or self.keep.counted):
+        if not self.keep.waiting:
             return
         started = time.perf_counter()
         try:

@@ -40,7 +40,8 @@ LATEST_S: Final = 1e11
 """Seconds since the epoch from here on (the year 5138) are milliseconds by mistake."""
 SETTLED_S: Final = 3600.0
 """A conversation whose last request is nearer to the log's end than this, seconds, may not have ended."""
-LOWEST_PRIORITY: Final = 2**31
+LOWEST_PRIORITY: Final = -(2**31)
+"""Of a request, which is the first to be served."""
 CATEGORY: Final = "chat"
 """The class of requests whose log names none."""
 
@@ -162,7 +163,7 @@ def _parse(record: Record) -> ChatRequest:
         whole(usage, "prompt_tokens", 1) if usage.get("prompt_tokens") is not None else None,
         whole(usage, "completion_tokens", 0) if usage.get("completion_tokens") is not None else None,
         _name(record, "category") or CATEGORY,
-        whole(record, "priority", -LOWEST_PRIORITY) if record.get("priority") is not None else 0,
+        whole(record, "priority", LOWEST_PRIORITY) if record.get("priority") is not None else 0,
     )
 
 
