@@ -114,6 +114,21 @@ def bench_tiers(
     report(lambda: tiers.run(trace, trace_format, models, model, pool=pool, limit=limit, quick=quick), output)
 
 
+@app.command("pooling")
+def bench_pooling(
+    trace: OwnLog = None,
+    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
+    output: Output = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Two real vLLM engines (`make engine`), without and with what they pool in Redis of shared blocks."""
+    from benchmarks import pooling
+
+    report(lambda: pooling.run(trace, trace_format, models, model, quick=quick), output)
+
+
 @app.command("sglang")
 def bench_sglang(
     trace: OwnLog = None,

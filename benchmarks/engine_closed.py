@@ -6,22 +6,19 @@ together half of the cache, all of it, and twice as much. Each side (`SIDES`) ru
 (`benchmarks.closed_serve`). Every request that all sides answer must have the same tokens on all.
 """
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks import BenchmarkError
 from benchmarks.closed_sessions import MOST_BLOCKS, Course
 from benchmarks.engine import check_engine
-from benchmarks.engine_trace import Places, placed, run_side
+from benchmarks.engine_trace import Places, placed, run_all, run_side
 from benchmarks.tiny_llama import BLOCK
 from lpc.wire.terminal import console
 
@@ -89,11 +86,7 @@ def run(
     screen = console()
     with placed(sessions.written(), models, model) as places:
         jobs = list(product(live_shares, reversed(list(SIDES))))
-        # Engine and sidecar wait for each other, so that a run keeps one core busy.
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            finished = pool.map(lambda job: _run(places, SIDES[job[1]], _blocks(live, job[0]), load), jobs)
-            told = track(finished, "bench engine --closed", total=len(jobs), console=screen, transient=True)
-            results = dict(zip(jobs, told, strict=True))
+        results = run_all(jobs, lambda job: _run(places, SIDES[job[1]], _blocks(live, job[0]), load), screen)
     rows = [_row(share, _blocks(live, share), {name: results[share, name] for name in SIDES}) for share in live_shares]
     figures = {
         "sessions": sessions.trace.name,

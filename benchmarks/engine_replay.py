@@ -1,4 +1,4 @@
-"""One side of benchmark `engine --trace`: real vLLM serves the requests of a trace, model and all.
+"""One side of benchmarks `engine --trace` and `pooling`: real vLLM, model and all, serves the requests of a trace.
 
 A reply is one token, as in an engine that only prefills. Time is virtual: a request arrives when the trace says, a step takes
 STEP_S. The sidecar reads the same clock, and the clock stands while it is asked, so that answers do not depend on how busy the
@@ -8,7 +8,9 @@ machine is. The engine holds only BLOCK tokens of each block of the trace becaus
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +38,8 @@ def serve(
     clock: VirtualClock,
     *,
     count_from: float,
-    predictor: Predictor | None = None,
+    predictors: Sequence[Predictor | None] = (None,),
+    sticky: bool = False,
     connector: dict[str, Any] | None = None,
     learns: bool = True,
     **settings: Any,
@@ -44,40 +47,48 @@ def serve(
     """Serve a trace on real vLLM with so many blocks; return figures, and digests of all tokens and evictions in order.
 
     Args:
+        blocks: of each engine.
         count_from: cached and prompt tokens are counted for requests that arrive from this second on.
-        predictor: for our scheduler; None: stock vLLM.
+        predictors: one for each engine, for our scheduler; None: stock vLLM.
+        sticky: requests of a conversation go to one engine; else to the engines in turn.
         connector: as of vLLM's ``--kv-transfer-config``: a tier below the blocks (`cpu_tier.connector`).
         learns: else least recent use stays in force, and nothing is kept: the order is stock's.
         settings: of the plug-in.
     """
     tier: dict[str, Any] = {"kv_transfer_config": connector} if connector else {}
-    tiny = clocked_engine(
-        *(model, blocks, clock, predictor, {"keep_waiting": learns, **settings}),
-        max_model_len=replay.longest + 1,
-        max_num_seqs=TOGETHER,
-        max_num_batched_tokens=BATCH_TOKENS,
-        **tier,
-    )
-    engine = tiny.engine
+    engines = [
+        clocked_engine(
+            *(model, blocks, clock, predictor, {"keep_waiting": learns, **settings}),
+            max_model_len=replay.longest + 1,
+            max_num_seqs=TOGETHER,
+            max_num_batched_tokens=BATCH_TOKENS,
+            **tier,
+        )
+        for predictor in predictors
+    ]
     if not learns:
-        tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
+        for tiny in engines:
+            tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
+    homes: dict[str, int] = {}
     outputs: dict[int, list[int]] = {}
     counts = {"cached_tokens": 0, "prompt_tokens": 0, "cached_tokens_in_all": 0, "prompt_tokens_in_all": 0}
     start = now = clock()
     upcoming = iter(enumerate(replay.requests))
     following = next(upcoming, None)
     started = time.perf_counter()
-    while following is not None or engine.has_unfinished_requests():
-        if following is not None and not engine.has_unfinished_requests():
+    while (busy := [tiny.engine for tiny in engines if tiny.engine.has_unfinished_requests()]) or following is not None:
+        if following is not None and not busy:
             now = max(now, start + following[1].arrival)
         clock.set(now)
         while following is not None and start + following[1].arrival <= now:
             number, request = following
+            home = homes.setdefault(request.conversation, len(homes)) if sticky else number
+            engine = engines[home % len(engines)].engine
             admit(engine, number, request.conversation, replay.prompt(number), reply=1)
             following = next(upcoming, None)
         now += STEP_S
         clock.set(now)
-        for output in engine.step():
+        for output in chain.from_iterable(tiny.engine.step() for tiny in engines):
             if not output.finished:
                 continue
             number = number_of(output.request_id)
@@ -91,18 +102,23 @@ def serve(
     figures: dict[str, Any] = {
         **counts,
         "requests": len(outputs),
-        "evictions": len(tiny.evicted),
+        "evictions": sum(len(tiny.evicted) for tiny in engines),
         "tokens_sha256": hashlib.sha256(json.dumps(sorted(outputs.items())).encode()).hexdigest(),
-        "evictions_sha256": _digest(tiny.evicted),
-        "tier_evictions": len(tiny.tier_evicted),
-        "tier_evictions_sha256": _digest(tiny.tier_evicted),
+        "evictions_sha256": _digest(chain.from_iterable(tiny.evicted for tiny in engines)),
+        "tier_evictions": sum(len(tiny.tier_evicted) for tiny in engines),
+        "tier_evictions_sha256": _digest(chain.from_iterable(tiny.tier_evicted for tiny in engines)),
         "seconds": round(time.perf_counter() - started, 1),
     }
-    if predictor is not None:
-        figures["counters"] = tiny.counters()
-        figures["answered_share"] = tiny.scheduler.lpc.plugin.ended["prediction"] / max(len(outputs), 1)
-    del engine
-    tiny.close()
+    ours = [tiny for tiny, predictor in zip(engines, predictors, strict=True) if predictor is not None]
+    if ours:
+        counters = Counter[str]()
+        for tiny in ours:
+            counters.update(tiny.counters())
+        answered = sum(tiny.scheduler.lpc.plugin.ended["prediction"] for tiny in ours)
+        figures |= {"counters": counters, "answered_share": answered / max(len(outputs), 1)}
+    busy.clear()
+    for tiny in engines:
+        tiny.close()
     return figures
 
 
@@ -134,5 +150,5 @@ def admit(engine: Any, number: int, conversation: str, prompt: list[int], *, rep
     engine.add_request(str(number), TokensPrompt(prompt_token_ids=prompt), parameters)
 
 
-def _digest(numbers: Sequence[int]) -> str:
+def _digest(numbers: Iterable[int]) -> str:
     return hashlib.sha256(b"".join(number.to_bytes(4, "little") for number in numbers)).hexdigest()

@@ -18,6 +18,8 @@ SETTINGS: Final = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     # Requests that end in one step reach the offload tier in the order of a set of their names.
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
+    # Engines that pool must name a block alike.
+    "PYTHONHASHSEED": "0",
     # Two layers of 64 are too little to share out, and threads that wait for each other at every layer are slow on busy cores.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -61,13 +63,18 @@ def trace(
     predictor: str | None = None,
     tier: int | None = None,
     tier_policy: str | None = None,
+    engines: int = 1,
+    sticky: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Benchmarks `engine --trace` and `tiers`: one side at one capacity.
+    """Benchmarks `engine --trace`, `tiers` and `pooling`: one side at one capacity.
 
     Args:
         requests: file that `engine_trace.placed` has written.
         tier: chunks of a CPU offload tier below the blocks.
         tier_policy: its ``eviction_policy``; None: that of the scheduler.
+        engines, sticky: how many serve it, each with so many blocks, and whether a conversation stays on one.
+        settings: of the plug-in.
     """
     from benchmarks.cpu_tier import connector
     from benchmarks.engine_replay import serve
@@ -77,10 +84,12 @@ def trace(
     return serve(
         *(Path(model), replay, blocks, VirtualClock(Path(clock))),
         count_from=count_from,
-        predictor=predictor_of(side, replay, predictor),
+        predictors=[predictor_of(side, replay, predictor) for _ in range(engines)],
+        sticky=sticky,
         connector=connector(tier, **named) if tier else None,
         guard=side != "oracle",
         learns=side != "lru",
+        **(settings or {}),
     )
 
 

@@ -9,15 +9,15 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks import BenchmarkError
@@ -42,6 +42,10 @@ LONGEST: Final = 8192
 """Tokens of the longest prompt that the tiny model takes (`engine_replay.BATCH_TOKENS`)."""
 REAL_REFIT_S: Final = 86_400.0
 """Never, that is: the virtual clock says when the return model is refitted."""
+
+
+Job = TypeVar("Job", bound=tuple[Any, ...])
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -127,13 +131,9 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     screen = console()
     with placed(opened.written(), models, model) as places:
         jobs = [*product(shares, SIDES), (shares[0], "lru")]
-        # Engine and sidecar wait for each other, so that a run keeps one core busy.
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            finished = pool.map(
-                lambda job: run_side(places, "trace", job[1], int(job[0] * working_set), count_from=count_from), jobs
-            )
-            told = track(finished, "bench engine --trace", total=len(jobs), console=screen, transient=True)
-            results = dict(zip(jobs, told, strict=True))
+        results = run_all(
+            jobs, lambda job: run_side(places, "trace", job[1], int(job[0] * working_set), count_from=count_from), screen
+        )
     rows = [_row(share, int(share * working_set), {side: results[share, side] for side in SIDES}) for share in shares]
     lru, stock = results[shares[0], "lru"], results[shares[0], "stock"]
     figures = {
@@ -146,6 +146,19 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     proofs = ("tokens_identical", "eviction_order_identical")
     show_sides(screen, figures, title, size="blocks", stock="stock", proofs=proofs)
     return figures
+
+
+def run_all(jobs: Sequence[Job], run_job: Callable[[Job], Figures], screen: Console) -> dict[Job, Figures]:
+    """Return each job's figures. As many run at a time as there are cores; each one's end is printed."""
+    finished: dict[Job, Figures] = {}
+    started = time.perf_counter()
+    # Engine and sidecar wait for each other, so that a run keeps one core busy.
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for job, figures in zip(jobs, pool.map(run_job, jobs), strict=True):
+            finished[job] = figures
+            name = ", ".join(map(str, job))
+            screen.print(f"{len(finished)} of {len(jobs)} runs after {time.perf_counter() - started:,.0f} s: {name}")
+    return finished
 
 
 @contextlib.contextmanager

@@ -11,15 +11,12 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from rich.progress import track
-
 from benchmarks import BenchmarkError
-from benchmarks.engine_trace import log_of, rows_of, show_sides, virtual_sidecar
+from benchmarks.engine_trace import log_of, rows_of, run_all, show_sides, virtual_sidecar
 from benchmarks.sglang_replay import BLOCK
 from benchmarks.tiny_llama import build
 from benchmarks.virtual_clock import VirtualClock
@@ -67,11 +64,7 @@ def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick
     with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
         written = Path(temporary) / "requests.json"
         written.write_text(json.dumps({"block_tokens": trace.block_tokens, "requests": rows_of(trace)}))
-        # Engine and sidecar wait for each other, so that a run keeps one core busy.
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            finished = pool.map(lambda job: _run(Path(temporary), written, models, model, job, sizes[job[0]]), jobs)
-            told = track(finished, "bench sglang", total=len(jobs), console=screen, transient=True)
-            results = dict(zip(jobs, told, strict=True))
+        results = run_all(jobs, lambda job: _run(Path(temporary), written, models, model, job, sizes[job[0]]), screen)
     counted = [i for i, request in enumerate(trace.requests) if request.arrival >= workload.count_from]
     rows = []
     for share in shares:

@@ -6,18 +6,15 @@ when). How the log is replayed: `benchmarks.engine_trace`; the tier is vLLM's ow
 (`benchmarks.cpu_tier`). A fifth side, whose answers are all the same, must evict what stock evicts, in pool and tier.
 """
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks.engine import check_engine
-from benchmarks.engine_trace import Opened, placed, run_side
+from benchmarks.engine_trace import Opened, placed, run_all, run_side
 from lpc.errors import UsageError
 from lpc.wire.terminal import console
 
@@ -74,9 +71,8 @@ def run(
         return run_side(places, "trace", asks, blocks, **more)
 
     screen = console()
-    with placed(opened.written(), models, model) as places, ThreadPoolExecutor(os.cpu_count() or 1) as workers:
-        told = track(workers.map(run_job, jobs), "bench tiers", total=len(jobs), console=screen, transient=True)
-        results = dict(zip(jobs, told, strict=True))
+    with placed(opened.written(), models, model) as places:
+        results = run_all(jobs, run_job, screen)
     rows = [_row(size * blocks, {side: results[size, side] for side in SIDES if side != "lru"}) for size in sizes]
     lru, stock = results[sizes[0], "lru"], results[sizes[0], "stock"]
     figures = {

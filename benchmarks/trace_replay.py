@@ -152,11 +152,15 @@ class Asked(PredictorClient):
 
 
 def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | Told | None:
-    """Return what a side asks: stock nothing, lru one whose answers change nothing, oracle the trace, the others a sidecar."""
+    """Return what a side asks: stock nothing, lru one whose answers change nothing, oracle the trace, reuse nobody (it learns
+    from the cache's reuse alone), the others a sidecar.
+    """
     if side == "stock":
         return None
     if side == "lru":
         return Told(lambda _: CONTINUES)
+    if side == "reuse":
+        return Told(lambda _: None)
     if side == "oracle":
         return Told(lambda request: CONTINUES if replay.goes_on[number_of(request)] else OVER)
     assert address is not None

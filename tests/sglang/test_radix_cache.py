@@ -330,12 +330,12 @@ def test_the_ghost_caches_lose_the_room_that_running_requests_hold(clock: Clock)
     cache = Cache(1000, predictor=Told(lambda _: None), clock=clock)
     running = cache.arrive("running", tokens(0, 640))
     cache.compute(running)
-    for _ in range(20):
-        cache.match(running)
-    assert 0 < cache.plugin._in_use < 640 / 64
+    for i in range(1, 21):
+        cache.serve(str(i), tokens(i, 64))
+    assert 0 < cache.plugin._in_use < 640 / 64 + 2
     cache.end(running, [7])
     held = cache.plugin._in_use
-    cache.serve("other", tokens(1))
+    cache.serve("other", tokens(30, 64))
     assert cache.plugin._in_use < held
 
 
