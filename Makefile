@@ -3,7 +3,8 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 ENGINE := .venv-engine
-ENGINE_TESTS = $(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default
+ENGINE_TESTS = OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default \
+  --numprocesses 2 --dist loadfile --max-worker-restart 0
 # One thread for each of the two: else their pools wait for each other.
 TWO     = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --max-worker-restart 0
 # Only files whose hashes are in the lock. The locks are complete, so nothing else is resolved.

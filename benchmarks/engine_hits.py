@@ -195,14 +195,17 @@ def oracle(texts: dict[str, list[list[int]]]) -> Callable[[str], int]:
     return lambda request: CONTINUES if goes_on(texts, request) else OVER
 
 
-def hit_runs(model: Path, texts: dict[str, list[list[int]]], capacities: Sequence[int], address: str | None) -> dict[str, Any]:
+def hit_runs(
+    model: Path, texts: dict[str, list[list[int]]], capacities: Sequence[int], address: str | None, *, busy: bool
+) -> dict[str, Any]:
     """Serve the same conversations with stock vLLM, a constant prior, an oracle and the sidecar, at several capacities.
 
-    Once more with the fewest blocks and hardly any think time, for the preemptions that this brings.
+    Args:
+        busy: first with the fewest blocks and hardly any think time, for the preemptions that this brings.
     """
     rows = []
     identical, same_order = True, True
-    for blocks, think_s in [(capacities[0], BUSY_S), *((blocks, THINK_S) for blocks in capacities)]:
+    for blocks, think_s in [*([(capacities[0], BUSY_S)] if busy else []), *((blocks, THINK_S) for blocks in capacities)]:
         stock = serve(model, texts, blocks, learned=False, think_s=think_s)
         constant = serve(model, texts, blocks, think_s=think_s, learns=False)
         told = serve(model, texts, blocks, predictor=Told(oracle(texts)), think_s=think_s, guard=False)

@@ -33,13 +33,14 @@ def settle() -> None:
 
 
 def compare(
-    *, model: str, conversations: str, capacities: list[int], predictor: str | None = None, rounds: int = 0
+    *, model: str, conversations: str, capacities: list[int], predictor: str | None = None, rounds: int = 0, busy: bool = True
 ) -> dict[str, Any]:
     """Benchmark `engine`: hits at each capacity and, with rounds, times.
 
     Args:
         conversations: JSON file, the token ids of each user turn of each conversation.
         predictor: address of a sidecar.
+        busy: see `hit_runs`.
     """
     from benchmarks.engine_hits import hit_runs
     from benchmarks.engine_times import admission_us, pool_ratios, step_ratio, waiting_ratio
@@ -49,7 +50,7 @@ def compare(
         figures |= {"pool": pool_ratios(rounds), **step_ratio(2 * rounds), **waiting_ratio(rounds), **admission_us(predictor)}
         figures["free_ratio"] = max(row["free_ratio"] for row in figures["pool"])
         figures["allocate_ratio"] = max(row["allocate_ratio"] for row in figures["pool"])
-    return figures | hit_runs(Path(model), json.loads(Path(conversations).read_text()), capacities, predictor)
+    return figures | hit_runs(Path(model), json.loads(Path(conversations).read_text()), capacities, predictor, busy=busy)
 
 
 def trace(
