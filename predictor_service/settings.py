@@ -104,7 +104,7 @@ class ServiceSettings(RedisSettings):
         description="Seconds after which a conversation without a further turn counts as not continued.",
     )
     label_log: Path | None = Field(
-        None, description="Folder of labelled embeddings in Parquet (docs/explanation/learning.md); empty: none."
+        None, description="Folder of labelled embeddings (docs/explanation/learning.md); empty: none."
     )
     label_log_rows: int = Field(4096, ge=1, description="Rows of one file of the label log.")
     label_log_interval_s: float = Field(

@@ -13,28 +13,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lpc.model.artifact import Manifest, read_manifest
-from lpc.model.label_rows import COLUMNS, EMBEDDING, metadata_of
+from lpc.model.label_rows import FILES, read, write
 
 END_MS = int(datetime(2026, 11, 20, tzinfo=UTC).timestamp() * 1000)
 DAY_MS = 24 * 3600 * 1000
 WEEK_DAYS = 7
 
 
-def write_file(path: Path, manifest: Manifest, rows: dict[str, Any], **metadata: str) -> Path:
+def write_file(path: Path, manifest: Manifest, rows: dict[str, Any], **metadata: object) -> Path:
     """Write one file; ``rows``: columns of n values, embedding [n, width]."""
-    vectors = np.asarray(rows["embedding"], np.float16)
-    columns = {EMBEDDING: pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])}
-    columns |= {name: pa.array(rows[name], kind, from_pandas=False) for name, kind in COLUMNS.items()}
-    said = {**metadata_of(manifest), **metadata}
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns).replace_schema_metadata(said), path, compression="zstd")
+    with path.open("wb") as file:
+        write(file, manifest, rows, **metadata)
     return path
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of all files of a folder, in order of arrival."""
+    rows = []
+    for path in folder.glob(FILES):
+        columns = read(path)
+        values = [column.tolist() for column in columns.values()]
+        rows += [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    return sorted(rows, key=lambda row: row["asked_at"])
 
 
 def made_up_rows(
@@ -73,7 +78,7 @@ def write_made_up(folder: Path, manifest: Manifest, rows: dict[str, Any], files:
     """Write rows over some files, of two sidecars with a folder each; return ``folder``."""
     parts = np.array_split(np.arange(len(rows["turn_count"])), files)
     for i, part in enumerate(parts):
-        path = folder / f"sidecar-{i % 2}" / f"labels-{i:05d}.parquet"
+        path = folder / f"sidecar-{i % 2}" / f"labels-{i:05d}.npz"
         write_file(path, manifest, {name: [values[k] for k in part] for name, values in rows.items()})
     return folder
 
@@ -99,7 +104,7 @@ def write_sharegpt(embeddings: Path, version: Path, folder: Path, rows_per_file:
     order = np.argsort(asked_at)
     for i, start in enumerate(tqdm(range(0, len(order), rows_per_file), "writing", unit=" file")):
         part = order[start : start + rows_per_file]
-        write_file(folder / f"labels-{i:05d}.parquet", manifest, {name: values[part] for name, values in rows.items()})
+        write_file(folder / f"labels-{i:05d}.npz", manifest, {name: values[part] for name, values in rows.items()})
     return len(order)
 
 

@@ -1,48 +1,82 @@
-"""The rows of the label log, on which the sidecar that writes them and the training that reads them agree.
+"""The files of the label log, on which the sidecar that writes them and the training that reads them agree.
 
-A file is Parquet and holds predictions of one model version: a column `embedding`, a fixed-size list of fp16 as wide as the
-encoder's, the columns of `COLUMNS`, and in its metadata the keys below. No text.
+A file is NumPy's .npz, and holds predictions of one model version: an array `embedding` [n, width] of fp16, an array [n] for
+each of `COLUMNS`, and under `metadata` what the file says of itself, as JSON. No text.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, BinaryIO, Final
 
-import pyarrow as pa
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lpc.model.artifact import Manifest
 from lpc.model.features import SCALARS
 
-FORMAT: Final = "1"
-"""Of the files; in their metadata under `FORMAT_KEY`."""
-FORMAT_KEY: Final = "lpc_label_log"
+FORMAT: Final = 2
+"""Of the files."""
 
-FILES: Final = "labels-*.parquet"
+FILES: Final = "labels-*.npz"
 """Names of whole files."""
 
 EMBEDDING: Final = "embedding"
 COUNTS: Final = (*SCALARS, "tokens")
 """Whole numbers, known when the turn arrived: every scalar that a head may take, and the tokens that the model was given."""
 
-COLUMNS: Final[Mapping[str, pa.DataType]] = {
-    **dict.fromkeys(COUNTS, pa.int32()),
-    "probability": pa.float32(),
-    "continues": pa.bool_(),
-    "gap_s": pa.float32(),
-    "asked_at": pa.timestamp("ms", "UTC"),
-    "conversation": pa.string(),
+COLUMNS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(COUNTS, "<i4"),
+    "probability": "<f4",
+    "continues": "?",
+    "gap_s": "<f4",
+    "asked_at": "<M8[ms]",
+    "conversation": "S32",
 }
 """Besides the embedding: what was answered, whether a further turn came and after how many seconds (NaN: none came), when the
-turn arrived, and 32 hexadecimal digits that the turns of a conversation share."""
+turn arrived (UTC), and 32 hexadecimal digits that the turns of a conversation share."""
 
 
-def metadata_of(manifest: Manifest) -> dict[str, str]:
-    """Return the metadata of a file whose predictions are a model version's."""
-    return {
-        FORMAT_KEY: FORMAT,
+def write(file: BinaryIO, manifest: Manifest, columns: Mapping[str, ArrayLike], **more: object) -> None:
+    """Write a file of a model version's predictions. Raises OSError.
+
+    Args:
+        columns: n values each; `embedding` [n, width].
+        more: in place of what the metadata would say.
+    """
+    embedding = np.asarray(columns[EMBEDDING], "<f2")
+    metadata = {
+        "format": FORMAT,
+        "rows": len(embedding),
+        "embedding_width": embedding.shape[1],
         "encoder_id": manifest.encoder_id,
         "encoder_sha256": manifest.encoder_sha256,
         "precision": manifest.precision,
-        "features": json.dumps(manifest.features.to_dict()),
+        "features": manifest.features.to_dict(),
         "model_version": manifest.version,
+        **more,
     }
+    arrays = {name: np.asarray(columns[name], kind) for name, kind in COLUMNS.items()}
+    np.savez_compressed(file, metadata=np.array(json.dumps(metadata)), embedding=embedding, **arrays)  # type: ignore[arg-type]
+
+
+def metadata_of(path: Path) -> dict[str, Any]:
+    """Return what a file says of itself. Raises ValueError; and what NumPy and zipfile raise where it is damaged."""
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        metadata: dict[str, Any] = json.loads(str(file["metadata"])) if "metadata" in file.files else {}
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"has format {metadata.get('format')}, this version reads {FORMAT}")
+        for name in (EMBEDDING, *COLUMNS):
+            if name not in file.files:
+                raise ValueError(f"has no column {name}")
+    return metadata
+
+
+def read(path: Path) -> dict[str, NDArray[Any]]:
+    """Return a file's columns. Raises as `metadata_of`."""
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        columns = {name: file[name] for name in (EMBEDDING, *COLUMNS)}
+    for name, kind in {EMBEDDING: "<f2", **COLUMNS}.items():
+        if columns[name].dtype != np.dtype(kind) or len(columns[name]) != len(columns[EMBEDDING]):
+            raise ValueError(f"has {len(columns[name])} values of {columns[name].dtype} in column {name}, not of {kind}")
+    return columns

@@ -1,4 +1,4 @@
-"""The label log that sidecars write, as examples to learn from: Parquet files `labels-*.parquet`, never text.
+"""The label log that sidecars write, as examples to learn from: files `labels-*.npz`, never text.
 
 A log of several sidecars is a folder with a folder for each. Turns are split by time: the newest day is the evaluation side, as
 a new head has to do better there than the head that answered. A conversation stands on one side only: the older turns of one
@@ -7,7 +7,6 @@ not, so the newest turns of a log are not a selection of those that did.
 """
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lpc.errors import LpcError
+from lpc.model import label_rows
 from lpc.model.artifact import Manifest
-from lpc.model.label_rows import COLUMNS, COUNTS, EMBEDDING, FILES, FORMAT, FORMAT_KEY
+from lpc.model.label_rows import COUNTS, EMBEDDING, FILES
 from lpc.training.embedding import Embedded
 from lpc.training.train import FEWEST_EXAMPLES
 
@@ -33,8 +31,6 @@ VALIDATION_SHARE: Final = 0.1
 """Of the conversations before the evaluated time."""
 MOST_TURNS: Final = 250_000
 """Read of a longer log: those of a fixed sample of conversations. 250,000 turns take 0.8 GB in training."""
-
-READ: Final = (EMBEDDING, *(name for name in COLUMNS if name != "gap_s"))
 
 
 class LabelLogError(LpcError):
@@ -108,7 +104,7 @@ def read_label_log(folder: Path, live: Manifest, *, most: int = MOST_TURNS) -> L
         raise LabelLogError(
             f"none of the {len(paths)} files in {folder} can be learnt from: {'; '.join([*notes, *_damage(damaged)])}"
         )
-    count = sum(fitting.values())
+    count = sum(metadata["rows"] for metadata in fitting.values())
     share = min(1.0, most / max(count, 1))
     if share < 1:
         notes.append(f"of {count:,} turns, those of {share:.1%} of the conversations are taken")
@@ -119,94 +115,66 @@ def read_label_log(folder: Path, live: Manifest, *, most: int = MOST_TURNS) -> L
     return _split(folder, _joined(read), live, notes)
 
 
-def _fitting(paths: list[Path], live: Manifest, damaged: list[str], notes: list[str]) -> dict[Path, int]:
-    """Return the files that fit the live model, with their numbers of turns; note the others."""
-    fitting: dict[Path, int] = {}
+def _fitting(paths: list[Path], live: Manifest, damaged: list[str], notes: list[str]) -> dict[Path, dict[str, Any]]:
+    """Return the files that fit the live model, with what they say of themselves; note the others."""
+    fitting: dict[Path, dict[str, Any]] = {}
     others: dict[str, list[Path]] = {}
     for path in paths:
         try:
-            with pq.ParquetFile(path) as file:
-                problem = _problem(file.schema_arrow)
-                other = "" if problem else _other(file.schema_arrow, live)
-                count = file.metadata.num_rows
-        except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
-            problem, other, count = _first_line(error), "", 0
-        if problem:
-            damaged.append(f"{path}: {problem}")
-        elif other:
+            metadata = label_rows.metadata_of(path)
+            other = _other(metadata, live)
+        except Exception as error:  # whatever a damaged file makes NumPy, zipfile and zlib raise
+            damaged.append(f"{path}: {_first_line(error)}")
+            continue
+        if other:
             others.setdefault(other, []).append(path)
         else:
-            fitting[path] = count
+            fitting[path] = metadata
     for other, found in others.items():
         named = ", ".join(path.name for path in found[:3]) + (" and more" if len(found) > 3 else "")
         notes.append(f"{len(found)} files left out, whose {other} is not that of the live version {live.version}: {named}")
     return fitting
 
 
-def _problem(schema: pa.Schema) -> str:
-    """Return why a file is not a label log; "" if it is one."""
-    version = (schema.metadata or {}).get(FORMAT_KEY.encode(), b"").decode()
-    if version != FORMAT:
-        return f"has format {version or 'none'}, this version reads {FORMAT}"
-    for name in (EMBEDDING, *COLUMNS):
-        if name not in schema.names:
-            return f"has no column {name}"
-    for name, kind in COLUMNS.items():
-        if schema.field(name).type != kind:
-            return f"has {schema.field(name).type} in column {name}, not {kind}"
-    kind = schema.field(EMBEDDING).type
-    if not pa.types.is_fixed_size_list(kind) or kind.value_type != pa.float16():
-        return f"has {kind} in column embedding, not fixed_size_list<halffloat>"
-    return ""
-
-
-def _other(schema: pa.Schema, live: Manifest) -> str:
+def _other(metadata: Mapping[str, Any], live: Manifest) -> str:
     """Return in what a file's embeddings differ from the live model's; "" if in nothing.
 
     Scalars may differ, as every file has all of them, and so may the precision: heads are trained on int8 embeddings and serve
     in fp16 as well, and the export checks how far apart they are.
     """
-    metadata = schema.metadata
-    if metadata[b"encoder_sha256"].decode() != live.encoder_sha256:
+    if metadata["encoder_sha256"] != live.encoder_sha256:
         return "encoder"
-    features = json.loads(metadata[b"features"])
+    features = metadata["features"]
     differing = [name for name in ("prompt_window", "token_budget", "prefix") if features[name] != getattr(live.features, name)]
     if differing:
         return " and ".join(differing)
-    return "" if schema.field(EMBEDDING).type.list_size == live.embedding_width else "width of the embedding"
+    return "" if metadata["embedding_width"] == live.embedding_width else "width of the embedding"
 
 
-def _read(files: Mapping[Path, int], share: float, damaged: list[str], notes: list[str]) -> Iterator[_Turns]:
+def _read(files: Mapping[Path, dict[str, Any]], share: float, damaged: list[str], notes: list[str]) -> Iterator[_Turns]:
     unusable = 0
-    for path in tqdm(files, "reading", unit=" file", leave=False):
+    for path, metadata in tqdm(files.items(), "reading", unit=" file", leave=False):
         try:
-            table = pq.read_table(path, columns=list(READ))
-            version = table.schema.metadata[b"model_version"].decode()
-        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+            turns = _turns(label_rows.read(path), str(metadata["model_version"]), share)
+        except Exception as error:  # as above
             damaged.append(f"{path}: {_first_line(error)}")
             continue
-        whole = table.drop_null()
-        turns = _turns(whole, version, share)
         sound = np.isfinite(turns.embedding).all(1) & (turns.columns["probability"] >= 0) & (turns.columns["probability"] <= 1)
-        unusable += len(table) - len(whole) + int((~sound).sum())
+        unusable += int((~sound).sum())
         if sound.any():
             yield turns.take(sound)
     if unusable:
         notes.append(f"{unusable:,} turns left out whose embedding or probability is not a number")
 
 
-def _turns(table: pa.Table, version: str, share: float) -> _Turns:
-    coded = table["conversation"].combine_chunks().dictionary_encode()
+def _turns(columns: dict[str, NDArray[Any]], version: str, share: float) -> _Turns:
+    conversations, places = np.unique(columns.pop("conversation"), return_inverse=True)
     # Hashed again: the writer's digits may have a structure, those by which a side is chosen must have none.
-    keys = np.array([hashlib.sha256(c.encode()).hexdigest()[:32] for c in coded.dictionary.to_pylist()], "U32")
+    keys = np.array([hashlib.sha256(c).hexdigest()[:32] for c in conversations.tolist()], "U32")
     taken = np.array([int(key[24:], 16) < share * 2**32 for key in keys], bool)
-    places = coded.indices.to_numpy(zero_copy_only=False)
-    mask = taken[places]
-    table, places = table.filter(pa.array(mask)), places[mask]
-    width = table.schema.field(EMBEDDING).type.list_size
-    embedding = table[EMBEDDING].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-    columns = {name: table[name].to_numpy() for name in COLUMNS if name not in ("gap_s", "conversation")}
-    return _Turns(embedding, columns, keys[places], np.full(len(table), version))
+    embedding = columns.pop(EMBEDDING)
+    turns = _Turns(embedding, columns, keys[places], np.full(len(embedding), version))
+    return turns.take(taken[places])
 
 
 def _joined(parts: list[_Turns]) -> _Turns:

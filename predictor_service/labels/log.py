@@ -1,6 +1,6 @@
-"""The label log: labelled predictions as Parquet files, for retraining; embeddings and numbers, never text.
+"""The label log: labelled predictions as .npz files, for retraining; embeddings and numbers, never text.
 
-A file is written as `….parquet.partial`, flushed to the disk and renamed: what has its name is whole. It holds predictions of
+A file is written as `….npz.partial`, flushed to the disk and renamed: what has its name is whole. It holds predictions of
 one model version, which its metadata names. Writing happens in a thread of its own; whatever goes wrong there (a full disk, a
 folder that cannot be written), rows are dropped and counted, the log says so once, and serving notices nothing.
 """
@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lpc.model.artifact import Manifest
-from lpc.model.label_rows import COLUMNS, EMBEDDING, FILES, metadata_of
+from lpc.model.label_rows import EMBEDDING, FILES, write
 from lpc.wire.bugs import log_bug
 from predictor_service.labels.memory import Label, TurnObserver
 
@@ -128,8 +126,8 @@ class LabelWriter(TurnObserver):
     def _write(self, waiting: _Rows) -> None:
         try:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._write_file(table_of(waiting.manifest, waiting.labels))
-        except Exception as error:  # OSError, what Arrow raises, and what nobody thought of: the thread must live on
+            self._write_file(waiting)
+        except Exception as error:  # OSError, and what nobody thought of: the thread must live on
             self._failed(error)
             self._count("dropped", len(waiting.labels))
             return
@@ -139,27 +137,27 @@ class LabelWriter(TurnObserver):
             log.info("the label log %s is written again", self.folder)
 
     def _failed(self, error: Exception) -> None:
-        if not isinstance(error, OSError | pa.ArrowException):
+        if not isinstance(error, OSError):
             log_bug(log, "the label log", error)
         if not self._failing:
             self._failing = True
             reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             log.error("the label log %s cannot be written (%s): rows are dropped until it can", self.folder, reason)
 
-    def _write_file(self, table: pa.Table) -> None:
+    def _write_file(self, waiting: _Rows) -> None:
         """Write one file, whole or not at all, and delete what is then too much. Raises OSError."""
         written_at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        path = self.folder / f"labels-{written_at}-{self._process}.parquet"
+        path = self.folder / f"labels-{written_at}-{self._process}.npz"
         partial = path.with_name(f"{path.name}.partial")
         try:
             # Not for everyone to read: an embedding tells something of its text.
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "wb") as file:
-                pq.write_table(table, file, compression="zstd")
+                write(file, waiting.manifest, columns_of(waiting.labels))
                 file.flush()
                 os.fsync(file.fileno())
-                size = file.tell()
+                size = os.fstat(file.fileno()).st_size
             if size > self._max_bytes:
-                raise OSError(errno.EFBIG, f"{len(table)} rows take {size} bytes, label_log_mib allows {self._max_bytes}")
+                raise OSError(errno.EFBIG, f"{len(waiting.labels)} rows take {size} bytes; label_log_mib: {self._max_bytes}")
             self._make_room(size)
             partial.rename(path)
         except BaseException:
@@ -185,12 +183,12 @@ class LabelWriter(TurnObserver):
             excess -= freed
 
 
-def table_of(manifest: Manifest, labels: Sequence[Label]) -> pa.Table:
-    """Return labels of one model version as a table, with its metadata."""
+def columns_of(labels: Sequence[Label]) -> dict[str, Any]:
+    """Return labels, at least one, as `label_rows.write` takes them."""
     turns = [label.turn for label in labels]
     foretold = [label.foretold for label in labels]
-    vectors = np.frombuffer(b"".join(p.embedding or b"" for p in foretold), "<f2")
-    values: dict[str, list[Any]] = {
+    return {
+        EMBEDDING: np.frombuffer(b"".join(p.embedding or b"" for p in foretold), "<f2").reshape(len(labels), -1),
         "turn_count": [turn.turn_count for turn in turns],
         "prompt_chars": [turn.prompt_chars for turn in turns],
         "history_chars": [turn.history_chars for turn in turns],
@@ -202,7 +200,3 @@ def table_of(manifest: Manifest, labels: Sequence[Label]) -> pa.Table:
         "asked_at": [round(turn.asked_at * 1000) for turn in turns],
         "conversation": [turn.conversation.hex() for turn in turns],
     }
-    columns = {EMBEDDING: pa.FixedSizeListArray.from_arrays(pa.array(vectors), manifest.embedding_width)}
-    # From Pandas a NaN would be a null.
-    columns |= {name: pa.array(values[name], kind, from_pandas=False) for name, kind in COLUMNS.items()}
-    return pa.table(columns).replace_schema_metadata(metadata_of(manifest))

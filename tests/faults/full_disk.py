@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
-import pyarrow.parquet as pq
 
 from benchmarks.processes import Sidecar
+from lpc.model import label_rows
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 
@@ -99,8 +99,8 @@ def full_disk(folder: Path, models: Path, model: str, *, seconds: float) -> dict
         ) as sidecar:
             figures = asyncio.run(_fill(sidecar, disk, seconds))
             figures["lines_about_it"] = sidecar.log.count("rows are dropped until it can")
-        files = list(disk.glob("labels-*.parquet"))
-        figures["readable_files"] = sum(len(pq.read_table(file)) > 0 for file in files)
+        files = list(disk.glob(label_rows.FILES))
+        figures["readable_files"] = sum(len(label_rows.read(file)["tokens"]) > 0 for file in files)
         figures["files"] = len(files)
     figures["passed"] = (
         figures["failed"] == 0

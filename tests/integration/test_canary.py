@@ -22,7 +22,6 @@ from urllib.request import urlopen
 import grpc
 import grpc.aio
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.processes import RedisServer, free_port
@@ -33,6 +32,7 @@ from eviction_client.stores.namespace import Namespace
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.model.conversation import UserTurns
+from lpc.model.label_rows import FILES, metadata_of
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.requests.parser import RequestParser
@@ -40,6 +40,7 @@ from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually
 from tests.integration.test_server import one, sidecar
+from tests.label_log import rows_of
 from tests.otlp_collector import Collector, attributes
 from tests.response_cache import KEY_LINES
 
@@ -217,11 +218,10 @@ def test_a_word_of_every_request_is_nowhere(tiny_models: Path, served_models: di
     for path in tmp_path.rglob("*"):
         if path.is_file():
             assert CANARY.encode() not in path.read_bytes(), path
-    labels = list((tmp_path / "labels").glob("labels-*.parquet"))
-    rows = [row for path in labels for row in pq.read_table(path).to_pylist()]
+    rows = rows_of(tmp_path / "labels")
     assert {row["turn_count"] for row in rows} == {1, 2}
-    # Read, since pages are compressed.
-    assert CANARY not in f"{rows} {[pq.read_schema(path).metadata for path in labels]}"
+    # Read, since columns are compressed.
+    assert CANARY not in f"{rows} {[metadata_of(path) for path in (tmp_path / 'labels').glob(FILES)]}"
     with np.load(tmp_path / "returns.npz") as state:
         returns = dict(state)
     assert len(returns["facts"]) > 2 and len(set(returns["category"].tolist())) == 2

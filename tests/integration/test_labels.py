@@ -7,17 +7,17 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
 from benchmarks.processes import Sidecar as Process
+from lpc.model import label_rows
 from lpc.model.conversation import Message, UserTurns, from_messages
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
@@ -27,6 +27,7 @@ from predictor_service.server import Addresses, Parts, running
 from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
+from tests.label_log import rows_of
 from tests.tiny_model import build_tiny_artifact
 
 HORIZON = 3600.0
@@ -83,12 +84,6 @@ def tokens(prompts: Sequence[str], style: str = "chatml") -> pb.Conversation:
     return pb.Conversation(tokens=pb.TokenIds(ids=tokenizer(text, add_special_tokens=False)["input_ids"], served_model="m"))
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """All rows of a label log, in order of arrival."""
-    found = [row for path in folder.glob("labels-*.parquet") for row in pq.read_table(path).to_pylist()]
-    return sorted(found, key=lambda row: row["asked_at"])
-
-
 async def test_the_three_forms_of_input_are_labelled_and_written(tiny_models: Path, tmp_path: Path) -> None:
     tokenizer_of(STYLES["chatml"]).save_pretrained(tmp_path / "served")
     log = tmp_path / "log"
@@ -103,10 +98,10 @@ async def test_the_three_forms_of_input_are_labelled_and_written(tiny_models: Pa
             for form, conversation in forms.items():
                 answers.setdefault(form, []).append(await running_.ask(conversation))
         await running_.ask(pb.Conversation(prompt="without a name"))
-        assert rows(log) == []
+        assert rows_of(log) == []
         running_.now += HORIZON
         await running_.until("lpc_label_memory_turns 0.0")
-    found = rows(log)
+    found = rows_of(log)
     assert len(found) == 3 * len(PROMPTS)
     for k, form in enumerate(answers):
         own = found[k::3]
@@ -117,7 +112,7 @@ async def test_the_three_forms_of_input_are_labelled_and_written(tiny_models: Pa
         assert len({row["conversation"] for row in own}) == 1
         assert [row["probability"] for row in own] == pytest.approx([a.probability for a in answers[form]], abs=1e-6)
     assert len({row["conversation"] for row in found}) == 3
-    assert found[0]["asked_at"].timestamp() == START + 1
+    assert found[0]["asked_at"].replace(tzinfo=UTC).timestamp() == START + 1
 
 
 async def test_a_row_is_what_embedding_the_conversation_offline_gives(tiny_models: Path, tmp_path: Path) -> None:
@@ -127,7 +122,7 @@ async def test_a_row_is_what_embedding_the_conversation_offline_gives(tiny_model
         running_.now += HORIZON
         await running_.until("lpc_label_memory_turns 0.0")
     model = Model(tiny_models / "tiny" / "v1", InferenceSettings("cpu", 1))
-    for n, row in enumerate(rows(tmp_path), 1):
+    for n, row in enumerate(rows_of(tmp_path), 1):
         turns = from_messages([Message(m.role, m.content) for m in chat(PROMPTS[:n]).chat.messages], 5)
         features = model.encode(turns)
         (probability,), (embedding,) = model.run_with_embeddings([features])
@@ -158,7 +153,7 @@ async def test_batches_are_labelled_too(tiny_models: Path, tmp_path: Path) -> No
         await running_.stub.PredictBatch(pb.PredictBatchRequest(conversations=second))
         running_.now += HORIZON
         await running_.until("lpc_label_memory_turns 0.0")
-    found = rows(tmp_path)
+    found = rows_of(tmp_path)
     assert sorted(row["continues"] for row in found if row["turn_count"] == 1) == [False] * 4 + [True] * 3
     assert [row["continues"] for row in found if row["turn_count"] == 2] == [False] * 3
 
@@ -211,15 +206,15 @@ async def test_a_new_model_version_gets_files_of_its_own(tiny_models: Path, tmp_
         running_.now += HORIZON
         await running_.until("lpc_label_memory_turns 0.0")
     found = {
-        pq.read_schema(path).metadata[b"model_version"]: pq.read_table(path)["continues"].to_pylist()
-        for path in log.glob("labels-*.parquet")
+        label_rows.metadata_of(path)["model_version"]: label_rows.read(path)["continues"].tolist()
+        for path in log.glob(label_rows.FILES)
     }
-    assert found == {b"v1": [True], b"v2": [False]}
+    assert found == {"v1": [True], "v2": [False]}
 
 
 async def test_a_full_disk_disturbs_no_answer_and_is_used_again(tiny_models: Path, small_disk: Path) -> None:
     ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(60 * 1024))
+    ballast.write_bytes(bytes(64 * 1024))
     async with sidecar(tiny_models, label_log=small_disk, label_log_rows=5) as running_:
         for n in range(20):
             assert (await running_.ask(chat([f"full {n}"]))).probability > 0
@@ -232,7 +227,7 @@ async def test_a_full_disk_disturbs_no_answer_and_is_used_again(tiny_models: Pat
         text = await running_.until('lpc_label_rows_total{result="written"} 5.0')
     assert 'lpc_label_rows_total{result="dropped"} 20.0' in text
     assert 'lpc_requests_total{method="Predict",status="OK"} 25.0' in text
-    assert len(rows(small_disk)) == 5
+    assert len(rows_of(small_disk)) == 5
 
 
 def test_a_killed_sidecar_leaves_no_file_that_is_not_whole(tiny_models: Path, tmp_path: Path) -> None:
@@ -245,12 +240,12 @@ def test_a_killed_sidecar_leaves_no_file_that_is_not_whole(tiny_models: Path, tm
     ):
         stub = rpc.ContinuationPredictorStub(channel)
         asked = 0
-        while len(list(log.glob("labels-*.parquet"))) < 5:
+        while len(list(log.glob(label_rows.FILES))) < 5:
             batch = [chat([f"turn {asked + n}"]) for n in range(50)]
             asked += len(batch)
             stub.PredictBatch(pb.PredictBatchRequest(conversations=batch), timeout=30)
         sidecar_.kill()
     left = sorted(log.iterdir())
-    assert {path.suffix for path in left} <= {".parquet", ".partial"}
-    whole = [path for path in left if path.suffix == ".parquet"]
-    assert 5 <= sum(pq.read_table(path).num_rows for path in whole) <= asked
+    assert {path.suffix for path in left} <= {".npz", ".partial"}
+    whole = [path for path in left if path.suffix == ".npz"]
+    assert 5 <= sum(label_rows.metadata_of(path)["rows"] for path in whole) <= asked

@@ -9,19 +9,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
+from lpc.model.label_rows import metadata_of, read
 from predictor_service.labels.log import LabelWriter
 from predictor_service.labels.memory import Foretold, Label, Turn
 from tests.eventually import until
+from tests.label_log import rows_of
 
 WIDTH = 384
 NEVER = 3600.0
@@ -52,7 +52,7 @@ def opened(
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("labels-*.parquet"))
+    return sorted(folder.glob("labels-*.npz"))
 
 
 def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
@@ -61,18 +61,16 @@ def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
         for one in labels:
             log.labelled(one)
     (path,) = files(tmp_path)
-    table = pq.read_table(path)
-    assert table.schema.names == [
-        *("embedding", "turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens"),
-        *("probability", "continues", "gap_s", "asked_at", "conversation"),
-    ]
-    types = dict(zip(table.schema.names, table.schema.types, strict=True))
-    assert types["embedding"] == pa.list_(pa.float16(), WIDTH)
-    for name in ("turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens"):
-        assert types[name] == pa.int32()
-    assert (types["probability"], types["gap_s"], types["continues"]) == (pa.float32(), pa.float32(), pa.bool_())
-    assert (types["asked_at"], types["conversation"]) == (pa.timestamp("ms", "UTC"), pa.string())
-    rows = table.to_pylist()
+    assert {name: (values.dtype.str, values.shape) for name, values in read(path).items()} == {
+        "embedding": ("<f2", (2, WIDTH)),
+        **dict.fromkeys(("turn_count", "prompt_chars", "history_chars", "last_reply_chars", "tokens"), ("<i4", (2,))),
+        "probability": ("<f4", (2,)),
+        "continues": ("|b1", (2,)),
+        "gap_s": ("<f4", (2,)),
+        "asked_at": ("<M8[ms]", (2,)),
+        "conversation": ("|S32", (2,)),
+    }
+    rows = rows_of(tmp_path)
     gaps = [row.pop("gap_s") for row in rows]
     assert gaps[0] == 12.5 and math.isnan(gaps[1])
     for row, one in zip(rows, labels, strict=True):
@@ -85,19 +83,19 @@ def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
             "tokens": 17,
             "probability": 0.25,
             "continues": one.continues,
-            "asked_at": datetime.fromtimestamp(1_700_000_000.123, UTC),
-            "conversation": one.turn.conversation.hex(),
+            "asked_at": datetime(2023, 11, 14, 22, 13, 20, 123_000),
+            "conversation": one.turn.conversation.hex().encode(),
         }
-    metadata = pq.read_schema(path).metadata
-    assert {key.decode(): value.decode() for key, value in metadata.items()} == {
-        "lpc_label_log": "1",
+    assert metadata_of(path) == {
+        "format": 2,
+        "rows": 2,
+        "embedding_width": WIDTH,
         "encoder_id": "an-encoder",
         "encoder_sha256": "5ha",
         "precision": "int8",
-        "features": json.dumps(FeatureSettings().to_dict()),
+        "features": json.loads(json.dumps(FeatureSettings().to_dict())),
         "model_version": "v1",
     }
-    assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
     assert path.stat().st_mode & 0o007 == 0
 
 
@@ -107,7 +105,7 @@ def test_a_file_is_written_when_it_has_its_rows_and_the_rest_at_the_end(tmp_path
             log.labelled(label(number))
         until(lambda: fates == {"written": 20})
         assert len(files(tmp_path)) == 2
-    assert [pq.read_metadata(path).num_rows for path in files(tmp_path)] == [10, 10, 5]
+    assert [metadata_of(path)["rows"] for path in files(tmp_path)] == [10, 10, 5]
     assert fates == {"written": 25}
 
 
@@ -128,24 +126,24 @@ def test_a_file_holds_one_model_version_though_labels_of_two_come_mixed(tmp_path
     with opened(tmp_path, rows=100) as (log, _):
         for number in range(20):
             log.labelled(label(number, version=f"v{number % 2}"))
-    found = {pq.read_schema(path).metadata[b"model_version"]: pq.read_metadata(path).num_rows for path in files(tmp_path)}
-    assert found == {b"v0": 10, b"v1": 10}
+    found = {metadata_of(path)["model_version"]: metadata_of(path)["rows"] for path in files(tmp_path)}
+    assert found == {"v0": 10, "v1": 10}
 
 
 def test_the_folder_is_bounded_and_the_oldest_files_go_first(tmp_path: Path) -> None:
-    (tmp_path / "labels-20200101T000000.000000Z-other.parquet").write_bytes(bytes(20_000))
-    (tmp_path / "not-ours.parquet").write_bytes(bytes(90_000))
-    with opened(tmp_path, rows=10, max_bytes=60_000) as (log, fates):
+    (tmp_path / "labels-20200101T000000.000000Z-other.npz").write_bytes(bytes(20_000))
+    (tmp_path / "not-ours.npz").write_bytes(bytes(90_000))
+    with opened(tmp_path, rows=10, max_bytes=25_000) as (log, fates):
         seen: list[Path] = []
         for number in range(12):
             for _ in range(10):
                 log.labelled(label(number))
             until(lambda n=number: fates == {"written": 10 * (n + 1)})
             seen += [path for path in files(tmp_path) if path not in seen]
-            assert sum(path.stat().st_size for path in files(tmp_path)) <= 60_000
+            assert sum(path.stat().st_size for path in files(tmp_path)) <= 25_000
     assert 2 < len(files(tmp_path)) < 12
     assert files(tmp_path) == seen[-len(files(tmp_path)) :]
-    assert (tmp_path / "not-ours.parquet").exists()
+    assert (tmp_path / "not-ours.npz").exists()
 
 
 def test_a_file_over_the_bound_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,12 +157,12 @@ def test_a_file_over_the_bound_is_not_kept(tmp_path: Path, caplog: pytest.LogCap
 
 def test_what_killed_processes_left_half_written_is_removed_after_a_while(tmp_path: Path) -> None:
     for name, age in (("old", 3600), ("young", 10)):
-        path = tmp_path / f"labels-{name}.parquet.partial"
-        path.write_bytes(b"PAR1")
+        path = tmp_path / f"labels-{name}.npz.partial"
+        path.write_bytes(b"PK")
         os.utime(path, (time.time() - age,) * 2)
     with opened(tmp_path) as (log, _):
         log.labelled(label())
-    assert [path.name for path in tmp_path.glob("*.partial")] == ["labels-young.parquet.partial"]
+    assert [path.name for path in tmp_path.glob("*.partial")] == ["labels-young.npz.partial"]
 
 
 def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
@@ -204,7 +202,7 @@ def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: P
         until(lambda: fates == {"dropped": 60, "written": 20})
     assert caplog.messages[-1] == f"the label log {small_disk} is written again"
     (path,) = files(small_disk)
-    assert pq.read_table(path).num_rows == 20
+    assert len(read(path)["tokens"]) == 20
 
 
 def test_adding_never_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

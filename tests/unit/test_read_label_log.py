@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
 from lpc.training.label_log import LabelLogError, TooFewTurnsError, newest_side, read_label_log
-from predictor_service.labels.log import table_of
+from predictor_service.labels.log import columns_of
 from predictor_service.labels.memory import Foretold, Label, Turn
 from tests.label_log import DAY_MS, END_MS, made_up_rows, write_file, write_made_up
 
@@ -61,26 +60,26 @@ def test_damaged_and_foreign_files_are_left_out_and_named(tmp_path: Path) -> Non
     rows = made_up_rows(WIDTH, 1500)
     write_made_up(tmp_path, LIVE, rows)
     whole = read_label_log(tmp_path, LIVE)
-    good = next(tmp_path.glob("*/labels-00000.parquet"))
-    (tmp_path / "labels-a.parquet").write_bytes(good.read_bytes()[:-100])
-    (tmp_path / "labels-b.parquet").write_bytes(b"")
-    (tmp_path / "labels-c.parquet").mkdir()
-    (tmp_path / "labels-d.parquet.partial").write_bytes(b"x")
-    write_file(tmp_path / "labels-e.parquet", LIVE, rows, lpc_label_log="2")
-    write_file(tmp_path / "labels-f.parquet", replace(LIVE, encoder_sha256="other"), rows)
-    write_file(tmp_path / "labels-g.parquet", replace(LIVE, features=FeatureSettings(prompt_window=3)), rows)
-    write_file(tmp_path / "labels-h.parquet", LIVE, {**rows, "embedding": rows["embedding"][:, :4]})
-    pq.write_table(pq.read_table(good).drop_columns("turn_count"), tmp_path / "labels-i.parquet")
+    good = next(tmp_path.glob("*/labels-00000.npz"))
+    (tmp_path / "labels-a.npz").write_bytes(good.read_bytes()[:-100])
+    (tmp_path / "labels-b.npz").write_bytes(b"")
+    (tmp_path / "labels-c.npz").mkdir()
+    (tmp_path / "labels-d.npz.partial").write_bytes(b"x")
+    write_file(tmp_path / "labels-e.npz", LIVE, rows, format=1)
+    write_file(tmp_path / "labels-f.npz", replace(LIVE, encoder_sha256="other"), rows)
+    write_file(tmp_path / "labels-g.npz", replace(LIVE, features=FeatureSettings(prompt_window=3)), rows)
+    write_file(tmp_path / "labels-h.npz", LIVE, {**rows, "embedding": rows["embedding"][:, :4]})
+    np.savez(tmp_path / "labels-i.npz", **{name: values for name, values in np.load(good).items() if name != "turn_count"})
     data = bytearray(good.read_bytes())
     data[len(data) // 3 : len(data) // 2] = bytes(len(data) // 2 - len(data) // 3)
-    (tmp_path / "labels-j.parquet").write_bytes(data)  # its footer is sound, its pages are not
+    (tmp_path / "labels-j.npz").write_bytes(data)  # its directory is sound, its columns are not
     found = read_label_log(tmp_path, LIVE)
     assert len(found.examples.continues) == len(whole.examples.continues)
     said = "\n".join(found.notes)
-    assert "1 files left out, whose encoder is not that of the live version v1: labels-f.parquet" in said
-    assert "whose prompt_window is not that of the live version v1: labels-g.parquet" in said
-    assert "whose width of the embedding is not that of the live version v1: labels-h.parquet" in said
-    assert f"6 damaged files left out, the first {tmp_path / 'labels-a.parquet'}" in said
+    assert "1 files left out, whose encoder is not that of the live version v1: labels-f.npz" in said
+    assert "whose prompt_window is not that of the live version v1: labels-g.npz" in said
+    assert "whose width of the embedding is not that of the live version v1: labels-h.npz" in said
+    assert f"6 damaged files left out, the first {tmp_path / 'labels-a.npz'}" in said
 
 
 def test_scalars_and_precision_may_differ_from_the_live_models(tmp_path: Path) -> None:
@@ -94,9 +93,8 @@ def test_turns_without_numbers_are_left_out_and_counted(tmp_path: Path) -> None:
     rows = made_up_rows(WIDTH, 1500)
     rows["embedding"][:5, 3] = math.nan
     rows["probability"][5] = math.nan
-    rows["turn_count"][6] = None
     found = read_label_log(write_made_up(tmp_path, LIVE, rows), LIVE)
-    assert any(note.startswith("7 turns left out whose embedding") for note in found.notes)
+    assert any(note.startswith("6 turns left out whose embedding") for note in found.notes)
     assert np.isfinite(found.examples.embedding).all()
 
 
@@ -120,11 +118,11 @@ def test_what_cannot_be_learnt_from_is_refused_with_the_reason(tmp_path: Path) -
     with pytest.raises(LabelLogError, match=r"none of the 3 files in .*whose encoder is not that of the live version v1"):
         read_label_log(write_made_up(tmp_path / "other", replace(LIVE, encoder_sha256="x"), rows), LIVE)
     (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "labels-1.parquet").write_bytes(b"no parquet")
-    with pytest.raises(LabelLogError, match=r"none of the 1 files .*1 damaged files left out, the first .*labels-1.parquet: "):
+    (tmp_path / "damaged" / "labels-1.npz").write_bytes(b"no archive")
+    with pytest.raises(LabelLogError, match=r"none of the 1 files .*1 damaged files left out, the first .*labels-1.npz: "):
         read_label_log(tmp_path / "damaged", LIVE)
     nothing = {name: values[:0] for name, values in rows.items()}
-    write_file(tmp_path / "empty" / "labels-1.parquet", LIVE, nothing)
+    write_file(tmp_path / "empty" / "labels-1.npz", LIVE, nothing)
     with pytest.raises(TooFewTurnsError, match=r"no turns in .*the log is empty"):
         read_label_log(tmp_path / "empty", LIVE)
 
@@ -137,7 +135,7 @@ def test_the_files_that_a_sidecar_writes_are_read(tmp_path: Path) -> None:
         key, at = bytes.fromhex(conversation), rows["asked_at"][i] / 1000
         turn = Turn(b"n" * 16, b"t" * 16, key, at, rows["turn_count"][i], rows["prompt_chars"][i], 11, 7, said)
         labels.append(Label(turn, said, rows["continues"][i], rows["gap_s"][i]))
-    pq.write_table(table_of(LIVE, labels), tmp_path / "labels-20261120T000000.000000Z-0123abcd.parquet", compression="zstd")
+    write_file(tmp_path / "labels-20261120T000000.000000Z-0123abcd.npz", LIVE, columns_of(labels))
     found = read_label_log(tmp_path, LIVE)
     expected = read_label_log(write_made_up(tmp_path / "made-up", LIVE, rows, files=1), LIVE)
     assert found.notes == expected.notes == ()
