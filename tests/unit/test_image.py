@@ -51,7 +51,7 @@ def test_every_stage_that_installs_takes_the_index_as_an_argument() -> None:
     installing = {
         name for name, stage in STAGES.items() if any(re.search(r"\bpip (install|wheel)", t) for t in stage.texts("RUN"))
     }
-    assert installing == {"wheel", "venv-cpu", "venv-gpu", "trainer", "engine"}
+    assert installing == {"wheel", "venv-cpu", "venv-gpu", "trainer", "models", "engine"}
     for name in installing:
         assert {"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"} <= set(STAGES[name].texts("ARG")), name
     # pip reads them from the environment; uv has to be told.
@@ -75,7 +75,7 @@ def test_every_run_line_is_shell() -> None:
 
 def test_the_image_installs_these_locks() -> None:
     named = set(re.findall(r"COPY requirements/(\w+)", (ROOT / "Dockerfile").read_text()))
-    assert named == {"build", "client", "cuda", "gpu", "server", "train"}
+    assert named == {"build", "client", "cuda", "gpu", "models", "server", "train"}
 
 
 @pytest.mark.parametrize("target", SIDECARS)
