@@ -3,9 +3,6 @@
     ClientError
     ├── EngineUnsupported       an engine's version or configuration in which the plug-in cannot work
     └── StoreError              the shared store cannot be used
-        ├── StoreUnreachable    nothing answers at the address in time
-        ├── StoreAccessDenied   password missing or wrong, or the user may not run a command or touch our keys
-        └── StoreUnsuitable     it answers, but is too old, read-only, full or otherwise unable to take scores
 
 Messages say what was wrong and what to do. They contain no password and no text of a conversation.
 """
@@ -23,15 +20,3 @@ class EngineUnsupported(ClientError):
 
 class StoreError(ClientError):
     """The shared store cannot be used."""
-
-
-class StoreUnreachable(StoreError):
-    """Nothing answers at the address in time."""
-
-
-class StoreAccessDenied(StoreError):
-    """The store refuses this user."""
-
-
-class StoreUnsuitable(StoreError):
-    """The store answers but cannot take scores."""

@@ -8,7 +8,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from lpc.model.returns.model import Quality
-from lpc.wire.redis_refusals import ADVICE
+from lpc.wire.redis_health import REFUSALS as REDIS_REFUSALS
 from predictor_service.errors import UnreadPrompt
 from predictor_service.labels.memory import Label, Reason, Turn, TurnObserver
 
@@ -140,7 +140,7 @@ class Metrics:
         for found in ("first", "own", "elsewhere", "repeated", "unasked", "heard"):
             self.sightings.labels(found)
         for use in ("caches", "sightings"):
-            for cause in ADVICE:
+            for cause in REDIS_REFUSALS:
                 self.refused_by_redis.labels(use, cause)
         for fate in ("written", "dropped"):
             self.label_rows.labels(fate)

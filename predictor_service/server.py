@@ -18,7 +18,6 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError, CertificateFiles
-from lpc.wire.redis_connection import Connection
 from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
 from predictor_service.batching.batcher import Batcher
@@ -319,15 +318,8 @@ def _sightings(
 ) -> Sightings | None:
     if settings.redis_url is None or not labels.capacity:
         return None
-    redis = Connection(
-        settings.redis_url.get_secret_value(),
-        cluster=settings.redis_cluster,
-        timeout_s=settings.redis_timeout_s,
-        files=settings.redis_files,
-        login=settings.redis_login,
-    )
     returned = returns.returned_elsewhere if returns is not None else lambda _conversation, _at: None
-    sightings = Sightings(redis, labels, returned, metrics, parts.clock)
+    sightings = Sightings(settings.redis_connection(), labels, returned, metrics, parts.clock)
     stack.push_async_callback(asyncio.to_thread, sightings.close)
     return sightings
 

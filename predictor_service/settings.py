@@ -13,8 +13,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from lpc.responses.scopes import ScopeSettings
 from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateFiles
-from lpc.wire.redis_settings import RedisSettings
-from lpc.wire.redis_url import RedisUrl
+from lpc.wire.redis_settings import RedisSettings, parsed, readable
 from lpc.wire.variables import none_if_empty
 
 
@@ -269,10 +268,7 @@ class ServiceSettings(RedisSettings):
     @field_validator("cache_redis_url")
     @classmethod
     def _cache_url_readable(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is None or not (text := url.get_secret_value().strip()):
-            return None
-        RedisUrl.parse(text)
-        return SecretStr(text)
+        return readable(url)
 
     @model_validator(mode="after")
     def _cache_is_whole(self) -> Self:
@@ -289,9 +285,9 @@ class ServiceSettings(RedisSettings):
                 f"with response caches, callers on {self.host} must have names: set LPC_TOKENS or LPC_TLS_CLIENT_CA "
                 "(docs/how-to/security.md), or listen on 127.0.0.1"
             )
-        url = RedisUrl.parse(self.cache_redis_url.get_secret_value())
+        url = parsed(self.cache_redis_url)
         if self.redis_url is not None and not self.cache_shares_redis:
-            scores = RedisUrl.parse(self.redis_url.get_secret_value())
+            scores = parsed(self.redis_url)
             if scores.where.replace("localhost", "127.0.0.1") == url.where.replace("localhost", "127.0.0.1"):
                 raise ValueError(
                     "cache_redis_url is the Redis of redis_url, whose readers are engines: give the response caches their own, "

@@ -102,7 +102,7 @@ class BareCaches:
         path.write_text(KEY_FILE)
         keys = Keys(path)
         self.keys = keys
-        self.redis = RedisReach(Connection(url, timeout_s=TIMEOUT_S), TIMEOUT_S, "of the test")
+        self.redis = RedisReach(Connection(url, timeout_s=TIMEOUT_S), "of the test")
         encoder = str if embedder is None else embedder.encoder
         self.store = Store(self.redis, Namer(keys.ring.names), encoder)
         self.vectors = Vectors(self.redis, encoder)

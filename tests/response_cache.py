@@ -63,7 +63,9 @@ class Caches:
         self.keys = Keys(path)
         self.key_file = path
         self.scopes = Scopes(scopes or {})
-        self.redis = RedisReach(Connection(url, cluster=cluster, timeout_s=timeout_s), timeout_s, "of the response caches")
+        self.redis = RedisReach(
+            Connection(url, cluster=cluster, timeout_s=timeout_s, settings="LPC_CACHE_REDIS"), "of the response caches"
+        )
         self.store = Store(self.redis, Namer(self.keys.ring.names))
         self.counters = Counters(self.redis)
         self.tally = Tally(self.counters)

@@ -18,12 +18,4 @@ def open_store(settings: ClientSettings, namespace: Namespace) -> BlockStore:
     # Engines without a fleet need not load redis-py.
     from eviction_client.stores.redis import RedisStore
 
-    return RedisStore(
-        settings.redis_url.get_secret_value(),
-        namespace,
-        cluster=settings.redis_cluster,
-        shards=settings.redis_shards,
-        timeout_s=settings.redis_timeout_s,
-        files=settings.redis_files,
-        login=settings.redis_login,
-    )
+    return RedisStore(settings.redis_connection(), namespace, shards=settings.redis_shards)

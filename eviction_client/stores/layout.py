@@ -47,12 +47,9 @@ LIVES_S: Final = 2 * HORIZON_S + REMEMBERED_S
 HORIZON_S included."""
 
 RECORD_SCRIPT: Final = """
--- KEYS: 1 scores
--- ARGV: 1 milliseconds to live, 2 unit of the score, 3 bytes per member, 4 owner tag (a fraction of the unit),
---       5 score (a multiple of the unit), 6 members (concatenated)
 local unit, width, owner, score = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local blob = ARGV[6]
-local step = width * 1000 -- unpack() is bounded by Lua's stack
+local step = width * 1000
 for from = 1, #blob, step do
   local members = {}
   for at = from, math.min(from + step - 1, #blob), width do
@@ -76,13 +73,15 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
+"""Key: of the scores. Arguments: milliseconds to live, unit of the score, bytes per member, owner tag (a fraction of the unit),
+score (a multiple of the unit), members (concatenated). It takes 1,000 at a time, since Lua's stack bounds `unpack`."""
 
 TRIM_SCRIPT: Final = """
--- KEYS: 1 scores. ARGV: 1 threshold, 2 most members to remove. Returns how many were removed.
 local sunk = math.min(redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[1]), tonumber(ARGV[2]))
 if sunk > 0 then redis.call('ZREMRANGEBYRANK', KEYS[1], 0, sunk - 1) end
 return sunk
 """
+"""Key: of the scores. Arguments: threshold, most members to remove. Returns how many were removed."""
 
 
 def floor(score: float) -> float:

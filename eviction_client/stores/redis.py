@@ -2,10 +2,9 @@
 
 Each call is one pipeline, or none: after a failure Redis is not asked again until a pause that doubles from 50 ms to 5 s has
 passed. What was recorded until then waits, bounded, oldest dropped first, and is written again; a record that is written twice
-changes nothing. Each change of state is one line in the log.
+changes nothing.
 """
 
-import logging
 import threading
 import time
 from collections import deque
@@ -13,40 +12,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import redis
-from redis.backoff import AbstractBackoff, EqualJitterBackoff
+from redis.backoff import AbstractBackoff
 
 from eviction_client.errors import StoreError
 from eviction_client.score import forgotten_below
 from eviction_client.stores.base import BlockHash, ConversationId
-from eviction_client.stores.diagnosis import explain
 from eviction_client.stores.layout import LIVES_S, MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, UNIT, Layout, floor, members
 from eviction_client.stores.namespace import Namespace
-from lpc.wire.certificates import CertificateFiles
-from lpc.wire.redis_connection import ERRORS, NO_FILES, Connection, evaluate, pipeline
-from lpc.wire.redis_url import NOBODY, RedisLogin, RedisUrl
-
-logger = logging.getLogger(__name__)
+from lpc.wire.redis_connection import ERRORS, Connection, evaluate
+from lpc.wire.redis_health import Health, explain
 
 MAX_PENDING_BLOCKS: Final = 200_000
 """Recorded blocks that may wait: some minutes of a busy engine."""
 TRIM_CHUNK: Final = 4096
 """Most blocks that one script removes: Redis serves nobody else while it runs (about 1 ms per 1,000 blocks)."""
-BACKOFF_CAP_S: Final = 5.0
-BACKOFF_BASE_S: Final = 0.05
 
 
 class RedisStore:
     """Scores of one namespace in Redis. Thread-safe; meant for one thread, since calls wait for one another.
 
     Args:
-        url: redis://, rediss:// or unix:// URL, user and password in it percent-encoded.
+        connection: to the server or Cluster; not opened yet.
         namespace: what engines must agree on to share scores.
-        cluster: the URL names a node of a Redis Cluster.
         shards: keys over which the blocks are spread; equal in the whole fleet.
-        timeout_s: time for a connection and for one answer.
-        files: certificates for rediss://; read at each connection.
-        login: user and password, where they are not in the URL.
         max_pending_blocks: recorded blocks that may wait.
         backoff: seconds to wait after so many failures in a row.
         clock: monotonic seconds.
@@ -54,41 +42,27 @@ class RedisStore:
     Attributes:
         failures: attempts to use Redis that failed.
         written, dropped: recorded blocks that Redis has taken, and that were never written.
-
-    Raises:
-        ValueError: the URL is malformed.
     """
 
     def __init__(
         self,
-        url: str,
+        connection: Connection,
         namespace: Namespace,
         *,
-        cluster: bool = False,
         shards: int = 4,
-        timeout_s: float = 1.0,
-        files: CertificateFiles = NO_FILES,
-        login: RedisLogin = NOBODY,
         max_pending_blocks: int = MAX_PENDING_BLOCKS,
         backoff: AbstractBackoff | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failures = self.written = self.dropped = 0
-        self._where = RedisUrl.parse(url).where
-        self._timeout_s = timeout_s
-        self._connection = Connection(url, cluster=cluster, timeout_s=timeout_s, files=files, login=login)
+        self._connection = connection
+        self._health = Health(connection, "of scores", backoff=backoff, clock=clock)
         self._layout = Layout(namespace.digest, shards)
         self._records: deque[tuple[ConversationId, Sequence[BlockHash], float]] = deque()
         self._pending = 0
         self._max_pending = max_pending_blocks
-        self._backoff = backoff or EqualJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
-        self._clock = clock
         self._lock = threading.Lock()
-        self._failures_in_a_row = 0
-        self._again_at = -float("inf")
-        self._healthy: bool | None = None
-        self._reason = ""
-        self._closed = False
+        self._healthy = self._closed = False
 
     def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
         """See :meth:`BlockStore.record`."""
@@ -123,8 +97,8 @@ class RedisStore:
         self._use(lambda client: self._trim(client, forgotten_below(now)))
 
     def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
-        """See :meth:`BlockStore.scores`. Scores are rounded down to 1/32 s. From any thread."""
-        found: list[float | None] = self._once(lambda client: self._look_up(client, blocks))
+        """See :meth:`BlockStore.scores`. Scores are rounded down to 1/32 s."""
+        found: list[float | None] = self._now(lambda client: self._look_up(client, blocks))
         return found
 
     def check(self) -> None:
@@ -140,7 +114,7 @@ class RedisStore:
             client.execute_command("EVAL", RECORD_SCRIPT, 1, key, 1000, UNIT, MEMBER_BYTES, 0.0, 0.0, b"\0" * MEMBER_BYTES)
             client.execute_command("EVAL", TRIM_SCRIPT, 1, key, "inf", 1)
 
-        self._once(probe)
+        self._now(probe)
 
     def close(self) -> None:
         """See :meth:`BlockStore.close`. What cannot be written is dropped."""
@@ -152,7 +126,7 @@ class RedisStore:
     @property
     def healthy(self) -> bool:
         """See :meth:`BlockStore.healthy`."""
-        return self._healthy is True
+        return self._healthy
 
     @property
     def pending_blocks(self) -> int:
@@ -162,46 +136,32 @@ class RedisStore:
     def _use(self, work: Callable[[Any], Any]) -> Any:
         """Return what comes of some work with the client that is kept; None if Redis is away."""
         with self._lock:
-            if self._closed or self._clock() < self._again_at:
+            if self._closed or self._health.resting:
                 return None
             try:
                 found = work(self._connection.client)
             except ERRORS as error:
-                self._failed(error)
+                self.failures += 1
+                self._healthy = False
+                self._connection.close()
+                self._health.failed(error)
                 return None
             except Exception:  # a bug: what was recorded may be its cause, and must not stop all that follows
                 self._records.clear()
                 self._pending = 0
                 raise
-            self._failures_in_a_row = 0
-            if self._healthy is False:
-                logger.info("Redis is back; sharing scores again")
             self._healthy = True
+            self._health.answered()
             return found
 
-    def _failed(self, error: Exception) -> None:
-        self.failures += 1
-        self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
-        self._again_at = self._clock() + self._backoff.compute(self._failures_in_a_row)
-        # A Cluster client learns of moved slots by itself; other nodes tell it of dead ones here.
-        if self._failures_in_a_row > 1 or isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)):
-            self._connection.close()
-        reason = str(self._explain(error))
-        # Once for each cause: a corrected password may show that rights are missing.
-        if self._healthy is not False or reason != self._reason:
-            logger.warning("%s Scores are not shared until then; serving goes on.", reason)
-        self._healthy, self._reason = False, reason
-
-    def _once(self, work: Callable[[Any], Any]) -> Any:
-        """Return what comes of some work with a client of its own. Raises StoreError."""
-        try:
-            client = self._connection.open()
+    def _now(self, work: Callable[[Any], Any]) -> Any:
+        """Return what comes of some work, even if Redis failed a moment ago. Raises StoreError."""
+        with self._lock:
             try:
-                return work(client)
-            finally:
-                client.close()
-        except ERRORS as error:
-            raise self._explain(error) from None
+                return work(self._connection.client)
+            except ERRORS as error:
+                self._connection.close()
+                raise StoreError(explain(error, self._connection)[1]) from None
 
     def _write(self, client: Any) -> None:
         layout, commands = self._layout, []
@@ -225,7 +185,7 @@ class RedisStore:
         found: list[float | None] = [None] * len(blocks)
         if not asked:
             return found
-        commands = pipeline(client)
+        commands = client.pipeline(transaction=False)
         for shard, indices in asked:
             commands.execute_command("ZMSCORE", self._layout.scores_key(shard), *(names[i] for i in indices))
         for (_, indices), stored in zip(asked, commands.execute(), strict=True):
@@ -241,6 +201,3 @@ class RedisStore:
             keys = [(1, self._layout.scores_key(shard), threshold, TRIM_CHUNK) for shard in shards]
             removed = evaluate(client, TRIM_SCRIPT, keys)
             shards = [shard for shard, count in zip(shards, removed, strict=True) if count == TRIM_CHUNK]
-
-    def _explain(self, error: Exception) -> StoreError:
-        return explain(error, self._where, self._timeout_s)

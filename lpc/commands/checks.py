@@ -233,51 +233,30 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         return
     import redis
 
-    from eviction_client.stores.diagnosis import explain
     from eviction_client.stores.redis import RedisStore
-    from lpc.wire.redis_connection import Connection
-    from lpc.wire.redis_url import RedisUrl
+    from lpc.wire.redis_connection import ERRORS
+    from lpc.wire.redis_health import explain
 
-    url, timeout_s = settings.redis_url.get_secret_value(), settings.redis_timeout_s
     if settings.redis_files.present:
         # Read here, since redis-py names no file.
         own = read(settings.redis_files, "client")
         if own.expires_at is not None:
             yield _expiry("redis certificate", str(settings.redis_files.certificate), own.expires_at)
-    where = RedisUrl.parse(url).where
-    advice = "see docs/how-to/security.md"
     try:
-        store = RedisStore(
-            url,
-            Namespace("lpc-doctor", "0", 16, "lpc-doctor"),
-            cluster=settings.redis_cluster,
-            shards=settings.redis_shards,
-            timeout_s=timeout_s,
-            files=settings.redis_files,
-            login=settings.redis_login,
-        )
-        with contextlib.closing(store):
+        connection = settings.redis_connection()
+        with contextlib.closing(RedisStore(connection, Namespace("lpc-doctor", "0", 16, "lpc-doctor"))) as store:
             store.check()
-    except ValueError as error:  # redis-py's, of the URL's query
-        yield Finding("redis", "fail", str(error).rstrip("."), "correct LPC_REDIS_URL")
-        return
+            yield Finding("redis", "ok", f"{connection.where} lets this user do what the store does")
+            samples = [_time(connection.client) for _ in range(ROUND_TRIPS)]
     except StoreError as error:
         what, _, remedy = str(error).partition(": ")
-        yield Finding("redis", "fail", what, remedy or advice)
+        yield Finding("redis", "fail", what, remedy)
         return
-    yield Finding("redis", "ok", f"{where} lets this user do what the store does")
-    try:
-        connection = Connection(
-            url, cluster=settings.redis_cluster, timeout_s=timeout_s, files=settings.redis_files, login=settings.redis_login
-        )
-        client = connection.open()
-        with contextlib.closing(client):
-            samples = [_time(client) for _ in range(ROUND_TRIPS)]
     except redis.exceptions.NoPermissionError:
         yield Finding("clock", "warn", "this user may not ask Redis for its time", "add +time to its ACL for this check")
         return
-    except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-        yield Finding("clock", "fail", str(explain(error, where, timeout_s)), advice)
+    except ERRORS as error:
+        yield Finding("clock", "fail", explain(error, connection)[1], "see docs/how-to/security.md")
         return
     trip, skew = min(samples)
     slow = trip > SLOW_REDIS_S

@@ -1,9 +1,10 @@
-"""A connection to Redis, single or Cluster: how it is opened, and what may go wrong on it."""
+"""A connection to Redis, single or Cluster: what its URL says, redis-py's clients of it, and what they raise."""
 
-import hashlib
-import logging
+import contextlib
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import redis
 import redis.asyncio
@@ -11,13 +12,11 @@ import redis.asyncio.cluster
 import redis.asyncio.retry
 import redis.cluster
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from lpc.wire.certificates import CertificateFiles
-from lpc.wire.redis_url import NOBODY, RedisLogin, RedisUrl
-
-logger = logging.getLogger(__name__)
 
 NO_FILES: Final = CertificateFiles()
 
@@ -34,6 +33,45 @@ AWAY: Final = (
     OSError,
 )
 """What says that no command can be answered now. Any other error of ERRORS is about one command or key."""
+
+_USER: Final = r"(?:(?:[^/?#@\[\]%]|%[0-9A-Fa-f]{2})*@)?"
+_URL: Final = re.compile(rf"(rediss?://){_USER}([^/?#@]*(?:/[^?#@]*)?(?:\?[^#@]*)?)|(unix://){_USER}(/[^?#]+(?:\?[^#@]*)?)")
+"""redis-py takes what stands in front of a raw / # or ? in a password for the host, and quotes the rest in its error."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """A Redis URL, taken apart by redis-py.
+
+    Attributes:
+        bare: the URL without user and password.
+        where: host and port, or the path of a Unix socket: what may be written into a log.
+        user, password: percent-decoded; None where there is none.
+    """
+
+    bare: str
+    where: str
+    user: str | None
+    password: str | None = field(repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Take a URL apart. Raises ValueError, with what to do and without the URL, if it is malformed."""
+        found = _URL.fullmatch(url)
+        try:
+            if found is None:
+                raise ValueError
+            parts = parse_url(url)  # type: ignore[no-untyped-call]
+        except ValueError:
+            raise ValueError(
+                "cannot be read: write redis://HOST:PORT/DATABASE, rediss://... (TLS) or unix:///PATH; in its user and "
+                "password write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B, ] as %5D and % as %25, or leave them out and "
+                "set LPC_REDIS_USER and LPC_REDIS_PASSWORD or LPC_REDIS_PASSWORD_FILE, which are taken as they are"
+            ) from None
+        where = parts.get("path") or f"{parts.get('host', 'localhost')}:{parts.get('port', 6379)}"
+        return cls(
+            "".join(found.group(1, 2) if found[1] else found.group(3, 4)), where, parts.get("username"), parts.get("password")
+        )
 
 
 class PasswordFileError(redis.AuthenticationError):
@@ -60,14 +98,17 @@ class PasswordFile(CredentialProvider):
 
 
 class Connection:
-    """A server or Cluster, and one client of it that is kept until something is wrong with it. Not thread-safe but for `open`.
+    """A server or Cluster, and redis-py's clients of it: they never retry, and give up on an answer after the time-out.
 
     Args:
         url: redis://, rediss:// or unix:// URL, user and password in it percent-encoded.
         cluster: the URL names a node of a Redis Cluster.
         timeout_s: time for a connection and for one answer.
         files: certificates for rediss://; read at each connection.
-        login: user and password, where they are not in the URL.
+        user: of Redis' access list; None: the URL's, or the default user.
+        password: None: the URL's, or that of ``password_file``.
+        password_file: read at each connection, so that a new password needs no restart.
+        settings: what the names of its settings begin with, for messages.
 
     Attributes:
         where: host and port, or the path of a Unix socket: what may be written into a log.
@@ -83,115 +124,73 @@ class Connection:
         cluster: bool = False,
         timeout_s: float = 1.0,
         files: CertificateFiles = NO_FILES,
-        login: RedisLogin = NOBODY,
+        user: str | None = None,
+        password: str | None = None,
+        password_file: Path | None = None,
+        settings: str = "LPC_REDIS",
     ) -> None:
         parsed = RedisUrl.parse(url)
-        redis.connection.parse_url(parsed.bare)  # type: ignore[no-untyped-call]  # for what it refuses in the query
         self._url, self.where = parsed.bare, parsed.where
-        self.cluster = cluster
+        self.cluster, self.timeout_s, self.settings = cluster, timeout_s, settings
         self._options: dict[str, Any] = {
             "socket_timeout": timeout_s,
             "socket_connect_timeout": timeout_s,
             "retry": Retry(NoBackoff(), 0),
         }
-        user = login.user or parsed.user
-        if login.password_file is not None:
-            self._options["credential_provider"] = PasswordFile(user, login.password_file)
+        user = user or parsed.user
+        if password_file is not None:
+            self._options["credential_provider"] = PasswordFile(user, password_file)
         else:
-            self._options |= {"username": user, "password": login.password or parsed.password}
+            self._options |= {"username": user, "password": password or parsed.password}
         if url.startswith("rediss://"):
             names = {"ssl_ca_certs": files.ca, "ssl_certfile": files.certificate, "ssl_keyfile": files.key}
             self._options |= {name: str(path) for name, path in names.items() if path is not None}
         self._client: Any = None
-        self._connections: Any = None
         # Of a Cluster, as last seen: the URL's own node may be the one that died.
         self._nodes: list[tuple[str, int]] = []
 
-    def open(self) -> Any:
-        """Return a new client of redis-py that never retries by itself and gives up on every answer after the time-out.
+    @property
+    def client(self) -> Any:
+        """The one client for a thread, until it is closed.
 
-        Nothing is sent yet, except by a Cluster's, which asks the URL's node, or one seen before, for the slots. Raises one of
-        ERRORS when the Cluster cannot be reached or is not formed.
+        A Cluster's asks the URL's node, or one seen before, for the slots. Raises one of ERRORS if that fails.
         """
-        if not self.cluster:
-            return redis.Redis.from_url(self._url, **self._options)
-        nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._nodes]  # type: ignore[no-untyped-call]
-        return redis.cluster.RedisCluster.from_url(self._url, startup_nodes=nodes, **self._options)
+        if self._client is None and self.cluster:
+            nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._nodes]  # type: ignore[no-untyped-call]
+            self._client = redis.cluster.RedisCluster.from_url(self._url, startup_nodes=nodes, **self._options)
+        elif self._client is None:
+            self._client = redis.Redis.from_url(self._url, **self._options)
+        return self._client
 
     def open_async(self, connections: int) -> Any:
-        """As `open`, a client for an event loop, of at most so many connections to a server."""
+        """Return a client for an event loop, of at most so many connections to a server."""
         options = {**self._options, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0), "max_connections": connections}
         if self.cluster:
             return redis.asyncio.cluster.RedisCluster.from_url(self._url, **options)
         # Who finds no connection free waits for one as long as for an answer.
-        patience = {"timeout": options["socket_timeout"]}
-        pool = redis.asyncio.BlockingConnectionPool.from_url(self._url, **patience, **options)
+        pool = redis.asyncio.BlockingConnectionPool.from_url(self._url, timeout=self.timeout_s, **options)
         return redis.asyncio.Redis.from_pool(pool)
 
-    def make_async_connection(self) -> Any:
-        """Return a new connection of redis-py for an event loop, not opened yet, whose answers may take as long as they like.
-
-        Not of a Cluster, whose client must choose the node.
-        """
-        if self._connections is None:
-            options = {**self._options, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0), "socket_timeout": None}
-            self._connections = redis.asyncio.ConnectionPool.from_url(self._url, **options)
-        return self._connections.make_connection()
-
-    @property
-    def client(self) -> Any:
-        """The client that is kept; opened where there is none. Raises as `open` does."""
-        if self._client is None:
-            self._client = self.open()
-            self._remember_nodes()
-        return self._client
-
     def close(self) -> None:
-        """Let go of the client that is kept."""
-        if self._client is None:
-            return
-        self._remember_nodes()
-        try:
-            self._client.close()
-        except ERRORS:
-            logger.debug("closing the connection to Redis failed", exc_info=True)
-        self._client = None
-
-    def _remember_nodes(self) -> None:
-        if self.cluster:
-            self._nodes = [(node.host, node.port) for node in self._client.get_nodes()] or self._nodes
+        """Let go of the client."""
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(*ERRORS):
+                if self.cluster:
+                    self._nodes = [(node.host, node.port) for node in client.get_nodes()] or self._nodes
+                client.close()
 
 
-def pipeline(client: Any) -> Any:
-    """Return a pipeline without a transaction."""
-    # Only a plain client knows transactions, and scores need none.
-    return client.pipeline(transaction=False) if isinstance(client, redis.Redis) else client.pipeline()
+def evaluate(client: Any, script: str, commands: list[tuple[Any, ...]], *, raise_on_error: bool = True) -> list[Any]:
+    """Run a script once for each of ``commands`` in one pipeline; return the answers in order.
 
+    The whole script is sent each time: about a kilobyte, and no server can lack it. Redis compiles it once.
 
-def evaluate(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
-    """Run a script once for each of ``commands``, as `evaluate_each`. Raises the first error; the others may have been run."""
-    answers = evaluate_each(client, script, commands)
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
-
-
-def evaluate_each(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
-    """Run a script once for each of ``commands`` in one pipeline; return the answers, or their errors, in order.
-
-    A server that does not know the script (restarted, failed over) gets its text.
+    Args:
+        raise_on_error: raise the first error, though the other commands may have been run; else it stands among the answers.
     """
-    sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-    batch = pipeline(client)
+    batch = client.pipeline(transaction=False)
     for command in commands:
-        batch.execute_command("EVALSHA", sha, *command)
-    answers: list[Any] = batch.execute(raise_on_error=False)
-    unknown = [i for i, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
-    if unknown:
-        batch = pipeline(client)
-        for i in unknown:
-            batch.execute_command("EVAL", script, *commands[i])
-        for i, answer in zip(unknown, batch.execute(raise_on_error=False), strict=True):
-            answers[i] = answer
+        batch.execute_command("EVAL", script, *command)
+    answers: list[Any] = batch.execute(raise_on_error=raise_on_error)
     return answers

@@ -1,14 +1,16 @@
-"""The settings of a Redis, the same for engines and sidecars."""
+"""The settings of a Redis, the same for engines and sidecars. redis-py is loaded only if there is a URL."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lpc.wire.certificates import CertificateFiles
-from lpc.wire.redis_url import RedisLogin, RedisUrl
 from lpc.wire.variables import none_if_empty
+
+if TYPE_CHECKING:
+    from lpc.wire.redis_connection import Connection, RedisUrl
 
 
 class RedisSettings(BaseSettings):
@@ -44,10 +46,7 @@ class RedisSettings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _readable(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is None or not (text := url.get_secret_value().strip()):
-            return None
-        RedisUrl.parse(text)
-        return SecretStr(text)
+        return readable(url)
 
     @model_validator(mode="after")
     def _redis_tls_is_whole(self) -> Self:
@@ -65,7 +64,7 @@ class RedisSettings(BaseSettings):
             return self
         if self.redis_url is None:
             raise ValueError(f"{given[0]} needs redis_url: set LPC_REDIS_URL")
-        url = RedisUrl.parse(self.redis_url.get_secret_value())
+        url = parsed(self.redis_url)
         places = [name for name in given if name != "redis_user"] + ["redis_url"] * (url.password is not None)
         if len(places) > 1:
             raise ValueError(f"the password of Redis is in {' and in '.join(places)}: leave it in one of them")
@@ -80,8 +79,32 @@ class RedisSettings(BaseSettings):
         """Certificates for Redis."""
         return CertificateFiles(self.redis_certificate, self.redis_key, self.redis_ca)
 
-    @property
-    def redis_login(self) -> RedisLogin:
-        """Who connects to Redis, where the URL does not say it."""
-        password = self.redis_password.get_secret_value() if self.redis_password is not None else None
-        return RedisLogin(self.redis_user, password, self.redis_password_file)
+    def redis_connection(self) -> "Connection":
+        """Return a connection, which is not opened yet. There must be a URL. Raises ValueError if redis-py refuses it."""
+        from lpc.wire.redis_connection import Connection
+
+        assert self.redis_url is not None
+        return Connection(
+            self.redis_url.get_secret_value(),
+            cluster=self.redis_cluster,
+            timeout_s=self.redis_timeout_s,
+            files=self.redis_files,
+            user=self.redis_user,
+            password=None if self.redis_password is None else self.redis_password.get_secret_value(),
+            password_file=self.redis_password_file,
+        )
+
+
+def readable(url: SecretStr | None) -> SecretStr | None:
+    """Return a Redis URL without white space around it, None if it is empty. Raises ValueError if it is malformed."""
+    if url is None or not (text := url.get_secret_value().strip()):
+        return None
+    parsed(SecretStr(text))
+    return SecretStr(text)
+
+
+def parsed(url: SecretStr) -> "RedisUrl":
+    """Return the parts of a Redis URL. Raises ValueError, without the URL, if it is malformed."""
+    from lpc.wire.redis_connection import RedisUrl
+
+    return RedisUrl.parse(url.get_secret_value())

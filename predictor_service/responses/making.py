@@ -16,7 +16,6 @@ from lpc.responses.store import Store
 from lpc.responses.vectors import Vectors
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
-from lpc.wire.redis_url import RedisLogin
 from predictor_service.metrics import Metrics
 from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.responses.cache import ResponseCache
@@ -72,11 +71,12 @@ def made(
         cluster=settings.cache_redis_cluster,
         timeout_s=settings.cache_redis_timeout_s,
         files=settings.cache_redis_files,
-        login=RedisLogin(password_file=settings.cache_redis_password_file),
+        password_file=settings.cache_redis_password_file,
+        settings="LPC_CACHE_REDIS",
     )
     cache_metrics = CacheMetrics(metrics, scopes.labels)
     refused = metrics.redis_refusals("caches")
-    redis = RedisReach(connection, settings.cache_redis_timeout_s, "of the response caches", refused)
+    redis = RedisReach(connection, "of the response caches", refused)
     stack.push_async_callback(redis.close)
     cache_metrics.watch_redis(lambda: not redis.away)
     store = Store(redis, Namer(keys.ring.names), embedder.encoder, cache_metrics.forged.labels("generation").inc)

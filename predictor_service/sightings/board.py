@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from lpc.wire.redis_connection import AWAY, evaluate_each, pipeline
+from lpc.wire.redis_connection import AWAY, evaluate
 from predictor_service.labels.memory import Waiting
 from predictor_service.labels.names import LOOKED_AT
 from predictor_service.sightings.record import (
@@ -84,7 +84,7 @@ def fleet_key(client: Any) -> bytes:
 
 def look(client: Any, names: Sequence[bytes]) -> list[list[Sighting] | Exception]:
     """Return the sightings under each name."""
-    batch = pipeline(client)
+    batch = client.pipeline(transaction=False)
     for name in names:
         batch.execute_command("GET", _place(name))
     found = _answers(batch.execute(raise_on_error=False))
@@ -124,7 +124,7 @@ def hear(client: Any, sidecar: bytes) -> list[tuple[bytes, float]] | Exception:
 
 
 def _evaluated(client: Any, script: str, commands: list[tuple[Any, ...]]) -> list[Any]:
-    return _answers(evaluate_each(client, script, commands))
+    return _answers(evaluate(client, script, commands, raise_on_error=False))
 
 
 def _answers(answers: list[Any]) -> list[Any]:

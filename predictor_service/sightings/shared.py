@@ -21,7 +21,7 @@ from redis.backoff import EqualJitterBackoff
 from lpc.model.returns.memory import NO_PAST, Past
 from lpc.wire.bugs import log_bug
 from lpc.wire.redis_connection import ERRORS, Connection
-from lpc.wire.redis_refusals import Refusals
+from lpc.wire.redis_health import Health
 from predictor_service.labels.memory import Labels, Turn, Waiting
 from predictor_service.labels.names import Names
 from predictor_service.metrics import Metrics
@@ -98,7 +98,7 @@ class Sightings:
         self._metrics = metrics
         self._clock = clock
         self._sidecar = os.urandom(ID_BYTES)
-        self._refusals = Refusals("of sightings", redis.where, metrics.redis_refusals("sightings"))
+        self._health = Health(redis, "of sightings", metrics.redis_refusals("sightings"))
         self._mine: OrderedDict[bytes, Turn] = OrderedDict()
         """Turns that others may see the next one of, oldest first; the thread's alone."""
         self._queue: queue.Queue[_Asked | None] = queue.Queue(MOST_ASKED)
@@ -203,7 +203,7 @@ class Sightings:
         news: list[_Asked] = []
         for one, there in zip(asked, looked, strict=True):
             if isinstance(there, Exception):
-                self._refusals.note(there)
+                self._health.refused(there)
                 one.resolve("unasked")
             elif any(self._same(one, sighting) for sighting in there):
                 one.resolve("repeated")
@@ -219,7 +219,7 @@ class Sightings:
             turn, before = one.turn, taken.get(id(one))
             found: Found = "first" if turn.waited_as is None else "own"
             if isinstance(before, Exception):
-                self._refusals.note(before)
+                self._health.refused(before)
                 one.resolve("unasked")
                 continue
             if before is not None:
@@ -245,7 +245,7 @@ class Sightings:
         answers += board.tell(client, told) if told else []
         for answer in answers:
             if isinstance(answer, Exception):
-                self._refusals.note(answer)
+                self._health.refused(answer)
 
     def _same(self, one: _Asked, sighting: Sighting) -> bool:
         """Say whether a sighting is of the same turn, asked elsewhere."""
@@ -260,7 +260,7 @@ class Sightings:
         """Learn which of this sidecar's turns have returned elsewhere."""
         heard = board.hear(self._redis.client, self._sidecar)
         if isinstance(heard, Exception):
-            self._refusals.note(heard)
+            self._health.refused(heard)
             heard = []
         for name, at in heard:
             turn = self._mine.pop(name, None)

@@ -31,7 +31,7 @@ from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.commands.cli import app
 from lpc.gateway.settings import GatewaySettings
-from lpc.wire.redis_url import RedisLogin
+from lpc.wire.redis_connection import Connection
 from predictor_service.batching.queue import PATIENCE_SHARE
 from predictor_service.metrics import Metrics
 from predictor_service.settings import ServiceSettings
@@ -340,8 +340,7 @@ def check_rights(port: int, password: str) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     namespace = Namespace(hash_algorithm="sha256_cbor", hash_seed="0", block_size=16, model="m")
-    login = RedisLogin(user="engine", password=password)
-    store = RedisStore(f"redis://127.0.0.1:{port}/0", namespace, login=login)
+    store = RedisStore(Connection(f"redis://127.0.0.1:{port}/0", user="engine", password=password), namespace)
     try:
         store.check()
     finally:

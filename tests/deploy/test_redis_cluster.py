@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from benchmarks.processes import CLUSTER_BUS, free_port
-from eviction_client.errors import StoreUnreachable
+from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, open_store
 from eviction_client.stores.namespace import Namespace
@@ -70,7 +70,7 @@ def stored(store: object) -> bool:
     """Whether the store's own check passes; a Cluster that is not whole yet, or a slow machine, is away and nothing worse."""
     try:
         store.check()  # type: ignore[attr-defined]
-    except StoreUnreachable:
+    except StoreError:
         return False
     return True
 

@@ -24,6 +24,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from lpc.wire.redis_connection import Connection
 
 SERVED_MODEL: Final = "llama"
 NAMESPACE: Final = Namespace("sha256_cbor", "0", 16, SERVED_MODEL)
@@ -72,7 +73,7 @@ class Engine:
     def __init__(self, address: str, redis_url: str, *, cluster: bool = False) -> None:
         settings = ClientSettings()
         self.predictor = PredictorClient(address, served_model=SERVED_MODEL)
-        self.store = RedisStore(redis_url, NAMESPACE, cluster=cluster, shards=12 if cluster else 4)
+        self.store = RedisStore(Connection(redis_url, cluster=cluster), NAMESPACE, shards=12 if cluster else 4)
         self.plugin = Plugin(
             settings, capacity=2000, block_tokens=NAMESPACE.block_size, predictor=self.predictor, store=self.store
         )

@@ -105,7 +105,7 @@ async def test_a_deleted_generation_of_a_tag_brings_back_no_answer(make: Make, r
 
 @pytest.fixture
 async def share(redis_server: RedisServer) -> AsyncIterator[Share]:
-    reach = RedisReach(Connection(redis_server.url, timeout_s=5.0), 5.0, "of the test")
+    reach = RedisReach(Connection(redis_server.url, timeout_s=5.0), "of the test")
 
     def one(**fields: Any) -> SharedEvidence:
         return SharedEvidence(reach, NAMER, lambda: "encoder", **fields)

@@ -21,7 +21,7 @@ NAMER = Namer(b"k" * 32)
 
 @pytest.fixture
 async def shared(redis_server: RedisServer) -> AsyncIterator[SharedEvidence]:
-    reach = RedisReach(Connection(redis_server.url, timeout_s=5.0), 5.0, "of the test")
+    reach = RedisReach(Connection(redis_server.url, timeout_s=5.0), "of the test")
     yield SharedEvidence(reach, NAMER, lambda: "encoder")
     await reach.close()
 
@@ -121,7 +121,7 @@ async def test_evidence_is_not_looked_at_more_often_by_being_exchanged(shared: S
 async def test_a_shut_that_redis_did_not_hear_of_is_told_again(shared: SharedEvidence) -> None:
     gate = Gate(start=labels_from_before())
     gate.shut()
-    away = RedisReach(Connection("redis://127.0.0.1:1/0", timeout_s=0.2), 0.2, "of the test")
+    away = RedisReach(Connection("redis://127.0.0.1:1/0", timeout_s=0.2), "of the test")
     handed = gate.hand_over()
     with pytest.raises(RedisAway):
         await SharedEvidence(away, NAMER).exchange(SCOPE, "", handed)

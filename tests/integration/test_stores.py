@@ -16,6 +16,7 @@ from eviction_client.stores import BlockHash, BlockStore, ConversationId, Memory
 from eviction_client.stores.base import pooled
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from lpc.wire.redis_connection import Connection
 from tests.guarded_redis import GuardedRedis
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
@@ -57,7 +58,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         return
     server: RedisServer = request.getfixturevalue("redis_server" if request.param == "redis" else request.param)
     with contextlib.closing(server.client()) as client:
-        store = RedisStore(server.url, NAMESPACE)
+        store = RedisStore(Connection(server.url), NAMESPACE)
 
         def empty() -> RedisStore:
             client.flushall()

@@ -31,12 +31,12 @@ def test_the_sizing_table_follows_from_the_formulas() -> None:
         assert gpu == math.ceil(engines / (5000 * 0.5))
         assert memory == round(stored / 1e9, 2)
         assert primaries == max(math.ceil(engines * 917e-6 / 0.5), math.ceil(stored / 16e9))
-        assert to_redis == round(engines * 5525 / 1e6, 2)
+        assert to_redis == round(engines * 9000 / 1e6, 2)
         assert to_sidecars == round(engines * 32_000 / 1e6, 2)
 
 
 def test_its_figures_are_in_the_results() -> None:
-    for figure in ("51.7", "110 bytes each", "5,525", "917 µs", "44 ms", "224 ms"):
+    for figure in ("51.7", "110 bytes each", "9,000", "917 µs", "44 ms", "224 ms"):
         assert figure in RESULTS, figure
 
 

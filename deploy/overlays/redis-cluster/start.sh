@@ -10,7 +10,7 @@ quoted() { printf %s "$1" | sed 's/[\\"]/\\&/g'; }
 {
   echo "user default off"
   # What eviction_client.stores.redis runs, and how a client learns the cluster's slots.
-  echo "user engine on $(digest "$PASSWORD") ~lpc:* resetchannels -@all +eval +evalsha +zmscore +zadd +zcount +zremrangebyrank +pexpire +get +set +time +cluster|slots +command +info +readonly"
+  echo "user engine on $(digest "$PASSWORD") ~lpc:* resetchannels -@all +eval +zmscore +zadd +zcount +zremrangebyrank +pexpire +get +set +time +cluster|slots +command +info +readonly"
   # Forms the cluster, and feeds the replicas.
   echo "user admin on $(digest "$ADMIN_PASSWORD") ~* &* +@all"
   echo "user health on nopass resetkeys resetchannels -@all +ping"

@@ -1,0 +1,176 @@
+"""What an error of redis-py means and what to do about it; when a Redis that failed is asked again, and what is logged of it.
+
+No text of Redis is shown: it may quote a command, with its key and values.
+"""
+
+import logging
+import re
+import ssl
+import time
+from collections.abc import Callable
+from typing import Final
+
+import redis
+import redis.exceptions as e
+from redis.backoff import AbstractBackoff, EqualJitterBackoff
+
+from lpc.wire.bugs import log_bug
+from lpc.wire.certificates import verdict
+from lpc.wire.redis_connection import ERRORS, Connection, PasswordFileError
+
+log = logging.getLogger(__name__)
+
+REFUSALS: Final = ("OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "other")
+"""Causes for which Redis refuses single commands, as labels of metrics."""
+
+_LOGIN: Final = "{settings}_PASSWORD_FILE, or in {settings}_URL (there % / # ? @ are written %25 %2F %23 %3F %40)"
+_ADVICE: Final = {
+    "NOPERM": "does not let this user run a command or use a key: give it the rights of docs/how-to/security.md",
+    "protected": "runs in protected mode and refuses other machines: give it a user with a password, or, on a private network, "
+    "set its protected-mode to no",
+    "password": f"refuses this user or password: correct them in {_LOGIN}",
+    "no password": f"asks for a password: set it in {_LOGIN}",
+    "loading": "is still loading its data: wait",
+    "cluster": "is a Cluster that is not whole: it is forming, failing over, or some of its nodes are gone; if it stays so, "
+    "see CLUSTER INFO and CLUSTER NODES",
+    "READONLY": "is a read-only replica: set {settings}_URL to the primary",
+    "OOM": "is out of memory, so nothing new is stored: raise maxmemory",
+    "WRONGTYPE": "holds a key of another type: let no other program write into this Redis",
+    "MISCONF": "cannot write its data to disk: see its log",
+    "NOREPLICAS": "has too few replicas connected: see its log",
+    "old": "is too old: version 6.2 or later is needed",
+    "single": "is not a Cluster: unset {settings}_CLUSTER",
+    "moved": "is a node of a Cluster: set {settings}_CLUSTER=true",
+    "timeout": "did not answer within {timeout_s:g} s: check that it runs and that no firewall is between",
+    "away": "cannot be reached: check {settings}_URL and that the server runs",
+    "other": "refused a command ({kind}): see its log",
+}
+"""What each cause means, and what to do about it."""
+
+_NEVER: Final = "(?!)"
+_SIGNS: Final[tuple[tuple[str, tuple[type[BaseException], ...], str], ...]] = (
+    ("NOPERM", (e.NoPermissionError,), "NOPERM|user executing the script"),
+    ("protected", (), "protected mode"),
+    ("password", (), "WRONGPASS|(?i:invalid.*password)"),
+    ("no password", (redis.AuthenticationError,), "NOAUTH"),
+    ("loading", (redis.BusyLoadingError,), _NEVER),
+    ("cluster", (e.ClusterDownError, e.TryAgainError, e.SlotNotCoveredError), "slots are not covered|could not agree"),
+    ("READONLY", (redis.ReadOnlyError,), "READONLY|(?i:read only)"),
+    ("OOM", (redis.OutOfMemoryError,), r"\bOOM\b"),
+    ("WRONGTYPE", (), "WRONGTYPE"),
+    ("MISCONF", (), "MISCONF"),
+    ("NOREPLICAS", (), "NOREPLICAS"),
+    ("old", (), "(?i:unknown command)"),
+    ("single", (), "cluster support disabled|Cluster mode is not enabled"),
+    ("moved", (e.MovedError, e.AskError), _NEVER),
+    ("timeout", (redis.TimeoutError, TimeoutError), _NEVER),
+    ("away", (redis.ConnectionError, OSError, e.RedisClusterException), _NEVER),
+    ("other", (BaseException,), _NEVER),
+)
+"""Types and texts of the errors of a cause. The first that fits counts; redis-py takes some codes of Redis out of the text."""
+
+
+def explain(error: BaseException, connection: Connection, what: str = "") -> tuple[str, str]:
+    """Return the cause of an error of redis-py, and a sentence for the operator, which holds no password.
+
+    Args:
+        what: the server is for: "of the response caches".
+    """
+    while isinstance(error, e.RedisClusterException) and not isinstance(
+        error, e.SlotNotCoveredError
+    ):  # a Cluster's client wraps what a node has answered once or twice
+        inner = error.__cause__ or error.__context__
+        if not isinstance(inner, ERRORS):
+            break
+        error = inner
+    cause, sentence = _of_files(error, connection) or next(
+        (name, _ADVICE[name]) for name, kinds, text in _SIGNS if isinstance(error, kinds) or re.search(text, str(error))
+    )
+    sentence = sentence.format(settings=connection.settings, timeout_s=connection.timeout_s, kind=type(error).__name__)
+    return cause, " ".join(filter(None, ("Redis", what, "at", connection.where, sentence)))
+
+
+def _of_files(error: BaseException, connection: Connection) -> tuple[str, str] | None:
+    """Return cause and sentence of an error that is about the password's file or a certificate."""
+    below = error.__context__
+    if isinstance(error, PasswordFileError):
+        return "password file", f"cannot be asked: the file of {{settings}}_PASSWORD_FILE cannot be read, {error}"
+    if isinstance(below, ssl.SSLCertVerificationError):
+        return "certificate", f"shows a certificate that {verdict(below.verify_code)} ({{settings}}_CA)"
+    if isinstance(below, ssl.SSLError):
+        advice = "if it asks for certificates, set {settings}_CERTIFICATE and _KEY to one that its authority signed"
+        return "TLS", f"ends the TLS handshake: {advice}"
+    if isinstance(below, FileNotFoundError) and not connection.where.startswith("/"):
+        return "files", "cannot be asked: a file of {settings}_CA, _CERTIFICATE or _KEY is missing"
+    return None
+
+
+class Health:
+    """Whether a Redis answers. Each cause of a failure is one line in the log, until it answers again.
+
+    Args:
+        connection: to it.
+        what: it is for, for the log.
+        count: called with the cause (of REFUSALS) of each command that it refuses while it answers others.
+        backoff: seconds to wait after so many failures in a row.
+        clock: monotonic seconds.
+
+    Attributes:
+        failures: in a row.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        what: str = "",
+        count: Callable[[str], object] = lambda _cause: None,
+        *,
+        backoff: AbstractBackoff | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failures = 0
+        self._connection = connection
+        self._what = what
+        self._count = count
+        self._backoff = backoff or EqualJitterBackoff(cap=5.0, base=0.05)
+        self._clock = clock
+        self._again_at = -float("inf")
+        self._logged: set[str] = set()
+
+    @property
+    def resting(self) -> bool:
+        """Whether it has failed so lately that it is not asked."""
+        return self._clock() < self._again_at
+
+    def rest(self, seconds: float) -> None:
+        """Let nobody ask it for so long."""
+        self._again_at = self._clock() + seconds
+
+    def failed(self, error: BaseException) -> None:
+        """It could not be used."""
+        self.failures += 1
+        self.rest(self._backoff.compute(min(self.failures, 16)))
+        if self._is_new(reason := explain(error, self._connection, self._what)[1]):
+            log.warning("%s. It is not used until then; serving goes on", reason)
+
+    def refused(self, error: Exception) -> str:
+        """It refused one command; return why, of REFUSALS."""
+        if not isinstance(error, redis.ResponseError):
+            log_bug(log, f"a command to Redis {self._what}", error)  # redis-py did not even send it
+        cause, reason = explain(error, self._connection, self._what)
+        self._count(cause if cause in REFUSALS else "other")
+        if self._is_new(reason):
+            log.error("%s. Other commands are not concerned", reason)
+        return cause
+
+    def answered(self) -> None:
+        """It has answered."""
+        if self.failures:
+            self.failures = 0
+            self._logged.clear()
+            log.info("Redis %s is back", self._what or f"at {self._connection.where}")
+
+    def _is_new(self, reason: str) -> bool:
+        known = reason in self._logged
+        self._logged.add(reason)
+        return not known
