@@ -1,4 +1,4 @@
-"""The check at start: it passes in this vLLM, and what it finds in another costs the credit, never the engine."""
+"""The check at start, and the random course behind it: what differs in another vLLM costs the values, never the engine."""
 
 import importlib
 import logging
@@ -18,11 +18,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from benchmarks.bare_scheduler import Engine, conversations, vllm_config
+from eviction_client.ended import Run
 from eviction_client.engines.vllm import conformance, scheduler, versions
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
+from tests.engine.pool_course import HIGH, LOW, MIDDLE, STEP_S, TABLES, Ending, PoolEngine, course
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the check at start")
 
@@ -45,12 +47,47 @@ def test_this_vllm_passes_and_the_check_leaves_no_trace(caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-def test_the_course_of_the_check_does_all_that_an_engine_does() -> None:
-    names = [name for name, _ in conformance._course(conformance._Engine(Engine(50, learned=False).pool, learned=True))]
+def test_the_course_does_all_that_an_engine_does() -> None:
+    names = [name for name, _ in course(PoolEngine(learned=True), 14)]
     least = {"allocate": 50, "hit": 10, "free": 20, "defer": 10, "drain": 10, "preempt": 10, "evict": 3, "reset": 1}
     if hasattr(BlockPool, "unpin_blocks"):
         least["unpin"] = 10
     assert {name: count for name, count in least.items() if names.count(name) < count} == {}
+
+
+@pytest.mark.parametrize("value_enabled", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_while_nothing_is_known_the_pool_is_as_with_its_own_queue_after_every_operation(seed: int, value_enabled: bool) -> None:
+    stock = course(PoolEngine(learned=False), seed)
+    ours = course(PoolEngine(learned=True, value_enabled=value_enabled), seed)
+    for number, (expected, found) in enumerate(zip(stock, ours, strict=True)):
+        assert found == expected, number
+
+
+def test_chains_and_their_parts_leave_the_pool_in_the_order_of_their_values() -> None:
+    engine = PoolEngine(learned=True)
+    plugin = engine.plugin
+    plugin.tables = TABLES
+    names = ("high", "low", "middle", "split")
+    chains = {name: engine.allocate(4, 4) for name in names}
+    engine.block_pool.get_new_blocks(engine.block_pool.get_num_free_blocks())
+    plugin.runs = {"high": [Run(4, HIGH)], "low": [Run(4, LOW)], "middle": [Run(4, MIDDLE)]}
+    plugin.runs["split"] = [Run(1, HIGH), Run(4, LOW)]
+    for name, (blocks, hashes) in chains.items():
+        plugin.time += STEP_S
+        engine.free(Ending(name, blocks, hashes=hashes, block_size=engine.block_size))
+
+    def ids(name: str, start: int = 0) -> list[int]:
+        return [block.block_id for block in reversed(chains[name][0][start:])]
+
+    by_use = [number for name in names for number in ids(name)]
+    by_value = [*ids("low"), *ids("split", 1), *ids("middle"), *ids("high"), ids("split")[-1]]
+    for value_enabled, expected in ((True, by_value), (False, by_use), (True, by_value)):
+        plugin.value_enabled = value_enabled
+        plugin.time += STEP_S
+        engine.schedule()
+        assert engine.order() == expected
+    assert [block.block_id for block in engine.block_pool.get_new_blocks(9)] == by_value[:9]
 
 
 def test_what_the_scheduler_says_at_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -67,18 +104,29 @@ def test_what_the_scheduler_says_at_start(monkeypatch: pytest.MonkeyPatch, caplo
 Drift = Callable[[pytest.MonkeyPatch], None]
 
 
-def calls_an_unknown_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release whose pool puts some blocks to the middle of its queue."""
+def has_another_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release whose queue can put blocks to its middle."""
+    monkeypatch.setattr(FreeKVCacheBlockQueue, "append_warm", FreeKVCacheBlockQueue.append_n, raising=False)
 
-    def append_warm(self: Any, blocks: list[KVCacheBlock]) -> None:
-        self.append_n(blocks)
 
-    def unpin_blocks(self: Any, blocks: Iterable[KVCacheBlock], on_reuse: object) -> None:
-        queue = self.free_block_queue
-        queue.append_warm(list(blocks))
+def frees_with_another_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = FreeKVCacheBlockQueue.append_n
 
-    monkeypatch.setattr(FreeKVCacheBlockQueue, "append_warm", append_warm, raising=False)
-    monkeypatch.setattr(BlockPool, "unpin_blocks", unpin_blocks, raising=False)
+    def append_n(self: Any, blocks: list[KVCacheBlock], warm: bool = False) -> None:
+        stock(self, blocks)
+
+    monkeypatch.setattr(FreeKVCacheBlockQueue, "append_n", append_n)
+
+
+def keeps_its_blocks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release whose queue has an attribute of its own, which its pool might use."""
+    stock = FreeKVCacheBlockQueue.__init__
+
+    def init(self: Any, blocks: list[KVCacheBlock]) -> None:
+        stock(self, blocks)
+        self.segments = [blocks]
+
+    monkeypatch.setattr(FreeKVCacheBlockQueue, "__init__", init)
 
 
 def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +185,11 @@ def has_moved_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DRIFT: dict[Drift, str] = {
-    calls_an_unknown_method: "uses `append_warm` of its free queue",
-    evicts_in_another_order: "not as it was after operation",
-    reads_its_queue_from_the_end: "not as it was after operation",
+    has_another_method: "its free queue has `append_warm`, which ours does not have",
+    frees_with_another_argument: r"free queue's append_n\(blocks, warm\) takes other arguments",
+    keeps_its_blocks_elsewhere: "its free queue has `segments`",
+    evicts_in_another_order: r"evicts blocks in the order \[.*\], not \[6, 7, 3, 2, 5, 4, 1\]",
+    reads_its_queue_from_the_end: r"evicts blocks in the order \[1, 7, ",
     has_another_queue: "its free queue is a SegmentedQueue",
     frees_by_another_name: r"pop_blocks_for_free\(request\) is gone",
     takes_another_argument: r"free_blocks\(ordered_blocks\) is gone or takes other arguments",
@@ -169,7 +219,7 @@ def test_an_engine_that_fails_serves_with_stock_lru_one_error_and_a_metric(
 
 def test_who_asks_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     evicts_in_another_order(monkeypatch)
-    with pytest.raises(EngineUnsupported, match=r"not as it was.*LPC_ON_UNKNOWN_ENGINE"):
+    with pytest.raises(EngineUnsupported, match=r"evicts blocks in the order.*LPC_ON_UNKNOWN_ENGINE"):
         Engine(50, on_unknown_engine="refuse")
 
 

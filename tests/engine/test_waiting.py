@@ -1,9 +1,10 @@
 """vLLM's real scheduler, synchronous and asynchronous, that serves cached first."""
 
 import itertools
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from vllm.lora.request import LoRARequest
@@ -13,9 +14,9 @@ from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, vllm_config
 from eviction_client.cached_first import AGEING, ESTIMATES
-from eviction_client.engines.vllm import waiting_check
+from eviction_client.engines.vllm import conformance
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.engines.vllm.waiting import CachedFirstQueue
+from eviction_client.engines.vllm.waiting import CachedFirstQueue, CachedPrompts
 from eviction_client.errors import EngineUnsupported
 from eviction_client.prefill import START_SPEED
 
@@ -196,6 +197,71 @@ def test_a_request_whose_grammar_compiles_lets_others_pass_and_is_served_when_it
     assert queue.cached_first and engine.scheduler.lpc.plugin.failures == 0
 
 
+class Scheduled:
+    """What a step of a course gives out."""
+
+    scheduled_spec_decode_tokens: Final[dict[str, list[int]]] = {}
+    num_scheduled_tokens: Final[dict[str, int]] = {}
+    total_num_scheduled_tokens = 0
+
+
+class Queued:
+    """A request as the queue reads it."""
+
+    skip_reading_prefix_cache = False
+    num_computed_tokens = 0
+
+    num_tokens = 1
+    block_hashes = ()
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def course(queue: Any, seed: int) -> Iterator[tuple[str, object]]:
+    """Run a random course through a queue, the same for all; yield after each operation its name and all that can be seen."""
+    rng = random.Random(seed)
+    running: list[Any] = []
+    numbers = iter(range(10**6))
+    for _ in range(300):
+        kind = rng.choice(["add", "add", "step", "step", "preempt", "remove", "remove some"])
+        if kind == "add":
+            queue.add_request(Queued(next(numbers)))
+        elif kind == "preempt":
+            while running and rng.random() < 0.7:
+                queue.prepend_request(running.pop())
+        elif kind == "step":
+            skipped: list[Any] = []
+            getattr(queue, "step_begins", lambda: None)()
+            while queue and rng.random() < 0.7:
+                request = queue.peek_request()
+                if queue.peek_request() is not request or queue.pop_request() is not request:
+                    yield "pop", None
+                if rng.random() < 0.4:
+                    skipped.insert(0, request)
+                else:
+                    running.append(request)
+            if skipped:
+                queue.prepend_requests(skipped)
+            getattr(queue, "step_ends", lambda _: None)(Scheduled)
+        elif queue:
+            removed = rng.sample(list(queue), rng.randint(1, min(len(queue), 3)))
+            if kind == "remove":
+                queue.remove_request(removed[0])
+            else:
+                queue.remove_requests([*removed, Queued(-1)])
+        head = queue.peek_request().number if queue else None
+        yield kind, (head, len(queue), bool(queue), [each.number for each in queue], [each.number for each in running])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_with_equal_prefill_the_order_is_vllms_after_every_operation(seed: int) -> None:
+    nothing = CachedPrompts(lambda *_: None, 0, 1, 1)
+    ours = CachedFirstQueue(nothing, iter(range(10**9)).__next__, _raise)
+    for expected, found in zip(course(FCFSRequestQueue(), seed), course(ours, seed), strict=True):
+        assert found == expected
+
+
 def test_a_skipped_request_returns_to_its_place_and_a_preempted_one_goes_to_the_front() -> None:
     engine = engine_of(100, max_seqs=1)
     warm_and_cold(engine, cold_tokens=200)
@@ -205,7 +271,7 @@ def test_a_skipped_request_returns_to_its_place_and_a_preempted_one_goes_to_the_
     skipped = queue.peek_request()
     assert queue.pop_request() is skipped and skipped.request_id == "cold"
     queue.prepend_requests([skipped])
-    queue.step_ends(waiting_check._Scheduled)
+    queue.step_ends(Scheduled)
     engine.add("warm too", [*range(6, 6 + 10 * BLOCK), 8, 9], 2)
     assert queue.peek_request().request_id == "warm too"
     queue.step_begins()
@@ -296,27 +362,25 @@ def has_another_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FCFSRequestQueue, "pop_requests", FCFSRequestQueue.pop_request, raising=False)
 
 
-def hides_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockPool, "get_cached_block", lambda *_: None)
+def takes_another_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = FCFSRequestQueue.remove_requests
+
+    def remove_requests(self: Any, requests: Any, aborted: bool = False) -> None:
+        stock(self, requests)
+
+    monkeypatch.setattr(FCFSRequestQueue, "remove_requests", remove_requests)
 
 
-def shows_blocks_that_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockPool, "get_cached_block", lambda *_: [object()])
-
-
-def touches_what_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def looks_for_blocks_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = BlockPool.get_cached_block
-
-    def get_cached_block(self: Any, *args: Any) -> Any:
-        found = stock(self, *args)
-        for block in found or ():
-            block.ref_cnt += 1
-        return found
-
-    monkeypatch.setattr(BlockPool, "get_cached_block", get_cached_block)
+    monkeypatch.setattr(BlockPool, "get_cached_block", lambda self, hash_, groups, touch=True: stock(self, hash_, groups))
 
 
-DRIFTS = [has_another_method, hides_its_blocks, shows_blocks_that_it_has_not, touches_what_is_looked_for]
+DRIFTS = {
+    has_another_method: "its waiting queue has `pop_requests`, which ours does not have",
+    takes_another_argument: "its waiting queue's remove_requests(requests, aborted) takes other arguments",
+    looks_for_blocks_another_way: "get_cached_block(block_hash, kv_cache_group_ids) is gone or takes other arguments",
+}
 
 
 @left_alone
@@ -325,17 +389,17 @@ def test_what_the_check_finds_in_another_vllm_leaves_it_first_come_first_served(
     drift: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Engine(50, learned=False).scheduler
-    assert waiting_check.why_fcfs(scheduler) is None
+    assert conformance.why_fcfs(scheduler) is None
     drift(monkeypatch)
-    reason = waiting_check.why_fcfs(scheduler)
-    assert reason is not None and "failed" not in reason
+    reason = conformance.why_fcfs(scheduler)
+    assert DRIFTS[drift] in (reason or "")
     assert type(engine_of(50).scheduler.waiting) is FCFSRequestQueue
 
 
 def test_the_log_says_why_it_stays_first_come_first_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting_check, "why_fcfs", lambda _: "it has drifted")
+    monkeypatch.setattr(conformance, "why_fcfs", lambda _: "it has drifted")
     engine = engine_of(50)
     assert type(engine.scheduler.waiting) is FCFSRequestQueue and engine.scheduler.lpc.queue is not None
     assert "it has drifted. Requests are served first come, first served" in caplog.text

@@ -161,9 +161,9 @@ def _cached_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> A
             why = "a dry run changes no order" if settings.shadow else f"vLLM's scheduling policy is {policy}"
             logger.warning("learned prefix cache: LPC_SCHEDULE=cached-first has no effect: %s", why)
             return None
-        from eviction_client.engines.vllm import waiting, waiting_check
+        from eviction_client.engines.vllm import conformance, waiting
 
-        reason = waiting_check.why_fcfs(scheduler)
+        reason = conformance.why_fcfs(scheduler)
         if reason is None:
             queue = waiting.adopt(scheduler, plugin)
             logger.info("learned prefix cache: the waiting request with the least missing prefill is served first")

@@ -13,7 +13,7 @@ own deque holds them all.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from vllm.v1.core.kv_cache_utils import BlockHashListWithBlockSize
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
@@ -23,17 +23,6 @@ from vllm.v1.request import Request
 from eviction_client.cached_first import CachedFirst, Place
 from eviction_client.plugin import Plugin
 from eviction_client.prefill import PrefillSpeed, cached_prefix
-
-METHODS: Final = {
-    "add_request": ["request"],
-    "pop_request": [],
-    "peek_request": [],
-    "prepend_request": ["request"],
-    "prepend_requests": ["requests"],
-    "remove_request": ["request"],
-    "remove_requests": ["requests"],
-}
-"""The methods of vLLM's queue and their parameters."""
 
 
 class CachedPrompts:
@@ -287,7 +276,7 @@ class CachedFirstQueue(FCFSRequestQueue):
 
 
 def adopt(scheduler: Any, plugin: Plugin) -> CachedFirstQueue:
-    """Put the queue into a scheduler that has passed the check (:mod:`eviction_client.engines.vllm.waiting_check`).
+    """Put the queue into a scheduler that has passed the check (:func:`eviction_client.engines.vllm.conformance.why_fcfs`).
 
     Raises:
         Exception: the engine has no such parts. Then nothing has changed.
