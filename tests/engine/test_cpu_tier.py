@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, takewhile
 from typing import Any
 
@@ -23,40 +23,75 @@ from benchmarks.cpu_tier import connector
 from eviction_client.background import AtOnce
 from eviction_client.ended import Run
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.engines.vllm_cpu import MODULE, POLICY, conformance, placing
+from eviction_client.engines.vllm_cpu import MODULE, POLICY, placing
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
 from eviction_client.value_queue import DONE
 from eviction_client.value_tier import ValueTier
 from tests import offload_course
+from tests.engine.tier_course import FEW, HIGH, LOW, LOWEST, MIDDLE, STEP_S, TABLES, Side, course, fail, key_of
 
 pytestmark = pytest.mark.supports(
     engine="vLLM",
     tier="CPU tier",
     what="its offloading manager and connector without a worker: LRU key by key, order by value",
 )
-Side = conformance._Side
 
 
 def test_this_vllm_passes_and_says_so_to_whoever_asks() -> None:
     assert placing.why_not() is None
 
 
-def test_the_course_of_the_check_does_all_that_a_tier_does() -> None:
-    course = list(conformance._course(Side(conformance.FEW, learned=True)))
-    names = [name for name, _ in course]
+def test_the_course_does_all_that_a_tier_does() -> None:
+    seen = list(course(Side(FEW, learned=True), 31))
+    names = [name for name, _ in seen]
     least = {"begin": 30, "store": 30, "load": 15, "stored": 20, "loaded": 10, "end": 20, "reset": 2}
     assert {name: times for name, times in least.items() if names.count(name) < times} == {}
-    evicted = [seen[1] for name, (seen, _) in course if name == "store" and isinstance(seen, tuple) and len(seen) == 3]
+    evicted = [each[1] for name, (each, _) in seen if name == "store" and isinstance(each, tuple) and len(each) == 3]
     assert sum(map(len, evicted)) > 20
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_while_nothing_is_known_it_is_vllms_lru_key_by_key(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conformance, "OPERATIONS", 600)
-    monkeypatch.setattr(conformance.random, "Random", lambda _, plain=random.Random: plain(seed))
-    stock = list(conformance._course(Side(20, learned=False)))
-    assert list(conformance._course(Side(20, learned=True))) == stock
+@pytest.mark.parametrize("chunks", [FEW, 20])
+def test_while_nothing_is_known_it_is_vllms_lru_key_by_key(chunks: int, seed: int) -> None:
+    stock = course(Side(chunks, learned=False), seed, 600)
+    for number, (expected, found) in enumerate(zip(stock, course(Side(chunks, learned=True), seed, 600), strict=True)):
+        assert found == expected, number
+
+
+def test_the_lowest_values_leave_first_and_what_is_in_use_stays() -> None:
+    chunks = 24
+    side = Side(chunks, learned=True, tables=TABLES)
+    manager, tier = side.manager, side.tier
+    assert tier is not None
+    classes = {"high": HIGH, "low": LOW, "middle": MIDDLE, "busy": LOWEST, "high too": HIGH}
+    chains = {name: [f"{name}{n}".encode().rjust(32) for n in range(4)] for name in classes}
+    for number, (name, chain) in enumerate(chains.items()):
+        side.now += 10 * STEP_S
+        keys = [key_of(key) for key in chain]
+        context = side.context(number, chain)
+        assert manager.prepare_store(keys, context) is not None
+        manager.complete_store(keys, context)
+        side.end(number, chain, Run(4, classes[name]))
+    reader = side.context(90, chains["busy"])
+    manager.prepare_load([key_of(key) for key in chains["busy"]], reader)
+
+    def stored(request: int, contents: Sequence[bytes]) -> list[bytes] | None:
+        output = manager.prepare_store([key_of(key) for key in contents], side.context(request, contents))
+        return None if output is None else [key[:-4] for key in output.evicted_keys]
+
+    fresh = [f"fresh{n}".encode().rjust(32) for n in range(chunks)]
+    assert stored(91, fresh[:4]) == [], "there is room"
+    before = list(tier.order())
+    assert stored(92, fresh[4:]) is None and list(tier.order()) == before, "no room can be made"
+    # Three of the least, tail first, and the fourth is protected: it is offered itself.
+    assert stored(93, [chains["low"][3], *fresh[4:7]]) == chains["low"][2::-1]
+    side.end(93, [chains["low"][3]], Run(1, LOW))
+    assert stored(94, fresh[7:12]) == [chains["low"][3], *reversed(chains["middle"])]
+    manager.complete_load([key_of(key) for key in chains["busy"]], reader)
+    # The parts of one chain in classes of their own.
+    side.end(90, chains["busy"], Run(1, HIGH), Run(4, LOWEST))
+    assert stored(95, fresh[12:15]) == chains["busy"][:0:-1]
 
 
 class Driven:
@@ -64,13 +99,13 @@ class Driven:
 
     def __init__(self, seed: int, chunks: int) -> None:
         self.rng = random.Random(seed)
-        self.side = Side(chunks, learned=True, tables=conformance.TABLES)
+        self.side = Side(chunks, learned=True, tables=TABLES)
         self.manager = self.side.manager
         self.policy: LearnedCachePolicy = self.manager._policy
         self.chunks = chunks
         self.evictions = self.refusals = 0
         self.waiting: dict[int, list[Any]] = {}
-        self.policy.link(self.tier, conformance._fail, [(0, 1)])
+        self.policy.link(self.tier, fail, [(0, 1)])
         stock = self.policy.evict
 
         def evict(n: int, protected: set[Any]) -> Any:
@@ -109,14 +144,14 @@ class Driven:
             chain = chain + [next(contents).to_bytes(32, "big") for _ in range(rng.randint(1, 6))]
             chains = [*chains[-10:], chain]
             context = self.side.context(number, chain)
-            keys = [conformance._key(block) for block in chain]
+            keys = [key_of(block) for block in chain]
             ready = [key for key in keys if manager.lookup(key, context).name == "HIT"]
             loads = ready if rng.random() < 0.7 else []
             manager.prepare_load(loads, context)
             if rng.random() < 0.3:
                 above = rng.randint(0, 2)
                 needs = self.policy.find(earlier := rng.choice(chains), above)
-                assert needs == list(takewhile(self.policy.lru.chunks.__contains__, map(conformance._key, earlier[above:])))
+                assert needs == list(takewhile(self.policy.lru.chunks.__contains__, map(key_of, earlier[above:])))
                 self.policy.wait(number, needs)
                 self.waiting[number] = needs
             if self.waiting and rng.random() < 0.25:
@@ -157,7 +192,7 @@ def test_on_a_course_of_requests_it_is_what_the_simulator_takes_it_for(learned: 
     seen = offload_course.Seen()
     for number, side.now, chain, had in offload_course.steps():
         blocks = [content.to_bytes(32, "big") for content in chain]
-        keys = [conformance._key(block) for block in blocks]
+        keys = [key_of(block) for block in blocks]
         context = side.context(number, blocks)
         end = had
         while end < len(keys) and manager.lookup(keys[end], context).name == "HIT":
@@ -187,11 +222,11 @@ def test_after_a_failure_of_ours_the_tier_is_vllms_lru_and_says_so_once(method: 
     driven.policy.link(driven.tier, failures.append)
     driven.policy.evict = type(driven.policy).evict.__get__(driven.policy)  # type: ignore[method-assign]
 
-    def fail(*_: object, **__: object) -> None:
+    def breaks(*_: object, **__: object) -> None:
         raise Broken
 
     serve(driven, 20, first=0)
-    monkeypatch.setattr(driven.tier, method, fail)
+    monkeypatch.setattr(driven.tier, method, breaks)
     serve(driven, 20, first=100)
     if method == "remove":
         fail_a_store(driven)
@@ -220,7 +255,7 @@ def serve(driven: Driven, requests: int, *, first: int) -> None:
         chain = [(1000 * number + place).to_bytes(32, "big") for place in range(3)]
         context = driven.side.context(number, chain)
         driven.policy.step()
-        output = driven.manager.prepare_store([conformance._key(block) for block in chain], context)
+        output = driven.manager.prepare_store([key_of(block) for block in chain], context)
         assert output is not None
         driven.manager.complete_store(output.keys_to_store, context)
         driven.side.end(number, chain, Run(len(chain), number % 2))
@@ -228,8 +263,8 @@ def serve(driven: Driven, requests: int, *, first: int) -> None:
 
 def fail_a_store(driven: Driven) -> None:
     context = driven.side.context(999, [b"x" * 32])
-    driven.manager.prepare_store([conformance._key(b"x" * 32)], context)
-    driven.manager.complete_store([conformance._key(b"x" * 32)], context, success=False)
+    driven.manager.prepare_store([key_of(b"x" * 32)], context)
+    driven.manager.complete_store([key_of(b"x" * 32)], context, success=False)
 
 
 def test_what_a_later_release_adds_goes_to_its_own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +280,7 @@ def test_alone_it_is_vllms_lru_and_says_once_what_is_missing(caplog: pytest.LogC
     for number in range(3):
         context = ReqContext(req_id=str(number))
         manager.on_new_request(context)
-        manager.prepare_store([conformance._key(bytes([number]) * 32)], context)
+        manager.prepare_store([key_of(bytes([number]) * 32)], context)
         manager.on_request_finished(context)
     (warning,) = [record.getMessage() for record in caplog.records if "learned prefix cache" in record.getMessage()]
     assert "--scheduler-cls" in warning
@@ -305,7 +340,7 @@ def test_what_waits_behind_a_cold_request_is_kept_in_the_tier_behind_what_the_po
     assert 0 < had < 10 * BLOCK
     engine.step()
     engine.step()
-    missing = [conformance._key(block) for block in again.block_hashes[had // BLOCK : 10]]
+    missing = [key_of(block) for block in again.block_hashes[had // BLOCK : 10]]
     assert list(tier._queue._needed) == [tier._chunks[key].block_id for key in missing]
     assert engine.scheduler.lpc.plugin.failures == 0
     engine.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
@@ -375,8 +410,8 @@ def has_moved_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DRIFT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
-    evicts_in_another_order: "not as it was after operation",
-    has_no_such_hook: "in the order of their values",
+    evicts_in_another_order: "its offload tier with our policy evicts chunks in the order",
+    has_no_such_hook: "its offload tier evicts chunks in the order",
     takes_no_policy: "TypeError: no cache_policy_module_path here",
     has_moved_a_module: "takes no policy of this kind",
 }

@@ -139,13 +139,15 @@ def chain(both: Any, tokens: list[int]) -> Any:
 def test_by_value_the_lowest_goes_first_and_of_a_chain_its_deepest_block() -> None:
     both, gpu = learned(value_enabled=True)
     freed = {}
-    for reuse_class, name in ((2, "high"), (0, "low"), (1, "middle")):
+    runs = {"high": [Run(3, 2)], "low": [Run(3, 0)], "middle": [Run(3, 1)], "split": [Run(1, 2), Run(3, 0)]}
+    for name in runs:
         table = chain(both, [ord(name[0])] * 12)
         freed[name] = table.physical_block_ids
         gpu.mark_blocks_as_accessed(freed[name], 1e9)
-        gpu.evictor.placing(Ended(None, None, (), 0, 0.0, 0, [Run(3, reuse_class)]), table.free)
-    order = [gpu.evictor.evict()[0] for _ in range(9)]
-    assert order == [block for name in ("low", "middle", "high") for block in reversed(freed[name])]
+        gpu.evictor.placing(Ended(None, None, (), 0, 0.0, 0, runs[name]), table.free)
+    order = [gpu.evictor.evict()[0] for _ in range(12)]
+    low, middle, high, split = (freed[name][::-1] for name in ("low", "middle", "high", "split"))
+    assert order == [*low, *split[:2], *middle, *high, split[2]]
 
 
 def test_stock_loses_a_free_block_that_is_updated_and_ours_does_not() -> None:

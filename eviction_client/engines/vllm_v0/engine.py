@@ -3,19 +3,19 @@
 V0 has no flag for a scheduler before 0.8, so the general plug-in (:func:`eviction_client.engines.vllm_v0.register`) asks
 :func:`watch` to look after ``LLMEngine.__init__``: each engine that is built in this process gets the hooks on its schedulers.
 (In 0.6.0 plug-ins are loaded inside that very method; there the hooks come with the first request.) Before that,
-:func:`why_not` tries our evictor in small allocators of the engine's own class, whatever the release.
+:func:`why_not` compares what the evictors take, and a few evictions of small allocators of the engine's own class.
 """
 
 import atexit
 import inspect
 import json
 import logging
-import random
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Final
 
 from eviction_client.curve import KNOTS
-from eviction_client.ended import Ended, Run
+from eviction_client.ended import Ended
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.vllm.logs import join_vllms_logging
 from eviction_client.engines.vllm.tokenizer import finder_of
@@ -35,9 +35,10 @@ logger = logging.getLogger(__name__)
 
 INTERFACE: Final = ("add", "evict", "remove", "update", "num_blocks", "__contains__")
 """All that an allocator uses of its evictor."""
-BLOCKS: Final = 24
+BLOCKS: Final = 5
 BLOCK_TOKENS: Final = 4
-OPERATIONS: Final = 200
+EVICTED: Final = [4, 3, 2, 1, 0]
+"""Blocks in the order in which :func:`_evictions` evicts them if the least recently used go first."""
 
 
 def watch(settings: ClientSettings, release: str) -> None:
@@ -112,7 +113,7 @@ def why_not(scheduler: Any) -> str | None:
         if not hasattr(manager, "block_allocator"):
             return f"its {type(manager).__name__} has no evictor of blocks by id: start it with --use-v2-block-manager"
         allocator = gpu_allocator(manager)
-        return _interface(allocator.evictor) or _order(allocator) or _value(allocator)
+        return _interface(allocator.evictor) or _order(allocator)
     except Exception as error:
         return f"the check of its allocator failed: {type(error).__name__}: {error}"
 
@@ -130,63 +131,49 @@ def _interface(stock: Any) -> str | None:
 
 
 def _order(allocator: Any) -> str | None:
-    """Run one random course through two small allocators of this class, with the stock evictor and with ours."""
-    stock, learned = _small(allocator), _small(allocator)
-    learned.evictor = LearnedEvictor(learned.evictor, 1, block_size=BLOCK_TOKENS, clock=lambda: 2e9)
-    courses = [_course(stock), _course(learned)]
-    for number, (theirs, ours) in enumerate(zip(*courses, strict=True)):
-        if theirs != ours:
-            return f"with our evictor its allocator is not as it was after operation {number} of the check"
+    for whose, value_enabled in (("", None), (" with our evictor", False), (" with our evictor, by value,", True)):
+        found = _evictions(_small(allocator), value_enabled)
+        if found != EVICTED:
+            return f"its allocator{whose} evicts blocks in the order {found}, not {EVICTED}"
     return None
 
 
-def _value(allocator: Any) -> str | None:
-    """Free three chains, and evict them by value: the lowest first, of a chain the deepest part first."""
-    small = _small(allocator)
-    small.evictor = evictor = LearnedEvictor(small.evictor, 2, block_size=BLOCK_TOKENS, clock=lambda: 2e9)
-    evictor.queue.set_tables([[value / (1.0 + age) for age in KNOTS] for value in (1e-6, 1.0)])
-    evictor.queue.value_enabled = True
-    chains = []
-    for family, runs in enumerate(([Run(2, 1)], [Run(2, 0)], [Run(1, 1), Run(2, 0)])):
+def _evictions(allocator: Any, value_enabled: bool | None) -> list[int]:
+    """Use two chains of two blocks, and the first again; return all blocks of an allocator as it hands them out from then on.
+
+    Args:
+        value_enabled: of our evictor, which by one falling value for all blocks evicts as LRU does; None: the stock evictor.
+    """
+    evictor: LearnedEvictor | None = None
+    if value_enabled is not None:
+        now = count(2e9, 1.0).__next__
+        allocator.evictor = evictor = LearnedEvictor(allocator.evictor, 1, block_size=BLOCK_TOKENS, clock=now)
+        evictor.queue.set_tables([[1.0 / (1.0 + age) for age in KNOTS]])
+        evictor.queue.value_enabled = value_enabled
+
+    def allocate(*contents: int) -> list[Any]:
         chain: list[Any] = []
-        for place in range(2):
-            content = [family, place, 0, 0]
-            chain.append(small.allocate_immutable_block(prev_block=chain[-1] if chain else None, token_ids=content))
-        chains.append([block.block_id for block in chain])
-        ended = Ended(None, None, (), 0, 0.0, 0, runs)
-        evictor.placing(ended, lambda blocks: [small.free(block) for block in blocks], chain)
-    (high, high_tail), (low, low_tail), (split, split_tail) = chains
-    expected = [low_tail, low, split_tail, high_tail, high, split]
-    if [evictor.evict()[0] for _ in expected] != expected:
-        return "blocks do not leave its allocator in the order of their values"
-    return None
+        for content in contents:
+            previous = chain[-1] if chain else None
+            chain.append(allocator.allocate_immutable_block(prev_block=previous, token_ids=[content] * BLOCK_TOKENS))
+        return chain
+
+    def free(chain: list[Any]) -> None:
+        for block in chain:
+            allocator.free(block)
+
+    for number, contents in enumerate(((1, 2), (3, 4), (1, 2))):
+        chain = allocate(*contents)
+        allocator.mark_blocks_as_accessed([block.block_id for block in chain], 1e9 + number)
+        if evictor is None:
+            free(chain)
+        else:
+            evictor.placing(Ended(None, None, (), 0, 0.0, 0, ()), free, chain)
+    return [allocate(content)[0].block_id for content in range(5, 5 + BLOCKS)]
 
 
 def _small(allocator: Any) -> Any:
     return type(allocator)(num_blocks=BLOCKS, block_size=BLOCK_TOKENS)
-
-
-def _course(allocator: Any) -> list[object]:
-    """Allocate and free chains of blocks at random; return what can be seen after each operation."""
-    rng = random.Random(14)
-    running: list[list[Any]] = []
-    seen: list[object] = []
-    for number in range(OPERATIONS):
-        if running and (rng.random() < 0.5 or allocator.get_num_free_blocks() < 8):
-            chain = running.pop(rng.randrange(len(running)))
-            allocator.mark_blocks_as_accessed([block.block_id for block in chain], 1e9 + number)
-            for block in chain:
-                allocator.free(block)
-        else:
-            family, chain = rng.randrange(6), []
-            for place in range(rng.randint(1, 6)):
-                previous = chain[-1] if chain else None
-                content = [family, place, rng.random() < 0.2, 0]
-                chain.append(allocator.allocate_immutable_block(prev_block=previous, token_ids=content))
-            running.append(chain)
-        held = [block.block_id for chain in running for block in chain]
-        seen.append((held, allocator.get_num_free_blocks(), sorted(allocator._cached_blocks.values())))
-    return seen
 
 
 def _attach(
