@@ -21,17 +21,11 @@ TESTS = {
     "tier": "tests/engine/test_cpu_tier.py",
 }
 CHECK = """
-import time
 from benchmarks.bare_scheduler import Engine
 from vllm import __version__
 from eviction_client.engines.vllm.conformance import why_not
-scheduler = Engine(50, learned=False).scheduler
-times = []
-for _ in range(5):
-    started = time.perf_counter()
-    assert why_not(scheduler) is None, why_not(scheduler)
-    times.append(time.perf_counter() - started)
-print(__version__, f"{1000 * times[0]:.0f} ms, longest of 5: {1000 * max(times):.0f} ms")
+reason = why_not(Engine(50, learned=False).scheduler)
+print(__version__, reason or "fits")
 """
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +49,7 @@ def unpack(version: str, folder: Path) -> Path:
 
 
 def run(version: str, folder: Path) -> dict[str, str]:
-    """Return what became of each test file, and how long the check at start took."""
+    """Return what became of the check at start and of each test file."""
     environment = {
         **os.environ,
         "PYTHONPATH": f"{unpack(version, folder)}:{ROOT}",
@@ -63,8 +57,8 @@ def run(version: str, folder: Path) -> dict[str, str]:
     }
     answer = subprocess.run([sys.executable, "-c", CHECK], env=environment, cwd=folder, capture_output=True, text=True)
     last = (answer.stdout.strip().splitlines() or [""])[-1]
-    if not last.startswith(version):
-        return {"import": (answer.stderr.strip().splitlines() or ["?"])[-1]}
+    if not (last.startswith(version) and last.endswith("fits")):
+        return {"import": last or (answer.stderr.strip().splitlines() or ["?"])[-1]}
     results = {}
     for name, file in TESTS.items():
         options = ("-q", "--confcutdir=tests/engine", "-o", "filterwarnings=default", "-p", "no:cacheprovider", "--timeout=300")
@@ -72,7 +66,7 @@ def run(version: str, folder: Path) -> dict[str, str]:
         output = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True).stdout
         (folder / f"{version}-{name}.log").write_text(output)
         results[name] = re.sub(r"[= ]*$|^[= ]*| in [\d.]+s.*|, \d+ warnings?", "", output.strip().splitlines()[-1])
-    return {**results, "took": last.removeprefix(version)}
+    return results
 
 
 if __name__ == "__main__":

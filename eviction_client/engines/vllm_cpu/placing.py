@@ -19,7 +19,7 @@ CONNECTOR: Final = "OffloadingConnector"
 def why_not() -> str | None:
     """Return why the policy cannot work in the tier of the vLLM that is installed; None where it passed. Raises nothing.
 
-    Tries it for milliseconds, with vLLM's own, in two small tiers. For the plug-in's start, and for callers before that.
+    Compares a few evictions of two small tiers. For the plug-in's start, and for callers before that.
     """
     try:
         from eviction_client.engines.vllm_cpu import conformance
