@@ -274,7 +274,7 @@ def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_says_so_once(flee
     assert len(fleet.chats("drifted", count=4, reply=8, stock=[drifted, drifted])) == 12
     lines = [line for line in drifted.log.read_text().splitlines() if "learned prefix cache" in line]
     assert len(lines) == 1
-    assert re.search(r"ERROR .* does not work in this vLLM .* operation .* Stock LRU instead", lines[0])
+    assert re.search(r"ERROR .* does not work in this vLLM .* evicts blocks in the order .* Stock LRU instead", lines[0])
     assert until(lambda: drifted.metrics().get(("lpc_stock_fallback", "")) == 1.0)
     assert all(engine.metrics()["lpc_stock_fallback", ""] == 0.0 for engine in fleet.engines)
 
