@@ -40,8 +40,6 @@ QUICK_REQUESTS: Final = 4000
 QUICK_SHARES: Final = (0.03,)
 LONGEST: Final = 8192
 """Tokens of the longest prompt that the tiny model takes (`engine_replay.BATCH_TOKENS`)."""
-REAL_REFIT_S: Final = 86_400.0
-"""Never, that is: the virtual clock says when the return model is refitted."""
 
 
 Job = TypeVar("Job", bound=tuple[Any, ...])
@@ -246,7 +244,7 @@ def virtual_sidecar(home: Path, models: Path, model: str, tokenizer: Path) -> Si
     """Return a side's sidecar, to be started: the real one by the clock in ``home``, which knows the engine's tokenizer."""
     command = ("benchmarks.virtual_sidecar", str(home / "clock"))
     served = {SERVED: str(tokenizer)}
-    return Sidecar(home, models, model, command=command, served_models=served, returns_refit_s=REAL_REFIT_S)
+    return Sidecar(home, models, model, command=command, served_models=served)
 
 
 def show_sides(screen: Console, figures: dict[str, Any], title: str, *, size: str, stock: str, proofs: Sequence[str]) -> None:

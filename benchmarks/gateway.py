@@ -112,8 +112,8 @@ async def _measure(models: Path, model: str, requests: int) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def _gateway(url: str, sidecar: str, *, cache: bool, lookup_s: float = 10.0) -> AsyncIterator[httpx.AsyncClient]:
     settings = GatewaySettings(
-        gateway_port=0,
-        gateway_metrics_port=None,
+        port=0,
+        metrics_port=None,
         gateway_engines=(url,),
         gateway_cache=cache,
         gateway_cache_anonymous=True,

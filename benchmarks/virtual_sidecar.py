@@ -22,6 +22,7 @@ from lpc.model.inference import Model
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel
 from predictor_service import server
+from predictor_service.constants import Constants
 from predictor_service.settings import ServiceSettings
 
 REFIT_S: Final = 60.0
@@ -62,7 +63,11 @@ def serve_virtual(clock_file: Path) -> None:
     """Serve until told to stop, by the virtual clock in a file."""
     logging.basicConfig(level="INFO", stream=sys.stderr)
     clock = VirtualClock(clock_file)
-    parts = server.Parts(clock=clock, load=UnreadModel, returns=lambda capacity: PunctualReturnModel(capacity, clock))
+    # The virtual clock says when the return model is refitted, so the sidecar itself never does.
+    never = Constants(refit_s=86_400.0)
+    parts = server.Parts(
+        clock=clock, load=UnreadModel, returns=lambda capacity: PunctualReturnModel(capacity, clock), constants=never
+    )
     asyncio.run(server.serve(ServiceSettings(), parts))
 
 

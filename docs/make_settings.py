@@ -11,28 +11,41 @@ from eviction_client.settings import ClientSettings
 from lpc.gateway.settings import GatewaySettings
 from lpc.lmcache.settings import LMCacheSettings
 from lpc.wire.redis_settings import RedisSettings
+from lpc.wire.server_settings import ServerSettings
 from predictor_service.settings import ServiceSettings
 
 TARGET = Path(__file__).parent / "reference/settings.md"
 HEAD = """# Settings
 
-`make settings` writes this page from the files `settings.py` in `predictor_service`, `eviction_client`, `lpc/gateway` and
-`lpc/lmcache`. A test fails if it is stale.
+`make settings` writes this page from the settings objects. A test fails if it is stale. Settings are environment variables; the
+most common are also flags (`lpc serve --help`). Flags override the environment. `lpc serve` and `lpc gateway` warn about an
+unknown name that begins with `LPC_`, and so does the plug-in.
+
+The sidecar also reads a TOML file (`LPC_CONFIG` or `lpc serve --config`), in which names are in lower case without `LPC_`. The
+environment overrides it. An unknown name in it is refused.
 """
-PARTS = (
+SHARED = (ServerSettings, RedisSettings)
+PARTS: tuple[tuple[str, type[BaseSettings], str], ...] = (
+    (
+        "Sidecar and gateway",
+        ServerSettings,
+        "What both processes read. Defaults: of the sidecar, then of the gateway if it has another.",
+    ),
     (
         "The sidecar",
         ServiceSettings,
-        "Each is an environment variable or, in lower case without `LPC_`, a line of the TOML file that `LPC_CONFIG` or\n"
-        "`lpc serve --config` names. The most common are also flags (`lpc serve --help`). Flags override the environment,\n"
-        "which overrides the file. An unknown name in the file is refused.",
+        "Traces go to `OTEL_EXPORTER_OTLP_ENDPOINT` if that is set, with OpenTelemetry's other standard variables.",
+    ),
+    (
+        "Redis of the fleet",
+        RedisSettings,
+        "What engines and sidecars read. Without `LPC_REDIS_URL` nothing is shared between them.",
     ),
     ("The client in the engine", ClientSettings, "Environment variables of the engine's process."),
     (
         "The gateway",
         GatewaySettings,
-        "Environment variables of `lpc gateway`; the most common are also flags. It reaches the sidecar with\n"
-        "`LPC_PREDICTOR_ADDRESS`, `_CA`, `_CERTIFICATE`, `_KEY` and `_TOKEN`.",
+        "Environment variables of `lpc gateway`. It reaches the sidecar as engines do.",
     ),
     (
         "LMCache",
@@ -54,6 +67,9 @@ def kind(annotation: Any) -> str:
 
 def default(settings: type[BaseSettings], name: str) -> str:
     """Return a field's default, without what only holds for this machine's user."""
+    if settings is ServerSettings:
+        values = dict.fromkeys(default(process, name) for process in (ServiceSettings, GatewaySettings))
+        return ", ".join(values)
     value = settings.model_fields[name].get_default(call_default_factory=True)
     if value is None or value == "":
         return "none"
@@ -70,7 +86,8 @@ def page() -> str:
         rows = [
             f"| `{prefix}{name.upper()}` | {kind(field.annotation)} | {default(settings, name)} | "
             f"{sentence(field.description)} |"
-            for name, field in sorted(settings.model_fields.items(), key=lambda named: named[0] in RedisSettings.model_fields)
+            for name, field in settings.model_fields.items()
+            if settings in SHARED or not any(name in shared.model_fields for shared in SHARED)
         ]
         parts.append(
             "\n".join([f"\n## {title}\n", f"{text}\n", "| Variable | Type | Default | |", "|---|---|---|---|", *rows, ""])

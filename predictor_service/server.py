@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
 from lpc.wire.background import Background, lost_errors
-from lpc.wire.certificates import CertificateError, CertificateFiles
+from lpc.wire.certificates import CertificateError
 from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
 from predictor_service.batching.batcher import Batcher
@@ -25,6 +26,7 @@ from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.inference import Inference
 from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
 from predictor_service.batching.queue import BatchQueue
+from predictor_service.constants import Constants
 from predictor_service.errors import StartError
 from predictor_service.labels.memory import EXPIRE_INTERVAL_S, Labels, TurnObserver
 from predictor_service.metrics import LabelMetrics, Metrics
@@ -40,7 +42,7 @@ from predictor_service.rpc.interceptors import ServiceInterceptor
 from predictor_service.rpc.listening import Keepalive, Listener
 from predictor_service.rpc.service import PredictorService
 from predictor_service.rpc.tls import ServerTls
-from predictor_service.rpc.tracing import Tracing, TracingError
+from predictor_service.rpc.tracing import Tracing, TracingError, standard_endpoint
 from predictor_service.serving import Serving
 from predictor_service.settings import ServiceSettings
 from predictor_service.sightings.shared import Sightings
@@ -82,6 +84,7 @@ class Parts:
         returns: learns when conversations return, from so many turns.
         keepalive: when silent peers are given up.
         tokenizer_limits: how long reading a tokenizer may take.
+        constants: bounds and intervals.
     """
 
     clock: Callable[[], float] = time.time
@@ -90,6 +93,7 @@ class Parts:
     returns: Callable[[int], ReturnModel] = ReturnModel
     keepalive: Keepalive = field(default_factory=Keepalive)
     tokenizer_limits: LoadLimits = field(default_factory=LoadLimits)
+    constants: Constants = field(default_factory=Constants)
 
 
 @contextlib.asynccontextmanager
@@ -107,20 +111,20 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
     """
     metrics = Metrics()
     tls, callers = _credentials(settings, metrics)
-    tracing = _tracing(settings)
+    tracing = _tracing()
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(lost_errors(metrics.task_failures))
         stack.push_async_callback(tracing.close)
         # Addresses before the model, whose loading takes long.
         interceptors = [*tracing.interceptors, ServiceInterceptor(metrics, callers)]
-        listener = Listener(settings, tls, interceptors, parts.keepalive)
+        listener = Listener(settings, tls, interceptors, parts.keepalive, parts.constants.connection_age_s)
         metrics_port = _serve_metrics(settings, metrics, stack)
         served_models = _served_models(settings, parts, metrics, stack)
         budget = _budget(settings, metrics)
         serving = await _serving(settings, parts, budget, metrics)
         returns = await _returns(settings, parts, metrics, stack)
-        labels = _labels(settings, metrics, returns, stack)
-        batcher = _batcher(settings, budget, returns, metrics, stack)
+        labels = _labels(settings, parts, metrics, returns, stack)
+        batcher = _batcher(settings, parts, budget, returns, metrics, stack)
         service = _service(settings, parts, serving, batcher, served_models, labels, returns, metrics, tracing, stack)
         caches = _caches(settings, parts, serving, batcher, metrics, stack)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_PATIENCE_S)
@@ -128,10 +132,10 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         stack.push_async_callback(listener.drain)
         background = Background(metrics.task_failures)
         stack.push_async_callback(background.close)
-        _start_rounds(background, settings, parts, listener, batcher, serving, labels, returns, caches)
+        _start_rounds(background, parts, listener, batcher, serving, labels, returns, caches)
         for name, part in (("certificates", tls), ("tokens", callers), ("keys", caches)):
             if part is not None:
-                background.every(settings.reload_interval_s, name, partial(asyncio.to_thread, part.refresh))
+                background.every(parts.constants.reload_s, name, partial(asyncio.to_thread, part.refresh))
         yield Addresses(settings.host, listener.port, settings.unix_socket, settings.metrics_host, metrics_port)
 
 
@@ -159,23 +163,21 @@ async def serve(settings: ServiceSettings, parts: Parts = Parts()) -> None:
 
 def _start_rounds(
     background: Background,
-    settings: ServiceSettings,
     parts: Parts,
     listener: Listener,
     batcher: Batcher,
     serving: Serving,
     labels: Labels,
-    returns: ReturnLearning | None,
+    returns: ReturnLearning,
     caches: "Caches | None",
 ) -> None:
     async def show_health() -> None:
         await listener.show(serving=await batcher.check())
 
     background.every(HEALTH_S, "health", show_health)
-    background.every(settings.reload_interval_s, "reload", serving.look)
+    background.every(parts.constants.reload_s, "reload", serving.look)
     background.every(EXPIRE_INTERVAL_S, "labels", lambda: asyncio.to_thread(labels.expire, parts.clock()))
-    if returns is not None:
-        background.every(settings.returns_refit_s, "returns", returns.learn)
+    background.every(parts.constants.refit_s, "returns", returns.learn)
     for interval_s, name, run in () if caches is None else caches.rounds:
         background.every(interval_s, name, run)
 
@@ -184,7 +186,7 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
     try:
         tls = None
         if settings.tls_certificate is not None:
-            tls = ServerTls(CertificateFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca))
+            tls = ServerTls(settings.tls_files)
             metrics.watch_certificate(lambda: tls.expires_at)
         limits = CallerLimits(settings.client_rate, LARGEST_IN_FLIGHT * settings.max_request_bytes)
         callers = Callers(settings.tokens, limits, metrics, certificates=settings.tls_client_ca is not None)
@@ -195,18 +197,19 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
     return tls, callers
 
 
-def _tracing(settings: ServiceSettings) -> Tracing:
-    if settings.traces_endpoint is None:
-        return Tracing()
+def _tracing() -> Tracing:
     try:
+        endpoint = standard_endpoint(os.environ)
+        if endpoint is None:
+            return Tracing()
         # OpenTelemetry is an extra of its own, which sidecars without traces need not have.
         from predictor_service.rpc.otlp import OtlpTracing
 
-        return OtlpTracing(settings.traces_endpoint)
+        return OtlpTracing(endpoint)
     except ModuleNotFoundError as error:
         raise StartError(
-            f"traces are asked for (LPC_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT), but the package {error.name} is "
-            "missing: pip install 'learned-prefix-cache[otel]', or set LPC_TRACES_ENDPOINT to nothing"
+            f"OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, but the package {error.name} is missing: "
+            "pip install 'learned-prefix-cache[otel]', or set OTEL_TRACES_EXPORTER=none"
         ) from error
     except TracingError as error:
         raise StartError(str(error)) from error
@@ -239,19 +242,20 @@ async def _serving(settings: ServiceSettings, parts: Parts, budget: TokenBudget,
 
 
 def _labels(
-    settings: ServiceSettings, metrics: Metrics, returns: ReturnLearning | None, stack: contextlib.AsyncExitStack
+    settings: ServiceSettings,
+    parts: Parts,
+    metrics: Metrics,
+    returns: ReturnLearning,
+    stack: contextlib.AsyncExitStack,
 ) -> Labels:
-    observers: list[TurnObserver] = [LabelMetrics(metrics)]
-    if returns is not None:
-        observers.append(returns)
+    observers: list[TurnObserver] = [LabelMetrics(metrics), returns]
     if settings.label_log is not None:
         # Arrow takes 30 MB, which sidecars without a log need not have.
         from predictor_service.labels.log import LabelWriter
 
         max_bytes = settings.label_log_mib * 2**20
-        writer = LabelWriter(
-            settings.label_log, settings.label_log_rows, settings.label_log_interval_s, max_bytes, metrics.observe_label_rows
-        )
+        rows, interval_s = parts.constants.label_log_rows, parts.constants.label_log_interval_s
+        writer = LabelWriter(settings.label_log, rows, interval_s, max_bytes, metrics.observe_label_rows)
         stack.push_async_callback(asyncio.to_thread, writer.close)
         observers.append(writer)
     labels = Labels(settings.label_memory_turns, settings.label_horizon_s, observers)
@@ -262,12 +266,10 @@ def _labels(
 
 async def _returns(
     settings: ServiceSettings, parts: Parts, metrics: Metrics, stack: contextlib.AsyncExitStack
-) -> ReturnLearning | None:
-    if not settings.returns_refit_s:
-        return None
-    model = parts.returns(settings.returns_turns)
-    kept, refit_s = settings.returns_state, settings.returns_refit_s
-    returns = ReturnLearning(model, metrics, refit_s=refit_s, kept=kept, clock=parts.clock)
+) -> ReturnLearning:
+    model = parts.returns(parts.constants.returns_turns)
+    refit_s = parts.constants.refit_s
+    returns = ReturnLearning(model, metrics, refit_s=refit_s, kept=settings.returns_state, clock=parts.clock)
     await asyncio.to_thread(returns.restore)
     stack.push_async_callback(asyncio.to_thread, returns.keep)
     return returns
@@ -303,7 +305,7 @@ def _caches(
     from predictor_service.responses.making import made
 
     try:
-        return made(settings, metrics, Embedder(serving, batcher), parts.clock, stack)
+        return made(settings, parts.constants.flight_s, metrics, Embedder(serving, batcher), parts.clock, stack)
     except (KeyFileError, EvidenceError) as error:
         raise StartError(str(error)) from error
 
@@ -312,26 +314,26 @@ def _sightings(
     settings: ServiceSettings,
     parts: Parts,
     labels: Labels,
-    returns: ReturnLearning | None,
+    returns: ReturnLearning,
     metrics: Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> Sightings | None:
     if settings.redis_url is None or not labels.capacity:
         return None
-    returned = returns.returned_elsewhere if returns is not None else lambda _conversation, _at: None
-    sightings = Sightings(settings.redis_connection(), labels, returned, metrics, parts.clock)
+    sightings = Sightings(settings.redis_connection(), labels, returns.returned_elsewhere, metrics, parts.clock)
     stack.push_async_callback(asyncio.to_thread, sightings.close)
     return sightings
 
 
 def _batcher(
     settings: ServiceSettings,
+    parts: Parts,
     budget: TokenBudget,
-    returns: ReturnLearning | None,
+    returns: ReturnLearning,
     metrics: Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> Batcher:
-    queue = BatchQueue(settings.max_queue_items, settings.max_batch_items, budget)
+    queue = BatchQueue(settings.max_queue_items, parts.constants.max_batch_items, budget)
     metrics.watch_queue(lambda: queue.depth, lambda: queue.wait_s, queue.max_items)
     embedded = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
     inference = Inference(
@@ -349,30 +351,31 @@ def _service(
     batcher: Batcher,
     served_models: ServedModels,
     labels: Labels,
-    returns: ReturnLearning | None,
+    returns: ReturnLearning,
     metrics: Metrics,
     tracing: Tracing,
     stack: contextlib.AsyncExitStack,
 ) -> PredictorService:
     """Put together what a request walks through."""
-    limits = RequestLimits(settings.max_messages, settings.max_token_ids, settings.max_turn_count)
+    constants = parts.constants
+    limits = RequestLimits(constants.max_messages, constants.max_token_ids, constants.max_turn_count)
     parser = parts.parser(limits, served_models)
     provider = serving.model.provider
     sightings = _sightings(settings, parts, labels, returns, metrics, stack)
     threads = TOKENIZER_THREADS[provider]
     preparation = Preparation(parser, labels, metrics, sightings=sightings, threads=threads, clock=parts.clock)
     stack.callback(preparation.close)
-    published = _limits(settings, served_models)
+    published = _limits(settings, constants, served_models)
     return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics, tracing)
 
 
-def _limits(settings: ServiceSettings, served_models: ServedModels) -> pb.Limits:
+def _limits(settings: ServiceSettings, constants: Constants, served_models: ServedModels) -> pb.Limits:
     return pb.Limits(
         max_request_bytes=settings.max_request_bytes,
-        max_messages=settings.max_messages,
-        max_token_ids=settings.max_token_ids,
-        max_batch_items=settings.max_batch_items,
+        max_messages=constants.max_messages,
+        max_token_ids=constants.max_token_ids,
+        max_batch_items=constants.max_batch_items,
         max_queue_items=settings.max_queue_items,
-        max_turn_count=settings.max_turn_count,
+        max_turn_count=constants.max_turn_count,
         max_tokenizer_bytes=0 if served_models.offered is None else served_models.offered.max_one,
     )

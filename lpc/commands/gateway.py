@@ -26,9 +26,9 @@ def gateway(
     """
     settings = gateway_settings(
         gateway_engines=engines,
-        gateway_host=host,
-        gateway_port=port,
-        gateway_metrics_port=metrics_port,
+        host=host,
+        port=port,
+        metrics_port=metrics_port,
         gateway_cache=cache,
     )
     sidecar = client_settings(predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key)

@@ -33,7 +33,7 @@ def promote_version(
     from lpc.model.versions import promote
 
     promote(models / model, version)
-    _say(f"{version} is promoted: sidecars serve it within LPC_RELOAD_INTERVAL_S seconds, until another one is promoted")
+    _say(f"{version} is promoted: sidecars serve it within five seconds, until another one is promoted")
 
 
 @app.command("rollback")
@@ -42,7 +42,7 @@ def roll_back(models: Models = Path("models"), model: ModelName = "e5-small") ->
     from lpc.model.versions import rollback
 
     left, version = rollback(models / model)
-    _say(f"{version} is promoted in place of {left}: sidecars serve it within LPC_RELOAD_INTERVAL_S seconds")
+    _say(f"{version} is promoted in place of {left}: sidecars serve it within five seconds")
 
 
 @app.command("unpin")

@@ -52,7 +52,7 @@ class Clients:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._identity = frozenset(name.encode() for name in settings.gateway_identity_headers)
-        self._path: Path | None = settings.gateway_tokens
+        self._path: Path | None = settings.tokens
         self._names: dict[bytes, str] = {}
         if self._path is not None:
             self._watched = WatchedFiles([self._path])

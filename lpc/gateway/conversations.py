@@ -18,7 +18,7 @@ class Conversations:
     """The names of the conversations served last. Digests and random names only, never text. Lives on one event loop.
 
     Args:
-        capacity: names remembered; 0: none is given.
+        capacity: names remembered.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -32,7 +32,7 @@ class Conversations:
         """Return the name of a request's conversation; None if it cannot have one. ``states``: of `states_of`."""
         if asked.session is not None:
             return asked.session
-        if not self._capacity or not asked.messages:
+        if not asked.messages:
             return None
         last = _last_reply(asked.messages)
         if last is None:

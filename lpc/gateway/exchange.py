@@ -20,9 +20,9 @@ JSON: Final = (b"content-type", b"application/json")
 class Load:
     """What all requests hold together. Lives on one event loop."""
 
-    def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
+    def __init__(self, settings: GatewaySettings, body_timeout_s: float, metrics: Metrics) -> None:
         self._max_requests, self._max_bytes = settings.gateway_max_requests, settings.gateway_max_held_bytes
-        self.body_timeout_s = settings.gateway_body_timeout_s
+        self.body_timeout_s = body_timeout_s
         self._requests = self._bytes = 0
         metrics.in_flight.set_function(lambda: self._requests)
         metrics.held_bytes.set_function(lambda: self._bytes)
@@ -118,9 +118,7 @@ class Exchange:
             async with asyncio.timeout(self._patience_s):
                 message = await self._receive()
         except TimeoutError:
-            raise TooSlow(
-                f"the body did not come within {self._load.body_timeout_s:g} s (LPC_GATEWAY_BODY_TIMEOUT_S): send it faster"
-            ) from None
+            raise TooSlow(f"the body did not come within {self._load.body_timeout_s:g} s: send it faster") from None
         self._patience_s -= time.monotonic() - began
         if message["type"] == "http.disconnect":
             self.gone = True
@@ -188,7 +186,7 @@ class Exchange:
         await self._send(message)
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(f"the body has more than {self._max_bytes} bytes (LPC_GATEWAY_MAX_REQUEST_BYTES): send less")
+        return TooLarge(f"the body has more than {self._max_bytes} bytes (LPC_MAX_REQUEST_BYTES): send less")
 
 
 class ClientGone(Exception):

@@ -47,6 +47,7 @@ class Gateway:
 
     Args:
         own: answers the gateway's own paths.
+        max_answer_bytes: longer answers are not recorded.
         clock: seconds since the Unix epoch, for the answers' `created`.
     """
 
@@ -62,6 +63,7 @@ class Gateway:
         reader: Reader,
         load: Load,
         own: ASGIApp,
+        max_answer_bytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
@@ -69,6 +71,7 @@ class Gateway:
         self._reader = reader
         self._load = load
         self._own = own
+        self._max_answer_bytes = max_answer_bytes
         self._clients = clients
         self._cached = cached
         self._conversations = conversations
@@ -79,7 +82,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        exchange = Exchange(scope, receive, send, self._settings.gateway_max_request_bytes, self._load)
+        exchange = Exchange(scope, receive, send, self._settings.max_request_bytes, self._load)
         endpoint, status = "other", ""
         try:
             path = path_of(exchange.raw_path, exchange.query)
@@ -220,7 +223,7 @@ class Gateway:
                 )
                 chunks = answer.aiter_raw()
                 if answer.status_code == 200:
-                    recording = Recording(asked.form.streamed, self._settings.gateway_max_answer_bytes)
+                    recording = Recording(asked.form.streamed, self._max_answer_bytes)
                     reading_ahead = ahead(chunks, recording, partial(settle, ended=True))
                     chunks = await stack.enter_async_context(contextlib.aclosing(reading_ahead))
                 else:

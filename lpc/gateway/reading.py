@@ -81,7 +81,7 @@ class Reader:
     def _said(self, body: bytes) -> Mapping[str, Any] | None:
         """Return the object that a body holds; None if it holds none. Raises TooLarge."""
         if values_exceed(body, self.max_values):
-            raise TooLarge(f"the body has more than {self.max_values} values (LPC_GATEWAY_MAX_VALUES): send fewer")
+            raise TooLarge(f"the body has more than {self.max_values} values: send fewer")
         try:
             said = json.loads(body)
         except (ValueError, RecursionError):

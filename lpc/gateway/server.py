@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import uvicorn
 from starlette.applications import Starlette
@@ -28,14 +29,14 @@ from lpc.gateway.feedback import Feedback
 from lpc.gateway.gateway import Gateway
 from lpc.gateway.metrics import Metrics
 from lpc.gateway.reading import Reader
-from lpc.gateway.settings import GatewaySettings
+from lpc.gateway.settings import Bounds, GatewaySettings
 from lpc.gateway.telling import Telling
 from lpc.gateway.tenants import SaltKeyError, Tenants, read_key
 from lpc.gateway.tls import GatewayTls
 from lpc.gateway.upstream import Upstream, http_client
 from lpc.wire.access import access_of, is_loopback
 from lpc.wire.background import Background, lost_errors
-from lpc.wire.certificates import CertificateError, CertificateFiles
+from lpc.wire.certificates import CertificateError
 from lpc.wire.listening import listen
 from lpc.wire.scrapes import served
 from lpc.wire.tokens import TokenFileError
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 
 REFRESH_S = 5.0
 """Between two looks at the token file and the certificate."""
+
+
+SHIPPED: Final = Bounds()
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,10 @@ class Addresses:
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: GatewaySettings, sidecar: ClientSettings, clock: Callable[[], float] = time.time
+    settings: GatewaySettings,
+    sidecar: ClientSettings,
+    clock: Callable[[], float] = time.time,
+    bounds: Bounds = SHIPPED,
 ) -> AsyncIterator[Addresses]:
     """Run a gateway until the block is left, then drain it.
 
@@ -65,6 +72,7 @@ async def running(
         settings: what the operator set.
         sidecar: how the sidecar is reached.
         clock: seconds since the Unix epoch; what waits and rests goes by a monotonic one.
+        bounds: that a test may replace.
 
     Raises:
         GatewayStartError: an address is taken, or a certificate, the token file or the salts' key cannot be used.
@@ -73,14 +81,13 @@ async def running(
     try:
         clients = Clients(settings)
         tenants = Tenants(read_key(settings.gateway_salt_key_file))
-        files = CertificateFiles(settings.gateway_tls_certificate, settings.gateway_tls_key)
-        tls = GatewayTls(files) if files.present else None
+        tls = GatewayTls(settings.tls_files) if settings.tls_files.present else None
     except (TokenFileError, SaltKeyError, CertificateError) as error:
         raise GatewayStartError(str(error)) from error
-    if clients.known and settings.gateway_tls_certificate is None and not is_loopback(settings.gateway_host):
+    if clients.known and settings.tls_certificate is None and not is_loopback(settings.host):
         log.warning(
             "tokens are asked for on %s without TLS: they travel in clear unless a proxy or a mesh before the gateway has TLS",
-            settings.gateway_host,
+            settings.host,
         )
     if settings.gateway_salt_key_file is None:
         log.info(
@@ -100,23 +107,23 @@ async def running(
                 client.channel()
             except CertificateError as error:  # fixed without a restart
                 log.warning("the sidecar cannot be asked, so the engines are, for everything: %s", error)
-        cached = Cached(client if settings.gateway_cache else None, settings.gateway_wait_s, metrics)
+        cached = Cached(client if settings.gateway_cache else None, bounds.wait_s, metrics)
         stack.push_async_callback(cached.close)
         telling = Telling(client.channel, metrics)
         stack.push_async_callback(telling.close)
-        http = await stack.enter_async_context(http_client(settings))
-        load = Load(settings, metrics)
+        http = await stack.enter_async_context(http_client(settings, bounds.connect_timeout_s))
+        load = Load(settings, bounds.body_timeout_s, metrics)
         feedback = Feedback(clients, client if settings.gateway_cache else None, load)
         engines = Engines(settings.gateway_engines, metrics)
         gateway = Gateway(
             settings,
             clients,
             cached,
-            Conversations(settings.gateway_conversations),
+            Conversations(bounds.conversations),
             Upstream(http, engines, metrics),
             telling,
             metrics,
-            Reader(tenants, settings.gateway_max_values),
+            Reader(tenants, bounds.max_values),
             load,
             Starlette(
                 routes=[
@@ -124,18 +131,19 @@ async def running(
                     Route("/lpc/v1/feedback", feedback, methods=["POST"]),
                 ]
             ),
+            bounds.max_answer_bytes,
             clock,
         )
         server = _server(settings, gateway, tls)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         background = Background(metrics.task_failures)
         background.watch("server", serving)
-        background.every(settings.gateway_probe_interval_s, "probe", partial(engines.probe, http))
+        background.every(bounds.probe_interval_s, "probe", partial(engines.probe, http))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))
         if tls is not None:
             background.every(REFRESH_S, "certificates", partial(asyncio.to_thread, tls.refresh))
         try:
-            yield Addresses(settings.gateway_host, listener.getsockname()[1], metrics_port)
+            yield Addresses(settings.host, listener.getsockname()[1], metrics_port)
         finally:
             await background.close()
             server.should_exit = True
@@ -149,13 +157,13 @@ async def serve(settings: GatewaySettings, sidecar: ClientSettings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with running(settings, sidecar) as addresses:
-        scheme = "http" if settings.gateway_tls_certificate is None else "https"
+        scheme = "http" if settings.tls_certificate is None else "https"
         log.info("listening on %s://%s:%d", scheme, addresses.host, addresses.port)
         log.info("engines: %s", ", ".join(settings.gateway_engines))
         if addresses.metrics_port is not None:
-            log.info("metrics on http://%s:%d/metrics", settings.gateway_metrics_host, addresses.metrics_port)
+            log.info("metrics on http://%s:%d/metrics", settings.metrics_host, addresses.metrics_port)
         await stop.wait()
-        log.info("draining for at most %g s", settings.gateway_drain_timeout_s)
+        log.info("draining for at most %g s", settings.drain_timeout_s)
     log.info("stopped")
 
 
@@ -187,9 +195,9 @@ def _server(settings: GatewaySettings, app: Gateway, tls: GatewayTls | None) -> 
         proxy_headers=False,
         # Longer than clients keep an idle connection (httpx: 5 s), so that none is used that is just being closed.
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(settings.gateway_drain_timeout_s)),
-        ssl_certfile=settings.gateway_tls_certificate,
-        ssl_keyfile=settings.gateway_tls_key,
+        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
     )
     config.load()
     if tls is not None and config.ssl is not None:
@@ -198,7 +206,7 @@ def _server(settings: GatewaySettings, app: Gateway, tls: GatewayTls | None) -> 
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:
-    host, port = settings.gateway_host, settings.gateway_port
+    host, port = settings.host, settings.port
     try:
         listener = listen(host, port)
         # Connections inherit it, which asyncio would not set here: else the body of a short answer waits 40 ms for a
@@ -207,12 +215,12 @@ def _listen(settings: GatewaySettings) -> socket.socket:
         return listener
     except OSError as error:
         raise GatewayStartError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or LPC_GATEWAY_PORT"
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or LPC_PORT"
         ) from error
 
 
 def _serve_metrics(settings: GatewaySettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int | None:
-    host, port = settings.gateway_metrics_host, settings.gateway_metrics_port
+    host, port = settings.metrics_host, settings.metrics_port
     if port is None:
         return None
     try:
@@ -220,5 +228,5 @@ def _serve_metrics(settings: GatewaySettings, metrics: Metrics, stack: contextli
     except OSError as error:
         raise GatewayStartError(
             f"cannot serve metrics on {host}:{port} ({error.strerror}); choose another port with --metrics-port or "
-            "LPC_GATEWAY_METRICS_PORT"
+            "LPC_METRICS_PORT"
         ) from error

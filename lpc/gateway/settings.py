@@ -1,14 +1,16 @@
-"""Settings of the gateway: one typed object, built once from flags and environment (`LPC_GATEWAY_...`)."""
+"""Settings of the gateway: one typed object, built once from flags and environment."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from lpc.gateway.targets import ENTRY, OWN
+from lpc.wire.server_settings import ServerSettings
 from lpc.wire.variables import none_if_empty
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -19,7 +21,31 @@ _FIELD = re.compile(r"[A-Za-z0-9_-]+")
 _SCOPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-class GatewaySettings(BaseSettings):
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds that nobody needs to set; a test may give others.
+
+    Attributes:
+        wait_s: seconds that a request waits for an equal one that the engine is answering; 0: none waits.
+        max_values: commas, colons and opening brackets outside of strings in the JSON of one completion's body; over it 413.
+            The gateway does nothing else for about 1 microsecond each.
+        body_timeout_s: seconds that the gateway waits for the bytes of one body, in all; over it 408.
+        max_answer_bytes: an answer is recorded up to this length; longer ones are not kept.
+        connect_timeout_s: seconds that an engine gets to accept a connection.
+        probe_interval_s: seconds between two requests for the health of an engine that is down.
+        conversations: conversations whose names are remembered, about 300 bytes each.
+    """
+
+    wait_s: float = 120.0
+    max_values: int = 100_000
+    body_timeout_s: float = 60.0
+    max_answer_bytes: int = 2**20
+    connect_timeout_s: float = 2.0
+    probe_interval_s: float = 1.0
+    conversations: int = 100_000
+
+
+class GatewaySettings(ServerSettings):
     """What an operator can set. Flags come before the environment.
 
     How the sidecar is reached stands in :class:`eviction_client.settings.ClientSettings` (LPC_PREDICTOR_...).
@@ -27,12 +53,9 @@ class GatewaySettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
-    gateway_host: str = Field("127.0.0.1", description="Address on which the gateway listens.")
-    gateway_port: int = Field(8080, ge=0, le=65535, description="Its TCP port; 0 chooses a free one.")
-    gateway_metrics_host: str = Field("127.0.0.1", description="Address of its Prometheus metrics.")
-    gateway_metrics_port: int | None = Field(9095, ge=0, le=65535, description="Port of its metrics; empty: none.")
-    gateway_tls_certificate: Path | None = Field(None, description="PEM file of its certificate chain: HTTPS instead of HTTP.")
-    gateway_tls_key: Path | None = Field(None, description="PEM file of the certificate's key, without a pass phrase.")
+    port: int = Field(8080, ge=0, le=65535, description="TCP port; 0 chooses a free one.")
+    metrics_port: int | None = Field(9095, ge=0, le=65535, description="Port of the Prometheus metrics; empty: none.")
+    drain_timeout_s: float = Field(30.0, ge=0, description="Seconds that requests in flight get at shutdown.")
 
     gateway_engines: Annotated[tuple[str, ...], NoDecode] = Field(
         ("http://127.0.0.1:8000",),
@@ -44,15 +67,10 @@ class GatewaySettings(BaseSettings):
         "not name a path by which an engine is administered: clients reach it with the engine's key.",
     )
     gateway_engine_key: SecretStr | None = Field(
-        None, description="Key that the engines ask for. Only with gateway_tokens: without those, clients send their own."
+        None, description="Key that the engines ask for. Only with tokens: without those, clients send their own."
     )
     gateway_engine_ca: Path | None = Field(
         None, description="PEM file of the authority of engines at https:// addresses; without it the system's."
-    )
-    gateway_tokens: Path | None = Field(
-        None,
-        description="File of `name: sha256 of the token` lines, as the sidecar's: only clients with a token are served, each "
-        "with answers of its own. Without it callers with the same identity headers are one client.",
     )
     gateway_identity_headers: Annotated[tuple[str, ...], NoDecode] = Field(
         (
@@ -65,7 +83,7 @@ class GatewaySettings(BaseSettings):
     gateway_cache_anonymous: bool = Field(
         False,
         description="Also cache answers for callers whom only a credential (authorization, api-key, x-api-key) or nothing "
-        "identifies: those who share it then share answers. Without gateway_tokens the gateway cannot tell whether they do.",
+        "identifies: those who share it then share answers. Without tokens the gateway cannot tell whether they do.",
     )
     gateway_salt_key_file: Path | None = Field(
         None,
@@ -86,50 +104,14 @@ class GatewaySettings(BaseSettings):
         description="Longest time that an answer is looked up before the engine is asked. With all else a silent sidecar "
         "then adds less than 50 ms.",
     )
-    gateway_wait_s: float = Field(
-        120.0,
-        ge=0,
-        le=3600,
-        description="Longest time that a request waits for an equal one that the engine is answering; 0: none waits.",
-    )
-    gateway_max_request_bytes: int = Field(16 * 2**20, ge=1024, description="Bytes of one request's body; over it 413.")
-    gateway_max_values: int = Field(
-        100_000,
-        ge=100,
-        description="Commas, colons and opening brackets outside of strings in the JSON of one completion's body; over it 413. "
-        "About 1 microsecond each in which the gateway does nothing else.",
-    )
     gateway_max_held_bytes: int = Field(
         256 * 2**20, ge=1024, description="Bytes of all bodies that are held at once, until they are answered; over it 503."
     )
     gateway_max_requests: int = Field(2048, ge=1, description="Requests that are answered at once; over it 503.")
-    gateway_body_timeout_s: Seconds = Field(
-        60.0, description="Longest time that the gateway waits for the bytes of one body, in all; over it 408."
-    )
-    gateway_max_answer_bytes: int = Field(
-        2**20, ge=1024, description="Bytes of an answer that is recorded; longer ones are not."
-    )
-    gateway_connect_timeout_s: Seconds = Field(2.0, description="Time that an engine gets to accept a connection.")
-    gateway_probe_interval_s: Seconds = Field(1.0, description="Seconds between two looks at an engine that is down.")
-    gateway_conversations: int = Field(
-        100_000, ge=0, description="Conversations whose names are remembered, about 300 bytes each; 0: none is named."
-    )
-    gateway_drain_timeout_s: float = Field(30.0, ge=0, description="Seconds that requests in flight get at shutdown.")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe log lines written.")
-    log_format: Literal["json", "text"] = Field("json", description="One JSON object per log line, or text for a terminal.")
 
-    _empty_is_none = field_validator(
-        *(
-            "gateway_metrics_port",
-            "gateway_tls_certificate",
-            "gateway_tls_key",
-            "gateway_engine_key",
-            "gateway_engine_ca",
-            "gateway_tokens",
-            "gateway_salt_key_file",
-        ),
-        mode="before",
-    )(none_if_empty)
+    _empty_is_none_too = field_validator("gateway_engine_key", "gateway_engine_ca", "gateway_salt_key_file", mode="before")(
+        none_if_empty
+    )
 
     @field_validator("gateway_engines", "gateway_paths", "gateway_identity_headers", mode="before")
     @classmethod
@@ -177,14 +159,10 @@ class GatewaySettings(BaseSettings):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if (self.gateway_tls_certificate is None) != (self.gateway_tls_key is None):
-            raise ValueError("gateway_tls_certificate and gateway_tls_key go together: set both or none")
-        if self.gateway_engine_key is not None and self.gateway_tokens is None:
-            raise ValueError("gateway_engine_key would open the engines to everybody: set gateway_tokens too")
-        if self.gateway_max_held_bytes < self.gateway_max_request_bytes:
-            raise ValueError(
-                "gateway_max_held_bytes is less than gateway_max_request_bytes: no body of that length could be held"
-            )
+        if self.gateway_engine_key is not None and self.tokens is None:
+            raise ValueError("gateway_engine_key would open the engines to everybody: set tokens too")
+        if self.gateway_max_held_bytes < self.max_request_bytes:
+            raise ValueError("gateway_max_held_bytes is less than max_request_bytes: no body of that length could be held")
         return self
 
     def scopes_of(self, client: str) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ KEEPALIVE_S = 2.0
 """How long an idle connection is kept: less than engines do (uvicorn: 5 s), so that none is used that is just being closed."""
 
 
-def http_client(settings: GatewaySettings) -> httpx.AsyncClient:
+def http_client(settings: GatewaySettings, connect_timeout_s: float) -> httpx.AsyncClient:
     """Return the client of all engines. It has no time-out but that of connecting: an answer may take as long as it takes."""
-    timeout = httpx.Timeout(None, connect=settings.gateway_connect_timeout_s)
+    timeout = httpx.Timeout(None, connect=connect_timeout_s)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=1000, keepalive_expiry=KEEPALIVE_S)
     verify: ssl.SSLContext | bool = any(url.startswith("https:") for url in settings.gateway_engines)
     if settings.gateway_engine_ca is not None:

@@ -9,19 +9,20 @@ from difflib import get_close_matches
 from typing import Final
 
 PREFIX: Final = "LPC_"
-SIDECAR: Final = """
-    cache_client_scopes, cache_flight_s, cache_gateways, cache_invalidations, cache_keys, cache_max_entry_kib,
-    cache_redis_ca, cache_redis_certificate, cache_redis_cluster, cache_redis_key, cache_redis_password_file,
-    cache_redis_timeout_s, cache_redis_url, cache_scopes, cache_shares_redis, cache_verdicts, client_rate, connection_age_s,
-    cuda_memory_mib, drain_timeout_s, host, label_horizon_s, label_log, label_log_interval_s,
-    label_log_mib, label_log_rows, label_memory_turns, log_format, log_level, max_batch_items, max_batch_tokens,
-    max_messages, max_queue_items, max_request_bytes, max_token_ids, max_turn_count, metrics_host, metrics_port,
-    model, models, offered_tokenizers, offered_tokenizers_mib, port, provider, redis_ca, redis_certificate, redis_cluster,
-    redis_key, redis_password, redis_password_file, redis_timeout_s, redis_url, redis_user, reload_interval_s,
-    returns_refit_s, returns_state, returns_turns, served_models, threads, tls_certificate, tls_client_ca, tls_key, tokens,
-    traces_endpoint, unix_socket, unix_socket_mode
+SERVER: Final = """
+    drain_timeout_s, host, log_format, log_level, max_request_bytes, metrics_host, metrics_port, port, tls_certificate, tls_key,
+    tokens
 """
-"""Fields of `predictor_service.settings.ServiceSettings`."""
+"""Fields of `lpc.wire.server_settings.ServerSettings`."""
+SIDECAR: Final = """
+    cache_client_scopes, cache_gateways, cache_invalidations, cache_keys, cache_max_entry_kib, cache_redis_cluster,
+    cache_redis_password_file, cache_redis_timeout_s, cache_redis_url, cache_scopes, cache_verdicts, client_rate,
+    cuda_memory_mib, label_horizon_s, label_log, label_log_mib, label_memory_turns, max_batch_tokens, max_queue_items, model,
+    models, offered_tokenizers, offered_tokenizers_mib, provider, redis_ca, redis_certificate, redis_cluster, redis_key,
+    redis_password, redis_password_file, redis_timeout_s, redis_url, redis_user, returns_state, served_models, threads,
+    tls_client_ca, unix_socket, unix_socket_mode
+"""
+"""Fields of `predictor_service.settings.ServiceSettings`, without those of every server."""
 ENGINE: Final = """
     guard, hints, hints_share, keep_waiting, lmcache_url,
     max_retain_s, on_unknown_engine, pooling, predictor_address, predictor_ca,
@@ -31,14 +32,10 @@ ENGINE: Final = """
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """
-    gateway_body_timeout_s, gateway_cache, gateway_cache_anonymous, gateway_connect_timeout_s, gateway_conversations,
-    gateway_drain_timeout_s, gateway_engine_ca, gateway_engine_key, gateway_engines, gateway_host, gateway_identity_headers,
-    gateway_lookup_timeout_s, gateway_max_answer_bytes, gateway_max_held_bytes, gateway_max_request_bytes,
-    gateway_max_requests, gateway_max_values, gateway_metrics_host, gateway_metrics_port, gateway_paths, gateway_port,
-    gateway_probe_interval_s, gateway_salt_key_file, gateway_scopes, gateway_tls_certificate, gateway_tls_key,
-    gateway_tokens, gateway_wait_s, log_format, log_level
+    gateway_cache, gateway_cache_anonymous, gateway_engine_ca, gateway_engine_key, gateway_engines, gateway_identity_headers,
+    gateway_lookup_timeout_s, gateway_max_held_bytes, gateway_max_requests, gateway_paths, gateway_salt_key_file, gateway_scopes
 """
-"""Fields of `lpc.gateway.settings.GatewaySettings`."""
+"""Fields of `lpc.gateway.settings.GatewaySettings`, without those of every server."""
 LMCACHE: Final = """
     lmcache_chunks, lmcache_disk_bytes, lmcache_evict_disk, lmcache_hints_share, lmcache_max_retain_s, lmcache_prefetch,
     lmcache_prefetch_longest_s, lmcache_prefetch_share, lmcache_prefetch_used, lmcache_served_model,
@@ -50,7 +47,9 @@ OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN", "L
 OURS: Final = ("LPC_TEST_",)
 """What the tests are set with begins so."""
 
-KNOWN: Final = OTHERS | {f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SIDECAR + ENGINE + GATEWAY + LMCACHE)}
+KNOWN: Final = OTHERS | {
+    f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SERVER + SIDECAR + ENGINE + GATEWAY + LMCACHE)
+}
 
 _SERVICE: Final = re.compile(r"(LPC(?:_\w+?)?)_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
 """What Kubernetes sets in every pod for a Service whose name begins with lpc-."""

@@ -51,12 +51,15 @@ class Caches:
 
 def made(
     settings: ServiceSettings,
+    flight_s: float,
     metrics: Metrics,
     embedder: Embedder,
     clock: Callable[[], float],
     stack: contextlib.AsyncExitStack,
 ) -> Caches | None:
     """Return the response caches; None where they are not asked for. Nothing is sent to Redis yet.
+
+    ``flight_s``: after which a caller who asks the engine for others is taken for dead.
 
     Raises:
         KeyFileError: the key file cannot be used, or `cryptography` is missing.
@@ -70,7 +73,7 @@ def made(
         settings.cache_redis_url.get_secret_value(),
         cluster=settings.cache_redis_cluster,
         timeout_s=settings.cache_redis_timeout_s,
-        files=settings.cache_redis_files,
+        files=settings.redis_files,
         password_file=settings.cache_redis_password_file,
         settings="LPC_CACHE_REDIS",
     )
@@ -101,7 +104,7 @@ def made(
         rounds.append((HEAR_S, "arrays", similar.keep_now))
         stack.push_async_callback(similar.close)
     cache = ResponseCache(
-        *(keys, store, Flights(redis, settings.cache_flight_s), tally, scopes, semantic, cache_metrics),
+        *(keys, store, Flights(redis, flight_s), tally, scopes, semantic, cache_metrics),
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         client_scopes=settings.cache_client_scopes,
         clock=clock,

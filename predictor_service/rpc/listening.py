@@ -64,6 +64,7 @@ class Listener:
         tls: ServerTls | None,
         interceptors: Sequence[grpc.aio.ServerInterceptor],
         keepalive: Keepalive,
+        connection_age_s: float,
     ) -> None:
         self._settings = settings
         self._server = grpc.aio.server(
@@ -79,7 +80,9 @@ class Listener:
                 ("grpc.keepalive_permit_without_calls", 1),
                 # Engines ping while they wait for an answer; by default gRPC hangs up on who pings more often than every 5 min.
                 ("grpc.http2.min_ping_interval_without_data_ms", FREQUENT_PINGS_MS),
-                *_connection_age(settings),
+                # Callers are asked, give or take a tenth of the age, to open another connection.
+                ("grpc.max_connection_age_ms", int(connection_age_s * 1000)),
+                ("grpc.max_connection_age_grace_ms", GRACE_MS),
             ],
         )
         self._health = health.aio.HealthServicer()
@@ -160,16 +163,6 @@ class Listener:
         mode = int(self._settings.unix_socket_mode, 8)
         through = (0o010 if mode & 0o060 else 0) | (0o001 if mode & 0o006 else 0)
         folder.chmod(stat.S_IMODE(folder.stat().st_mode) | through)
-
-
-def _connection_age(settings: ServiceSettings) -> list[tuple[str, int]]:
-    """Return options by which callers are asked, give or take a tenth of the age, to open another connection."""
-    if not settings.connection_age_s:
-        return []
-    return [
-        ("grpc.max_connection_age_ms", max(int(settings.connection_age_s * 1000), 1)),
-        ("grpc.max_connection_age_grace_ms", GRACE_MS),
-    ]
 
 
 def _alive(path: Path) -> bool:

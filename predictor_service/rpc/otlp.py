@@ -50,7 +50,8 @@ class OtlpTracing(Tracing):
         if protocol != "grpc":
             raise TracingError(
                 f"traces are sent by OTLP over gRPC only, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}: set "
-                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=grpc and LPC_TRACES_ENDPOINT to the collector's gRPC port (usually 4317)"
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=grpc and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT to the collector's gRPC port "
+                "(usually 4317)"
             )
         # The environment may give it another name; what the code says would come before that.
         resource = {SERVICE_NAME: "lpc-predictor", SERVICE_VERSION: version("learned-prefix-cache")}

@@ -45,7 +45,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         preparation: Preparation,
         batcher: Batcher,
         labels: Labels,
-        returns: ReturnLearning | None,
+        returns: ReturnLearning,
         limits: pb.Limits,
         metrics: Metrics,
         tracing: Tracing,
@@ -67,8 +67,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         CALLER.get().admit(1)
         answer = await self._predict(request.conversation, self._deadline(context), answers_unread=request.accept_unread)
         response = pb.PredictResponse(prediction=message_of(answer))
-        if self._returns is not None:
-            self._returns.curves.add_to(response, request.known_curves)
+        self._returns.curves.add_to(response, request.known_curves)
         return response
 
     async def PredictBatch(self, request: pb.PredictBatchRequest, context: Context) -> pb.PredictBatchResponse:  # noqa: N802
@@ -118,7 +117,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             scalars=manifest.features.scalars,
             served_models=self._parser.served_models.names,
             limits=limits,
-            reuse_curves=self._returns.curves.message if self._returns is not None else None,
+            reuse_curves=self._returns.curves.message,
             tokenizers=map(known_tokenizer, self._parser.served_models.known()[:MAX_NAMED]),
         )
 
@@ -131,7 +130,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             conversation: as it came.
             deadline: on the event loop's clock, seconds; infinite for none.
             admitted: the caller holds this conversation's permit of the queue.
-            answers_unread: token ids that cannot be read get a group all the same, where returns are learnt.
+            answers_unread: token ids that cannot be read get a group.
 
         Raises:
             InvalidRequest, UnreadPrompt: it can't be answered as it is.
@@ -147,9 +146,9 @@ class PredictorService(rpc.ContinuationPredictorServicer):
                     prepared = await self._preparation.prepare(conversation, self._serving.model, large=SIZE.get() > 0)
                 except UnreadPrompt as error:
                     self._unread.note(conversation.tokens, error)
-                    if self._returns is None or not answers_unread:
+                    if not answers_unread:
                         raise
-                    answer = await self._answer_unread(conversation, self._returns)
+                    answer = await self._answer_unread(conversation)
                     answered(answer)
                     return answer
                 outcome = await self._batcher.predict(prepared, deadline)
@@ -160,10 +159,10 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             self._labels.answered(prepared.turn, Foretold(answer.probability, embedding, answer.tokens, answer.manifest))
         return answer
 
-    async def _answer_unread(self, conversation: pb.Conversation, returns: ReturnLearning) -> Answer:
+    async def _answer_unread(self, conversation: pb.Conversation) -> Answer:
         """Answer by what is known besides the text: the length, the times of the conversation's turns, how it begins."""
         asked = await self._preparation.note_unread(conversation, large=SIZE.get() > 0)
-        (reuse_group,) = await asyncio.to_thread(returns.answer, [asked])
+        (reuse_group,) = await asyncio.to_thread(self._returns.answer, [asked])
         return unread_answer(asked.turn_count, reuse_group, self._serving.model.manifest)
 
     def _deadline(self, context: Context) -> float:

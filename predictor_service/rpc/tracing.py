@@ -1,9 +1,10 @@
 """Spans of calls and predictions: the interface, which makes none. `otlp.py` makes some."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import grpc.aio
 
@@ -15,6 +16,19 @@ Answered: TypeAlias = Callable[[Answer], None]
 
 class TracingError(LpcError):
     """Traces are asked for and cannot be made. The message says why and what to do."""
+
+
+def standard_endpoint(environment: Mapping[str, str]) -> str | None:
+    """Return where OpenTelemetry's own variables send traces; None: nowhere. Raises TracingError if that is not a URL."""
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    endpoint = next((environment[name] for name in names if environment.get(name)), None)
+    if endpoint is not None:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise TracingError("OTEL_EXPORTER_OTLP_ENDPOINT must be http://host:port or https://host:port")
+    return endpoint
 
 
 class Tracing:

@@ -220,7 +220,7 @@ def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[De
     sidecar |= {"LPC_PORT": str(port), "LPC_METRICS_PORT": "", "LPC_REDIS_URL": ""}
     for name in ("LPC_REDIS_USER", "LPC_REDIS_PASSWORD_FILE"):  # of the engines' Redis, which does not run here
         sidecar.pop(name, None)
-    gateway |= {"LPC_GATEWAY_PORT": str(http), "LPC_GATEWAY_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10"}
+    gateway |= {"LPC_PORT": str(http), "LPC_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10"}
     lpc = [sys.executable, "-m", "lpc"]
     with contextlib.ExitStack() as stack:
         double = stack.enter_context(_engine())

@@ -89,8 +89,7 @@ def test_the_index_of_the_packages_reaches_every_build() -> None:
 def test_the_sidecar_answers_on_the_hosts_loopback_and_keeps_its_cache(name: str) -> None:
     (sidecar,) = [service for key, service in profile(name).items() if key.startswith("predictor")]
     image = stages()[1][sidecar["build"]["target"]]
-    published = f"127.0.0.1:{image.env()['LPC_PORT']}:{image.env()['LPC_PORT']}"
-    assert [str(port).removesuffix("/tcp") for port in sidecar["ports"]] == [published]
+    assert [str(port).removesuffix("/tcp") for port in sidecar["ports"]] == ["127.0.0.1:50051:50051"]
     assert "127.0.0.1:50051" in (ROOT / "README.md").read_text()
     (folder,) = (volume.split(":")[1] for volume in sidecar["volumes"] if volume.startswith("predictor-cache:"))
     kept = {**image.env(), **sidecar["environment"]}

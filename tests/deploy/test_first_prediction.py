@@ -95,7 +95,7 @@ def placed(objects: list[Object], folder: Path, models: Path) -> Container:
     engine = environment_of(neighbours[0], objects) if neighbours else named(objects, "ConfigMap", "lpc-engine")["data"]
     engine = {name: here(value) for name, value in engine.items() if name.startswith("LPC_")}
     if not engine["LPC_PREDICTOR_ADDRESS"].startswith("unix:"):
-        assert engine["LPC_PREDICTOR_ADDRESS"].endswith(f":{IMAGE.env()['LPC_PORT']}")
+        assert engine["LPC_PREDICTOR_ADDRESS"].endswith(":50051")
         engine["LPC_PREDICTOR_ADDRESS"] = f"127.0.0.1:{ports['LPC_PORT']}"
     command = [*IMAGE.command("ENTRYPOINT"), *container["args"]]
     return Container(command, environment, engine, (security["runAsUser"], security["runAsGroup"]))

@@ -37,8 +37,8 @@ class Stack:
         self.port, self.metrics_port = free_port(), free_port()
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("LPC_")},
-            "LPC_GATEWAY_PORT": str(self.port),
-            "LPC_GATEWAY_METRICS_PORT": str(self.metrics_port),
+            "LPC_PORT": str(self.port),
+            "LPC_METRICS_PORT": str(self.metrics_port),
             "LPC_GATEWAY_ENGINES": f"http://127.0.0.1:{self.engine.port}",
             "LPC_GATEWAY_CACHE_ANONYMOUS": "true",
             # The machine may be busy.

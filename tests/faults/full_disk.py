@@ -16,6 +16,7 @@ from benchmarks.processes import Sidecar
 from lpc.model import label_rows
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from tests.tuned import command
 
 DISK_KIB: Final = 256
 ROWS: Final = 4
@@ -94,9 +95,9 @@ def full_disk(folder: Path, models: Path, model: str, *, seconds: float) -> dict
         if not allowed:
             return {"skipped": "mounting a small file system takes the rights of root", "passed": True}
         disk = folder / "disk"
-        with Sidecar(
-            folder, models, model, label_log=disk, label_log_rows=ROWS, label_horizon_s=1, log_format="text"
-        ) as sidecar:
+        serves = command(label_log_rows=ROWS)
+        settings = {"label_log": disk, "label_horizon_s": 1, "log_format": "text"}
+        with Sidecar(folder, models, model, command=serves, **settings) as sidecar:
             figures = asyncio.run(_fill(sidecar, disk, seconds))
             figures["lines_about_it"] = sidecar.log.count("rows are dropped until it can")
         files = list(disk.glob(label_rows.FILES))

@@ -22,6 +22,7 @@ from benchmarks.requests import conversations, request
 from lpc.model.versions import served
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from tests.tuned import command
 
 CALLERS: Final = 4
 """Callers of `Predict` per sidecar, one call at a time each; and requests kept in flight on one stream."""
@@ -133,7 +134,7 @@ def reloads(folder: Path, models: Path, model: str, *, rounds: int) -> dict[str,
     requests = [request(turns) for turns in conversations(64, 1)[0]]
     with contextlib.ExitStack() as stack:
         sidecars = [
-            stack.enter_context(Sidecar(folder / str(number), repository, model, reload_interval_s=interval, threads=1))
+            stack.enter_context(Sidecar(folder / str(number), repository, model, command=command(reload_s=interval), threads=1))
             for number, interval in enumerate(INTERVALS_S)
         ]
         publishing = [lambda number=number: publish(source, repository, model, number) for number in range(1, rounds + 1)]

@@ -37,9 +37,10 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
+from tests import tuned
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually
-from tests.integration.test_server import one, sidecar
+from tests.integration.test_server import one, sidecar, traced
 from tests.label_log import rows_of
 from tests.otlp_collector import Collector, attributes
 from tests.response_cache import KEY_LINES
@@ -120,10 +121,8 @@ class Process:
             "LPC_SERVED_MODELS": json.dumps(served_models),
             "LPC_MAX_REQUEST_BYTES": str(2**20),
             "LPC_LABEL_LOG": str(folder / "labels"),
-            "LPC_LABEL_LOG_ROWS": "2",
             "LPC_LABEL_HORIZON_S": "0.5",
             "LPC_RETURNS_STATE": str(folder / "returns.npz"),
-            "LPC_RETURNS_REFIT_S": "0.2",
             "OTEL_EXPORTER_OTLP_ENDPOINT": traces_endpoint,
             "GRPC_VERBOSITY": "DEBUG",
             "TMPDIR": str(folder),
@@ -131,7 +130,7 @@ class Process:
             **settings,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "dev", "-m", "lpc", "serve"],
+            [sys.executable, "-X", "dev", "-m", *tuned.command(label_log_rows=2, refit_s=0.2)],
             cwd=folder,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
@@ -240,7 +239,7 @@ async def test_an_error_of_ours_that_quotes_its_input_is_not_passed_on(
             raise ValueError(f"cannot make sense of {CANARY!r}")
 
     with Collector() as collector:
-        async with sidecar(tiny_models, Parts(parser=Choking), traces_endpoint=collector.endpoint) as (stub, _):
+        async with traced(tiny_models, collector.endpoint, Parts(parser=Choking)) as (stub, _):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Predict(one(chat(message("user", CANARY))))
             results = (await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat(message("user", CANARY))]))).results

@@ -100,7 +100,7 @@ async def test_a_batch_counts_as_its_conversations(tiny_models: Path, tokens: Pa
 
 
 async def test_a_revoked_token_is_refused_and_a_new_one_is_let_in(tiny_models: Path, tokens: Path) -> None:
-    async with sidecar(tiny_models, tokens=tokens, reload_interval_s=0.05) as (stub, addresses):
+    async with sidecar(tiny_models, tokens=tokens, reload_s=0.05) as (stub, addresses):
         assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.OK
         write(tokens, b=B, c="new")
 
@@ -117,7 +117,7 @@ async def test_tokens_are_in_no_log_metric_or_refusal(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     seen = []
-    async with sidecar(tiny_models, tokens=tokens, client_rate=0.001, reload_interval_s=0.05) as (stub, addresses):
+    async with sidecar(tiny_models, tokens=tokens, client_rate=0.001, reload_s=0.05) as (stub, addresses):
         for token in (A, A, "wrong-canarytoken"):
             try:
                 await stub.Predict(one(chat("hello")), metadata=bearer(token))

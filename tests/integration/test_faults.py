@@ -23,6 +23,7 @@ from tests.faults.rude_clients import PREFACE, SETTINGS, frame, rude_clients
 from tests.faults.second_sidecar import second_sidecar
 from tests.integration.test_server import chat, one, sidecar
 from tests.nightly import LONG
+from tests.tuned import command
 
 
 def test_no_call_fails_and_all_comes_back_when_sidecar_and_redis_are_killed(tiny_models: Path, tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ async def test_a_peer_that_answers_no_ping_is_let_go_and_an_idle_engine_is_not(t
 def test_the_loads_clients_go_on_when_their_connections_are_ended_for_their_age(tiny_models: Path, tmp_path: Path) -> None:
     (turns,) = conversations(10, 1)
     requests = itertools.cycle([request(t) for t in turns])
-    with Sidecar(tmp_path, tiny_models, "tiny", connection_age_s=2.0) as sidecar:
+    with Sidecar(tmp_path, tiny_models, "tiny", command=command(connection_age_s=2.0)) as sidecar:
         load_of = load.overload(sidecar, requests, clients=3, per_second=30, seconds=7.0, progress=lambda _: None)
         everything, _ = asyncio.run(load_of)
     fates = Counter(sent.fate for sent in everything)

@@ -29,6 +29,7 @@ from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
 from tests.label_log import rows_of
 from tests.tiny_model import build_tiny_artifact
+from tests.tuned import command, tuned
 
 HORIZON = 3600.0
 START = 1_700_000_000.0
@@ -60,9 +61,9 @@ class Sidecar:
 async def sidecar(models: Path, **changes: object) -> AsyncIterator[Sidecar]:
     values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1}
     made: list[Sidecar] = []
-    settings = ServiceSettings(**{**values, "label_horizon_s": HORIZON, **changes})  # type: ignore[arg-type]
+    parts = Parts(clock=lambda: made[0].now if made else START)
     async with (
-        running(settings, Parts(clock=lambda: made[0].now if made else START)) as addresses,
+        running(*tuned({**values, "label_horizon_s": HORIZON, **changes}, parts)) as addresses,
         grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
     ):
         made.append(Sidecar(rpc.ContinuationPredictorStub(channel), addresses))
@@ -198,7 +199,7 @@ def test_a_log_without_a_memory_is_refused(tmp_path: Path) -> None:
 async def test_a_new_model_version_gets_files_of_its_own(tiny_models: Path, tmp_path: Path) -> None:
     root, log = tmp_path / "models", tmp_path / "log"
     shutil.copytree(tiny_models, root)
-    async with sidecar(root, label_log=log, reload_interval_s=0.05) as running_:
+    async with sidecar(root, label_log=log, reload_s=0.05) as running_:
         await running_.ask(chat(PROMPTS[:1]))
         await asyncio.to_thread(build_tiny_artifact, root, version="v2")
         await running_.until('version="v2"')
@@ -233,7 +234,7 @@ async def test_a_full_disk_disturbs_no_answer_and_is_used_again(tiny_models: Pat
 def test_a_killed_sidecar_leaves_no_file_that_is_not_whole(tiny_models: Path, tmp_path: Path) -> None:
     """Killed while it writes file after file: what has a file's name can be read, and the rest nobody takes for one."""
     log = tmp_path / "log"
-    settings = {"label_log": log, "label_log_rows": 1, "label_horizon_s": 0.5}
+    settings = {"label_log": log, "label_horizon_s": 0.5, "command": command(label_log_rows=1)}
     with (
         Process(tmp_path, tiny_models, "tiny", **settings) as sidecar_,  # type: ignore[arg-type]
         grpc.insecure_channel(sidecar_.address) as channel,

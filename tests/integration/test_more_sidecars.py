@@ -19,10 +19,10 @@ from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from predictor_service.server import Parts, running
-from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.dockerfile import ROOT
 from tests.eventually import eventually
+from tests.tuned import tuned
 
 BATCH_S = 0.1
 BATCH_ITEMS = 4
@@ -61,7 +61,7 @@ async def sidecar(models: Path, served: Path, host: str, port: int, **settings: 
         made.append(SlowModel(folder, settings))
         return made[-1]
 
-    async with running(ServiceSettings(**{**values, **settings}), Parts(load=load)):  # type: ignore[arg-type]
+    async with running(*tuned({**values, **settings}, Parts(load=load))):
         yield made[-1]
 
 

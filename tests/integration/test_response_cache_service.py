@@ -252,13 +252,6 @@ def test_settings_that_cannot_be_meant_are_refused(values: dict[str, object], sa
         ServiceSettings(**values)  # type: ignore[arg-type]
 
 
-def test_the_score_stores_redis_may_be_shared_by_who_says_so() -> None:
-    shared = {"cache_redis_url": "redis://r/1", "redis_url": "redis://r/0", "cache_keys": "k", "cache_shares_redis": True}
-    assert ServiceSettings(**shared).cache_shares_redis  # type: ignore[arg-type]
-    own = {**shared, "cache_redis_url": "redis://other/0", "cache_shares_redis": False}
-    assert ServiceSettings(**own).cache_redis_url is not None  # type: ignore[arg-type]
-
-
 def test_scopes_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LPC_CACHE_REDIS_URL", "redis://r")
     monkeypatch.setenv("LPC_CACHE_KEYS", "k")

@@ -61,7 +61,7 @@ async def test_a_better_head_is_published_and_a_running_sidecar_serves_it(root: 
     log = log_of(root, tmp_path / "log")
     report = tmp_path / "report.json"
     asked = ["train", "--from", str(log), "--models", str(root), "--model", "tiny", "--encoder", str(root / ".encoder-tiny")]
-    async with sidecar(root, reload_interval_s=0.05) as (stub, _):
+    async with sidecar(root, reload_s=0.05) as (stub, _):
         before = (await stub.Predict(one(chat("hello")))).prediction
         code, said = await asyncio.to_thread(
             lpc, *asked, "--recipe", "lpc", "--output", str(report), "--out", str(tmp_path / "head")
@@ -114,7 +114,7 @@ async def test_a_promoted_version_is_compared_with_and_then_left_for_the_publish
     first = learn(root, log_of(root, tmp_path / "log"))["version"]
     promote(root / "tiny", "v1")
     log = log_of(root, tmp_path / "next", seed=3)
-    async with sidecar(root, reload_interval_s=0.05) as (stub, _):
+    async with sidecar(root, reload_s=0.05) as (stub, _):
         await version_of(stub, lambda version: version == "v1")
         found = await asyncio.to_thread(learn, root, log)
         assert (found["published"], found["live_version"]) == (True, "v1")

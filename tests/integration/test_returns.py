@@ -18,10 +18,10 @@ from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import Addresses, Parts, running
-from predictor_service.settings import ServiceSettings
 from tests.eventually import eventually
 from tests.integration.test_server import _scrape
 from tests.tiny_model import build_tiny_artifact
+from tests.tuned import tuned
 
 START = 1_700_000_000.0
 LONG, SHORT = 20_000, 20
@@ -96,7 +96,7 @@ async def sidecar(models: Path, start: float = START, **changes: object) -> Asyn
     values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
     parts = Parts(clock=lambda: made.now, load=InstantModel, returns=made.learn_from)
     async with (
-        running(ServiceSettings(**values), parts) as made.addresses,  # type: ignore[arg-type]
+        running(*tuned(values, parts)) as made.addresses,
         grpc.aio.insecure_channel(f"127.0.0.1:{made.addresses.port}") as channel,
     ):
         made.stub = rpc.ContinuationPredictorStub(channel)
@@ -127,21 +127,13 @@ async def test_who_returns_and_who_does_not_have_groups_whose_curves_say_so(tiny
 
 
 async def test_what_is_learnt_is_served_without_anybody_asking_for_a_refit(tiny_models: Path) -> None:
-    async with sidecar(tiny_models, returns_refit_s=0.05) as running_:
+    async with sidecar(tiny_models, refit_s=0.05) as running_:
         running_.model.refit, refit = lambda now: None, running_.model.refit  # type: ignore[method-assign]
         await running_.traffic(4)
         assert await running_.groups_of_both() == [0, 0]
         running_.model.refit = refit  # type: ignore[method-assign]
         await eventually(running_.tells_them_apart)
         assert "lpc_return_refit_seconds_count 0.0" not in await _scrape(running_.addresses)
-
-
-async def test_learning_can_be_switched_off(tiny_models: Path, tmp_path: Path) -> None:
-    async with sidecar(tiny_models, returns_refit_s=0, returns_state=tmp_path / "state") as running_:
-        assert await running_.ask(named(LONG, "a", 1)) == [0]
-        answer = await running_.stub.Predict(pb.PredictRequest(conversation=named(LONG, "a", 2), known_curves=[0]))
-    assert (answer.curves_version, answer.HasField("reuse_curves")) == (0, False)
-    assert not (tmp_path / "state").exists()
 
 
 async def test_a_night_without_traffic_forgets_nothing(tiny_models: Path) -> None:
@@ -159,7 +151,7 @@ async def test_a_night_without_traffic_forgets_nothing(tiny_models: Path) -> Non
 async def test_a_clock_that_steps_by_a_day_raises_nothing_and_learning_goes_on(
     tiny_models: Path, step: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with sidecar(tiny_models, returns_refit_s=0.05) as running_:
+    async with sidecar(tiny_models, refit_s=0.05) as running_:
         await running_.traffic(4)
         for by in (step, -step):
             running_.now += by
@@ -179,7 +171,7 @@ async def test_a_clock_that_steps_by_a_day_raises_nothing_and_learning_goes_on(
 
 async def test_another_model_version_goes_on_learning(tmp_path: Path) -> None:
     build_tiny_artifact(tmp_path)
-    async with sidecar(tmp_path, reload_interval_s=0.05) as running_:
+    async with sidecar(tmp_path, reload_s=0.05) as running_:
         await running_.traffic(4)
         before = running_.model.quality
         build_tiny_artifact(tmp_path, version="v2")

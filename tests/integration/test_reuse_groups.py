@@ -18,6 +18,7 @@ from benchmarks.processes import free_port
 from eviction_client.curve import EDGES, INTERVALS
 from eviction_client.prior import ReuseCurves
 from lpc.v1 import predictor_pb2 as pb
+from tests import tuned
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually, until
 from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving
@@ -126,7 +127,7 @@ def test_unusable_curves_are_sent_and_logged_once_and_those_before_stay_in_use(
 
 
 async def test_answers_carry_the_curves_when_groups_are_founded_unless_they_are_known_or_not_wanted(tiny_models: Path) -> None:
-    async with sidecar(tiny_models, returns_refit_s=0.05) as running_:
+    async with sidecar(tiny_models, refit_s=0.05) as running_:
 
         async def ask(*known: int) -> pb.PredictResponse:
             conversation = named(LONG, "one", 1)
@@ -151,14 +152,6 @@ async def test_answers_carry_the_curves_when_groups_are_founded_unless_they_are_
         assert not (await ask()).HasField("reuse_curves")
 
 
-async def test_a_sidecar_that_does_not_learn_has_no_groups(tiny_models: Path) -> None:
-    async with sidecar(tiny_models, returns_refit_s=0) as running_:
-        info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
-        answer = await running_.stub.Predict(pb.PredictRequest(conversation=named(LONG, "a", 1)))
-    assert not info.HasField("reuse_curves") and not answer.curves_version
-    assert answer.prediction.reuse_group == 0
-
-
 @contextmanager
 def lpc_serve(folder: Path, port: int, models: Path, served_model: Path) -> Iterator[None]:
     """Run the sidecar's process, which learns every second."""
@@ -170,10 +163,9 @@ def lpc_serve(folder: Path, port: int, models: Path, served_model: Path) -> Iter
         "LPC_UNIX_SOCKET": "",
         "LPC_SERVED_MODELS": json.dumps({"a-model": str(served_model)}),
         "LPC_RETURNS_STATE": str(folder / "returns.npz"),
-        "LPC_RETURNS_REFIT_S": "1",
         "LPC_DRAIN_TIMEOUT_S": "0.2",
     }
-    command = [sys.executable, "-m", "lpc", "serve"]
+    command = [sys.executable, "-m", *tuned.command(refit_s=1)]
     with subprocess.Popen(command, env={**os.environ, **settings}, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

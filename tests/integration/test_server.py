@@ -1,6 +1,7 @@
 """The sidecar over real gRPC, with a tiny real model."""
 
 import asyncio
+import contextlib
 import shutil
 import socket
 import threading
@@ -25,10 +26,10 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.errors import StartError
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Addresses, Parts, running
-from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually
 from tests.tiny_model import build_tiny_artifact
+from tests.tuned import tuned
 
 SHIPPED = Parts()
 
@@ -38,10 +39,21 @@ async def sidecar(
     models: Path, parts: Parts = SHIPPED, **changes: object
 ) -> AsyncIterator[tuple[rpc.ContinuationPredictorStub, Addresses]]:
     values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
-    async with running(ServiceSettings(**values), parts) as addresses:  # type: ignore[arg-type]
+    async with running(*tuned(values, parts)) as addresses:
         options = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}", options) as channel:
             yield rpc.ContinuationPredictorStub(channel), addresses
+
+
+@contextlib.asynccontextmanager
+async def traced(
+    models: Path, endpoint: str, parts: Parts = SHIPPED, **changes: object
+) -> AsyncIterator[tuple[rpc.ContinuationPredictorStub, Addresses]]:
+    """A sidecar that sends its traces to an endpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        async with sidecar(models, parts, **changes) as running_:
+            yield running_
 
 
 def chat(*texts: str) -> pb.Conversation:
@@ -201,7 +213,7 @@ async def test_callers_that_go_away_leave_no_trace_in_the_queue(tiny_models: Pat
 async def test_a_new_version_is_served_without_a_failed_request(tiny_models: Path, tmp_path: Path) -> None:
     root = tmp_path / "models"
     shutil.copytree(tiny_models, root)
-    async with sidecar(root, reload_interval_s=0.05) as (stub, addresses):
+    async with sidecar(root, reload_s=0.05) as (stub, addresses):
         versions: list[str] = []
         stop = asyncio.Event()
 
@@ -223,7 +235,7 @@ async def test_a_new_version_is_served_without_a_failed_request(tiny_models: Pat
 async def test_a_broken_new_version_leaves_the_good_one_in_service(tiny_models: Path, tmp_path: Path, damage: str) -> None:
     root = tmp_path / "models"
     shutil.copytree(tiny_models, root)
-    async with sidecar(root, reload_interval_s=0.05) as (stub, addresses):
+    async with sidecar(root, reload_s=0.05) as (stub, addresses):
         scratch = root / ".scratch"
         shutil.copytree(root / "tiny" / "v1", scratch)
         _break(scratch, damage)

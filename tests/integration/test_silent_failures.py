@@ -42,7 +42,7 @@ async def failures(addresses: Addresses, task: str) -> float:
 async def fast(models: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch, **settings: object) -> AsyncIterator[Any]:
     monkeypatch.setattr(server, "HEALTH_S", 0.05)
     monkeypatch.setattr(server, "EXPIRE_INTERVAL_S", 0.05)
-    async with sidecar(models, parts, reload_interval_s=0.05, **settings) as (stub, addresses):
+    async with sidecar(models, parts, reload_s=0.05, **settings) as (stub, addresses):
         yield stub, addresses
 
 
@@ -153,7 +153,7 @@ async def test_a_periodic_task_survives_a_failed_round(
         return works(*arguments)
 
     monkeypatch.setattr(owner, method, fails_once)
-    async with fast(tiny_models, Parts(), monkeypatch, returns_refit_s=0.05) as (stub, addresses):
+    async with fast(tiny_models, Parts(), monkeypatch, refit_s=0.05) as (stub, addresses):
         await eventually(lambda: _equals(failures(addresses, task), 1.0))
         await eventually(lambda: _true(calls >= 3))
         await stub.Predict(one(chat("hello")), timeout=30)

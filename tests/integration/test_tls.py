@@ -30,6 +30,7 @@ from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.eventually import eventually
 from tests.integration.test_server import _scrape, chat, one
+from tests.tuned import tuned
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
 
@@ -37,13 +38,12 @@ NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
 @contextlib.asynccontextmanager
 async def tls_sidecar(models: Path, files: CertificateFiles, *, mutual: bool, **changes: object) -> AsyncIterator[Addresses]:
     values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
-    settings = ServiceSettings(
-        **values,  # type: ignore[arg-type]
-        tls_certificate=files.certificate,
-        tls_key=files.key,
-        tls_client_ca=files.ca if mutual else None,
-    )
-    async with running(settings) as addresses:
+    tls = {
+        "tls_certificate": files.certificate,
+        "tls_key": files.key,
+        "tls_client_ca": files.ca if mutual else None,
+    }
+    async with running(*tuned({**values, **tls})) as addresses:
         yield addresses
 
 
@@ -126,7 +126,7 @@ async def test_new_certificates_are_used_without_a_restart(tiny_models: Path, tm
             (tmp_path / ".new").rename(place)
 
     install(old.issue("sidecar"))
-    async with tls_sidecar(tiny_models, files, mutual=True, reload_interval_s=0.05) as addresses:
+    async with tls_sidecar(tiny_models, files, mutual=True, reload_s=0.05) as addresses:
         address = f"127.0.0.1:{addresses.port}"
         assert 0 < await probability(address, **of(old.issue("engine"))) < 1
         install(new.issue("sidecar"))
@@ -156,7 +156,7 @@ async def test_the_engines_client_takes_new_certificates_without_a_restart(tiny_
                 (tmp_path / ".new").rename(target)
 
     install(old)
-    async with tls_sidecar(tiny_models, places["sidecar"], mutual=True, reload_interval_s=0.05, connection_age_s=0.5) as at:
+    async with tls_sidecar(tiny_models, places["sidecar"], mutual=True, reload_s=0.05, connection_age_s=0.5) as at:
         address = f"127.0.0.1:{at.port}"
         settings = ClientSettings(predictor_address=address, **of(places["engine"]))  # type: ignore[arg-type]
         client = PredictorClient(address, access=access_of(settings), probe_s=0.1)
@@ -189,9 +189,7 @@ async def test_wrong_new_certificates_change_nothing_but_the_log(
     assert good.certificate is not None
     certificate = tmp_path / "tls.crt"
     shutil.copy(good.certificate, certificate)
-    async with tls_sidecar(
-        tiny_models, replace(good, certificate=certificate), mutual=False, reload_interval_s=0.05
-    ) as addresses:
+    async with tls_sidecar(tiny_models, replace(good, certificate=certificate), mutual=False, reload_s=0.05) as addresses:
         certificate.write_text("half a file")
         await eventually(lambda: "the new certificates are not used" in caplog.text)
         await asyncio.sleep(0.3)

@@ -13,12 +13,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import grpc
 import grpc.aio
 import pytest
-from pydantic import ValidationError
 
 from benchmarks.processes import free_port
 from lpc.model.conversation import UserTurns
@@ -27,10 +25,10 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.log_lines import JsonFormatter
 from predictor_service.errors import StartError
 from predictor_service.requests.parser import RequestParser
+from predictor_service.rpc.tracing import standard_endpoint
 from predictor_service.server import Parts
-from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
-from tests.integration.test_server import chat, one, sidecar
+from tests.integration.test_server import chat, one, traced
 from tests.otlp_collector import Collector, attributes
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -48,7 +46,7 @@ def quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_call_and_its_prediction_are_spans_below_the_callers(tiny_models: Path) -> None:
     with Collector() as collector:
-        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+        async with traced(tiny_models, collector.endpoint) as (stub, _):
             answer = (await stub.Predict(one(chat("hello", "hi", "what is a cache")), metadata=SAMPLED)).prediction
             spans = {span.name: span for span in await asyncio.to_thread(collector.wait_for, 2)}
     call, prediction = spans[f"{METHOD}/Predict"], spans["predict"]
@@ -78,7 +76,7 @@ async def test_a_call_and_its_prediction_are_spans_below_the_callers(tiny_models
 
 async def test_each_conversation_of_a_batch_has_a_span_with_its_own_status(tiny_models: Path) -> None:
     with Collector() as collector:
-        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+        async with traced(tiny_models, collector.endpoint) as (stub, _):
             await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello"), pb.Conversation()]))
         spans = collector.spans
     (call,) = [span for span in spans if span.name == f"{METHOD}/PredictBatch"]
@@ -100,7 +98,7 @@ async def test_errors_and_deadlines_are_the_status_of_the_call(tiny_models: Path
             return super().parse(conversation, window)
 
     with Collector() as collector:
-        async with sidecar(tiny_models, Parts(parser=Slow), traces_endpoint=collector.endpoint, max_queue_items=1) as (stub, _):
+        async with traced(tiny_models, collector.endpoint, Parts(parser=Slow), max_queue_items=1) as (stub, _):
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.Predict(one(pb.Conversation()))
             with pytest.raises(grpc.aio.AioRpcError):
@@ -132,7 +130,7 @@ async def test_the_standard_variables_choose_what_is_sampled(
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", argument)
     metadata = (("traceparent", f"00-{TRACE}-{PARENT}-{flags}"),) if flags else ()
     with Collector() as collector:
-        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+        async with traced(tiny_models, collector.endpoint) as (stub, _):
             await stub.Predict(one(chat("hello")), metadata=metadata)
     assert len(collector.spans) == spans
 
@@ -140,7 +138,7 @@ async def test_the_standard_variables_choose_what_is_sampled(
 @pytest.mark.parametrize("metadata", [(("traceparent", "nonsense"),), (("traceparent", "00-" + "0" * 60),)])
 async def test_a_wrong_traceparent_begins_a_trace(tiny_models: Path, metadata: tuple[tuple[str, str], ...]) -> None:
     with Collector() as collector:
-        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+        async with traced(tiny_models, collector.endpoint) as (stub, _):
             await stub.Predict(one(chat("hello")), metadata=metadata)
     assert len(collector.spans) == 2
     assert TRACE not in {span.trace_id.hex() for span in collector.spans}
@@ -149,7 +147,7 @@ async def test_a_wrong_traceparent_begins_a_trace(tiny_models: Path, metadata: t
 async def test_the_collector_may_want_tls(tiny_models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authority.certificate))
     with Collector(authority.issue("collector")) as collector:
-        async with sidecar(tiny_models, traces_endpoint=collector.endpoint) as (stub, _):
+        async with traced(tiny_models, collector.endpoint) as (stub, _):
             await stub.Predict(one(chat("hello")))
             assert len(await asyncio.to_thread(collector.wait_for, 2)) == 2
 
@@ -174,7 +172,7 @@ async def test_a_collector_that_is_gone_or_silent_costs_spans_only(
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
     with collector() as endpoint:
         async with contextlib.AsyncExitStack() as stack:
-            stub, _ = await stack.enter_async_context(sidecar(tiny_models, traces_endpoint=endpoint))
+            stub, _ = await stack.enter_async_context(traced(tiny_models, endpoint))
             for _ in range(20):
                 assert (await stub.Predict(one(chat("hello")), timeout=30)).prediction.probability > 0
             # Exporters retry for 10 s and there are two batches in the queue: unbounded it would take longer than this.
@@ -206,7 +204,7 @@ async def test_an_endpoint_without_the_package_is_one_clear_error(tiny_models: P
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "predictor_service.rpc.otlp", raising=False)
     with pytest.raises(StartError, match=r"opentelemetry\.sdk\.trace is missing: pip install 'learned-prefix-cache\[otel\]'"):
-        async with sidecar(tiny_models, traces_endpoint="http://127.0.0.1:4317"):
+        async with traced(tiny_models, "http://127.0.0.1:4317"):
             pass
 
 
@@ -224,33 +222,24 @@ async def test_a_wrong_variable_is_one_clear_error(
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(StartError, match=why):
-        async with sidecar(tiny_models, traces_endpoint="http://127.0.0.1:4317"):
+        async with traced(tiny_models, "http://127.0.0.1:4317"):
             pass
 
 
-def test_where_traces_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ServiceSettings().traces_endpoint is None
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4317")
-    assert ServiceSettings().traces_endpoint == "http://all:4317"
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4317")
-    assert ServiceSettings().traces_endpoint == "http://traces:4317"
-    with patch.dict(os.environ, OTEL_TRACES_EXPORTER="none"):
-        assert ServiceSettings().traces_endpoint is None
-    with patch.dict(os.environ, OTEL_SDK_DISABLED="true"):
-        assert ServiceSettings().traces_endpoint is None
-    monkeypatch.setenv("LPC_TRACES_ENDPOINT", "")
-    assert ServiceSettings().traces_endpoint is None
-    monkeypatch.setenv("LPC_TRACES_ENDPOINT", "https://ours:4317")
-    assert ServiceSettings().traces_endpoint == "https://ours:4317"
+def test_where_traces_go() -> None:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4317"}
+    assert standard_endpoint({}) is None
+    assert standard_endpoint(environment) == "http://all:4317"
+    assert standard_endpoint(environment | {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://traces:4317"}) == "http://traces:4317"
+    assert standard_endpoint(environment | {"OTEL_TRACES_EXPORTER": "none"}) is None
+    assert standard_endpoint(environment | {"OTEL_SDK_DISABLED": "true"}) is None
 
 
 @pytest.mark.parametrize("wrong", ["collector:4317", "http://", "ftp://collector"])
-def test_an_endpoint_must_be_a_url(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    with pytest.raises(ValidationError, match="must be http://host:port"):
-        ServiceSettings(traces_endpoint=wrong)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", wrong)
-    with pytest.raises(ValidationError, match="must be http://host:port"):
-        ServiceSettings()
+async def test_an_endpoint_must_be_a_url(tiny_models: Path, wrong: str) -> None:
+    with pytest.raises(StartError, match="must be http://host:port"):
+        async with traced(tiny_models, wrong):
+            pass
 
 
 async def test_log_lines_of_a_call_name_its_trace(tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,7 +254,7 @@ async def test_log_lines_of_a_call_name_its_trace(tiny_models: Path, capsys: pyt
 
     try:
         with Collector() as collector:
-            async with sidecar(tiny_models, Parts(parser=Choking), traces_endpoint=collector.endpoint) as (stub, _):
+            async with traced(tiny_models, collector.endpoint, Parts(parser=Choking)) as (stub, _):
                 with pytest.raises(grpc.aio.AioRpcError):
                     await stub.Predict(one(chat("hello")), metadata=SAMPLED)
             (call,) = [span for span in collector.spans if span.name != "predict"]

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node, program
 from benchmarks.processes import RedisServer, Sidecar
+from tests.tuned import command
 
 if "LPC_TEST_LMCACHE" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
@@ -51,7 +52,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     models = Path(os.environ.get("LPC_TEST_MODELS", "models")).absolute()
     with ExitStack() as running:
         redis = running.enter_context(RedisServer(folder / "redis"))
-        sidecar = running.enter_context(Sidecar(folder, models, "e5-small", redis_url=redis.url, returns_refit_s=5))
+        sidecar = running.enter_context(Sidecar(folder, models, "e5-small", command=command(refit_s=5), redis_url=redis.url))
         coordinator = running.enter_context(
             Coordinator(
                 folder,

@@ -5,15 +5,18 @@ import re
 from eviction_client.settings import ClientSettings
 from lpc.gateway.settings import GatewaySettings
 from lpc.lmcache.settings import LMCacheSettings
-from lpc.wire.variables import ENGINE, GATEWAY, LMCACHE, SIDECAR, unknown_variables
+from lpc.wire.server_settings import ServerSettings
+from lpc.wire.variables import ENGINE, GATEWAY, LMCACHE, SERVER, SIDECAR, unknown_variables
 from predictor_service.settings import ServiceSettings
 
 
 def test_the_names_are_those_of_the_settings_objects() -> None:
     """A setting that is added must be named in lpc/wire/variables.py too."""
-    assert set(re.findall(r"\w+", SIDECAR)) == set(ServiceSettings.model_fields)
+    server = set(re.findall(r"\w+", SERVER))
+    assert server == set(ServerSettings.model_fields)
+    assert set(re.findall(r"\w+", SIDECAR)) == set(ServiceSettings.model_fields) - server
     assert set(re.findall(r"\w+", ENGINE)) == set(ClientSettings.model_fields)
-    assert set(re.findall(r"\w+", GATEWAY)) == set(GatewaySettings.model_fields)
+    assert set(re.findall(r"\w+", GATEWAY)) == set(GatewaySettings.model_fields) - server
     assert set(re.findall(r"\w+", LMCACHE)) == {f"lmcache_{name}" for name in LMCacheSettings.model_fields}
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import httpx
@@ -11,7 +11,7 @@ import httpx
 from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from lpc.gateway.server import running
-from lpc.gateway.settings import GatewaySettings
+from lpc.gateway.settings import Bounds, GatewaySettings
 from tests.engine_double import EngineDouble
 
 CHAT = "/v1/chat/completions"
@@ -39,22 +39,22 @@ class Running:
 async def a_gateway(
     *engines: EngineDouble | str, sidecar: str | None = None, clock: Callable[[], float] = time.time, **settings: Any
 ) -> AsyncIterator[Running]:
-    """Run a gateway; without ``sidecar`` at an address where none is."""
+    """Run a gateway; without ``sidecar`` at an address where none is. ``settings``: and bounds, by their names."""
     urls = tuple(engine if isinstance(engine, str) else engine.url for engine in engines)
+    bounds = {field.name: settings.pop(field.name) for field in fields(Bounds) if field.name in settings}
     # A look-up gets its 50 ms where that is what is tested, and longer elsewhere: the machine may be busy.
     made = GatewaySettings(
         **{
             "gateway_lookup_timeout_s": 10.0,
-            "gateway_port": 0,
-            "gateway_metrics_port": 0,
+            "port": 0,
+            "metrics_port": 0,
             "gateway_engines": urls,
-            "gateway_probe_interval_s": 0.05,
             "gateway_cache_anonymous": True,
             **settings,
         }
     )
     where = ClientSettings(predictor_address=sidecar or f"127.0.0.1:{free_port()}")
-    async with running(made, where, clock) as addresses:
+    async with running(made, where, clock, Bounds(**{"probe_interval_s": 0.05, **bounds})) as addresses:
         url = f"http://127.0.0.1:{addresses.port}"
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=limits) as client:

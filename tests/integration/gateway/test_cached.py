@@ -209,7 +209,7 @@ async def test_no_client_gets_anothers_answer(caches: ResponseCaches, tmp_path: 
             assert told(await gateway.ask(chat("mine"))) == "miss"
         tokens = tmp_path / "tokens"
         tokens.write_text("".join(f"{name}: {hashlib.sha256(name.encode()).hexdigest()}\n" for name in ("a", "b")))
-        settings = {"gateway_tokens": tokens, "gateway_scopes": {"*": ("off", "short")}}
+        settings = {"tokens": tokens, "gateway_scopes": {"*": ("off", "short")}}
         async with a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
             for key in ("a", "b"):
                 assert told(await gateway.ask(chat("mine"), authorization=f"Bearer {key}")) == "miss"

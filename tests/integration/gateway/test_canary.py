@@ -55,6 +55,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
     ports = {"sidecar": free_port(), "gateway": free_port(), "gateway_metrics": free_port()}
     redis = RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always")
     with Collector() as collector, judging(JudgeDouble("SAME")) as judge, redis, monitored(redis) as told:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         of_judge = {"judge_url": judge.url, "judge_model": "j", "judge_key_file": str(secrets / "judge")}
         scope = {"mode": "shadow", "normalised": True, "judge": "model", "evidence": str(evidence), **of_judge}
         sidecar = Sidecar(
@@ -63,7 +64,6 @@ async def test_words_of_questions_and_answers_are_nowhere(
             "tiny",
             log_level="DEBUG",
             metrics_port=ports["sidecar"],
-            traces_endpoint=collector.endpoint,
             cache_redis_url=redis.url,
             cache_gateways="anonymous",
             cache_redis_timeout_s=5,
@@ -78,8 +78,8 @@ async def test_words_of_questions_and_answers_are_nowhere(
                     "tiny",
                     command=("lpc", "gateway"),
                     log_level="DEBUG",
-                    gateway_port=ports["gateway"],
-                    gateway_metrics_port=ports["gateway_metrics"],
+                    port=ports["gateway"],
+                    metrics_port=ports["gateway_metrics"],
                     gateway_engines=engine.url,
                     gateway_lookup_timeout_s=10,
                     gateway_cache_anonymous="true",

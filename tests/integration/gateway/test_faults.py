@@ -123,7 +123,7 @@ async def test_a_sidecar_without_a_cache_is_asked_and_nothing_is_claimed(tmp_pat
             assert len(engine.completions) == 2
 
 
-@pytest.mark.parametrize("setting", [{"gateway_cache": False}, {"gateway_wait_s": 0}])
+@pytest.mark.parametrize("setting", [{"gateway_cache": False}, {"wait_s": 0}])
 async def test_without_cache_or_waiting_all_go_to_the_engine(caches: ResponseCaches, setting: dict[str, object]) -> None:
     caches.redis.ask("FLUSHALL")
     engine = EngineDouble(seconds=0.3)
@@ -135,7 +135,7 @@ async def test_without_cache_or_waiting_all_go_to_the_engine(caches: ResponseCac
 async def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sidecar = ClientSettings(predictor_address=f"localhost:{free_port()}", predictor_ca=tmp_path / "nowhere.crt")
     async with served(EngineDouble()) as engine:
-        settings = GatewaySettings(gateway_port=0, gateway_metrics_port=0, gateway_engines=(engine.url,))
+        settings = GatewaySettings(port=0, metrics_port=0, gateway_engines=(engine.url,))
         async with running(settings, sidecar) as addresses, httpx.AsyncClient(trust_env=False) as client:
             (line,) = (record.getMessage() for record in caplog.records if record.name == "lpc.gateway.server")
             assert "the sidecar cannot be asked" in line and "nowhere.crt: No such file" in line

@@ -36,7 +36,7 @@ async def test_equal_requests_whose_answer_is_not_kept_do_not_wait_for_each_othe
     engine = EngineDouble(seconds=0.3, finish="length" if why == "length" else "stop", refuse=why == "refused")
     if why == "long":
         engine.words = ["x" * 5000]
-    settings = {"gateway_max_answer_bytes": 4096}
+    settings = {"max_answer_bytes": 4096}
     async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
         asking = [asyncio.ensure_future(gateway.ask(chat(f"not kept: {why}"))) for _ in range(8)]
         await eventually(lambda: engine.completions)

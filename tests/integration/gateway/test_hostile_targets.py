@@ -104,7 +104,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterat
     port = free_port()
     folder = tmp_path_factory.mktemp("gateway")
     with recording() as engine, recording() as stranger:
-        settings = {"gateway_port": port, "gateway_metrics_port": "", "gateway_engines": f"http://{engine.address}"}
+        settings = {"port": port, "metrics_port": "", "gateway_engines": f"http://{engine.address}"}
         command = ("lpc", "gateway")
         with Sidecar(folder, tiny_models, "tiny", command=command, gateway_cache="false", **settings) as gateway:
             yield Stage(gateway, port, engine, stranger)

@@ -108,10 +108,10 @@ async def test_a_body_over_the_limit_is_refused(length: str) -> None:
         for _ in range(8):
             yield b"x" * 1024
 
-    async with served(EngineDouble()) as engine, gateway(engine, gateway_max_request_bytes=4096) as client:
+    async with served(EngineDouble()) as engine, gateway(engine, max_request_bytes=4096) as client:
         answer = await client.post(CHAT, content=b"x" * 5000 if length == "stated" else parts())
         assert answer.status_code == 413
-        assert "LPC_GATEWAY_MAX_REQUEST_BYTES" in answer.json()["error"]["message"]
+        assert "LPC_MAX_REQUEST_BYTES" in answer.json()["error"]["message"]
         assert not engine.received
 
 
@@ -197,7 +197,7 @@ async def test_turns_of_a_conversation_have_one_name_and_alike_beginnings_two() 
 async def test_clients_are_known_by_tokens_which_the_engine_never_sees(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"app: {hashlib.sha256(b'sesame').hexdigest()}\n")
-    settings = {"gateway_tokens": tokens, "gateway_engine_key": "of-the-engine", "gateway_scopes": {"app": ("faq",)}}
+    settings = {"tokens": tokens, "gateway_engine_key": "of-the-engine", "gateway_scopes": {"app": ("faq",)}}
     async with served(EngineDouble()) as engine, gateway(engine, **settings) as client:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic sesame"}):
             for path in (CHAT, "/v1/embeddings", "/lpc/v1/feedback"):

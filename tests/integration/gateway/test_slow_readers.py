@@ -37,7 +37,7 @@ async def test_followers_do_not_wait_for_a_leader_that_reads_slowly(
 ) -> None:
     monkeypatch.setattr("lpc.gateway.server.listen", small)
     engine = EngineDouble(words=["word " * 200] * (LONG // 1000))
-    settings = {"gateway_wait_s": 3600.0, "gateway_max_answer_bytes": limit, "sidecar": caches.sidecar.address}
+    settings = {"wait_s": 3600.0, "max_answer_bytes": limit, "sidecar": caches.sidecar.address}
     asked = chat(f"slow {stream} {kept}", stream=stream)
     async with served(engine), a_gateway(engine, **settings) as gateway:
         slow = socket.socket()

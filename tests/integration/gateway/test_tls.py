@@ -23,9 +23,9 @@ async def test_a_new_certificate_is_used_and_a_wrong_one_is_not(
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     files = old.issue("gateway")
     assert files.certificate is not None and files.key is not None
-    settings = {"gateway_tls_certificate": files.certificate, "gateway_tls_key": files.key}
+    settings = {"tls_certificate": files.certificate, "tls_key": files.key}
     async with served(EngineDouble()) as engine:
-        made = GatewaySettings(gateway_port=0, gateway_metrics_port=None, gateway_engines=(engine.url,), **settings)
+        made = GatewaySettings(port=0, metrics_port=None, gateway_engines=(engine.url,), **settings)
         sidecar = ClientSettings(predictor_address=f"127.0.0.1:{free_port()}")
         async with running(made, sidecar) as addresses:
 

@@ -38,10 +38,10 @@ def test_paths_are_added_to_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"gateway_engines": "http://user:secret@a"}, "must be http://host:port"),
         ({"gateway_engines": "http://a/v1"}, "leave /v1 out"),
         ({"gateway_engines": "http://a,http://a"}, "named twice"),
-        ({"gateway_engine_key": "secret"}, "set gateway_tokens too"),
-        ({"gateway_tls_key": "k.pem"}, "set both or none"),
+        ({"gateway_engine_key": "secret"}, "set tokens too"),
+        ({"tls_key": "k.pem"}, "set both or none"),
         ({"gateway_identity_headers": "a b"}, "a field's name"),
-        ({"gateway_max_held_bytes": 2**20}, "less than gateway_max_request_bytes"),
+        ({"gateway_max_held_bytes": 2**20}, "less than max_request_bytes"),
         ({"gateway_scopes": {"a": ["no scope"]}}, "a scope's name"),
         *(
             ({"gateway_paths": path}, "METHOD /path")
@@ -94,7 +94,7 @@ def test_a_client_with_a_token_is_divided_by_the_users_that_it_names(tmp_path: P
     path = tmp_path / "tokens"
     path.write_text(f"a: {sha256(b'1').hexdigest()}\n")
     token = (b"authorization", b"Bearer 1")
-    clients = [who([token, *more], gateway_tokens=path) for more in ([], [(b"x-forwarded-user", b"u")], [(b"cookie", b"u")])]
+    clients = [who([token, *more], tokens=path) for more in ([], [(b"x-forwarded-user", b"u")], [(b"cookie", b"u")])]
     assert clients[0].tenant == "client:a" and all(client.cached for client in clients)
     assert len({client.tenant for client in clients}) == 3
 
@@ -103,7 +103,7 @@ def test_two_tokens_of_a_name_are_one_client_and_a_new_file_counts_at_once(tmp_p
     path = tmp_path / "tokens"
     lines = [f"{name}: {sha256(token).hexdigest()}\n" for name, token in (("a", b"1"), ("a", b"2"), ("b", b"3"))]
     path.write_text("".join(lines))
-    clients = Clients(GatewaySettings(gateway_tokens=path, gateway_scopes={"a": ("faq",), "*": ("code",)}))
+    clients = Clients(GatewaySettings(tokens=path, gateway_scopes={"a": ("faq",), "*": ("code",)}))
     one, two, three = (clients.who([(b"authorization", b"Bearer " + token)]) for token in (b"1", b"2", b"3"))
     assert one == two and one is not None and three is not None
     assert one.tenant != three.tenant
@@ -120,4 +120,4 @@ def test_two_tokens_of_a_name_are_one_client_and_a_new_file_counts_at_once(tmp_p
 def test_a_file_without_a_token_lets_nobody_start(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("# nothing\n")
     with pytest.raises(TokenFileError, match="holds no token"):
-        Clients(GatewaySettings(gateway_tokens=tmp_path / "tokens"))
+        Clients(GatewaySettings(tokens=tmp_path / "tokens"))

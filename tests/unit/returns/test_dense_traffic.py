@@ -9,6 +9,7 @@ from lpc.model.conversation import UserTurns
 from lpc.model.returns.facts import WIDTH, Facts
 from lpc.model.returns.memory import TurnMemory
 from lpc.v1 import predictor_pb2 as pb
+from predictor_service.constants import Constants
 from predictor_service.labels.memory import Labels, Turn, TurnObserver
 from predictor_service.returns.turns import CHARS_PER_TOKEN, arrived
 from predictor_service.settings import ServiceSettings
@@ -32,7 +33,7 @@ class Forgotten(TurnObserver):
 
 def test_above_28_turns_a_second_features_keep_gaps_and_growth() -> None:
     labels = Labels(FIELDS["label_memory_turns"].default, FIELDS["label_horizon_s"].default, [])
-    returns = TurnMemory(FIELDS["returns_turns"].default)
+    returns = TurnMemory(Constants().returns_turns)
     row = np.zeros(WIDTH, np.float32)
     due: list[tuple[float, int, int]] = []
     seen: dict[str, int] = {"turns": 0, "later": 0, "facts": 0}

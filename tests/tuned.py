@@ -1,0 +1,32 @@
+"""A sidecar with other constants than an operator's: in this process, or as `python -m tests.tuned`."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from lpc.commands.settings import service_settings
+from predictor_service.constants import Constants
+from predictor_service.server import Parts, serve
+from predictor_service.settings import ServiceSettings
+
+NAMES = {field.name for field in fields(Constants)}
+SHIPPED = Parts()
+
+
+def tuned(values: Mapping[str, Any], parts: Parts = SHIPPED) -> tuple[ServiceSettings, Parts]:
+    """Return what `running` takes, from settings and constants by their names."""
+    constants = replace(parts.constants, **{name: value for name, value in values.items() if name in NAMES})
+    settings = ServiceSettings(**{name: value for name, value in values.items() if name not in NAMES})
+    return settings, replace(parts, constants=constants)
+
+
+def command(**constants: Any) -> tuple[str, ...]:
+    """Return module and arguments of a process that serves with these constants."""
+    return ("tests.tuned", json.dumps(constants))
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(service_settings(None), Parts(constants=Constants(**json.loads(sys.argv[1])))))
