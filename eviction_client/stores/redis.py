@@ -161,7 +161,7 @@ class RedisStore:
                 return work(self._connection.client)
             except ERRORS as error:
                 self._connection.close()
-                raise StoreError(explain(error, self._connection)[1]) from None
+                raise StoreError(explain(error, self._connection)) from None
 
     def _write(self, client: Any) -> None:
         layout, commands = self._layout, []

@@ -121,7 +121,7 @@ def _certificate(settings: ClientSettings, reachable: bool) -> Iterator[Finding]
     files, address = settings.predictor_files, settings.predictor_address
     if files.ca is None or address.startswith("unix:"):
         return
-    own = read(files, "client")
+    own = read(files)
     if own.expires_at is not None:
         yield _expiry("own certificate", str(files.certificate), own.expires_at)
     if not reachable:
@@ -239,7 +239,7 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
 
     if settings.redis_files.present:
         # Read here, since redis-py names no file.
-        own = read(settings.redis_files, "client")
+        own = read(settings.redis_files)
         if own.expires_at is not None:
             yield _expiry("redis certificate", str(settings.redis_files.certificate), own.expires_at)
     try:
@@ -256,7 +256,7 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         yield Finding("clock", "warn", "this user may not ask Redis for its time", "add +time to its ACL for this check")
         return
     except ERRORS as error:
-        yield Finding("clock", "fail", explain(error, connection)[1], "see docs/how-to/security.md")
+        yield Finding("clock", "fail", explain(error, connection), "see docs/how-to/security.md")
         return
     trip, skew = min(samples)
     slow = trip > SLOW_REDIS_S

@@ -19,7 +19,7 @@ class GatewayTls:
     def __init__(self, files: CertificateFiles) -> None:
         self._files = files
         self._watched = WatchedFiles(files.present)
-        read(files, "server")
+        read(files)
         self._current = _context(files)
 
     def install(self, listening: ssl.SSLContext) -> None:
@@ -37,7 +37,7 @@ class GatewayTls:
         if not self._watched.changed():
             return
         try:
-            read(self._files, "server")
+            read(self._files)
             context = _context(self._files)
         except (CertificateError, OSError) as error:
             log.error("the new certificate is not used: %s", error)

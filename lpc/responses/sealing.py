@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.errors import LpcError
-from lpc.wire.named_keys import read_named_keys
+from lpc.wire.tokens import read_named_keys
 
 NAMES: Final = "names"
 VERSION: Final = b"\x01"

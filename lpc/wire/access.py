@@ -59,7 +59,7 @@ def access_of(settings: AccessSettings) -> Callable[[], Access]:
         token = settings.token if path is None else _token_in(path)
         credentials = pem = None
         if files.ca is not None:
-            pem = read(files, "client")
+            pem = read(files)
             credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
         return Access(credentials, (("authorization", f"Bearer {token}"),) if token else (), pem)
 

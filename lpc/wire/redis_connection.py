@@ -23,17 +23,6 @@ NO_FILES: Final = CertificateFiles()
 ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
 """Everything that redis-py raises for a server or network at fault."""
 
-AWAY: Final = (
-    redis.ConnectionError,  # also a refused login and a server that still loads its data
-    redis.TimeoutError,
-    redis.exceptions.InvalidResponse,
-    redis.exceptions.ClusterError,  # also CLUSTERDOWN and MASTERDOWN
-    redis.exceptions.MovedError,
-    redis.exceptions.RedisClusterException,
-    OSError,
-)
-"""What says that no command can be answered now. Any other error of ERRORS is about one command or key."""
-
 _USER: Final = r"(?:(?:[^/?#@\[\]%]|%[0-9A-Fa-f]{2})*@)?"
 _URL: Final = re.compile(rf"(rediss?://){_USER}([^/?#@]*(?:/[^?#@]*)?(?:\?[^#@]*)?)|(unix://){_USER}(/[^?#]+(?:\?[^#@]*)?)")
 """redis-py takes what stands in front of a raw / # or ? in a password for the host, and quotes the rest in its error."""
@@ -62,7 +51,8 @@ class RedisUrl:
             if found is None:
                 raise ValueError
             parts = parse_url(url)  # type: ignore[no-untyped-call]
-        except ValueError:
+            redis.ConnectionPool.from_url(url).make_connection()  # for an option that redis-py does not know; nothing is sent
+        except (TypeError, ValueError):
             raise ValueError(
                 "cannot be read: write redis://HOST:PORT/DATABASE, rediss://... (TLS) or unix:///PATH; in its user and "
                 "password write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B, ] as %5D and % as %25, or leave them out and "
@@ -95,6 +85,10 @@ class PasswordFile(CredentialProvider):
         if not password:
             raise PasswordFileError(f"{self._path}: it is empty")
         return (password,) if self._user is None else (self._user, password)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """See :meth:`get_credentials`."""
+        return self.get_credentials()
 
 
 class Connection:

@@ -20,8 +20,8 @@ from lpc.wire.redis_connection import ERRORS, Connection, PasswordFileError
 
 log = logging.getLogger(__name__)
 
-REFUSALS: Final = ("OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "other")
-"""Causes for which Redis refuses single commands, as labels of metrics."""
+REFUSALS: Final = ("OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "old", "other")
+"""Causes for which Redis refuses single commands, as labels of metrics. With any other no command can be answered."""
 
 _LOGIN: Final = "{settings}_PASSWORD_FILE, or in {settings}_URL (there % / # ? @ are written %25 %2F %23 %3F %40)"
 _ADVICE: Final = {
@@ -43,12 +43,21 @@ _ADVICE: Final = {
     "moved": "is a node of a Cluster: set {settings}_CLUSTER=true",
     "timeout": "did not answer within {timeout_s:g} s: check that it runs and that no firewall is between",
     "away": "cannot be reached: check {settings}_URL and that the server runs",
+    "password file": "cannot be asked: the file of {settings}_PASSWORD_FILE cannot be read, {file}",
+    "certificate": "shows a certificate that {verdict} ({settings}_CA)",
+    "TLS": "ends the TLS handshake: if it asks for certificates, set {settings}_CERTIFICATE and _KEY to one that its authority "
+    "signed",
+    "no file": "cannot be asked: its socket, or a file of {settings}_CA, _CERTIFICATE or _KEY, is missing",
     "other": "refused a command ({kind}): see its log",
 }
 """What each cause means, and what to do about it."""
 
 _NEVER: Final = "(?!)"
 _SIGNS: Final[tuple[tuple[str, tuple[type[BaseException], ...], str], ...]] = (
+    ("password file", (PasswordFileError,), _NEVER),
+    ("certificate", (ssl.SSLCertVerificationError,), _NEVER),
+    ("TLS", (ssl.SSLError,), _NEVER),
+    ("no file", (FileNotFoundError,), _NEVER),
     ("NOPERM", (e.NoPermissionError,), "NOPERM|user executing the script"),
     ("protected", (), "protected mode"),
     ("password", (), "WRONGPASS|(?i:invalid.*password)"),
@@ -64,45 +73,46 @@ _SIGNS: Final[tuple[tuple[str, tuple[type[BaseException], ...], str], ...]] = (
     ("single", (), "cluster support disabled|Cluster mode is not enabled"),
     ("moved", (e.MovedError, e.AskError), _NEVER),
     ("timeout", (redis.TimeoutError, TimeoutError), _NEVER),
-    ("away", (redis.ConnectionError, OSError, e.RedisClusterException), _NEVER),
+    ("away", (redis.ConnectionError, OSError, e.RedisClusterException, e.InvalidResponse), _NEVER),
     ("other", (BaseException,), _NEVER),
 )
 """Types and texts of the errors of a cause. The first that fits counts; redis-py takes some codes of Redis out of the text."""
 
 
-def explain(error: BaseException, connection: Connection, what: str = "") -> tuple[str, str]:
-    """Return the cause of an error of redis-py, and a sentence for the operator, which holds no password.
+def cause_of(error: BaseException) -> str:
+    """Return the cause of an error of redis-py: of REFUSALS, or another one if no command can be answered."""
+    error = _answered(error)
+    return next(cause for cause, kinds, text in _SIGNS if isinstance(error, kinds) or re.search(text, str(error)))
+
+
+def explain(error: BaseException, connection: Connection, what: str = "") -> str:
+    """Return a sentence for the operator on an error of redis-py. No password is in it.
 
     Args:
         what: the server is for: "of the response caches".
     """
-    while isinstance(error, e.RedisClusterException) and not isinstance(
-        error, e.SlotNotCoveredError
-    ):  # a Cluster's client wraps what a node has answered once or twice
+    error = _answered(error)
+    advice = _ADVICE[cause_of(error)].format(
+        settings=connection.settings,
+        timeout_s=connection.timeout_s,
+        kind=type(error).__name__,
+        file=error if isinstance(error, PasswordFileError) else "",
+        verdict=verdict(getattr(error, "verify_code", 0)),
+    )
+    return " ".join(filter(None, ("Redis", what, "at", connection.where, advice)))
+
+
+def _answered(error: BaseException) -> BaseException:
+    """Return what a node has answered, which a Cluster's client wraps once or twice, or what TLS or a file lacked."""
+    while isinstance(error, e.RedisClusterException) and not isinstance(error, e.SlotNotCoveredError):
         inner = error.__cause__ or error.__context__
         if not isinstance(inner, ERRORS):
             break
         error = inner
-    cause, sentence = _of_files(error, connection) or next(
-        (name, _ADVICE[name]) for name, kinds, text in _SIGNS if isinstance(error, kinds) or re.search(text, str(error))
-    )
-    sentence = sentence.format(settings=connection.settings, timeout_s=connection.timeout_s, kind=type(error).__name__)
-    return cause, " ".join(filter(None, ("Redis", what, "at", connection.where, sentence)))
-
-
-def _of_files(error: BaseException, connection: Connection) -> tuple[str, str] | None:
-    """Return cause and sentence of an error that is about the password's file or a certificate."""
     below = error.__context__
-    if isinstance(error, PasswordFileError):
-        return "password file", f"cannot be asked: the file of {{settings}}_PASSWORD_FILE cannot be read, {error}"
-    if isinstance(below, ssl.SSLCertVerificationError):
-        return "certificate", f"shows a certificate that {verdict(below.verify_code)} ({{settings}}_CA)"
-    if isinstance(below, ssl.SSLError):
-        advice = "if it asks for certificates, set {settings}_CERTIFICATE and _KEY to one that its authority signed"
-        return "TLS", f"ends the TLS handshake: {advice}"
-    if isinstance(below, FileNotFoundError) and not connection.where.startswith("/"):
-        return "files", "cannot be asked: a file of {settings}_CA, _CERTIFICATE or _KEY is missing"
-    return None
+    if isinstance(below, (ssl.SSLError, FileNotFoundError)) and not isinstance(error, PasswordFileError):
+        return below
+    return error
 
 
 class Health:
@@ -150,15 +160,15 @@ class Health:
         """It could not be used."""
         self.failures += 1
         self.rest(self._backoff.compute(min(self.failures, 16)))
-        if self._is_new(reason := explain(error, self._connection, self._what)[1]):
+        if self._is_new(reason := explain(error, self._connection, self._what)):
             log.warning("%s. It is not used until then; serving goes on", reason)
 
     def refused(self, error: Exception) -> str:
         """It refused one command; return why, of REFUSALS."""
         if not isinstance(error, redis.ResponseError):
             log_bug(log, f"a command to Redis {self._what}", error)  # redis-py did not even send it
-        cause, reason = explain(error, self._connection, self._what)
-        self._count(cause if cause in REFUSALS else "other")
+        cause, reason = cause_of(error), explain(error, self._connection, self._what)
+        self._count(cause)
         if self._is_new(reason):
             log.error("%s. Other commands are not concerned", reason)
         return cause

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 import redis
 
 from lpc.errors import LpcError
-from lpc.wire.redis_connection import AWAY, ERRORS, Connection
-from lpc.wire.redis_health import Health
+from lpc.wire.redis_connection import ERRORS, Connection
+from lpc.wire.redis_health import REFUSALS, Health, cause_of
 
 T = TypeVar("T")
 
@@ -66,10 +66,10 @@ class RedisReach:
                 if self._client is None:
                     self._client = self._connection.open_async(CONNECTIONS)
                 answer = await question(self._client)
-        except (TimeoutError, *AWAY) as error:
-            health.failed(error)
-            raise RedisAway(f"Redis {self._what} is away") from None
-        except redis.RedisError as error:
+        except ERRORS as error:
+            if cause_of(error) not in REFUSALS:
+                health.failed(error)
+                raise RedisAway(f"Redis {self._what} is away") from None
             health.answered()
             raise RedisRefused(f"Redis {self._what} refuses a command ({health.refused(error)})") from None
         health.answered()
@@ -101,7 +101,7 @@ class RedisReach:
 
         answers = await self.ask(execute, timeout_s)
         for answer in answers:
-            if isinstance(answer, redis.ResponseError) and not isinstance(answer, AWAY):
+            if isinstance(answer, redis.ResponseError) and cause_of(answer) in REFUSALS:
                 self._health.refused(answer)
         return answers
 

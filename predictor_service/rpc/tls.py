@@ -27,7 +27,7 @@ class ServerTls:
         self._watched = WatchedFiles(files.present)
         self._lock = threading.Lock()
         self._fresh: Pem | None = None
-        self.current = read(files, "server")
+        self.current = read(files)
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return what gRPC listens with."""
@@ -47,7 +47,7 @@ class ServerTls:
         if not self._watched.changed():
             return False
         try:
-            pem = read(self._files, "server")
+            pem = read(self._files)
         except CertificateError as error:
             log.error("the new certificates are not used: %s", error)
             return False

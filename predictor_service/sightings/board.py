@@ -14,7 +14,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from lpc.wire.redis_connection import AWAY, evaluate
+from lpc.wire.redis_connection import evaluate
+from lpc.wire.redis_health import REFUSALS, cause_of
 from predictor_service.labels.memory import Waiting
 from predictor_service.labels.names import LOOKED_AT
 from predictor_service.sightings.record import (
@@ -130,7 +131,7 @@ def _evaluated(client: Any, script: str, commands: list[tuple[Any, ...]]) -> lis
 def _answers(answers: list[Any]) -> list[Any]:
     """Return answers as they came. Raises the first error that is about the server."""
     for answer in answers:
-        if isinstance(answer, AWAY):
+        if isinstance(answer, Exception) and cause_of(answer) not in REFUSALS:
             raise answer
     return answers
 

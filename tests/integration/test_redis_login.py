@@ -52,7 +52,10 @@ def test_a_raw_mark_in_the_password_is_one_error_that_says_what_to_do(mark: str,
     assert "s3" not in str(caught.value) and "cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["redis://h:x", "redis://h:99999", "unix://", "unix://h/p", "http://h", "h:6379"])
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h:x", "redis://h:99999", "unix://", "unix://h/p", "http://h", "h:6379", "redis://h?db=x", "redis://h?foo=1"],
+)
 def test_other_urls_that_cannot_be_read(url: str) -> None:
     with pytest.raises(ValueError, match="redis_url"):
         settings(redis_url=url)

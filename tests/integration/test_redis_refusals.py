@@ -17,6 +17,7 @@ from lpc.responses.erasing import Eraser
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
 from predictor_service.responses.outcomes import Hit, Miss
+from tests.deploy.deployed_caches import own_address
 from tests.response_cache import Caches, answer, asked
 
 
@@ -218,3 +219,25 @@ async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_othe
             admin.rpush(key, "not ours")
         assert await caches.store.drop_all(scope, names) == 2
         assert await Eraser(caches.store).scope(scope) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "password", "says"),
+    [
+        ({"requirepass": "right"}, None, "asks for a password"),
+        ({"requirepass": "right"}, "wr0ng", "refuses this user or password"),
+        ({"bind": "*", "protected_mode": "yes"}, None, "runs in protected mode"),
+    ],
+)
+async def test_a_server_that_lets_nobody_in_is_away_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, str], password: str | None, says: str
+) -> None:
+    address = own_address() if "bind" in options else "127.0.0.1"
+    if address is None:
+        pytest.skip("this machine has no address but its own")
+    with RedisServer(tmp_path, **options) as server:
+        asks = RedisReach(Connection(f"redis://{address}:{server.port}/0", password=password), "of the test")
+        with pytest.raises(RedisAway):
+            await asks.read("GET", "k")
+        await asks.close()
+    assert says in caplog.text and "wr0ng" not in caplog.text

@@ -57,9 +57,9 @@ def test_the_programs_accept_every_file(tmp_path: Path) -> None:
     known = read_tokens(sidecar / "tokens")
     for name in ("gateway", "engine"):
         assert known[sha256((tmp_path / name / "token").read_bytes()).digest()] == name
-        assert read(CertificateFiles(ca=tmp_path / name / "ca.crt"), "client").ca is not None
+        assert read(CertificateFiles(ca=tmp_path / name / "ca.crt")).ca is not None
     assert set(read_tokens(tmp_path / "gateway/clients").values()) == {"app"}
-    assert read(CertificateFiles(sidecar / "tls.crt", sidecar / "tls.key"), "server").expires_at is not None
+    assert read(CertificateFiles(sidecar / "tls.crt", sidecar / "tls.key")).expires_at is not None
 
 
 def test_another_run_changes_no_file_and_adds_what_is_missing(tmp_path: Path) -> None:

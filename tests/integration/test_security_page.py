@@ -64,7 +64,7 @@ async def test_the_certificates_and_the_token_of_the_page_open_a_sidecar(tiny_mo
             assert (await stub.Predict(request, metadata=access.metadata)).prediction.probability > 0
             with pytest.raises(grpc.aio.AioRpcError, match="no valid token"):
                 await stub.Predict(request)
-    assert read(CertificateFiles(tmp_path / "redis.crt", tmp_path / "redis.key", tmp_path / "ca.crt"), "server").expires_at
+    assert read(CertificateFiles(tmp_path / "redis.crt", tmp_path / "redis.key", tmp_path / "ca.crt")).expires_at
 
 
 def use(url: str) -> None:

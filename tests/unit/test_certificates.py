@@ -13,20 +13,19 @@ from tests.authority import Authority, run
 
 def test_good_files_are_read_with_the_end_of_the_certificate(authority: Authority) -> None:
     files = authority.issue("good", days=30)
-    for role in ("server", "client"):
-        pem = read(files, role)
-        assert files.certificate is not None
-        assert pem.certificate == files.certificate.read_bytes()
-        assert pem.expires_at is not None
-        assert abs(pem.expires_at - time.time() - 30 * 86_400) < 120
+    pem = read(files)
+    assert files.certificate is not None
+    assert pem.certificate == files.certificate.read_bytes()
+    assert pem.expires_at is not None
+    assert abs(pem.expires_at - time.time() - 30 * 86_400) < 120
 
 
 def test_a_key_is_in_no_representation(authority: Authority) -> None:
-    assert "PRIVATE" not in repr(read(authority.issue("quiet"), "server"))
+    assert "PRIVATE" not in repr(read(authority.issue("quiet")))
 
 
 def test_an_authority_alone_is_enough_for_a_client(authority: Authority) -> None:
-    assert read(CertificateFiles(ca=authority.certificate), "client").expires_at is None
+    assert read(CertificateFiles(ca=authority.certificate)).expires_at is None
 
 
 def broken(authority: Authority, tmp_path: Path, how: str) -> CertificateFiles:
@@ -45,8 +44,6 @@ def broken(authority: Authority, tmp_path: Path, how: str) -> CertificateFiles:
     if how == "garbage":
         (tmp_path / "garbage.crt").write_text("no certificate")
         return replace(good, certificate=tmp_path / "garbage.crt")
-    if how == "client's":
-        return authority.issue("clients", usage="clientAuth")
     (tmp_path / "empty.crt").touch()
     return replace(good, ca=tmp_path / "empty.crt")
 
@@ -59,22 +56,15 @@ def broken(authority: Authority, tmp_path: Path, how: str) -> CertificateFiles:
         ("another key", r"good\.crt and .*other\.key do not match"),
         ("pass phrase", r"locked\.key are not a certificate and key in PEM form, or the key has a pass phrase"),
         ("garbage", r"garbage\.crt and .*good\.key are not a certificate and key in PEM form"),
-        ("client's", r"clients\.crt is not made for a server: its extended key usage must include serverAuth"),
         ("no authority", r"empty\.crt holds no certificate in PEM form"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(authority: Authority, tmp_path: Path, how: str, why: str) -> None:
     with pytest.raises(CertificateError, match=why):
-        read(broken(authority, tmp_path, how), "server")
-
-
-def test_a_servers_certificate_is_refused_for_a_client(authority: Authority) -> None:
-    with pytest.raises(CertificateError, match="not made for a client: its extended key usage must include clientAuth"):
-        read(authority.issue("servers", usage="serverAuth"), "client")
+        read(broken(authority, tmp_path, how))
 
 
 def test_a_chain_with_an_intermediate_is_accepted(authority: Authority, tmp_path: Path) -> None:
-    # The peer trusts the leaf alone; what follows it in the file is for the wire.
     files = authority.issue("leaf")
     assert files.certificate is not None
     chain = tmp_path / "chain.crt"
@@ -82,4 +72,4 @@ def test_a_chain_with_an_intermediate_is_accepted(authority: Authority, tmp_path
         for part in (files.certificate, authority.certificate):
             with part.open("rb") as data:
                 shutil.copyfileobj(data, out)
-    assert read(replace(files, certificate=chain), "server").expires_at is not None
+    assert read(replace(files, certificate=chain)).expires_at is not None
