@@ -246,7 +246,7 @@ class LabelMetrics(TurnObserver):
 
     def labelled(self, label: Label) -> None:
         """Count a prediction whose outcome is known."""
-        probability = label.foretold.probability
+        probability = label.forecast.probability
         bound = DECILES[bisect_left(DECILES, probability)]
         self._metrics.labelled.labels(bound, str(label.continues).lower()).inc()
         self._metrics.labelled_probability_sum.labels(bound).inc(probability)

@@ -314,13 +314,12 @@ def _sightings(
     settings: ServiceSettings,
     parts: Parts,
     labels: Labels,
-    returns: ReturnLearning,
     metrics: Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> Sightings | None:
     if settings.redis_url is None or not labels.capacity:
         return None
-    sightings = Sightings(settings.redis_connection(), labels, returns.returned_elsewhere, metrics, parts.clock)
+    sightings = Sightings(settings.redis_connection(), labels, metrics, parts.clock)
     stack.push_async_callback(asyncio.to_thread, sightings.close)
     return sightings
 
@@ -361,7 +360,7 @@ def _service(
     limits = RequestLimits(constants.max_messages, constants.max_token_ids, constants.max_turn_count)
     parser = parts.parser(limits, served_models)
     provider = serving.model.provider
-    sightings = _sightings(settings, parts, labels, returns, metrics, stack)
+    sightings = _sightings(settings, parts, labels, metrics, stack)
     threads = TOKENIZER_THREADS[provider]
     preparation = Preparation(parser, labels, metrics, sightings=sightings, threads=threads, clock=parts.clock)
     stack.callback(preparation.close)

@@ -18,10 +18,28 @@ from tqdm import tqdm
 
 from lpc.model.artifact import Manifest, read_manifest
 from lpc.model.label_rows import FILES, read, write
+from lpc.model.returns.facts import Facts
+from predictor_service.labels.memory import Turn
 
 END_MS = int(datetime(2026, 11, 20, tzinfo=UTC).timestamp() * 1000)
 DAY_MS = 24 * 3600 * 1000
 WEEK_DAYS = 7
+
+
+def remembered(conversation: bytes, asked_at: float, turn_count: int, prompt_chars: int) -> Turn:
+    """Return a turn that a sidecar remembers."""
+    return Turn(
+        conversation=conversation,
+        asked_at=asked_at,
+        facts=Facts(turn_count),
+        name=b"n" * 16,
+        text=b"t" * 16,
+        by_id=False,
+        turn_count=turn_count,
+        prompt_chars=prompt_chars,
+        history_chars=11,
+        last_reply_chars=7,
+    )
 
 
 def write_file(path: Path, manifest: Manifest, rows: dict[str, Any], **metadata: object) -> Path:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from lpc.model.probability import logit
-from lpc.model.returns.memory import Arrived
+from lpc.model.returns.facts import Facts
+from lpc.model.returns.memory import Arrived, Conversations
 from lpc.model.returns.model import ReturnModel, mixed
 from lpc.simulator.workload import Cost, Turn, Workload
 
@@ -34,6 +35,7 @@ class OnlineReturns:
     def __init__(self) -> None:
         self.model = ReturnModel()
         self._refit_at: float | None = None
+        self._conversations = Conversations()
         self._replies: dict[str, int] = {}
 
     def curve(self, turn: Turn, arrival: float) -> Floats | None:
@@ -41,16 +43,20 @@ class OnlineReturns:
 
         Turns come in the order of their arrival (seconds).
         """
-        came = self._next(turn, arrival)
+        at = EPOCH_S + arrival
+        self._refit(at)
+        came, before = self._conversations.arrive(arrived(turn, at, self._replies.get(turn.conversation, math.nan)))
+        self._replies[turn.conversation] = turn.output_tokens
         told = self.model.foretell(came)
+        if before is not None:
+            self.model.follow(before)
         self.model.answer([came])
         if told is None:
             return None
         curve: Floats = mixed(told[0][:, None], told[1])[0]
         return curve
 
-    def _next(self, turn: Turn, arrival: float) -> Arrived:
-        at = EPOCH_S + arrival
+    def _refit(self, at: float) -> None:
         if self._refit_at is None:
             self._refit_at = at + REFIT_S
         elif at >= self._refit_at:
@@ -60,24 +66,23 @@ class OnlineReturns:
                 for due in dict.fromkeys((self._refit_at, last)):
                     self.model.refit(due)
             self._refit_at = last + REFIT_S
-        reply = self._replies.get(turn.conversation, math.nan)
-        self._replies[turn.conversation] = turn.output_tokens
-        return arrived(turn, at, reply)
 
 
 def arrived(turn: Turn, at: float, reply_tokens: float) -> Arrived:
     """Return a turn as a sidecar sees it. ``at``: seconds since the epoch; ``reply_tokens``: of the turn before."""
     p = turn.probability
     return Arrived(
-        turn.conversation.encode(),
-        at,
-        turn.turn,
-        turn.input_tokens,
-        reply_tokens,
-        math.nan if p is None else logit(p),
-        turn.category,
+        conversation=turn.conversation.encode(),
+        asked_at=at,
+        facts=Facts(
+            turn.turn,
+            turn.input_tokens,
+            reply_tokens=reply_tokens,
+            log_odds=math.nan if p is None else logit(p),
+            category=turn.category,
+        ),
         # The first block often is the same for all: the system prompt.
-        block_hash(turn.contents[min(1, len(turn.contents) - 1)]) if len(turn.contents) else b"",
+        opening=block_hash(turn.contents[min(1, len(turn.contents) - 1)]) if len(turn.contents) else b"",
     )
 
 

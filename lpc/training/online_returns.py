@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from lpc.logs.traces import Trace
 from lpc.logs.traces.turns import turns_in
+from lpc.model.returns.facts import Facts
 from lpc.model.returns.hazards import EDGES, INTERVALS, log_likelihood
-from lpc.model.returns.memory import Arrived
+from lpc.model.returns.memory import Arrived, Conversations
 from lpc.model.returns.model import ReturnModel
 
 Floats = NDArray[np.float64]
@@ -72,7 +73,7 @@ def foretell(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Fore
         learning: refit also after ``since``, as a sidecar does; else the model then knows what was known at ``since``, as one
             that was fitted once.
     """
-    model = ReturnModel()
+    model, conversations = ReturnModel(), Conversations()
     n = len(trace.requests)
     hazard, share = np.full((2, n, INTERVALS), np.nan), np.full(n, np.nan)
     replies: dict[str, int] = {}
@@ -81,16 +82,20 @@ def foretell(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Fore
         while refit_at <= request.arrival and (learning or refit_at <= since):
             model.refit(refit_at)
             refit_at += REFIT_S
-        turn = Arrived(
-            request.conversation.encode() if request.linkable else b"",
-            request.arrival,
+        facts = Facts(
             request.turn,
             request.input_tokens,
-            replies.get(request.conversation, math.nan),
-            math.nan,
-            request.category,
-            # The first block often is the same for all: the system prompt.
-            str(request.blocks[min(1, len(request.blocks) - 1)]).encode() if request.blocks else b"",
+            reply_tokens=replies.get(request.conversation, math.nan),
+            category=request.category,
+        )
+        turn, before = conversations.arrive(
+            Arrived(
+                conversation=request.conversation.encode() if request.linkable else b"",
+                asked_at=request.arrival,
+                facts=facts,
+                # The first block often is the same for all: the system prompt.
+                opening=str(request.blocks[min(1, len(request.blocks) - 1)]).encode() if request.blocks else b"",
+            )
         )
         replies[request.conversation] = request.output_tokens
         said = model.foretell(turn)
@@ -98,6 +103,8 @@ def foretell(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Fore
             hazard[:, place], share[place] = said
             if not learning and request.arrival >= since:
                 fixed_share = share[place] = share[place] if math.isnan(fixed_share) else fixed_share
+        if before is not None:
+            model.follow(before)
         model.answer([turn])
     turns = turns_in(trace)
     linkable = np.array([request.linkable for request in trace.requests])

@@ -40,7 +40,7 @@ class Batcher:
             Expired: the deadline passed first. Unavailable: the service is closing.
         """
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        entry = Entry(prepared.features, prepared.model, prepared.asked, outcome, deadline)
+        entry = Entry(prepared.features, prepared.model, prepared.turn, outcome, deadline)
         return await self._wait_for(entry)
 
     async def embed(self, model: Model, features: Features, deadline: float) -> bytes:
@@ -115,9 +115,9 @@ class Batcher:
     async def _infer(self, batch: Batch) -> None:
         started = self._loop.time()
         features = [entry.features for entry in batch.entries]
-        asked = [entry.asked for entry in batch.entries]
+        turns = [entry.turn for entry in batch.entries]
         try:
-            inferred, infer_us = await self._inference.run(batch.entries[0].model, features, asked)
+            inferred, infer_us = await self._inference.run(batch.entries[0].model, features, turns)
         except MemoryError as error:
             self._too_large(batch, error)
             return

@@ -56,18 +56,18 @@ class Inference:
         self,
         model: Model,
         features: Sequence[Features],
-        asked: Sequence[Arrived | None],
+        turns: Sequence[Arrived | None],
     ) -> tuple[list[Inferred], int]:
         """Return what a model says of each of n conversations, and how many microseconds it took.
 
         Args:
             features: n inputs.
-            asked: n inputs of the return model, but the log-odds; None where it is not asked.
+            turns: n turns for the return model; None where it is not asked.
 
         Raises:
             ArtifactError: the model gave something that is not a probability.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, model, features, asked)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, model, features, turns)
 
     async def check(self, model: Model) -> None:
         """Run a model on an input that every model takes. Raises what the model raises."""
@@ -83,7 +83,7 @@ class Inference:
         self,
         model: Model,
         features: Sequence[Features],
-        asked: Sequence[Arrived | None],
+        turns: Sequence[Arrived | None],
     ) -> tuple[list[Inferred], int]:
         """In the thread."""
         start = time.perf_counter_ns()
@@ -91,12 +91,14 @@ class Inference:
         probabilities = [probability for probability, _ in forwards]
         vectors = [vector for _, vector in forwards]
         groups = [0] * len(features)
-        if self._returns is not None and any(turn is not None for turn in asked):
-            turns = [(n, turn._replace(log_odds=logit(probabilities[n]))) for n, turn in enumerate(asked) if turn is not None]
-            for (n, _), given in zip(turns, self._returns.answer([turn for _, turn in turns]), strict=True):
+        if self._returns is not None and any(turn is not None for turn in turns):
+            asked = [(n, turn) for n, turn in enumerate(turns) if turn is not None]
+            for n, turn in asked:
+                turn.facts = turn.facts._replace(log_odds=logit(probabilities[n]))
+            for (n, _), given in zip(asked, self._returns.answer([turn for _, turn in asked]), strict=True):
                 groups[n] = given
         if not self._embeddings:
-            vectors = [vector if turn is None else None for vector, turn in zip(vectors, asked, strict=True)]
+            vectors = [vector if turn is None else None for vector, turn in zip(vectors, turns, strict=True)]
         inferred = [Inferred(*row) for row in zip(probabilities, vectors, groups, strict=True)]
         return inferred, (time.perf_counter_ns() - start) // 1000
 

@@ -44,7 +44,7 @@ class Entry:
     Attributes:
         features: input of the model; its length is what counts against the budget.
         model: the model whose tokenizer made the features: only it can run them.
-        asked: input of the return model, but the log-odds; None: only the embedding is wanted.
+        turn: for the return model; None: only the embedding is wanted.
         outcome: resolved when the model has run. Cancelled by a caller that has gone.
         deadline: on the event loop's clock, seconds; infinite when there is none.
         queued: when it entered, the deadline's clock.
@@ -52,7 +52,7 @@ class Entry:
 
     features: Features
     model: Model
-    asked: Arrived | None
+    turn: Arrived | None
     outcome: "asyncio.Future[Outcome]"
     deadline: float
     queued: float = 0.0

@@ -100,7 +100,7 @@ class LabelWriter(TurnObserver):
                 if label is None:
                     closing = True
                 else:
-                    manifest = label.foretold.manifest
+                    manifest = label.forecast.manifest
                     version = manifest.version, manifest.created
                     waiting = files.setdefault(version, _Rows(manifest, time.monotonic() + self._interval_s))
                     waiting.labels.append(label)
@@ -186,15 +186,15 @@ class LabelWriter(TurnObserver):
 def columns_of(labels: Sequence[Label]) -> dict[str, Any]:
     """Return labels, at least one, as `label_rows.write` takes them."""
     turns = [label.turn for label in labels]
-    foretold = [label.foretold for label in labels]
+    forecasts = [label.forecast for label in labels]
     return {
-        EMBEDDING: np.frombuffer(b"".join(p.embedding or b"" for p in foretold), "<f2").reshape(len(labels), -1),
+        EMBEDDING: np.frombuffer(b"".join(p.embedding or b"" for p in forecasts), "<f2").reshape(len(labels), -1),
         "turn_count": [turn.turn_count for turn in turns],
         "prompt_chars": [turn.prompt_chars for turn in turns],
         "history_chars": [turn.history_chars for turn in turns],
         "last_reply_chars": [turn.last_reply_chars for turn in turns],
-        "tokens": [p.tokens for p in foretold],
-        "probability": [p.probability for p in foretold],
+        "tokens": [p.tokens for p in forecasts],
+        "probability": [p.probability for p in forecasts],
         "continues": [label.continues for label in labels],
         "gap_s": [label.gap_s for label in labels],
         "asked_at": [round(turn.asked_at * 1000) for turn in turns],

@@ -34,7 +34,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lpc.model.artifact import Manifest
 from lpc.model.conversation import UserTurns
-from lpc.model.returns.memory import Past
+from lpc.model.returns.facts import Facts
+from lpc.model.returns.hazards import EDGES
+from lpc.model.returns.memory import NO_PAST, Arrived
 from predictor_service.labels.names import LOOKED_AT, Names, names_of
 
 CHUNK: Final = 1000
@@ -43,12 +45,15 @@ CHUNK: Final = 1000
 EXPIRE_INTERVAL_S: Final = 1.0
 """Seconds between looks for turns whose horizon has passed."""
 
+LATE_S: Final = float(EDGES[-1])
+"""Age until which a return to a turn with an id is recognised: that of the last interval of a return curve."""
+
 Reason: TypeAlias = Literal["unidentified", "memory", "repeated", "shutdown"]
 """Why a prediction gets no label: its conversation cannot be recognised, there was no room for it, the same turn was asked
 again, or the sidecar stopped before its horizon."""
 
 
-class Foretold(NamedTuple):
+class Forecast(NamedTuple):
     """What was answered of a turn.
 
     Attributes:
@@ -64,63 +69,44 @@ class Foretold(NamedTuple):
     manifest: Manifest
 
 
-class Waiting(NamedTuple):
-    """A turn that other sidecars may see the next one of: the name that it waits under, in the fleet's hashes, and its own."""
-
-    name: bytes
-    turn: bytes
-
-
-@dataclass(eq=False, slots=True)
-class Turn:
-    """A turn that was asked about. Names are keyed hashes of 16 bytes; no text.
+@dataclass(eq=False, slots=True, kw_only=True)
+class Turn(Arrived):
+    """A turn that was asked about: all that the sidecar keeps of it. Names are keyed hashes of 16 bytes; no text.
 
     Attributes:
-        name: under which it waits for the next one.
+        name: under which it waits for the next one; empty if it could not be recognised again.
         text: of its prompts: the same for the same turn asked again.
-        conversation: the same for all turns of a conversation that were recognised as such.
-        asked_at: its arrival, seconds since the Unix epoch.
+        by_id: the caller named the conversation.
         turn_count, prompt_chars, history_chars, last_reply_chars: as `UserTurns` has them.
-        prediction: None until it is answered, and for ever if it is not.
-        next_at: the next turn's arrival; None until there is one.
-        labelled: whether there was room for its label.
-        past: what is known of the conversation up to this turn; at first, up to the one before.
-        waits_as, waited_as: what other sidecars know this turn by, and knew the one before, if that was here.
+        forecast: None until it is answered, and for ever if it is not.
+        labelled: whether it gets a label.
+        shared_as, follows: the ids by which the fleet knows this turn, and knew the one before, if that was here.
     """
 
     name: bytes
     text: bytes
-    conversation: bytes
-    asked_at: float
+    by_id: bool
     turn_count: int
     prompt_chars: int
     history_chars: int
     last_reply_chars: int
-    foretold: Foretold | None = None
-    next_at: float | None = None
+    forecast: Forecast | None = None
     labelled: bool = True
-    past: Past | None = None
-    waits_as: Waiting | None = None
-    waited_as: Waiting | None = None
+    shared_as: bytes = b""
+    follows: bytes = b""
 
 
 class Label(NamedTuple):
     """What became of a turn that was answered. ``gap_s``: seconds between its arrival and the next one's; NaN: none came."""
 
     turn: Turn
-    foretold: Foretold
+    forecast: Forecast
     continues: bool
     gap_s: float
 
 
 class TurnObserver:
     """Hears what happens to turns; subclasses override what they want to hear. Called from any thread: return at once."""
-
-    def arrived(self, turn: Turn) -> None:
-        """A turn arrived that was not there before."""
-
-    def answered(self, turn: Turn) -> None:
-        """A turn was answered, as it now says; for one that is asked again, again."""
 
     def returned(self, turn: Turn) -> None:
         """The next turn of a turn's conversation arrived, when it now says."""
@@ -136,11 +122,12 @@ class TurnObserver:
 
 
 class Labels:
-    """Remembers turns until their horizon has passed, and tells what became of them. Thread-safe.
+    """Remembers turns, and tells what became of them. Thread-safe.
 
     Invariants: at most ``capacity`` turns that get a label, in order of arrival (give or take what overtook in the tokeniser's
-    threads), and at most as many others that no later turn has claimed; under each name those that none has claimed, oldest
-    first. Prompts and ids are kept as hashes only, with a key of this process.
+    threads) until their horizon has passed; at most as many unlabelled ones that no later turn has claimed; and at most as many
+    with an id whose horizon has passed. Under each name those that none has claimed, oldest first. Prompts and ids are kept as
+    hashes only, with a key of this process.
     """
 
     def __init__(self, capacity: int, horizon_s: float, observers: Sequence[TurnObserver]) -> None:
@@ -151,25 +138,43 @@ class Labels:
         self._lock = threading.Lock()
         self._turns: deque[Turn] = deque()
         self._unlabelled_turns: OrderedDict[Turn, None] = OrderedDict()
+        self._late: OrderedDict[Turn, None] = OrderedDict()
         self._waiting: dict[bytes, list[Turn]] = {}
 
     def __len__(self) -> int:
         return len(self._turns)
 
-    def arrive(self, turns: UserTurns, conversation_id: str, at: float) -> Turn | None:
-        """Note that a turn arrived; it claims the turn before it. None: its conversation cannot be recognised.
+    def arrive(
+        self, turns: UserTurns, conversation_id: str, at: float, facts: Facts | None = None, opening: bytes = b""
+    ) -> Turn:
+        """Note that a turn arrived; it claims the turn before it. A turn that cannot be recognised is not remembered.
 
         Args:
             turns: with WINDOW prompts, if the conversation has as many.
             conversation_id: opaque; empty for none.
             at: seconds since the Unix epoch.
+            facts, opening: of the turn, without what the turns before tell.
         """
-        if not self.capacity:
-            return None
-        names = names_of(turns, conversation_id, self._key)
+        names = names_of(turns, conversation_id, self._key) if self.capacity else None
+        turn = Turn(
+            name=b"" if names is None else names.own,
+            text=b"" if names is None else names.text,
+            by_id=names is not None and names.by_id,
+            conversation=b"",
+            asked_at=at,
+            facts=Facts(turns.turn_count) if facts is None else facts,
+            opening=opening,
+            turn_count=turns.turn_count,
+            prompt_chars=len(turns.prompts[-1]),
+            history_chars=turns.history_chars,
+            last_reply_chars=turns.last_reply_chars,
+            labelled=names is not None,
+        )
         if names is None:
-            self._unlabelled("unidentified", 1)
-            return None
+            if self.capacity:
+                self._unlabelled("unidentified", 1)
+            turn.follow(NO_PAST)
+            return turn
         with self._lock:
             again = self._again(names, turns.turn_count)
             if again is not None:
@@ -178,24 +183,12 @@ class Labels:
             if before is not None:
                 before.next_at = at
                 self._stop_waiting(before)
-            if before is not None:
-                conversation = before.conversation
+                turn.conversation, turn.follows = before.conversation, before.shared_as
             else:  # others may begin with the same prompts
-                conversation = names.own if names.by_id else os.urandom(len(names.own))
-            turn = Turn(
-                name=names.own,
-                text=names.text,
-                conversation=conversation,
-                asked_at=at,
-                turn_count=turns.turn_count,
-                prompt_chars=len(turns.prompts[-1]),
-                history_chars=turns.history_chars,
-                last_reply_chars=turns.last_reply_chars,
-                labelled=len(self._turns) < self.capacity,
-                past=None if before is None else before.past,
-                waited_as=None if before is None else before.waits_as,
-            )
+                turn.conversation = names.own if names.by_id else os.urandom(len(names.own))
+            turn.follow(NO_PAST if before is None else before.past)
             self._waiting.setdefault(names.own, []).append(turn)
+            turn.labelled = len(self._turns) < self.capacity
             forgotten: Turn | None = None
             if turn.labelled:
                 self._turns.append(turn)
@@ -205,17 +198,13 @@ class Labels:
                     forgotten = next(iter(self._unlabelled_turns))
                     self._stop_waiting(forgotten)
         # Outside the lock, as are all calls of observers: they may take a lock of their own.
-        if before is not None:
-            for observer in self._observers:
+        for observer in self._observers:
+            if before is not None:
                 observer.returned(before)
+            if forgotten is not None:
+                observer.forgotten(forgotten)
         if not turn.labelled:
             self._unlabelled("memory", 1)
-            if forgotten is not None:
-                for observer in self._observers:
-                    observer.forgotten(forgotten)
-            return turn
-        for observer in self._observers:
-            observer.arrived(turn)
         return turn
 
     def turn_of(self, prompt: str, conversation_id: str) -> int:
@@ -234,15 +223,13 @@ class Labels:
                 return 1
             return waiting[-1].turn_count + (waiting[-1].text != names.text)
 
-    def answered(self, turn: Turn, foretold: Foretold) -> None:
+    def answered(self, turn: Turn, forecast: Forecast) -> None:
         """Note what a turn was answered; of several answers the last counts. A turn without one gets no label."""
         if not turn.labelled:
             return
-        if turn.foretold is not None:
+        if turn.forecast is not None:
             self._unlabelled("repeated", 1)
-        turn.foretold = foretold
-        for observer in self._observers:
-            observer.answered(turn)
+        turn.forecast = forecast
 
     def returned_elsewhere(self, turn: Turn, at: float) -> None:
         """Note that the next turn of a turn's conversation arrived at another sidecar, at ``at``."""
@@ -257,7 +244,7 @@ class Labels:
     def repeated_elsewhere(self, turn: Turn) -> None:
         """Note that another sidecar has been asked the same turn before, so that it is that one's to label."""
         with self._lock:
-            labelled, turn.labelled = turn.labelled, False
+            labelled, turn.labelled, turn.conversation = turn.labelled, False, b""
             self._stop_waiting(turn)
         if labelled:
             self._unlabelled("repeated", 1)
@@ -273,21 +260,20 @@ class Labels:
             with self._lock:
                 while self._turns and self._turns[0].asked_at + self.horizon_s <= now and len(due) < CHUNK:
                     turn = self._turns.popleft()
-                    if turn.next_at is None:
-                        self._stop_waiting(turn)
+                    self._is_late(turn)
                     due.append(turn)
-                while self._unlabelled_turns:
-                    oldest = next(iter(self._unlabelled_turns))
-                    if oldest.asked_at + self.horizon_s > now:
-                        break
-                    self._stop_waiting(oldest)
+                while self._unlabelled_turns and (turn := next(iter(self._unlabelled_turns))).asked_at + self.horizon_s <= now:
+                    self._is_late(turn)
+                while self._late and (turn := next(iter(self._late))).asked_at + LATE_S <= now:
+                    self._stop_waiting(turn)
             if not due:
                 break
             for turn in due:
-                if turn.foretold is not None:
+                if turn.forecast is not None:
                     gap = math.nan if turn.next_at is None else max(turn.next_at - turn.asked_at, 0.0)
                     continues = gap <= self.horizon_s
-                    label = Label(turn, turn.foretold, continues, gap if continues else math.nan)
+                    label = Label(turn, turn.forecast, continues, gap if continues else math.nan)
+                    turn.forecast = None
                     for observer in self._observers:
                         try:
                             observer.labelled(label)
@@ -300,9 +286,10 @@ class Labels:
     def close(self) -> None:
         """Forget all turns: what becomes of them nobody here will see."""
         with self._lock:
-            known = sum(turn.foretold is not None for turn in self._turns)
+            known = sum(turn.forecast is not None for turn in self._turns)
             self._turns.clear()
             self._unlabelled_turns.clear()
+            self._late.clear()
             self._waiting.clear()
         self._unlabelled("shutdown", known)
 
@@ -314,7 +301,7 @@ class Labels:
         """Return the turn that waits already, if this is the same one."""
         if not names.certain:
             return None
-        waiting = islice(self._waiting.get(names.own, ()), LOOKED_AT)
+        waiting = (turn for turn in islice(self._waiting.get(names.own, ()), LOOKED_AT) if turn not in self._late)
         return next((turn for turn in waiting if turn.text == names.text and turn.turn_count == turn_count), None)
 
     def _before(self, names: Names, turn_count: int) -> Turn | None:
@@ -325,8 +312,19 @@ class Labels:
         # A caller that shows its last messages only, without a count, always has the same one: then the oldest.
         return next((turn for turn in islice(waiting, LOOKED_AT) if turn.turn_count == turn_count - 1), waiting[0])
 
+    def _is_late(self, turn: Turn) -> None:
+        """A turn's horizon has passed: its next one counts for the return model only, and only if an id makes it certain."""
+        if turn.next_at is not None or not turn.by_id:
+            self._stop_waiting(turn)
+            return
+        self._unlabelled_turns.pop(turn, None)
+        self._late[turn] = None
+        if len(self._late) > self.capacity:
+            self._stop_waiting(next(iter(self._late)))
+
     def _stop_waiting(self, turn: Turn) -> None:
         self._unlabelled_turns.pop(turn, None)
+        self._late.pop(turn, None)
         waiting = self._waiting.get(turn.name, [])
         if turn in waiting:
             waiting.remove(turn)

@@ -57,16 +57,16 @@ class ReturnLearning(TurnObserver):
             return [0] * len(turns)
         return groups
 
-    def returned_elsewhere(self, conversation: bytes, at: float) -> None:
-        """Learn that a conversation's next turn arrived at another sidecar, ``at`` seconds since the epoch."""
+    def returned(self, turn: Turn) -> None:
+        """Learn that a turn's next one has arrived, here or at another sidecar."""
         try:
-            self._model.arrive_elsewhere(conversation, at)
+            self._model.follow(turn)
         except Exception as error:
-            self._failed("learning of a return to another sidecar", error)
+            self._failed("learning of a return", error)
 
     def forgotten(self, turn: Turn) -> None:
         """Learn that a turn's next one will not be recognised."""
-        self._model.leave(turn.conversation)
+        self._model.leave(turn)
 
     def restore(self) -> None:
         """Take what was kept, if it can be."""

@@ -1,4 +1,4 @@
-"""From a conversation on the wire to the return model's input of its turn: numbers and digests, never text."""
+"""What a conversation on the wire shows the return model: numbers and digests, never text."""
 
 import math
 import os
@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 
 from lpc.model.conversation import UserTurns
-from lpc.model.returns.memory import NO_PAST, Arrived
+from lpc.model.returns.facts import Facts
 from lpc.v1 import predictor_pb2 as pb
-from predictor_service.labels.memory import Turn
 
 CHARS_PER_TOKEN: Final = 4.0
 """By which lengths in characters are taken to tokens: of English text and the usual vocabularies."""
@@ -21,35 +20,19 @@ _KEY: Final = os.urandom(32)
 """Of this process: openings are counted in memory only."""
 
 
-def arrived(conversation: pb.Conversation, turns: UserTurns, turn: Turn | None, at: float) -> Arrived:
-    """Return a turn as the return model takes it; its log-odds are NaN until the model has run.
-
-    The turn's past, up to the one before until now, is then that up to itself.
+def facts_of(conversation: pb.Conversation, turns: UserTurns) -> Facts:
+    """Return what a conversation itself shows of its latest turn.
 
     Args:
         conversation: as it came.
         turns: what was read of it.
-        turn: as it is recognised by its conversation's next one; None where it cannot be.
-        at: its arrival, seconds since the Unix epoch. The same turn asked again has the first one's.
     """
     if conversation.WhichOneof("input") == "tokens":
         input_tokens = float(len(conversation.tokens.ids))
     else:
         input_tokens = (turns.history_chars + len(turns.prompts[-1])) / CHARS_PER_TOKEN
-    past = None
-    if turn is not None and (turn.past is None or turn.past.history.latest < turn.asked_at):  # else it is asked again
-        past, turn.past = turn.past, (turn.past or NO_PAST).arrive(turn.asked_at, input_tokens)
-    return Arrived(
-        conversation=b"" if turn is None else turn.conversation,
-        at=at if turn is None else turn.asked_at,
-        turn_count=turns.turn_count,
-        input_tokens=input_tokens,
-        reply_tokens=turns.last_reply_chars / CHARS_PER_TOKEN if turns.turn_count > 1 else math.nan,
-        log_odds=math.nan,
-        category=_category(conversation.category),
-        opening=_opening(conversation),
-        past=past,
-    )
+    reply_tokens = turns.last_reply_chars / CHARS_PER_TOKEN if turns.turn_count > 1 else math.nan
+    return Facts(turns.turn_count, input_tokens, reply_tokens=reply_tokens, category=_category(conversation.category))
 
 
 def _category(name: str) -> str:
@@ -67,7 +50,7 @@ def _up_to_first_user(chat: pb.ChatMessages) -> str:
     return "\0".join(contents)
 
 
-def _opening(conversation: pb.Conversation) -> bytes:
+def opening_of(conversation: pb.Conversation) -> bytes:
     """Return a keyed digest of how a conversation begins: the same for all of its turns, unless it begins with few tokens."""
     kind = conversation.WhichOneof("input")
     if kind == "tokens":

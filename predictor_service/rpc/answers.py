@@ -33,7 +33,7 @@ def answer_of(prepared: Prepared, outcome: Outcome) -> Answer:
         probability=outcome.inferred.probability,
         reuse_group=outcome.inferred.reuse_group,
         manifest=prepared.model.manifest,
-        turn_count=prepared.turn_count,
+        turn_count=prepared.turn.turn_count,
         tokens=len(prepared.features.input_ids),
         queue_us=outcome.queue_us,
         tokenize_us=prepared.microseconds,

@@ -15,7 +15,7 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.prepare import Preparation
 from predictor_service.errors import UnreadPrompt
-from predictor_service.labels.memory import Foretold, Labels
+from predictor_service.labels.memory import Forecast, Labels
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser
 from predictor_service.requests.unread import UnreadPrompts
@@ -154,16 +154,15 @@ class PredictorService(rpc.ContinuationPredictorServicer):
                 outcome = await self._batcher.predict(prepared, deadline)
             answer = answer_of(prepared, outcome)
             answered(answer)
-        if prepared.turn is not None:
-            embedding = outcome.inferred.embedding
-            self._labels.answered(prepared.turn, Foretold(answer.probability, embedding, answer.tokens, answer.manifest))
+        forecast = Forecast(answer.probability, outcome.inferred.embedding, answer.tokens, answer.manifest)
+        self._labels.answered(prepared.turn, forecast)
         return answer
 
     async def _answer_unread(self, conversation: pb.Conversation) -> Answer:
         """Answer by what is known besides the text: the length, the times of the conversation's turns, how it begins."""
-        asked = await self._preparation.note_unread(conversation, large=SIZE.get() > 0)
-        (reuse_group,) = await asyncio.to_thread(self._returns.answer, [asked])
-        return unread_answer(asked.turn_count, reuse_group, self._serving.model.manifest)
+        turn = await self._preparation.note_unread(conversation, large=SIZE.get() > 0)
+        (reuse_group,) = await asyncio.to_thread(self._returns.answer, [turn])
+        return unread_answer(turn.turn_count, reuse_group, self._serving.model.manifest)
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()

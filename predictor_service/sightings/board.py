@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from lpc.wire.redis_connection import evaluate
 from lpc.wire.redis_health import REFUSALS, cause_of
-from predictor_service.labels.memory import Waiting
 from predictor_service.labels.names import LOOKED_AT
 from predictor_service.sightings.record import (
     ID_BYTES,
@@ -92,18 +91,19 @@ def look(client: Any, names: Sequence[bytes]) -> list[list[Sighting] | Exception
     return [records if isinstance(records, Exception) else list(sightings_in(records)) for records in found]
 
 
-def take_next(client: Any, wanted: Sequence[tuple[bytes, int]]) -> list[Sighting | Exception | None]:
-    """Take away, under each name, the sighting whose turn a turn of this count follows."""
-    commands = [
-        (1, _place(name), RECORD_BYTES, b"", max(count - 1, 0).to_bytes(4, "big"), EMPTY_LIFE_MS) for name, count in wanted
-    ]
+def take(client: Any, sidecar: bytes, wanted: Sequence[tuple[bytes, bytes, int]]) -> list[Sighting | Exception | None]:
+    """Take away, under each name, the sighting of the turn before.
+
+    Args:
+        sidecar: this one.
+        wanted: the name; this sidecar's id of the turn before, empty if another one may have seen it; and the turn's own count.
+    """
+    commands = []
+    for name, own, count in wanted:
+        mine = sidecar + own if own else b""
+        commands.append((1, _place(name), RECORD_BYTES, mine, max(count - 1, 0).to_bytes(4, "big"), EMPTY_LIFE_MS))
     found = _evaluated(client, TAKE, commands)
     return [Sighting.unpack(record) if isinstance(record, bytes) else record for record in found]
-
-
-def take_own(client: Any, sidecar: bytes, own: Sequence[Waiting]) -> list[Any]:
-    """Take away one's own sightings of turns whose next ones came to oneself."""
-    return _evaluated(client, TAKE, [(1, _place(o.name), RECORD_BYTES, sidecar + o.turn, b"", EMPTY_LIFE_MS) for o in own])
 
 
 def put(client: Any, seen: Sequence[tuple[bytes, Sighting]], horizon_s: float) -> list[Any]:

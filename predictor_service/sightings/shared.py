@@ -18,11 +18,10 @@ from typing import Final, Literal, TypeAlias
 
 from redis.backoff import EqualJitterBackoff
 
-from lpc.model.returns.memory import NO_PAST, Past
 from lpc.wire.bugs import log_bug
 from lpc.wire.redis_connection import ERRORS, Connection
 from lpc.wire.redis_health import Health
-from predictor_service.labels.memory import Labels, Turn, Waiting
+from predictor_service.labels.memory import Labels, Turn
 from predictor_service.labels.names import Names
 from predictor_service.metrics import Metrics
 from predictor_service.sightings import board
@@ -51,23 +50,19 @@ nobody could be asked."""
 class _Asked:
     turn: Turn
     names: Names
-    input_tokens: float
-    answer: "asyncio.Future[tuple[Found, Past | None]]"
+    answer: "asyncio.Future[Found]"
     loop: asyncio.AbstractEventLoop
     given_up: bool = False
 
-    def resolve(self, found: Found, past: Past | None = None) -> None:
+    def resolve(self, found: Found) -> None:
         """Answer, from any thread."""
-        if self.given_up:
-            return
-        try:
-            self.loop.call_soon_threadsafe(self._set, found, past)
-        except RuntimeError:  # the loop is closed, and nobody waits
-            return
+        if not self.given_up:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+                self.loop.call_soon_threadsafe(self._set, found)
 
-    def _set(self, found: Found, past: Past | None) -> None:
+    def _set(self, found: Found) -> None:
         if not self.answer.done():
-            self.answer.set_result((found, past))
+            self.answer.set_result(found)
 
 
 class Sightings:
@@ -76,7 +71,6 @@ class Sightings:
     Args:
         redis: of the fleet.
         labels: of this sidecar, whose turns may return elsewhere.
-        returned: called with a conversation and when its next turn came, if that was at another sidecar.
         clock: seconds since the epoch.
 
     Attributes:
@@ -87,14 +81,12 @@ class Sightings:
         self,
         redis: Connection,
         labels: Labels,
-        returned: Callable[[bytes, float], None],
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self.key: bytes | None = None
         self._redis = redis
         self._labels = labels
-        self._returned = returned
         self._metrics = metrics
         self._clock = clock
         self._sidecar = os.urandom(ID_BYTES)
@@ -110,33 +102,23 @@ class Sightings:
         metrics.watch_sightings(lambda: self.key is not None)
         self._thread.start()
 
-    async def arrive(self, turn: Turn, names: Names | None, input_tokens: float) -> tuple[Found, Past | None]:
-        """Leave a sighting of a turn, and find the one before; the turn then knows its conversation.
+    async def arrive(self, turn: Turn, names: Names | None) -> Found:
+        """Leave a sighting of a turn that has just arrived, and place it behind the one before; return what was found.
 
-        Args:
-            turn: that has just arrived.
-            names: in the fleet's hashes; None while there is no key.
-            input_tokens: of its prompt with its history.
-
-        Returns:
-            What was found, and what the other sidecar knows of the conversation up to the turn before.
+        ``names``: of the turn, in the fleet's hashes; None while there is no key.
         """
         found: Found = "unasked"
-        past: Past | None = None
         loop = asyncio.get_running_loop()
         if names is not None:
-            asked = _Asked(turn, names, input_tokens, loop.create_future(), loop)
-            try:
+            asked = _Asked(turn, names, loop.create_future(), loop)
+            with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(asked)
-            except queue.Full:
-                pass
-            else:
                 await asyncio.wait((asked.answer,), timeout=PATIENCE_S)
                 if asked.answer.done():
-                    found, past = asked.answer.result()
+                    found = asked.answer.result()
                 asked.given_up = True
         self._metrics.sightings.labels(found).inc()
-        return found, past
+        return found
 
     def close(self) -> None:
         """Stop using Redis."""
@@ -209,39 +191,34 @@ class Sightings:
                 one.resolve("repeated")
             else:
                 news.append(one)
-        follows = [one for one in news if one.turn.waited_as is None and one.names.before is not None]
-        wanted = [(one.names.before or b"", one.turn.turn_count) for one in follows]
-        taken = dict(zip(map(id, follows), board.take_next(client, wanted), strict=True)) if wanted else {}
+        follows = [one for one in news if one.names.before is not None]
+        wanted = [(one.names.before or b"", one.turn.follows, one.turn.turn_count) for one in follows]
+        taken = dict(zip(map(id, follows), board.take(client, self._sidecar, wanted), strict=True)) if wanted else {}
         told: list[tuple[Sighting, float]] = []
         left: list[tuple[bytes, Sighting]] = []
-        mine: list[Waiting] = []
         for one in news:
             turn, before = one.turn, taken.get(id(one))
-            found: Found = "first" if turn.waited_as is None else "own"
+            found: Found = "own" if turn.follows else "first"
             if isinstance(before, Exception):
                 self._health.refused(before)
                 one.resolve("unasked")
                 continue
-            if before is not None:
+            if turn.follows:
+                self._mine.pop(turn.follows, None)
+            elif before is not None:
                 told.append((before, turn.asked_at))
                 found = "elsewhere"
-                turn.past = before.past.arrive(turn.asked_at, one.input_tokens)
-                if not one.given_up:
-                    turn.conversation = before.conversation
-            elif turn.waited_as is not None:
-                self._mine.pop(turn.waited_as.turn, None)
-                mine.append(turn.waited_as)
-            name = os.urandom(ID_BYTES)
-            turn.waits_as = Waiting(one.names.own, name)
-            self._mine[name] = turn
+                turn.follow(before.past)
+                turn.conversation = before.conversation
+            turn.shared_as = os.urandom(ID_BYTES)
+            self._mine[turn.shared_as] = turn
             if len(self._mine) > 2 * self._labels.capacity:
                 self._mine.popitem(last=False)
-            past = turn.past or NO_PAST.arrive(turn.asked_at, one.input_tokens)
-            sighting = Sighting(self._sidecar, name, one.names.text, turn.conversation, turn.turn_count, past)
+            text, conversation = one.names.text, turn.conversation
+            sighting = Sighting(self._sidecar, turn.shared_as, text, conversation, turn.turn_count, turn.past)
             left.append((one.names.own, sighting))
-            one.resolve(found, None if before is None else before.past)
-        answers = board.take_own(client, self._sidecar, mine) if mine else []
-        answers += board.put(client, left, self._labels.horizon_s) if left else []
+            one.resolve(found)
+        answers = board.put(client, left, self._labels.horizon_s) if left else []
         answers += board.tell(client, told) if told else []
         for answer in answers:
             if isinstance(answer, Exception):
@@ -266,7 +243,6 @@ class Sightings:
             turn = self._mine.pop(name, None)
             if turn is not None:
                 self._labels.returned_elsewhere(turn, at)
-                self._returned(turn.conversation, at)
                 self._metrics.sightings.labels("heard").inc()
         now = self._clock()
         while self._mine:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -9,16 +10,17 @@ import pytest
 
 from benchmarks.processes import RedisServer
 from lpc.model.arrivals import GapHistory
-from lpc.model.returns.memory import Arrived, Past, TurnMemory
+from lpc.model.conversation import UserTurns
+from lpc.model.returns.memory import Past
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.redis_connection import Connection
 from predictor_service.batching.prepare import Preparation
-from predictor_service.labels.memory import Labels
+from predictor_service.labels.memory import Labels, Turn, TurnObserver
 from predictor_service.labels.names import LOOKED_AT
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import ServedModels
-from predictor_service.sightings import board
+from predictor_service.sightings import board, shared
 from predictor_service.sightings.record import RECORD_BYTES, Sighting, sightings_in
 from predictor_service.sightings.shared import Sightings
 from tests.eventually import eventually, until
@@ -27,6 +29,12 @@ from tests.integration.test_returns import Sidecar, sidecar
 from tests.integration.test_server import _scrape
 
 HORIZON_S = 600.0
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers wait for Redis as long as a loaded machine takes."""
+    monkeypatch.setattr(shared, "PATIENCE_S", 20.0)
 
 
 def turn(*prompts: str, name: str = "") -> pb.Conversation:
@@ -206,7 +214,7 @@ def seen(number: int, count: int = 1) -> Sighting:
 def test_of_several_turns_under_one_name_the_one_whose_count_fits_is_taken_else_the_oldest(redis_server: RedisServer) -> None:
     with contextlib.closing(redis_server.client()) as client:
         board.put(client, [(b"n", seen(n, count)) for n, count in enumerate((5, 2, 2))], 60)
-        taken = [board.take_next(client, [(b"n", 3)])[0] for _ in range(4)]
+        taken = [board.take(client, b"sidecar.", [(b"n", b"", 3)])[0] for _ in range(4)]
         assert [one and int.from_bytes(one.turn, "big") for one in taken] == [1, 2, 0, None]
         assert taken[0] == seen(1, 2)
 
@@ -227,21 +235,12 @@ def test_a_record_is_read_as_it_was_written_and_a_broken_one_is_passed_over() ->
 
 def test_a_return_that_is_told_late_changes_nothing() -> None:
     """The conversation has come back here before the news of its turn elsewhere is read."""
-    memory = TurnMemory(100)
-
-    def take(at: float, past: Past | None = None) -> tuple[int, float] | None:
-        arrived = Arrived(b"c", at, 1, 10.0, float("nan"), 0.0, past=past)
-        facts = memory.facts(arrived)
-        from lpc.model.returns.facts import inputs
-
-        return memory.take(arrived, facts, inputs([facts])[0], None)
-
-    assert take(100.0) is None
-    elsewhere = Past(GapHistory(130.0, 30.0, 3.4, 1), 20.0, 10.0)
-    assert take(170.0, elsewhere) == (0, 30.0)  # it returned after 30 s, not after 70
-    assert memory.arrive_elsewhere(b"c", 130.0) is None
-    assert memory.arrive_elsewhere(b"c", 200.0) == (1, 30.0)
-    assert memory.returns == 2
+    labels = Labels(100, HORIZON_S, [])
+    turns = UserTurns(("one",), 1)
+    first = labels.arrive(turns, "c", 100.0)
+    labels.arrive(UserTurns(("two",), 2), "c", 170.0)
+    labels.returned_elsewhere(first, 130.0)
+    assert first.next_at == 170.0
 
 
 async def test_the_engines_user_of_redis_may_do_all_of_it(tiny_models: Path, guarded_redis: GuardedRedis) -> None:
@@ -256,14 +255,24 @@ async def test_the_engines_user_of_redis_may_do_all_of_it(tiny_models: Path, gua
         assert guarded_redis.refused() == set()
 
 
+class Returns(TurnObserver):
+    """Notes which turns returned."""
+
+    def __init__(self, found: list[Turn]) -> None:
+        self.found = found
+
+    def returned(self, turn: Turn) -> None:
+        self.found.append(turn)
+
+
 async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_server: RedisServer) -> None:
     """They are known by the id of their conversation."""
     now = [1_700_000_000.0]
-    returned: list[tuple[bytes, float]] = []
+    returned: list[Turn] = []
     sides: list[tuple[Preparation, Sightings]] = []
     for _ in range(2):
-        labels = Labels(100, HORIZON_S, [])
-        told = Sightings(Connection(redis_server.url), labels, lambda *news: returned.append(news), Metrics(), lambda: now[0])
+        labels = Labels(100, HORIZON_S, [Returns(returned)])
+        told = Sightings(Connection(redis_server.url), labels, Metrics(), lambda: now[0])
         parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
         prepared = Preparation(parser, labels, Metrics(), sightings=told, threads=1, clock=lambda: now[0])
         sides.append((prepared, told))
@@ -276,12 +285,12 @@ async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_
         now[0] += 30.0
         ids.ids.extend(range(200))
         second = await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id="c"))
-        assert first.past is None
-        assert second.past is not None and second.past.input_tokens == 500
+        assert math.isnan(first.facts.growth_tokens)
+        assert (second.facts.growth_tokens, second.facts.last_gap) == (200, 30)
         assert second.conversation == first.conversation
         while not returned:
             await asyncio.sleep(0.05)
-        assert returned == [(first.conversation, now[0])]
+        assert returned == [first] and first.next_at == now[0]
     finally:
         for prepared, told in sides:
             prepared.close()
@@ -295,7 +304,7 @@ def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, Sig
     try:
         for _ in range(count):
             labels, metrics = Labels(100, HORIZON_S, []), Metrics()
-            told = Sightings(Connection(url), labels, lambda *_news: None, metrics, lambda: 1_700_000_000.0)
+            told = Sightings(Connection(url), labels, metrics, lambda: 1_700_000_000.0)
             parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
             preparation = Preparation(parser, labels, metrics, sightings=told, threads=1, clock=lambda: 1_700_000_000.0)
             sides.append((preparation, told, metrics))
@@ -314,13 +323,14 @@ async def connected(told: Sightings) -> None:
 
 async def shared_past(
     sides: list[tuple[Preparation, Sightings, Metrics]], name: str, between: Callable[[], object] = lambda: None
-) -> Past | None:
-    """Ask the first sidecar for a conversation's first turn, the second one for its next; return what that one knew."""
+) -> bool:
+    """Ask the first sidecar for a conversation's first turn, the second one for its next; say if that one knew the first."""
     ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
     await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id=name))
     between()
     ids.ids.extend(range(200))
-    return (await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id=name))).past
+    second = await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id=name))
+    return second.facts.growth_tokens == 200
 
 
 async def test_a_key_of_another_type_costs_the_sightings_of_one_conversation_only(redis_server: RedisServer) -> None:
@@ -336,9 +346,9 @@ async def test_a_key_of_another_type_costs_the_sightings_of_one_conversation_onl
 
         for _, told, _ in sides:
             await connected(told)
-        assert await shared_past(sides, "broken", spoil) is None
+        assert not await shared_past(sides, "broken", spoil)
         for number in range(3):
-            assert await shared_past(sides, f"sound {number}") is not None
+            assert await shared_past(sides, f"sound {number}")
             assert all(told.key is not None for _, told, _ in sides)
         assert sum(metrics.refused_by_redis.labels("sightings", "WRONGTYPE")._value.get() for _, _, metrics in sides) > 0
 
@@ -350,10 +360,10 @@ async def test_a_full_redis_does_not_end_the_sightings(redis_server: RedisServer
         admin.config_set("maxmemory", "1")
         try:
             for number in range(3):
-                assert await shared_past(sides, f"while full {number}") is None
+                assert not await shared_past(sides, f"while full {number}")
                 assert all(told.key is not None for _, told, _ in sides[:2])
             await connected(sides[2][1])  # a sidecar that starts or reconnects now reads the fleet's key
         finally:
             admin.config_set("maxmemory", "0")
-        assert await shared_past(sides, "after") is not None
+        assert await shared_past(sides, "after")
         assert sum(metrics.refused_by_redis.labels("sightings", "OOM")._value.get() for _, _, metrics in sides) > 0

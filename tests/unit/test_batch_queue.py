@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lpc.model.features import Features
 from lpc.model.inference import Model
+from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Arrived
 from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.queue import BatchQueue, Entry
@@ -18,8 +19,8 @@ from predictor_service.errors import Overloaded
 
 def entry(tokens: int, *, model: str = "m", deadline: float = math.inf) -> Entry:
     # Of the model the queue asks only whether two entries have the same one.
-    asked = Arrived(b"", 0.0, 1, 0.0, math.nan, math.nan)
-    return Entry(Features([0] * tokens, (1.0,)), cast("Model", model), asked, asyncio.Future(loop=LOOP), deadline)
+    turn = Arrived(conversation=b"", asked_at=0.0, facts=Facts(1))
+    return Entry(Features([0] * tokens, (1.0,)), cast("Model", model), turn, asyncio.Future(loop=LOOP), deadline)
 
 
 LOOP = asyncio.new_event_loop()

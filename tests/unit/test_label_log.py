@@ -19,9 +19,9 @@ from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
 from lpc.model.label_rows import metadata_of, read
 from predictor_service.labels.log import LabelWriter
-from predictor_service.labels.memory import Foretold, Label, Turn
+from predictor_service.labels.memory import Forecast, Label
 from tests.eventually import until
-from tests.label_log import rows_of
+from tests.label_log import remembered, rows_of
 
 WIDTH = 384
 NEVER = 3600.0
@@ -34,9 +34,9 @@ def manifest(version: str = "v1") -> Manifest:
 
 def label(number: int = 0, version: str = "v1", continues: bool = True) -> Label:
     random = np.random.default_rng(number)
-    foretold = Foretold(0.25, random.normal(size=WIDTH).astype("<f2").tobytes(), 17, manifest(version))
-    turn = Turn(b"n" * 16, b"t" * 16, bytes([number % 256]) * 16, 1_700_000_000.1234, 3, 5, 11, 7, foretold)
-    return Label(turn, foretold, continues, 12.5 if continues else math.nan)
+    forecast = Forecast(0.25, random.normal(size=WIDTH).astype("<f2").tobytes(), 17, manifest(version))
+    turn = remembered(bytes([number % 256]) * 16, 1_700_000_000.1234, 3, 5)
+    return Label(turn, forecast, continues, 12.5 if continues else math.nan)
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
     gaps = [row.pop("gap_s") for row in rows]
     assert gaps[0] == 12.5 and math.isnan(gaps[1])
     for row, one in zip(rows, labels, strict=True):
-        assert np.array(row.pop("embedding"), np.float16).tobytes() == one.foretold.embedding
+        assert np.array(row.pop("embedding"), np.float16).tobytes() == one.forecast.embedding
         assert row == {
             "turn_count": 3,
             "prompt_chars": 5,

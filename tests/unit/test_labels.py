@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lpc.model.artifact import Manifest
 from lpc.model.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
 from lpc.model.features import FeatureSettings
-from predictor_service.labels.memory import CHUNK, Foretold, Label, Labels, Reason, Turn, TurnObserver
+from predictor_service.labels.memory import CHUNK, LATE_S, Forecast, Label, Labels, Reason, Turn, TurnObserver
 from predictor_service.labels.names import WINDOW
 
 HORIZON = 100.0
@@ -33,7 +33,7 @@ class Sidecar(TurnObserver):
 
     def labelled(self, label: Label) -> None:
         self.rows += 1
-        self.known[round(label.foretold.probability * 1000)] = label
+        self.known[round(label.forecast.probability * 1000)] = label
 
     def unlabelled(self, reason: Reason, count: int) -> None:
         self.without[reason] += count
@@ -41,8 +41,8 @@ class Sidecar(TurnObserver):
     def ask(self, turns: UserTurns, at: float, name: str = "", answered: bool = True) -> int:
         turn = self.labels.arrive(turns, name, at)
         number, self.asked = self.asked, self.asked + 1
-        if answered and turn is not None:
-            self.labels.answered(turn, Foretold(number / 1000, None, 3, MANIFEST))
+        if answered:
+            self.labels.answered(turn, Forecast(number / 1000, None, 3, MANIFEST))
         return number
 
     def outcomes(self) -> dict[int, bool]:
@@ -65,6 +65,28 @@ def test_each_turn_of_a_conversation_but_the_last_continues() -> None:
         sidecar.ask(chat(*TEN[: n + 1]), at=float(n))
     assert sidecar.outcomes() == {n: n < 9 for n in range(10)}
     assert len({label.turn.conversation for label in sidecar.known.values()}) == 1
+
+
+def test_with_an_id_a_return_after_the_horizon_is_seen_and_without_one_the_turn_is_forgotten() -> None:
+    diary = Diary()
+    labels = Labels(8, HORIZON, [diary])
+    for prompts, at in ((("x" * 64,), 1.0), (("x" * 64, "b"), 2.0 + HORIZON)):
+        labels.expire(at)
+        turns = [labels.arrive(chat(*prompts), name, at) for name in ("", "id")]
+    assert diary.heard == [("returned", 1, 2.0 + HORIZON)]
+    assert (turns[0].facts.last_gap, turns[1].facts.last_gap) == (pytest.approx(math.nan, nan_ok=True), 1.0 + HORIZON)
+    labels.expire(2.0 + HORIZON + LATE_S)
+    assert labels._waiting == {} and not labels._late
+
+
+def test_turns_with_an_id_are_remembered_after_their_horizon_in_bounded_number() -> None:
+    labels = Labels(2, HORIZON, [])
+    for number in range(5):
+        at = number * HORIZON
+        labels.expire(at)
+        labels.arrive(from_prompt("x"), f"id {number}", at)
+    assert [turn.asked_at for turn in labels._late] == [2 * HORIZON, 3 * HORIZON]
+    assert len(labels._waiting) == 3
 
 
 def test_the_gap_is_from_arrival_to_arrival_and_none_without_a_next_turn() -> None:
@@ -197,9 +219,8 @@ def test_what_waits_at_shutdown_is_counted_and_gets_no_label() -> None:
 def test_an_answer_after_the_horizon_is_lost_quietly() -> None:
     sidecar = Sidecar()
     turn = sidecar.labels.arrive(chat("a"), "", 0)
-    assert turn is not None
     sidecar.outcomes()
-    sidecar.labels.answered(turn, Foretold(0.5, None, 3, MANIFEST))
+    sidecar.labels.answered(turn, Forecast(0.5, None, 3, MANIFEST))
     assert sidecar.outcomes() == {}
 
 
@@ -287,8 +308,7 @@ def test_threads_lose_no_turn() -> None:
         for n in range(200):
             said.append(f"user {user}, turn {n}: " + "x" * 64)
             turn = labels.arrive(replace(chat(*said[-WINDOW:]), turn_count=n + 1), "", 0.0)
-            assert turn is not None
-            labels.answered(turn, Foretold((200 * user + n) / 1000, None, 3, MANIFEST))
+            labels.answered(turn, Forecast((200 * user + n) / 1000, None, 3, MANIFEST))
 
     threads = [threading.Thread(target=converse, args=(user,)) for user in range(8)]
     for thread in threads:
@@ -306,13 +326,6 @@ class Diary(TurnObserver):
     def __init__(self) -> None:
         self.heard: list[tuple[str, int, object]] = []
 
-    def arrived(self, turn: Turn) -> None:
-        self.heard.append(("arrived", turn.turn_count, turn.asked_at))
-
-    def answered(self, turn: Turn) -> None:
-        assert turn.foretold is not None
-        self.heard.append(("answered", turn.turn_count, turn.foretold.probability))
-
     def returned(self, turn: Turn) -> None:
         self.heard.append(("returned", turn.turn_count, turn.next_at))
 
@@ -326,16 +339,10 @@ def test_observers_hear_of_a_turn_in_the_order_of_its_life() -> None:
     said = "x" * 64
     for turns, at, probability in ((chat(said), 1.0, 0.25), (chat(said), 2.0, 0.75), (chat(said, "b"), 5.0, 0.5)):
         turn = labels.arrive(turns, "", at)
-        assert turn is not None
-        labels.answered(turn, Foretold(probability, None, 3, MANIFEST))
+        labels.answered(turn, Forecast(probability, None, 3, MANIFEST))
     labels.expire(5.0 + HORIZON)
     assert diaries[0].heard == [
-        ("arrived", 1, 1.0),
-        ("answered", 1, 0.25),
-        ("answered", 1, 0.75),  # the same turn again
         ("returned", 1, 5.0),
-        ("arrived", 2, 5.0),
-        ("answered", 2, 0.5),
         ("labelled", 1, True),
         ("labelled", 2, False),
     ]
@@ -345,11 +352,11 @@ def test_observers_hear_of_a_turn_in_the_order_of_its_life() -> None:
 def test_a_full_memory_hears_of_returns_and_labels_no_turn() -> None:
     diary = Diary()
     labels = Labels(1, HORIZON, [diary])
-    assert labels.arrive(chat("x" * 64), "", 1.0) is not None
+    assert labels.arrive(chat("x" * 64), "", 1.0).labelled
     turn = labels.arrive(chat("x" * 64, "b"), "", 3.0)
-    assert turn is not None and not turn.labelled
-    labels.answered(turn, Foretold(0.5, None, 3, MANIFEST))
-    assert diary.heard == [("arrived", 1, 1.0), ("returned", 1, 3.0)]
+    assert not turn.labelled
+    labels.answered(turn, Forecast(0.5, None, 3, MANIFEST))
+    assert diary.heard == [("returned", 1, 3.0)]
 
 
 def test_an_observer_that_raises_misses_one_label_and_the_others_are_labelled() -> None:

@@ -11,8 +11,8 @@ from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
 from lpc.training.label_log import LabelLogError, TooFewTurnsError, newest_side, read_label_log
 from predictor_service.labels.log import columns_of
-from predictor_service.labels.memory import Foretold, Label, Turn
-from tests.label_log import DAY_MS, END_MS, made_up_rows, write_file, write_made_up
+from predictor_service.labels.memory import Forecast, Label
+from tests.label_log import DAY_MS, END_MS, made_up_rows, remembered, write_file, write_made_up
 
 WIDTH = 8
 LIVE = Manifest("m", "v1", "int8", {}, FeatureSettings(), WIDTH, "an-encoder", "5ha", {}, {}, "2026-11-01")
@@ -131,9 +131,9 @@ def test_the_files_that_a_sidecar_writes_are_read(tmp_path: Path) -> None:
     rows = made_up_rows(WIDTH, 1500)
     labels = []
     for i, conversation in enumerate(rows["conversation"]):
-        said = Foretold(0.25, rows["embedding"][i].astype("<f2").tobytes(), 17, LIVE)
+        said = Forecast(0.25, rows["embedding"][i].astype("<f2").tobytes(), 17, LIVE)
         key, at = bytes.fromhex(conversation), rows["asked_at"][i] / 1000
-        turn = Turn(b"n" * 16, b"t" * 16, key, at, rows["turn_count"][i], rows["prompt_chars"][i], 11, 7, said)
+        turn = remembered(key, at, rows["turn_count"][i], rows["prompt_chars"][i])
         labels.append(Label(turn, said, rows["continues"][i], rows["gap_s"][i]))
     write_file(tmp_path / "labels-20261120T000000.000000Z-0123abcd.npz", LIVE, columns_of(labels))
     found = read_label_log(tmp_path, LIVE)

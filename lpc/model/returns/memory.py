@@ -4,7 +4,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ FORECASTERS: Final = 2
 
 
 class Past(NamedTuple):
-    """What is known of a conversation up to a turn, wherever its turns arrived.
+    """What is known of a conversation up to a turn, in whichever sidecar its turns arrived.
 
     Attributes:
         history: of arrivals.
@@ -38,43 +38,67 @@ class Past(NamedTuple):
     input_tokens: float
     growth_tokens: float
 
-    def arrive(self, at: float, input_tokens: float) -> "Past":
-        """Return it after the next turn."""
-        return Past(self.history.arrive(at), input_tokens, max(input_tokens - self.input_tokens, 0.0))
-
 
 NO_PAST: Final = Past(UNSEEN, np.nan, np.nan)
 
 
-class Arrived(NamedTuple):
-    """A turn as it is answered.
+@dataclass(eq=False, slots=True, kw_only=True)
+class Arrived:
+    """A turn that arrived. Whoever recognises conversations keeps it until the next turn; the memory keeps numbers only.
 
     Attributes:
-        conversation: an opaque name, the same for all of its turns; empty where it could not be recognised again.
-        at: its arrival, seconds since the epoch.
-        turn_count, input_tokens, reply_tokens, log_odds, category: as `Facts` has them.
-        opening: a digest of how its conversation begins; empty where not known.
-        past: what is known up to the turn before, here or elsewhere; None where there was none, or it is not known.
+        conversation: an opaque name, the same for all of its turns; empty if it could not be recognised again.
+        asked_at: its arrival, seconds since the epoch.
+        facts: what is known of it; `openings` is filled in when it is answered.
+        opening: a digest of how its conversation begins; empty if not known.
+        past: of the conversation up to this turn; set by `follow`.
+        number: in the memory; -1 if it is not in the sample, None until it is answered.
+        next_at: arrival of the conversation's next turn; None until there is one.
     """
 
     conversation: bytes
-    at: float
-    turn_count: int
-    input_tokens: float
-    reply_tokens: float
-    log_odds: float
-    category: str = ""
-    opening: bytes = b""
-    past: Past | None = None
-
-
-@dataclass(slots=True)
-class _Conversation:
-    """Its latest turn. ``number``: -1 where that is not remembered."""
-
-    history: GapHistory
+    asked_at: float
     facts: Facts
-    number: int
+    opening: bytes = b""
+    past: Past = NO_PAST
+    number: int | None = None
+    next_at: float | None = None
+
+    def follow(self, before: Past) -> None:
+        """Place the turn behind what is known of its conversation. If the clock was set back since, that is nothing."""
+        if self.asked_at < before.history.latest - IDLE_S:
+            before = NO_PAST
+        history = before.history.arrive(self.asked_at)
+        growth = max(self.facts.input_tokens - before.input_tokens, 0.0)
+        self.facts = self.facts._replace(
+            growth_tokens=growth,
+            last_gap=history.gaps.last,
+            mean_gap=float(np.exp(history.gaps.mean_log)),
+            growth_before=before.growth_tokens,
+        )
+        self.past = Past(history, self.facts.input_tokens, growth)
+
+
+class Conversations:
+    """The latest turns of conversations whose names are known, as in a log. A sidecar recognises them in `Labels`."""
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, Arrived] = {}
+
+    def arrive(self, turn: Arrived) -> tuple[Arrived, Arrived | None]:
+        """Place a turn, in the order of arrival; return it, and the turn that it follows, if there is one.
+
+        Several arrivals at one instant are one turn: then the first one is returned.
+        """
+        before = self._latest.get(turn.conversation)
+        if before is not None and turn.asked_at == before.asked_at:
+            return before, None
+        turn.follow(NO_PAST if before is None else before.past)
+        if before is not None:
+            before.next_at = turn.asked_at
+        if turn.conversation:
+            self._latest[turn.conversation] = turn
+        return turn, before
 
 
 @dataclass(frozen=True)
@@ -124,8 +148,7 @@ class TurnMemory:
     """Remembers turns in a ring. Not thread-safe.
 
     Invariants: a turn has a number that counts up; turn ``n`` is remembered while ``n`` is among the last ``capacity``, in
-    place ``n % capacity``. A conversation knows the number of its latest turn only. Conversations in the sample are known as
-    long as their turns are remembered; of others the ones that came last, for their gaps.
+    place ``n % capacity``. Conversations are not remembered: their turns carry what is known of the turns before.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -146,8 +169,6 @@ class TurnMemory:
         self._facts: list[Facts] = [Facts(1)] * capacity
         self._strata: list[list[Stratum]] = [[()]] * capacity
         self._names: dict[Stratum, Stratum] = {}
-        self._sampled: OrderedDict[bytes, _Conversation] = OrderedDict()
-        self._others: OrderedDict[bytes, _Conversation] = OrderedDict()
         self._openings: OrderedDict[bytes, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -155,77 +176,46 @@ class TurnMemory:
 
     def facts(self, turn: Arrived) -> Facts:
         """Return what is known of a turn, before it is taken in."""
-        before = self._before(turn)
-        if before is not None and turn.at == before.history.latest:  # the same turn asked again
-            return before.facts
-        history = UNSEEN if before is None else before.history.arrive(turn.at)
-        gaps = history.gaps
-        growth = np.nan if before is None else max(turn.input_tokens - before.facts.input_tokens, 0.0)
-        return Facts(
-            turn.turn_count,
-            turn.input_tokens,
-            growth,
-            gaps.last,
-            float(np.exp(gaps.mean_log)),
-            turn.reply_tokens,
-            np.nan if before is None else before.facts.growth_tokens,
-            self._openings.get(turn.opening, 0) if turn.opening else np.nan,
-            turn.log_odds,
-            turn.category,
-        )
+        if turn.number is not None or not turn.opening:
+            return turn.facts
+        return turn.facts._replace(openings=self._openings.get(turn.opening, 0))
 
-    def take(
-        self, turn: Arrived, facts: Facts, row: NDArray[np.float32], forecast: Floats | None
-    ) -> "tuple[int, float] | None":
-        """Take a turn in; return the number and the age of the one that it follows, if that was waiting.
+    def take(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], forecast: Floats | None) -> None:
+        """Take a turn in, unless it was before.
 
         Args:
-            row: [WIDTH] its inputs.
+            facts, row: of the turn, and [WIDTH] its inputs.
             forecast: [FORECASTERS, INTERVALS] predicted hazards; None if nothing was predicted.
         """
-        before = self._before(turn)
-        if before is not None and turn.at <= before.history.latest:  # the same turn asked again, or one overtaken
-            return None
-        self._elapse(turn.at)
+        if turn.number is not None:
+            return
+        turn.facts, turn.number = facts, -1
+        self._elapse(turn.asked_at)
         if turn.opening:
             self._openings[turn.opening] = self._openings.get(turn.opening, 0) + 1
             self._openings.move_to_end(turn.opening)
             if len(self._openings) > OPENINGS:
                 self._openings.popitem(last=False)
-        if not turn.conversation:
-            return None
-        left = self._sampled.pop(turn.conversation, None) or self._others.pop(turn.conversation, None)
-        followed = None
-        if left is not None and turn.past is not None and left is not before:
-            # Its next turn arrived elsewhere, and no sidecar has reported it yet.
-            followed = self._follow(left, turn.past.history.latest)
-        elif before is not None:
-            followed = self._follow(before, turn.at)
-        elif left is not None:
-            self._leave(left)
-        sampled = zlib.crc32(turn.conversation) % self._every == 0
-        number = self._remember(turn, facts, row, forecast) if sampled else -1
-        known = self._sampled if sampled else self._others
-        history = (UNSEEN if before is None else before.history).arrive(turn.at)
-        known[turn.conversation] = _Conversation(history, facts, number)
-        if len(known) > self.capacity:
-            known.popitem(last=False)
-        return followed
+        if turn.conversation and zlib.crc32(turn.conversation) % self._every == 0:
+            turn.number = self._remember(turn, row, forecast)
 
-    def arrive_elsewhere(self, conversation: bytes, at: float) -> "tuple[int, float] | None":
-        """Note that a conversation's next turn arrived at another sidecar; return as `take` does."""
-        known = self._sampled.get(conversation) or self._others.get(conversation)
-        if known is None or at <= known.history.latest:
+    def follow(self, turn: Arrived) -> float | None:
+        """Note that a turn's next one has arrived; return the gap, seconds. None: the turn was not waiting for it."""
+        if turn.next_at is None or not self._waits(turn.number):
             return None
-        self._sampled.pop(conversation, None)
-        self._others.pop(conversation, None)
-        return self._follow(known, at)
+        gap = turn.next_at - turn.past.history.latest
+        if gap < -IDLE_S:  # the clock was set back
+            self.leave(turn)
+            return None
+        place, gap = turn.number % self.capacity, max(gap, 0.0)
+        self._age[place], self._came[place] = gap, gap < EDGES[-1]
+        self.returns += 1
+        return gap
 
-    def leave(self, conversation: bytes) -> None:
-        """Watch a conversation no longer: its next turn will not be recognised."""
-        known = self._sampled.pop(conversation, None) or self._others.pop(conversation, None)
-        if known is not None:
-            self._leave(known)
+    def leave(self, turn: Arrived) -> None:
+        """Watch a turn no longer: its next one will not be recognised, and how long it was watched is not known."""
+        if self._waits(turn.number):
+            self._age[turn.number % self.capacity] = 0.0
 
     def forecast(self, numbers: NDArray[np.int64]) -> Floats:
         """Return the predictions of turns, [n, FORECASTERS, INTERVALS]; NaN where nothing was."""
@@ -249,16 +239,12 @@ class TurnMemory:
             0.5 ** ((self.active_s - self._active[kept]) / HALF_LIFE_S),
         )
 
-    def state(self, now: float) -> "dict[str, NDArray[np.generic]]":
-        """Return the memory as arrays, to be kept: numbers and categories. Conversations are not named in it."""
-        return self.kept(now).arrays()
-
-    def kept(self, now: float) -> "Kept":
-        """Return copies of what is kept, at once."""
+    def kept(self, now: float) -> Kept:
+        """Return copies of what is kept, at once: numbers and categories, without names of conversations."""
         some = slice(0, len(self))
         return Kept(self._facts[some], self.outcomes(now), self.active_s - self._active[some])
 
-    def restore(self, state: "dict[str, NDArray[np.generic]]") -> None:
+    def restore(self, state: dict[str, NDArray[np.generic]]) -> None:
         """Take a kept memory; turns that waited count as watched until then. Raises KeyError, ValueError: it is damaged."""
         values = np.asarray(state["facts"], np.float64)
         age, past = (np.asarray(state[name], np.float64) for name in ("age", "active"))
@@ -282,15 +268,6 @@ class TurnMemory:
         self._active[:count] = -past[order]
         self.number, self.returns = count, int(came[order].sum())
 
-    def _before(self, turn: Arrived) -> _Conversation | None:
-        """Return what is known of a turn's conversation; None as well where the clock was set back since."""
-        known = self._sampled.get(turn.conversation) or self._others.get(turn.conversation)
-        past = turn.past
-        if past is not None and (known is None or known.history.latest < past.history.latest):
-            growth = past.growth_tokens
-            known = _Conversation(past.history, Facts(1, past.input_tokens, growth_tokens=growth), -1)
-        return None if known is None or turn.at < known.history.latest - IDLE_S else known
-
     def _elapse(self, at: float) -> None:
         passed = at - self._latest_at
         if 0 < passed < np.inf:
@@ -298,35 +275,25 @@ class TurnMemory:
         if passed > 0 or passed < -IDLE_S:  # arrivals overtake each other by a little; by more, the clock was set back
             self._latest_at = at
 
-    def _waits(self, number: int) -> bool:
-        return number >= max(self.number - self.capacity, 0) and bool(np.isnan(self._age[number % self.capacity]))
+    def _waits(self, number: int | None) -> TypeGuard[int]:
+        return (
+            number is not None
+            and number >= max(self.number - self.capacity, 0)
+            and bool(np.isnan(self._age[number % self.capacity]))
+        )
 
-    def _leave(self, before: _Conversation) -> None:
-        """Watch a turn no longer: nobody knows for how long it has been watched."""
-        if self._waits(before.number):
-            self._age[before.number % self.capacity] = 0.0
-
-    def _follow(self, before: _Conversation, at: float) -> "tuple[int, float] | None":
-        gap = at - before.history.latest
-        if not self._waits(before.number):
-            return None
-        place = before.number % self.capacity
-        self._age[place], self._came[place] = gap, gap < EDGES[-1]
-        self.returns += 1
-        return before.number, gap
-
-    def _remember(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], forecast: Floats | None) -> int:
+    def _remember(self, turn: Arrived, row: NDArray[np.float32], forecast: Floats | None) -> int:
         """Return the turn's number."""
         place = self.number % self.capacity
         eighth = max(self.capacity // 8, 1)
-        if self.number >= self.capacity and place == 0 and 0 <= turn.at - self._at[0] < SPAN_S:
+        if self.number >= self.capacity and place == 0 and 0 <= turn.asked_at - self._at[0] < SPAN_S:
             self._every *= 2  # once around in too short a time
-        elif self._every > 1 and place % eighth == 0 and turn.at - self._at[place - eighth] > SPAN_S / 2:
+        elif self._every > 1 and place % eighth == 0 and turn.asked_at - self._at[place - eighth] > SPAN_S / 2:
             self._every //= 2  # at this pace once around would take four times as long as it should
-        self._inputs[place], self._at[place], self._active[place] = row, turn.at, self.active_s
+        self._inputs[place], self._at[place], self._active[place] = row, turn.asked_at, self.active_s
         self._age[place], self._came[place] = np.nan, False
         self._forecast[place] = np.nan if forecast is None else forecast
-        self._facts[place], self._strata[place] = facts, self._chain(facts)
+        self._facts[place], self._strata[place] = turn.facts, self._chain(turn.facts)
         self.number += 1
         return self.number - 1
 

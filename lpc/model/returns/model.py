@@ -81,35 +81,32 @@ class ReturnModel:
 
     def answer(self, turns: Sequence[Arrived]) -> NDArray[np.int64]:
         """Take turns in; return the groups [n] of their curves: 0 before there is enough to learn from."""
-        parts = [np.zeros(0, np.int64)]
         with self._lock:
-            start = 0
-            while start < len(turns):
-                # Of one conversation's turns the later one's facts follow from the earlier one.
-                stop, names = start, set[bytes]()
-                while stop < len(turns) and turns[stop].conversation not in names:
-                    names.add(turns[stop].conversation or str(stop).encode())
-                    stop += 1
-                parts.append(self._take(turns[start:stop]))
-                start = stop
-        return np.concatenate(parts)
+            memory, forecasters = self._memory, self._forecasters
+            facts = [memory.facts(turn) for turn in turns]
+            rows = inputs(facts)
+            told = None if forecasters is None else forecasters.hazards(facts, rows)
+            for place, (turn, fact) in enumerate(zip(turns, facts, strict=True)):
+                memory.take(turn, fact, rows[place], None if told is None else told[:, place])
+                self._follow(turn)  # its next one may have come while it was being answered
+            if told is None or not turns:
+                return np.zeros(len(turns), np.int64)
+            return self._groups.join(mixed(told, self.head_share), max(turn.asked_at for turn in turns))
 
     def group_curves(self) -> GroupCurves:
         """Return the groups that turns have been answered with."""
         with self._lock:
             return self._groups.snapshot()
 
-    def arrive_elsewhere(self, conversation: bytes, at: float) -> None:
-        """Note that a conversation's next turn arrived at another sidecar, ``at`` seconds since the epoch."""
+    def follow(self, turn: Arrived) -> None:
+        """Note that a turn's next one has arrived."""
         with self._lock:
-            found = self._memory.arrive_elsewhere(conversation, at)
-            if found is not None and not (found[0] <= self._judged and found[1] >= GIVEN_UP_S):
-                self._judge(np.array([found[0]]), np.array([found[1]]), np.ones(1, np.bool_))
+            self._follow(turn)
 
-    def leave(self, conversation: bytes) -> None:
-        """Note that a conversation's next turn will not be recognised."""
+    def leave(self, turn: Arrived) -> None:
+        """Note that a turn's next one will not be recognised."""
         with self._lock:
-            self._memory.leave(conversation)
+            self._memory.leave(turn)
 
     def foretell(self, turn: Arrived) -> tuple[Floats, float] | None:
         """Return hazards [2, INTERVALS], by counts and by head, and the head's share; the turn is not taken in.
@@ -179,23 +176,11 @@ class ReturnModel:
             self._taught = 0
             self._refit(now)
 
-    def _take(self, turns: Sequence[Arrived]) -> NDArray[np.int64]:
-        """As `answer`, of different conversations. With the lock held."""
-        memory, forecasters = self._memory, self._forecasters
-        facts = [memory.facts(turn) for turn in turns]
-        rows = inputs(facts)
-        told = None if forecasters is None else forecasters.hazards(facts, rows)
-        followed: list[tuple[int, float]] = []
-        for place, (turn, fact) in enumerate(zip(turns, facts, strict=True)):
-            found = memory.take(turn, fact, rows[place], None if told is None else told[:, place])
-            if found is not None and not (found[0] <= self._judged and found[1] >= GIVEN_UP_S):
-                followed.append(found)
-        if followed:
-            numbers, ages = zip(*followed, strict=True)
-            self._judge(np.array(numbers), np.array(ages), np.ones(len(followed), np.bool_))
-        if forecasters is None or told is None:
-            return np.zeros(len(turns), np.int64)
-        return self._groups.join(mixed(told, self.head_share), max(turn.at for turn in turns))
+    def _follow(self, turn: Arrived) -> None:
+        """With the lock held."""
+        gap, number = self._memory.follow(turn), turn.number
+        if gap is not None and number is not None and not (number <= self._judged and gap >= GIVEN_UP_S):
+            self._judge(np.array([number]), np.array([gap]), np.ones(1, np.bool_))
 
     def _judge(self, numbers: NDArray[np.int64], age: Floats, came: NDArray[np.bool_]) -> None:
         """Weigh the forecasters by what they had predicted of turns. With the lock held."""

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from lpc.model.conversation import UserTurns
-from lpc.model.returns.facts import WIDTH, Facts
+from lpc.model.returns.facts import WIDTH
 from lpc.model.returns.memory import TurnMemory
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.constants import Constants
 from predictor_service.labels.memory import Labels, Turn, TurnObserver
-from predictor_service.returns.turns import CHARS_PER_TOKEN, arrived
+from predictor_service.returns.turns import CHARS_PER_TOKEN, facts_of
 from predictor_service.settings import ServiceSettings
 
 PER_S = 34.0
@@ -54,10 +54,9 @@ def test_above_28_turns_a_second_features_keep_gaps_and_growth() -> None:
         turns = UserTurns((prompt,), count, history_chars=chars, told_apart=False)
         asked = pb.Conversation(prompt=prompt, conversation_id=name)
         labels.expire(at)
-        turn = labels.arrive(turns, name, at)
-        known = arrived(asked, turns, turn, at)
-        facts: Facts = returns.facts(known)
-        returns.take(known, facts, row, None)
+        turn = labels.arrive(turns, name, at, facts_of(asked, turns))
+        returns.take(turn, turn.facts, row, None)
+        facts = turn.facts
         full += len(labels) == labels.capacity
         if count > 1 and at > until_s - 300.0:
             seen["later"] += 1
@@ -76,6 +75,5 @@ def test_the_label_memory_forgets_the_longest_idle_and_reports_it() -> None:
     recognised = []
     for number in (4, 0, 2):
         first, second = firsts[number], labels.arrive(UserTurns((f"prompt {number}", "and?"), 2), "", 10.0)
-        assert first is not None and second is not None
         recognised.append(second.conversation == first.conversation)
     assert recognised == [True, True, False]

@@ -6,26 +6,41 @@ import numpy as np
 import pytest
 
 from lpc.model.returns.facts import Facts, inputs
-from lpc.model.returns.memory import HALF_LIFE_S, IDLE_S, SPAN_S, Arrived, TurnMemory
+from lpc.model.returns.memory import HALF_LIFE_S, IDLE_S, SPAN_S, Arrived, Conversations, TurnMemory
 
 START = 1_700_000_000.0
 
 
-def turn(name: str, at: float, number: int = 1, tokens: float = 100.0, **more: object) -> Arrived:
-    return Arrived(name.encode(), START + at, number, tokens, math.nan, 0.0, **more)  # type: ignore[arg-type]
+def turn(name: str, at: float, number: int = 1, tokens: float = 100.0, opening: bytes = b"", category: str = "") -> Arrived:
+    facts = Facts(number, tokens, log_odds=0.0, category=category)
+    return Arrived(conversation=name.encode(), asked_at=START + at, facts=facts, opening=opening)
 
 
-def take(memory: TurnMemory, *turns: Arrived) -> list[tuple[int, float] | None]:
-    found = []
-    for one in turns:
-        facts = memory.facts(one)
-        found.append(memory.take(one, facts, inputs([facts])[0], None))
-    return found
+class Memory(TurnMemory):
+    """With the conversations whose turns it is given."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.conversations = Conversations()
+
+    def arrive(self, *turns: Arrived) -> list[tuple[int | None, float] | None]:
+        """Return the number and gap of the turns that these follow."""
+        found: list[tuple[int | None, float] | None] = []
+        for one in turns:
+            placed, before = self.conversations.arrive(one)
+            gap = None if before is None else self.follow(before)
+            found.append(None if before is None or gap is None else (before.number, gap))
+            facts = self.facts(placed)
+            self.take(placed, facts, inputs([facts])[0], None)
+        return found
+
+    def facts_of(self, turn: Arrived) -> Facts:
+        return self.facts(self.conversations.arrive(turn)[0])
 
 
 def test_a_turn_follows_the_latest_of_its_conversation() -> None:
-    memory = TurnMemory(10)
-    assert take(memory, turn("a", 0), turn("b", 1), turn("a", 30), turn("a", 35)) == [None, None, (0, 30.0), (2, 5.0)]
+    memory = Memory(10)
+    assert memory.arrive(turn("a", 0), turn("b", 1), turn("a", 30), turn("a", 35)) == [None, None, (0, 30.0), (2, 5.0)]
     assert (memory.number, memory.returns) == (4, 2)
     outcomes = memory.outcomes(START + 100)
     assert outcomes.age.tolist() == [30.0, 99.0, 5.0, 65.0]
@@ -34,97 +49,104 @@ def test_a_turn_follows_the_latest_of_its_conversation() -> None:
 
 
 def test_what_is_known_of_a_turn_comes_from_the_turns_before() -> None:
-    memory = TurnMemory(10)
-    take(memory, turn("a", 0, 1, 100.0, opening=b"o"), turn("a", 20, 2, 160.0))
-    facts = memory.facts(turn("a", 65, 3, 170.0, opening=b"o"))
+    memory = Memory(10)
+    memory.arrive(turn("a", 0, 1, 100.0, opening=b"o"), turn("a", 20, 2, 160.0))
+    facts = memory.facts_of(turn("a", 65, 3, 170.0, opening=b"o"))
     assert facts.growth_tokens == 10.0 and facts.growth_before == 60.0
     assert facts.last_gap == 45.0 and facts.mean_gap == pytest.approx(30.0)
     assert facts.openings == 1
-    first = memory.facts(turn("new", 70))
+    first = memory.facts_of(turn("new", 70))
     assert all(math.isnan(value) for value in (first.growth_tokens, first.last_gap, first.mean_gap, first.openings))
 
 
-@pytest.mark.parametrize("at", [30.0, 29.0])
-def test_the_same_turn_again_or_one_overtaken_changes_nothing(at: float) -> None:
-    memory = TurnMemory(10)
-    take(memory, turn("a", 0), turn("a", 30, opening=b"o"))
-    before = memory.state(START + 40)
-    assert take(memory, turn("a", at, opening=b"o")) == [None]
-    after = memory.state(START + 40)
+def test_the_same_turn_again_changes_nothing_and_has_the_same_facts() -> None:
+    memory = Memory(10)
+    memory.arrive(turn("a", 0), turn("a", 30, 2, 150.0, opening=b"o"))
+    before = memory.kept(START + 40).arrays()
+    again = turn("a", 30, 2, 150.0, opening=b"o")
+    assert memory.arrive(again) == [None]
+    assert (memory.facts_of(again).growth_tokens, memory.facts_of(again).openings) == (50.0, 0)
+    after = memory.kept(START + 40).arrays()
     assert all(np.array_equal(before[name], after[name], equal_nan=before[name].dtype.kind == "f") for name in before)
-    assert memory.facts(turn("b", 50, opening=b"o")).openings == 1
-    assert take(memory, turn("a", 70)) == [(1, 40.0)]
+    assert memory.facts_of(turn("b", 50, opening=b"o")).openings == 1
+    assert memory.arrive(turn("a", 70)) == [(1, 40.0)]
 
 
-def test_the_same_turn_again_has_the_same_facts() -> None:
-    memory = TurnMemory(10)
-    take(memory, turn("a", 0))
-    again = turn("a", 30, 2, 150.0)
-    facts = memory.facts(again)
-    take(memory, again)
-    assert memory.facts(again) is facts or memory.facts(again) == facts
-    assert memory.facts(again).growth_tokens == 50.0
+def test_a_turn_that_overtook_the_one_before_returned_at_once_and_has_no_gap_of_its_own() -> None:
+    memory = Memory(10)
+    assert memory.arrive(turn("a", 0), turn("a", 30), turn("a", 29.0), turn("a", 70)) == [None, (0, 30.0), (1, 0.0), (2, 40.0)]
+    assert [facts.last_gap for facts in memory._facts[1:4]] == [30.0, 30.0, 40.0]
+
+
+def test_a_turn_whose_next_one_came_before_its_answer_is_not_waiting() -> None:
+    memory = Memory(10)
+    first, second = turn("a", 0), turn("a", 0.5)
+    for one in (first, second):
+        _, before = memory.conversations.arrive(one)
+        assert before is None or memory.follow(before) is None
+    memory.take(first, first.facts, inputs([first.facts])[0], None)
+    assert memory.follow(first) == 0.5
 
 
 def test_a_conversation_without_a_name_is_not_remembered() -> None:
-    memory = TurnMemory(10)
-    assert take(memory, turn("", 0), turn("", 5)) == [None, None]
+    memory = Memory(10)
+    assert memory.arrive(turn("", 0), turn("", 5)) == [None, None]
     assert memory.number == 0
 
 
 def test_a_conversation_that_is_left_is_watched_no_longer_and_nobody_follows_its_turn() -> None:
-    memory = TurnMemory(10)
-    take(memory, turn("a", 0), turn("b", 0))
-    memory.leave(b"a")
-    assert take(memory, turn("a", 60), turn("b", 60)) == [None, (1, 60.0)]
+    memory = Memory(10)
+    memory.arrive(turn("a", 0), turn("b", 0))
+    memory.leave(memory.conversations._latest.pop(b"a"))
+    assert memory.arrive(turn("a", 60), turn("b", 60)) == [None, (1, 60.0)]
     assert memory.outcomes(START + 100.0).age[0] == 0.0
 
 
 def test_the_oldest_turns_are_forgotten_and_nobody_follows_them() -> None:
-    memory = TurnMemory(3)
-    take(memory, *(turn(name, at) for at, name in enumerate("abcd")))
+    memory = Memory(3)
+    memory.arrive(*(turn(name, at) for at, name in enumerate("abcd")))
     assert len(memory) == 3 and memory.number == 4
-    assert take(memory, turn("a", 10), turn("d", 11)) == [None, (3, 8.0)]
+    assert memory.arrive(turn("a", 10), turn("d", 11)) == [None, (3, 8.0)]
 
 
 def test_dense_traffic_is_sampled_by_conversation_until_it_thins_out() -> None:
-    memory = TurnMemory(50)
+    memory = Memory(50)
     for at in range(2000):
-        take(memory, turn(f"c{at // 4}", float(at), at % 4 + 1))
+        memory.arrive(turn(f"c{at // 4}", float(at), at % 4 + 1))
     assert memory.number < 1000
     # Of what is in the sample every return is seen, however many conversations came between.
     came = memory.outcomes(START + 2000).came
     assert came.mean() > 0.6
     for n in range(1000):
-        take(memory, turn(f"late {n}", 2000 + n * SPAN_S / 5))
+        memory.arrive(turn(f"late {n}", 2000 + n * SPAN_S / 5))
     sampled = memory.number
     for n in range(1000, 1100):
-        take(memory, turn(f"late {n}", 2000 + n * SPAN_S / 5))
+        memory.arrive(turn(f"late {n}", 2000 + n * SPAN_S / 5))
     assert memory.number - sampled == 100
 
 
 def test_a_return_is_seen_in_dense_traffic_although_many_conversations_came_between() -> None:
-    memory = TurnMemory(64)
+    memory = Memory(64)
     names = [f"c{n}" for n in range(64)]
-    take(memory, *(turn(name, at) for at, name in enumerate(names)))
-    take(memory, *(turn(f"x{n}", 64.0 + n) for n in range(64)))  # once around: now half of the conversations are enough
+    memory.arrive(*(turn(name, at) for at, name in enumerate(names)))
+    memory.arrive(*(turn(f"x{n}", 64.0 + n) for n in range(64)))  # once around: now half of the conversations are enough
     remembered = memory.number
-    followed = [found for found in take(memory, *(turn(f"x{n}", 200.0 + n, 2) for n in range(64))) if found is not None]
+    followed = [found for found in memory.arrive(*(turn(f"x{n}", 200.0 + n, 2) for n in range(64))) if found is not None]
     assert memory.number - remembered < 64
     assert len(followed) >= memory.number - remembered
 
 
 def test_a_pause_forgets_no_more_than_a_minute() -> None:
-    memory = TurnMemory(10)
-    take(memory, turn("a", 0), turn("b", 10 * 3600.0), turn("c", 10 * 3600.0 + 5.0))
+    memory = Memory(10)
+    memory.arrive(turn("a", 0), turn("b", 10 * 3600.0), turn("c", 10 * 3600.0 + 5.0))
     assert memory.active_s == IDLE_S + 5.0
     assert memory.outcomes(START).weight == pytest.approx([0.5 ** (age / HALF_LIFE_S) for age in (65.0, 5.0, 0.0)])
 
 
 def test_a_clock_set_back_starts_conversations_anew_and_time_goes_on() -> None:
-    memory = TurnMemory(10)
-    take(memory, turn("a", 0), turn("b", 10))
-    assert take(memory, turn("a", -86_400), turn("a", -86_390)) == [None, (2, 10.0)]
+    memory = Memory(10)
+    memory.arrive(turn("a", 0), turn("b", 10))
+    assert memory.arrive(turn("a", -86_400), turn("a", -86_390)) == [None, (2, 10.0)]
     assert memory.active_s == 20.0
     outcomes = memory.outcomes(START - 86_380)
     assert outcomes.age.tolist() == [0.0, 0.0, 10.0, 10.0]
@@ -133,11 +155,11 @@ def test_a_clock_set_back_starts_conversations_anew_and_time_goes_on() -> None:
 
 @pytest.mark.parametrize("capacity", [200, 40, 25])
 def test_a_kept_memory_comes_back_into_a_larger_and_into_a_smaller_one(capacity: int) -> None:
-    memory = TurnMemory(100)
+    memory = Memory(100)
     for at in range(60):
-        take(memory, turn(f"c{at % 30}", float(at), 1 + at // 30, 100.0 * at, category="agent" if at % 2 else ""))
-    state = memory.state(START + 100)
-    other = TurnMemory(capacity)
+        memory.arrive(turn(f"c{at % 30}", float(at), 1 + at // 30, 100.0 * at, category="agent" if at % 2 else ""))
+    state = memory.kept(START + 100).arrays()
+    other = Memory(capacity)
     other.restore(state)
     kept = min(capacity, 60)
     assert (len(other), other.number) == (kept, kept)
@@ -147,20 +169,20 @@ def test_a_kept_memory_comes_back_into_a_larger_and_into_a_smaller_one(capacity:
     assert new.strata == old.strata[-kept:]
     assert not new.waiting.any()
     # It goes on where it was: the oldest turn goes first, and what is new is followed.
-    assert take(other, turn("new", 200), turn("new", 230)) == [None, (kept, 30.0)]
+    assert other.arrive(turn("new", 200), turn("new", 230)) == [None, (kept, 30.0)]
     assert len(other) == min(kept + 2, capacity)
 
 
 def test_a_memory_that_holds_nothing_comes_back() -> None:
-    other = TurnMemory(10)
-    other.restore(TurnMemory(10).state(START))
+    other = Memory(10)
+    other.restore(Memory(10).kept(START).arrays())
     assert len(other) == 0
 
 
 def test_names_of_strata_are_bounded() -> None:
-    memory = TurnMemory(20)
+    memory = Memory(20)
     for at in range(500):
-        take(memory, turn(f"c{at}", at * SPAN_S, category=f"category {at}"))
+        memory.arrive(turn(f"c{at}", at * SPAN_S, category=f"category {at}"))
     assert len(memory._names) <= 8 * 20 + 7
 
 

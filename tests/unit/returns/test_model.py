@@ -6,15 +6,26 @@ import random
 import numpy as np
 import pytest
 
+from lpc.model.returns.facts import Facts
 from lpc.model.returns.groups import GROUPS
-from lpc.model.returns.memory import Arrived
+from lpc.model.returns.memory import Arrived, Conversations
 from lpc.model.returns.model import FEWEST_TURNS, GIVEN_UP_S, ReturnModel
 
 START = 1_700_000_000.0
 
 
 def turn(name: str, at: float, number: int = 1, tokens: float = 100.0) -> Arrived:
-    return Arrived(name.encode(), at, number, tokens, math.nan, 0.0)
+    return Arrived(conversation=name.encode(), asked_at=at, facts=Facts(number, tokens, log_odds=0.0))
+
+
+def answer(model: ReturnModel, conversations: Conversations, *turns: Arrived) -> list[int]:
+    """Return the groups of turns that arrive at once."""
+    placed = [conversations.arrive(one) for one in turns]
+    for _, before in placed:
+        if before is not None:
+            model.follow(before)
+    groups: list[int] = model.answer([one for one, _ in placed]).tolist()
+    return groups
 
 
 class Traffic:
@@ -22,10 +33,14 @@ class Traffic:
 
     def __init__(self, capacity: int = 20_000) -> None:
         self.model = ReturnModel(capacity)
+        self.conversations = Conversations()
         self.now = START
         self.names = 0
         self.draw = random.Random(0)
         self.waiting: list[tuple[float, str, int]] = []
+
+    def arrive(self, *turns: Arrived) -> None:
+        answer(self.model, self.conversations, *turns)
 
     def minutes(self, count: int) -> None:
         for _ in range(count):
@@ -36,8 +51,8 @@ class Traffic:
                 for _ in range(2):
                     self.names += 1
                     due.append((self.now, f"long {self.names}", 1))
-                self.model.answer([turn(name, self.now, number, 5000.0) for _, name, number in due])
-                self.model.answer([turn(f"short {self.names} {n}", self.now) for n in range(4)])
+                self.arrive(*(turn(name, self.now, number, 5000.0) for _, name, number in due))
+                self.arrive(*(turn(f"short {self.names} {n}", self.now) for n in range(4)))
                 for _, name, number in due:
                     if number < 4:
                         self.waiting.append((self.now + 15.0 + self.draw.expovariate(1 / 15.0), name, number + 1))
@@ -85,19 +100,20 @@ def test_who_returns_and_who_does_not_are_told_apart(learnt: Traffic) -> None:
 
 def test_a_pause_that_is_always_the_same_is_learnt() -> None:
     """Agents' tool pauses: everybody comes back after 8 s, until they come back no more."""
-    model, now = ReturnModel(), START
+    model, now, conversations = ReturnModel(), START, Conversations()
     for step in range(600):
         now += 2.0
-        model.answer([turn(f"a {step - 4 * n}", now, n + 1, 5000.0) for n in range(4)] + [turn(f"b {step}", now)])
+        turns = [turn(f"a {step - 4 * n}", now, n + 1, 5000.0) for n in range(4)]
+        answer(model, conversations, *turns, turn(f"b {step}", now))
     model.refit(now)
     early, late = returning(model, turn("", now, 1, 5000.0), turn("", now, 4, 5000.0))
     assert early > 0.9 and late < 0.7
 
 
 def test_groups_do_not_depend_on_the_batch(learnt: Traffic) -> None:
-    turns = [turn("", learnt.now, n, 100.0 * n) for n in range(1, 16)]
     groups = []
-    for size in (len(turns), 1):
+    for size in (15, 1):
+        turns = [turn("", learnt.now, n, 100.0 * n) for n in range(1, 16)]
         model = ReturnModel()
         model.restore(learnt.model.state(learnt.now), learnt.now)
         starts = range(0, len(turns), size)
@@ -107,7 +123,8 @@ def test_groups_do_not_depend_on_the_batch(learnt: Traffic) -> None:
 
 def test_two_turns_of_a_conversation_in_one_batch_follow_each_other() -> None:
     model = ReturnModel()
-    model.answer([turn("a", START), turn("b", START), turn("a", START + 5, 2), turn("a", START + 5, 2), turn("", START)])
+    later = turn("a", START + 5, 2), turn("a", START + 5, 2)
+    answer(model, Conversations(), turn("a", START), turn("b", START), *later, turn("", START))
     assert model.quality[:2] == (3, 1)
 
 
@@ -133,7 +150,7 @@ def test_each_outcome_is_judged_once() -> None:
     traffic.model.refit(later + 60.0)
     assert traffic.model.quality == judged
     # A turn that was given up and is followed after all was judged already.
-    traffic.model.answer([turn(name, later + 60.0, number) for _, name, number in traffic.waiting])
+    traffic.arrive(*(turn(name, later + 60.0, number) for _, name, number in traffic.waiting))
     assert traffic.model.quality.nats == judged.nats and traffic.model.quality.returns > judged.returns
 
 
@@ -178,7 +195,8 @@ def test_a_state_does_not_change_with_the_model(learnt: Traffic) -> None:
 @pytest.mark.parametrize("facts", [(math.inf, math.inf), (0.0, 0.0), (1e9, 1e12), (1.0, math.nan)])
 def test_odd_facts_give_a_group_with_a_finite_curve(learnt: Traffic, facts: tuple[float, float]) -> None:
     count, tokens = facts
-    odd = Arrived(b"", learnt.now, count, tokens, tokens, tokens, "x" * 1000, b"")  # type: ignore[arg-type]
+    odd = turn("", learnt.now)
+    odd.facts = Facts(count, tokens, reply_tokens=tokens, log_odds=tokens, category="x" * 1000)
     (group,) = learnt.model.answer([odd]).tolist()
     assert 0 < group < GROUPS
     assert np.isfinite(learnt.model.group_curves().hazards).all()

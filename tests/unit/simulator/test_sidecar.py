@@ -27,17 +27,18 @@ def turn(number: int = 1, contents: tuple[int, ...] = (7, 8, 9), probability: fl
 def test_a_sidecar_is_told_of_a_turn_what_came_over_the_wire() -> None:
     seen = arrived(turn(2, probability=0.75), EPOCH_S + 5, 33.0)
 
-    assert seen[:5] == (b"c", EPOCH_S + 5, 2, 48, 33.0)
-    assert seen.log_odds == pytest.approx(math.log(3))
-    assert seen.category == "ask"
+    facts = seen.facts
+    assert (seen.conversation, seen.asked_at) == (b"c", EPOCH_S + 5)
+    assert (facts.turn_count, facts.input_tokens, facts.reply_tokens, facts.category) == (2, 48, 33.0, "ask")
+    assert facts.log_odds == pytest.approx(math.log(3))
     assert seen.opening == block_hash(8)
 
 
 def test_without_a_probability_or_a_full_block_these_are_unknown() -> None:
     seen = arrived(turn(contents=()), 0.0, math.nan)
 
-    assert math.isnan(seen.log_odds)
-    assert math.isnan(seen.reply_tokens)
+    assert math.isnan(seen.facts.log_odds)
+    assert math.isnan(seen.facts.reply_tokens)
     assert seen.opening == b""
     assert arrived(turn(contents=(7,)), 0.0, math.nan).opening == block_hash(7)
 
