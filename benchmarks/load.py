@@ -36,7 +36,7 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
 
 PATIENCE_S: Final = 10.0
-"""`LPC_PREDICTOR_TIMEOUT_S` of an engine, by default."""
+"""As an engine waits for an answer."""
 WINDOW_S: Final = 10.0
 CONVERSATIONS: Final = 300
 

@@ -96,13 +96,13 @@ def _told(figures: Figures) -> Figures:
 def _side(models: Path, model: str, measured: int, seed: int, *, learned: bool) -> Figures:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lpc-")))
-        settings: Figures = {"lmcache_prefetch": False, "lmcache_watermark": 0.99}
+        settings: Figures = {"lmcache_prefetch_share": 0, "lmcache_watermark": 0.99}
         options = ["--eviction-trigger-watermark", str(LEARNED_TRIGGER)] if learned else []
         if learned:
             sidecar = stack.enter_context(Sidecar(folder, models.absolute(), model))
             settings = {
                 "predictor_address": sidecar.address,
-                "lmcache_served_model": MODEL,
+                "served_model": MODEL,
                 "lmcache_tokenizer": folder / "model",
                 "lmcache_watermark": LEARNED_WATERMARK,
             }

@@ -1,6 +1,6 @@
 """What an application knows better than any predictor, sent with a request, and how much of a cache it may decide.
 
-Anyone who may use the API can send a hint. So an operator enables hints (``LPC_HINTS``), and two rules bound them:
+Anyone who may use the API can send a hint. So an operator enables hints (``LPC_HINTS_SHARE``), and two rules bound them:
 
 - *Retain*: the blocks that a hint keeps take at most a share of each cache (:class:`Retained`). A hint beyond it is ignored.
 - *Done*: only blocks that no other conversation has used go first (:class:`Owners`). Shared ones rank as without the hint.
@@ -17,6 +17,10 @@ SWEEP_S: Final = 1.0
 """Shortest time between two searches for retentions that are over: one takes milliseconds in a large account."""
 
 B = TypeVar("B")
+
+
+MAX_RETAIN_S: Final = 3600.0
+"""Longest retention that a hint may ask for."""
 
 
 @dataclass(frozen=True, slots=True)

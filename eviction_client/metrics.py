@@ -43,7 +43,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     ),
     "lpc_tier_value_enabled": (Gauge, "1 while retention values order an offload tier, 0 while it is LRU.", "tier"),
     "lpc_fallback_share": (Gauge, "Share of the completed requests that ended without a prediction.", ""),
-    "lpc_hints": (Counter, "Ended requests with hints by hint; off: LPC_HINTS does not allow them.", "hint"),
+    "lpc_hints": (Counter, "Ended requests with hints by hint; off: LPC_HINTS_SHARE is 0.", "hint"),
     "lpc_hinted_blocks": (
         Counter,
         "Blocks (SGLang: tokens) that hints asked to retain, in the cache and its tiers; refused: beyond LPC_HINTS_SHARE.",

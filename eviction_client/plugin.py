@@ -24,7 +24,7 @@ from eviction_client.conversations import Conversations
 from eviction_client.curve import HORIZON_S, retain_seconds
 from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, Ghosts, sampled
-from eviction_client.hints import NO_HINTS, Hints, Owners, Retained
+from eviction_client.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.predictor import BasePredictor
 from eviction_client.prior import ReuseCurves
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
@@ -139,7 +139,7 @@ class Plugin:
         self.seconds = 0.0
         self.on_tick: list[Callable[[], None]] = []
         self.tiers: list[ValueTier] = []
-        self._owners = Owners(capacity) if settings.hints else None
+        self._owners = Owners(capacity) if settings.hints_share else None
         self._capacity = capacity
         self._block_tokens = block_tokens
         self._in_use = 0.0
@@ -346,7 +346,7 @@ class Plugin:
             return 0.0, own_from
         if hints.retain_s:
             self.hinted["retain"] += 1
-            return min(hints.retain_s, self.settings.max_retain_s), len(blocks)
+            return min(hints.retain_s, MAX_RETAIN_S), len(blocks)
         return 0.0, len(blocks)
 
     # The background.

@@ -35,6 +35,8 @@ from lpc.wire.certificates import CertificateError
 
 logger = logging.getLogger(__name__)
 
+TIMEOUT_S: Final = 10.0
+"""Age at which an answer is worthless."""
 MAX_TIMEOUT_S: Final = 600.0
 MOST_IN_FLIGHT: Final = 1024
 """Calls at a time; what is asked beyond them waits here."""
@@ -175,7 +177,7 @@ class PredictorClient:
         address: str,
         *,
         served_model: str = "",
-        timeout_s: float = 10.0,
+        timeout_s: float = TIMEOUT_S,
         capacity: int = 8192,
         access: Callable[[], Access] = Access,
         tokenizer: FindFiles | None = None,
@@ -233,8 +235,6 @@ class PredictorClient:
         return cls(
             settings.predictor_address,
             served_model=settings.served_model or served_model,
-            timeout_s=settings.predictor_timeout_s,
-            capacity=settings.predictor_capacity,
             access=access_of(settings),
             tokenizer=tokenizer,
         )

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -11,8 +11,6 @@ from lpc.wire.access import stays_on_this_machine
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.variables import none_if_empty
-
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ClientSettings(RedisSettings):
@@ -36,9 +34,10 @@ class ClientSettings(RedisSettings):
     predictor_token_file: Path | None = Field(
         default=None, description="file that holds this token instead, read at each connection: a new one needs no restart"
     )
-    served_model: str = Field(default="", description="name under which the sidecar knows this engine's tokenizer")
-    predictor_timeout_s: Seconds = Field(default=10.0, description="age at which an answer is worthless")
-    predictor_capacity: int = Field(default=8192, ge=1, description="requests remembered; over it the oldest is dropped")
+    served_model: str = Field(
+        default="",
+        description="name under which the sidecar knows the tokenizer; empty: the engine's or LMCache's name of the model",
+    )
 
     guard: bool = Field(
         default=True, description="order by retention value only while two ghost caches show that it pays; else it is LRU"
@@ -54,19 +53,15 @@ class ClientSettings(RedisSettings):
         description="which waiting request vLLM serves next: the first that came (fcfs), or the one with the least missing "
         "prefill minus 0.02 of the time that it has waited (cached-first)",
     )
-    hints: bool = Field(
-        default=False,
-        description="act on the hints lpc_retain_seconds and lpc_done of requests; anyone who may use the engine's API may "
-        "send them",
-    )
     hints_share: float = Field(
-        default=0.1,
-        gt=0.0,
+        default=0.0,
+        ge=0.0,
         le=1.0,
         allow_inf_nan=False,
-        description="largest share of the cache, and of each tier, that blocks retained by hints may take",
+        description="act on the hints lpc_retain_seconds and lpc_done of requests: the largest share of the cache, and of each "
+        "tier, that retained blocks may take, such as 0.1; 0: hints do nothing. Anyone who may use the engine's API may send "
+        "them. Set it for LMCache's coordinator too",
     )
-    max_retain_s: Seconds = Field(default=3600.0, description="longest retention that an application's hint may ask for")
     lmcache_url: SecretStr | None = Field(
         default=None,
         description="http://[lpc:TOKEN@]host:port of LMCache's coordinator with our controller, which vLLM's plug-in tells of "

@@ -29,12 +29,12 @@ def front(
     to: Annotated[str, typer.Option(help="host:port of LMCache's HTTP, best on loopback.")] = "127.0.0.1:8080",
     port: Annotated[int, typer.Option(help="Port to listen on; a node registers its own, so that one.")] = 8080,
 ) -> None:
-    """Let only callers through to a node's HTTP who bring the token (LPC_LMCACHE_TOKEN or LPC_LMCACHE_TOKEN_FILE)."""
+    """Let only callers through to a node's HTTP who bring the token (LPC_LMCACHE_TOKEN_FILE)."""
     from lpc.lmcache.serving import serve_front
     from lpc.lmcache.tokens import token_of
 
     settings = lmcache_settings()
     token = token_of(settings)
     if token is None:
-        raise UsageError("a front without a token keeps nobody out: set LPC_LMCACHE_TOKEN or LPC_LMCACHE_TOKEN_FILE")
+        raise UsageError("a front without a token keeps nobody out: set LPC_LMCACHE_TOKEN_FILE")
     serve_front(to, token, host, port)

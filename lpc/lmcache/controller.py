@@ -96,16 +96,16 @@ class LearnedController(Controller):
         self._context: Any = None
         self._predictor = PredictorClient(
             client.predictor_address,
-            served_model=settings.served_model,
-            timeout_s=client.predictor_timeout_s,
-            capacity=client.predictor_capacity,
+            served_model=client.served_model,
             access=access_of(client),
             tokenizer=finder_of(settings),
         )
         self._clock = steady()
         self.retained = Retained(self._clock)
-        self.service = Service(settings, clock=self._clock, keys=KeyChain(), pinned=self._pinned)
-        self.loop = Loop(self.service, self._predictor, self._node_of)
+        self.service = Service(
+            settings, hints_share=client.hints_share, clock=self._clock, keys=KeyChain(), pinned=self._pinned
+        )
+        self.loop = Loop(self.service, self._predictor, self._node_of, client.served_model)
         self.loop.ready = False
 
     # What LMCache calls.
@@ -248,7 +248,7 @@ class LearnedController(Controller):
             raise HTTPException(404, "none of this prompt's chunks is known here")
         until = self.service.retain(chunks, body.seconds)
         if until is None:
-            raise HTTPException(429, "retained chunks take their share of this cache (LPC_LMCACHE_HINTS_SHARE): try later")
+            raise HTTPException(429, "retained chunks take their share of this cache (LPC_HINTS_SHARE): try later")
         objects = [object_ for chunk in chunks for object_ in self.service.objects_on_disk(chunk)]
         return {"chunks": len(chunks), "pinned": self._pin(dict.fromkeys(objects, until)), "until": until}
 

@@ -62,13 +62,16 @@ class Loop:
         dropped: events that there was no room for.
     """
 
-    def __init__(self, service: Service, predictor: Predictor, node_of: Callable[[str], Node | None]) -> None:
+    def __init__(
+        self, service: Service, predictor: Predictor, node_of: Callable[[str], Node | None], served_model: str = ""
+    ) -> None:
         self.service = service
         self.failures = {"tick": 0, "delete": 0, "fetch": 0, "refit": 0}
         self.dropped = 0
         self.ready = True
         self._predictor = predictor
         self._node_of = node_of
+        self._served_model = served_model
         self._events: deque[Callable[[], None]] = deque()
         self._asked: dict[tuple[str, int], tuple[Conversation, float]] = {}
         self._busy: set[Place] = set()
@@ -151,7 +154,7 @@ class Loop:
         if not tokens:
             return
         name = (conversation.name, conversation.turns)
-        model = self.service.settings.served_model or conversation.leaf.id.model
+        model = self._served_model or conversation.leaf.id.model
         self._predictor.ask(name, token_ids=tokens, served_model=model, conversation_id=conversation.name)
         self._asked[name] = (conversation, time.monotonic())
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from eviction_client import Prediction
 from eviction_client.ghost import Freed
+from eviction_client.hints import MAX_RETAIN_S
 from eviction_client.prior import ReuseCurves
 from eviction_client.value_queue import DONE
 from lpc.lmcache.chain import ChunkId, KeyChain, ObjectId
@@ -32,6 +33,10 @@ FRESH_S: Final = 10.0
 """A chunk that is not on disk yet is not deleted from memory for so long after it was stored: the copy is on its way."""
 PAUSED_S: Final = 5.0
 """After a node has refused a fetch it is asked for none."""
+PREFETCH_USED: Final = 0.6
+"""Share of the bytes fetched ahead that shall be used."""
+PREFETCH_LONGEST_S: Final = 600.0
+"""Longest time for which a conversation is fetched ahead."""
 CONSIDERED: Final = 1000
 """Conversations looked at in one plan as to whether they are to be fetched: some milliseconds. Of more, all in turn."""
 
@@ -48,6 +53,7 @@ class Service:
         self,
         settings: LMCacheSettings,
         *,
+        hints_share: float = 0.0,
         clock: Callable[[], float],
         keys: KeyChain | None = None,
         pinned: Callable[[list[ObjectId]], set[ObjectId]] = lambda _: set(),
@@ -56,8 +62,8 @@ class Service:
         self._chain = KeyChain() if keys is None else keys
         self.conversations = Conversations(settings.chunks, self._chain)
         self.classes = Classes(settings.chunks)
-        self.fetching = Fetching(settings.prefetch_used, settings.prefetch_share, settings.prefetch_longest_s)
-        self.rooms = Rooms(settings.watermark, settings.hints_share, CLASSES, clock)
+        self.fetching = Fetching(PREFETCH_USED, settings.prefetch_share, PREFETCH_LONGEST_S)
+        self.rooms = Rooms(settings.watermark, hints_share, CLASSES, clock)
         self.waiting = Waiting()
         self.counters = Counters()
         self.pinned = pinned
@@ -76,7 +82,7 @@ class Service:
     def declare(self, place: Place, capacity: int, backend: str = "", revision: int = 0) -> None:
         """Note the capacity of one of a tier's media, bytes; 0: none was declared. ``revision``: as `Rooms.declare`."""
         capacity = self.rooms.declare(place, capacity, backend, revision)
-        capacity = capacity or (self.settings.disk_bytes if place.tier == "l2" else 0)
+        capacity = capacity or ((self.settings.disk_bytes or 0) if place.tier == "l2" else 0)
         self.rooms[place].resize(capacity)
         if place.tier == "l1":
             self.fetching.declare(place.node, int(capacity * self.settings.watermark))
@@ -145,7 +151,7 @@ class Service:
         None, and nothing changes, where hints would retain more than their share of a place where the chunks lie.
         """
         now = self._clock()
-        until = now + min(max(seconds, 0.0), self.settings.max_retain_s)
+        until = now + min(max(seconds, 0.0), MAX_RETAIN_S)
         sizes: dict[Room, dict[Chunk, int]] = {}
         for room in self.rooms.values():
             if here := {chunk: resident.bytes for chunk in chunks if (resident := room.find(chunk)) is not None}:
@@ -179,11 +185,11 @@ class Service:
         self._end_turns(plan, now)
         self.fetching.settle(now)
         self.waiting.settle(now)
-        if self.settings.prefetch:
+        if self.settings.prefetch_share:
             self._fetch_for_waiting(plan, now)
             self._fetch(plan, now)
         for place, room in self.rooms.items():
-            if place.tier == "l2" and not self.settings.evict_disk:
+            if place.tier == "l2" and self.settings.disk_bytes is None:
                 continue
             coming: float = sum(fetch.bytes for fetch in plan.fetch if place == Place("l1", fetch.node))
             coming -= room.going(now)
@@ -268,7 +274,7 @@ class Service:
             memory = self.rooms[Place("l1", conversation.node)]
             for disk in self.rooms.behind(conversation.node):
                 disk.use((chunks[::-1], number) for chunks, number in reversed(parts))
-                if self.settings.evict_disk:  # first: what memory has of this turn is what it had before
+                if self.settings.disk_bytes is not None:  # first: what memory has of this turn is what it had before
                     disk.learn(prompt, freed, memory.ghost)
             memory.use((chunks[::-1], number) for chunks, number in reversed(parts))
             memory.learn(prompt, freed)
@@ -281,7 +287,7 @@ class Service:
         for conversation in self.waiting.conversations():
             candidate = self._candidate(conversation, now) if self.fetching.free(conversation.node) > 0 else None
             if candidate is not None:
-                fetch = self.fetching.begin(conversation.node, candidate, now + self.settings.prefetch_longest_s, now)
+                fetch = self.fetching.begin(conversation.node, candidate, now + PREFETCH_LONGEST_S, now)
                 plan.fetch += [] if fetch is None else [fetch]
 
     def _candidate(self, conversation: Conversation, now: float) -> Candidate | None:

@@ -1,4 +1,4 @@
-"""The token that callers of LMCache's HTTP bring: from a setting or a file, compared in constant time."""
+"""The token that callers of LMCache's HTTP bring: from a file, compared in constant time."""
 
 import base64
 import hmac
@@ -9,8 +9,6 @@ from lpc.lmcache.settings import LMCacheSettings
 
 def token_of(settings: LMCacheSettings) -> str | None:
     """Return the token; None where none is asked for. Raises LMCacheUnfit: the file cannot be read, or is empty."""
-    if settings.token is not None:
-        return settings.token.get_secret_value().strip() or None
     if settings.token_file is None:
         return None
     try:

@@ -24,11 +24,10 @@ SIDECAR: Final = """
 """
 """Fields of `predictor_service.settings.ServiceSettings`, without those of every server."""
 ENGINE: Final = """
-    guard, hints, hints_share, keep_waiting, lmcache_url,
-    max_retain_s, on_unknown_engine, pooling, predictor_address, predictor_ca,
-    predictor_capacity, predictor_certificate, predictor_key, predictor_timeout_s, predictor_token, predictor_token_file,
-    redis_ca, redis_certificate, redis_cluster, redis_key, redis_password, redis_password_file, redis_shards,
-    redis_timeout_s, redis_url, redis_user, schedule, served_model, shadow, vllm_v0
+    guard, hints_share, keep_waiting, lmcache_url, on_unknown_engine, pooling, predictor_address, predictor_ca,
+    predictor_certificate, predictor_key, predictor_token, predictor_token_file, redis_ca, redis_certificate, redis_cluster,
+    redis_key, redis_password, redis_password_file, redis_shards, redis_timeout_s, redis_url, redis_user, schedule,
+    served_model, shadow, vllm_v0
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """
@@ -37,9 +36,7 @@ GATEWAY: Final = """
 """
 """Fields of `lpc.gateway.settings.GatewaySettings`, without those of every server."""
 LMCACHE: Final = """
-    lmcache_chunks, lmcache_disk_bytes, lmcache_evict_disk, lmcache_hints_share, lmcache_max_retain_s, lmcache_prefetch,
-    lmcache_prefetch_longest_s, lmcache_prefetch_share, lmcache_prefetch_used, lmcache_served_model,
-    lmcache_token, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
+    lmcache_chunks, lmcache_disk_bytes, lmcache_prefetch_share, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """
 """Fields of `lpc.lmcache.settings.LMCacheSettings`, with the prefix that their variables have."""
 OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN", "LPC_WARM_ENGINE_KEY"))

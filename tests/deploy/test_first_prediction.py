@@ -146,7 +146,6 @@ def test_token_ids_are_read_with_no_setting_changed(manifests: str, models: Path
             client = PredictorClient(
                 settings.predictor_address,
                 served_model="any/name",
-                timeout_s=settings.predictor_timeout_s,
                 tokenizer=lambda: {path.name: path for path in (folder / "engine").iterdir()},
             )
             try:

@@ -26,6 +26,7 @@ from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
 from benchmarks.processes import free_port
+from eviction_client.predictor_client import TIMEOUT_S
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
@@ -206,8 +207,7 @@ def test_the_autoscalers_metric_is_the_sidecars_and_the_adapter_gives_it(overlay
     (rule,) = yaml.safe_load((DEPLOY / "prometheus/adapter-values.yaml").read_text())["rules"]["custom"]
     assert rule["name"]["as"] == name and rule["seriesQuery"].startswith(name)
     # It must add sidecars before one of them refuses.
-    patience = float(ClientSettings.model_fields["predictor_timeout_s"].default)
-    assert float(metric["pods"]["target"]["averageValue"]) <= 0.5 * PATIENCE_SHARE * patience
+    assert float(metric["pods"]["target"]["averageValue"]) <= 0.5 * PATIENCE_SHARE * TIMEOUT_S
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

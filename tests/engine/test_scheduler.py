@@ -180,7 +180,7 @@ def test_each_group_of_a_hybrid_model_gets_the_classes_of_its_depths() -> None:
 def test_a_hint_retains_blocks_only_if_the_operator_enables_hints(
     arguments: dict[str, Any], seconds: float, hints: bool, guard: bool
 ) -> None:
-    engine = Engine(100, hints=hints, guard=guard)
+    engine = Engine(100, hints_share=0.1 if hints else 0.0, guard=guard)
     finish(engine, "a", arguments=arguments)
     kept = classes_of(engine)
     assert set(kept.values()) == {RETAINED if hints and seconds else 0}
@@ -196,13 +196,13 @@ def test_a_hint_retains_blocks_only_if_the_operator_enables_hints(
 @pytest.mark.parametrize("done", [True, "true", 0])
 @pytest.mark.parametrize("hints", [True, False])
 def test_a_request_that_is_done_leaves_its_own_blocks_first_if_the_operator_enables_hints(done: object, hints: bool) -> None:
-    engine = Engine(100, hints=hints)
+    engine = Engine(100, hints_share=0.1 if hints else 0.0)
     finish(engine, "a", arguments={"lpc_done": done})
     assert set(classes_of(engine).values()) == {DONE if hints and done else 0}
 
 
 def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(asynchronous: bool, window: int | None) -> None:
-    engine = Engine(200, hints=True, hints_share=0.1, asynchronous=asynchronous, window=window, max_seqs=4)
+    engine = Engine(200, hints_share=0.1, asynchronous=asynchronous, window=window, max_seqs=4)
     for wave in range(10):
         for n in range(4):  # the same prompt: what runs at once may compute, and hold, the same content twice
             engine.add(f"{wave}-{n}", range(6 + wave, 6 + wave + 2 * BLOCK), 3, {"lpc_retain_seconds": 3600})
@@ -222,7 +222,7 @@ def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(asynchrono
 
 @pytest.mark.parametrize("sessions", [True, False])
 def test_a_finished_branch_does_not_evict_the_trunk_of_others(asynchronous: bool, sessions: bool) -> None:
-    engine = Engine(100, hints=True, asynchronous=asynchronous)
+    engine = Engine(100, hints_share=0.1, asynchronous=asynchronous)
     trunk = list(range(6, 6 + 4 * BLOCK))
     for name in ("other", "branch"):
         arguments: dict[str, Any] = {"session_id": name} if sessions else {}
@@ -238,7 +238,7 @@ def test_a_finished_branch_does_not_evict_the_trunk_of_others(asynchronous: bool
 def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "AFTER_S", 0.01)
     coordinator = Coordinator(200)
-    engine = Engine(100, lmcache_url=coordinator.url(), hints=True)
+    engine = Engine(100, lmcache_url=coordinator.url(), hints_share=0.1)
     finish(engine, "a")
     finish(engine, "b", arguments={"lpc_done": True})
     finish(engine, "c", arguments={"lpc_retain_seconds": 200})

@@ -170,7 +170,7 @@ def test_a_setting_that_cannot_be_is_one_line_and_no_exception(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LPC_VLLM_V0", "true")
-    monkeypatch.setenv("LPC_PREDICTOR_TIMEOUT_S", "never")
+    monkeypatch.setenv("LPC_HINTS_SHARE", "never")
     register()
     assert len(caplog.records) == 1 and "not switched on" in caplog.text
 

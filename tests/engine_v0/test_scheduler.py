@@ -100,7 +100,7 @@ def test_a_finished_request_leaves_its_blocks_in_the_classes_of_its_stretches() 
 )
 @pytest.mark.parametrize("hints", [True, False])
 def test_a_hint_moves_blocks_only_if_the_operator_enables_hints(arguments: dict[str, Any], expected: int, hints: bool) -> None:
-    engine = Engine(40, hints=hints, guard=True)
+    engine = Engine(40, hints_share=0.1 if hints else 0.0, guard=True)
     finish(engine, "a", list(range(BLOCK)), arguments)
     assert list(classes_of(engine).values()) == [expected if hints else 0]
     engine.now += 60.0
@@ -109,7 +109,7 @@ def test_a_hint_moves_blocks_only_if_the_operator_enables_hints(arguments: dict[
 
 
 def test_hints_retain_no_more_blocks_than_their_share() -> None:
-    engine = Engine(40, hints=True)
+    engine = Engine(40, hints_share=0.1)
     for name in range(4):
         finish(engine, str(name), [100 * name + n for n in range(2 * BLOCK)], {"lpc_retain_seconds": 600})
     assert engine.hooks is not None
@@ -117,7 +117,7 @@ def test_hints_retain_no_more_blocks_than_their_share() -> None:
 
 
 def test_a_finished_branch_does_not_evict_the_trunk_of_others() -> None:
-    engine = Engine(40, hints=True)
+    engine = Engine(40, hints_share=0.1)
     trunk = list(range(2 * BLOCK))
     finish(engine, "other", trunk + list(range(100, 100 + BLOCK)))
     finish(engine, "branch", trunk + list(range(200, 200 + BLOCK)), {"lpc_done": True})

@@ -1,6 +1,7 @@
 """Exit codes of `lpc` (0: done, 1: it failed, 2: it was called wrongly), and tracebacks only with --debug."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -104,8 +105,11 @@ def test_a_command_that_fails_ends_with_1_and_without_a_traceback(command: list[
     ],
     ids=lambda command: "-".join(command[:2]),
 )
-def test_a_wrong_call_ends_with_2_and_without_a_traceback(command: list[str]) -> None:
-    done = CliRunner().invoke(app, command, env={"LPC_LMCACHE_TOKEN": "t"} if "--to" in command else {})
+def test_a_wrong_call_ends_with_2_and_without_a_traceback(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    done = CliRunner().invoke(
+        app, command, env={"LPC_LMCACHE_TOKEN_FILE": str(tmp_path / "token")} if "--to" in command else {}
+    )
     assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
     assert "Traceback" not in done.output and "internal error" not in done.output
 

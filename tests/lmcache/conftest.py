@@ -59,9 +59,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 learned=True,
                 options=("--metadata-path", str(folder / "pins.json")),
                 predictor_address=sidecar.address,
-                lmcache_served_model=MODEL,
+                served_model=MODEL,
                 lmcache_tokenizer=folder / "model",
-                lmcache_hints_share=0.9,
+                hints_share=0.9,
             )
         )
         node = running.enter_context(
@@ -74,7 +74,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 plug_in=True,
                 predictor_address=sidecar.address,
                 lmcache_url=coordinator.url,
-                hints=True,
                 hints_share=0.5,
             )
         )

@@ -76,7 +76,7 @@ def coordinator(folder: Path) -> Coordinator:
         learned=True,
         options=("--metadata-path", str(folder / "pins.json")),
         predictor_address=f"127.0.0.1:{free_port()}",  # nobody: least recent use
-        lmcache_hints_share=0.9,
+        hints_share=0.9,
     )
     nobody = f"http://127.0.0.1:{free_port()}"
     made._environment.update(http_proxy=nobody, HTTP_PROXY=nobody, no_proxy="")  # the pod's, for others

@@ -114,7 +114,9 @@ class Front(HttpServer):
     def __init__(self, folder: Any, to: int, token: str) -> None:
         port = free_port()
         command = [program(), "-m", "lpc", "lmcache", "front", "--to", f"127.0.0.1:{to}", "--host", "127.0.0.1"]
-        super().__init__(port, folder / "front.log", [*command, "--port", str(port)], environment(lmcache_token=token))
+        (folder / "token").write_text(token)
+        variables = environment(lmcache_token_file=folder / "token")
+        super().__init__(port, folder / "front.log", [*command, "--port", str(port)], variables)
 
 
 def test_behind_a_front_only_who_brings_the_token_is_heard_and_a_node_brings_it_in_its_url(stack: Stack, tmp_path: Any) -> None:
@@ -128,7 +130,9 @@ def test_behind_a_front_only_who_brings_the_token_is_heard_and_a_node_brings_it_
 
 def test_a_token_on_an_open_address_is_refused(tmp_path: Any) -> None:
     command = [program(), "-m", "lpc", "lmcache", "coordinator", "--host", "0.0.0.0", "--port", str(free_port())]
-    done = subprocess.run(command, env=environment(lmcache_token="t"), capture_output=True, text=True, timeout=120)
+    (tmp_path / "token").write_text("t")
+    variables = environment(lmcache_token_file=tmp_path / "token")
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "give --host 127.0.0.1" in done.stderr
 

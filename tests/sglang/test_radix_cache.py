@@ -249,7 +249,7 @@ def test_a_later_turn_replaces_the_class_of_the_history(clock: Clock) -> None:
 
 @pytest.mark.parametrize("in_force", [False, True])
 def test_hints_hold_under_either_rule(in_force: bool, clock: Clock) -> None:
-    cache = Cache(550, predictor=Told(lambda _: None), clock=clock, hints=True, hints_share=0.5)
+    cache = Cache(550, predictor=Told(lambda _: None), clock=clock, hints_share=0.5)
     values(cache)
     cache.plugin.value_enabled = in_force
     hints: list[dict[str, Any]] = [{"lpc_retain_seconds": 60}, {}, {}, {"lpc_done": True}, {}]
@@ -270,7 +270,7 @@ def test_hints_hold_under_either_rule(in_force: bool, clock: Clock) -> None:
 
 
 def test_a_flood_of_hints_retains_no_more_than_its_share(clock: Clock) -> None:
-    cache = Cache(1050, predictor=Told(lambda _: None), clock=clock, hints=True, hints_share=0.2)
+    cache = Cache(1050, predictor=Told(lambda _: None), clock=clock, hints_share=0.2)
     for i in range(8):
         clock[0] += 1
         cache.serve(str(i), tokens(i), reply=[7], custom_params={"lpc_retain_seconds": 600})
@@ -283,7 +283,7 @@ def test_a_flood_of_hints_retains_no_more_than_its_share(clock: Clock) -> None:
 
 @pytest.mark.parametrize("trunk", [30, 100])
 def test_a_finished_branch_does_not_take_the_trunk_of_others_along(trunk: int, clock: Clock) -> None:
-    cache = Cache(450 + trunk, predictor=Told(lambda _: None), clock=clock, hints=True)
+    cache = Cache(450 + trunk, predictor=Told(lambda _: None), clock=clock, hints_share=0.1)
     shared = tokens(50, trunk)
     for i, hint in enumerate(({}, {"lpc_done": True})):
         clock[0] += 1
@@ -352,7 +352,7 @@ def test_nothing_is_learned_from_tokens_that_do_not_name_the_prompt(clock: Clock
 
 
 def test_a_reset_forgets_what_hints_retain(clock: Clock) -> None:
-    cache = Cache(1000, predictor=Told(lambda _: 0.0), clock=clock, hints=True, hints_share=0.5)
+    cache = Cache(1000, predictor=Told(lambda _: 0.0), clock=clock, hints_share=0.5)
     cache.serve("0", tokens(0), custom_params={"lpc_retain_seconds": 600})
     assert cache.plugin.retained.held > 0
     cache.tree.reset()

@@ -1,6 +1,7 @@
 """What the command line advises where a package is missing, and where LMCache's settings are wrong."""
 
 import socket
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -27,17 +28,19 @@ def test_a_missing_package_is_advised_by_the_extra_that_has_it(package: str, ext
 
 
 def front(*words: str, **environment: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["lmcache", "front", *words], env={"LPC_LMCACHE_TOKEN": "t", **environment})
+    done = CliRunner().invoke(app, ["lmcache", "front", *words], env=environment)
     return done.exit_code, done.output
 
 
-def test_a_front_that_cannot_work_says_why_in_one_line() -> None:
+def test_a_front_that_cannot_work_says_why_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("t")
+    monkeypatch.setenv("LPC_LMCACHE_TOKEN_FILE", str(tmp_path / "token"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for words, environment, says, ends in (
             (("--host", "127.0.0.1", "--port", port), {}, f"cannot listen on 127.0.0.1:{port} (Address already in use)", 1),
             (("--host", "127.0.0.1", "--to", "node"), {}, "--to node is not host:port", 2),
-            (("--host", "127.0.0.1"), {"LPC_LMCACHE_TOKEN": ""}, "without a token keeps nobody out", 2),
+            (("--host", "127.0.0.1"), {"LPC_LMCACHE_TOKEN_FILE": ""}, "without a token keeps nobody out", 2),
             (
                 ("--host", "127.0.0.1"),
                 {"LPC_LMCACHE_WATERMARK": "7"},

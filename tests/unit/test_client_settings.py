@@ -6,10 +6,10 @@ from eviction_client.settings import ClientSettings
 
 def test_the_environment_sets_what_flags_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LPC_REDIS_URL", "rediss://user:hunter2@redis:6380/0")
-    monkeypatch.setenv("LPC_MAX_RETAIN_S", "50")
+    monkeypatch.setenv("LPC_HINTS_SHARE", "0.5")
     monkeypatch.setenv("LPC_PREDICTOR_ADDRESS", "unix:///run/lpc.sock")
-    settings = ClientSettings(max_retain_s=70)
-    assert settings.max_retain_s == 70
+    settings = ClientSettings(hints_share=0.7)
+    assert settings.hints_share == 0.7
     assert settings.predictor_address == "unix:///run/lpc.sock"
     assert settings.redis_url is not None
     assert "hunter2" not in repr(settings)
@@ -23,12 +23,11 @@ def test_an_empty_redis_url_means_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("LPC_MAX_RETAIN_S", "0"),
-        ("LPC_MAX_RETAIN_S", "nan"),
+        ("LPC_HINTS_SHARE", "-0.1"),
+        ("LPC_HINTS_SHARE", "nan"),
         ("LPC_REDIS_SHARDS", "0"),
         ("LPC_REDIS_URL", "http://:hunter2@redis"),
         ("LPC_PREDICTOR_ADDRESS", ""),
-        ("LPC_PREDICTOR_TIMEOUT_S", "-1"),
     ],
 )
 def test_a_value_without_meaning_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:

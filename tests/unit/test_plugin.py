@@ -213,13 +213,13 @@ def test_hints_are_ignored_and_counted_unless_the_operator_enables_them(bench: B
 
 @pytest.mark.parametrize(("wanted", "allowed"), [(200.0, 200.0), (1e9, 3600.0)])
 def test_a_hint_asks_for_no_longer_than_the_operator_allows(wanted: float, allowed: float) -> None:
-    bench = Bench(hints=True)
+    bench = Bench(hints_share=0.1)
     bench.admit("r", chain("r", 0, 2))
     assert bench.finish("r", chain("r", 0, 2), hints=Hints(retain_s=wanted)).retain_s == allowed
 
 
 def test_of_a_request_that_is_done_only_its_own_blocks_go_first() -> None:
-    bench = Bench(hints=True)
+    bench = Bench(hints_share=0.1)
     shared = chain("shared", 0, 2)
     bench.serve("a", [*shared, *chain("a", 0, 1)])
     bench.now += 5.0
@@ -283,7 +283,7 @@ def test_while_lru_is_in_force_nothing_is_raised() -> None:
 def test_the_store_learns_how_long_each_stretch_is_worth_its_room() -> None:
     store = MemoryStore()
     bench = pooled_bench(store)
-    bench.plugin.settings = ClientSettings(guard=False, hints=True)
+    bench.plugin.settings = ClientSettings(guard=False, hints_share=0.1)
     old, new = chain("old", 0, 2), chain("new", 0, 2)
     bench.serve("a", old, session="s")
     bench.now += 5.0
@@ -293,7 +293,7 @@ def test_the_store_learns_how_long_each_stretch_is_worth_its_room() -> None:
 
 def test_the_store_learns_that_own_blocks_are_done() -> None:
     store = MemoryStore()
-    bench = Bench(store, hints=True)
+    bench = Bench(store, hints_share=0.1)
     bench.serve("s", chain("s", 0, 2), hints=Hints(done=True))
     assert store.scores(chain("s", 0, 2)) == [done_key(NOW)] * 2
 

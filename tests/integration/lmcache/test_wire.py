@@ -104,7 +104,7 @@ class Sidecar:
 
 
 def filled(**settings: Any) -> tuple[World, list[Prompt]]:
-    world = World(prefetch=False, **settings)
+    world = World(prefetch_share=0, **settings)
     all_ = prompts(4)
     for prompt in all_:
         world.serve(prompt)

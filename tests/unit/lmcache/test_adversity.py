@@ -13,7 +13,7 @@ from tests.unit.lmcache.test_service import DISK, MEMORY, World, due_world, end_
 
 
 def test_what_is_forgotten_for_want_of_room_is_counted_nowhere_any_more() -> None:
-    world = World(prefetch=False, chunks=20)
+    world = World(prefetch_share=0, chunks=20)
     for prompt in prompts(200):
         world.serve(prompt)
         world.pass_(1)
@@ -23,7 +23,7 @@ def test_what_is_forgotten_for_want_of_room_is_counted_nowhere_any_more() -> Non
 
 
 def test_what_is_forgotten_does_not_stand_in_the_way_of_evictions() -> None:
-    world = World(prefetch=False, chunks=16)
+    world = World(prefetch_share=0, chunks=16)
     all_ = prompts(40)
     for prompt in all_:
         world.serve(prompt)
@@ -35,7 +35,7 @@ def test_what_is_forgotten_does_not_stand_in_the_way_of_evictions() -> None:
 
 
 def test_of_what_is_forgotten_while_it_comes_back_nothing_is_kept() -> None:
-    world = World(prefetch=False, chunks=4)
+    world = World(prefetch_share=0, chunks=4)
     one, two = prompts(2, 4)
     world.serve(one)
     evicted(world, one)
@@ -46,7 +46,7 @@ def test_of_what_is_forgotten_while_it_comes_back_nothing_is_kept() -> None:
 
 def test_while_deletions_are_on_their_way_no_more_is_deleted_than_there_has_to_be() -> None:
     """A node says how many objects it has skipped, not which: what it has deleted is known when it reports it."""
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     all_ = prompts(8)
     for prompt in all_:
         world.serve(prompt)
@@ -72,7 +72,7 @@ def test_while_deletions_are_on_their_way_no_more_is_deleted_than_there_has_to_b
 
 def test_what_a_node_never_deletes_does_not_stop_the_others() -> None:
     """Objects that are always being read are left alone, while others go, and are asked for again."""
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     for prompt in prompts(4):
         world.serve(prompt)
         world.pass_(10)
@@ -133,7 +133,7 @@ def test_from_a_node_that_has_gone_nothing_is_fetched_and_nothing_is_left() -> N
 
 
 def test_tenants_with_the_same_words_are_conversations_of_their_own() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     for number, (salt, model) in enumerate([("", "llama"), ("one", "llama"), ("two", "llama"), ("", "qwen")]):
         world.serve(Prompt(*words(1, 2), salt=salt, model=model))
         assert len({c.name for c in world.service._states}) == number + 1
@@ -151,7 +151,7 @@ def test_the_capacities_of_a_tiers_media_add_up_and_a_new_declaration_replaces_a
 
 def test_keeping_a_prompt_touches_its_own_chunks_only() -> None:
     """However many conversations begin alike: a thousand would be ranked again for each hint."""
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     start = words(1, 1)
     for seed in range(2, 40):
         world.serve(Prompt(*start, *words(seed, 1)), first=0 if seed == 2 else 1)

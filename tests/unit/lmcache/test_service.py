@@ -27,7 +27,8 @@ class World:
     def __init__(self, **settings: Any) -> None:
         self.now = 1000.0
         self.service = Service(
-            LMCacheSettings(**{"watermark": 0.7, "prefetch_share": 0.5, "hints_share": 0.3, **settings}),
+            LMCacheSettings(**{"watermark": 0.7, "prefetch_share": 0.5, **settings}),
+            hints_share=0.3,
             clock=lambda: self.now,
             keys=KEYS,
         )
@@ -89,7 +90,7 @@ def end_turns(world: World) -> None:
 
 
 def test_without_answers_the_order_is_least_recent_use() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     all_ = prompts(3)
     for prompt in all_:
         world.serve(prompt)
@@ -103,7 +104,7 @@ def test_without_answers_the_order_is_least_recent_use() -> None:
 
 
 def test_the_conversation_that_is_worth_least_goes_first_and_its_tail_before_its_head() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     world.know(lambda group: SOON if group == 1 else NEVER)
     all_ = prompts(3)
     for prompt in all_:
@@ -121,7 +122,7 @@ def test_the_conversation_that_is_worth_least_goes_first_and_its_tail_before_its
 
 
 def test_a_shared_beginning_is_as_recent_as_its_latest_use() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     one, two = Prompt(*words(1, 2), *words(2, 1)), Prompt(*words(1, 2), *words(3, 1))
     world.serve(one)
     world.pass_(100)
@@ -134,7 +135,7 @@ def test_a_shared_beginning_is_as_recent_as_its_latest_use() -> None:
 
 
 def test_an_answer_about_an_earlier_turn_is_no_answer() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     (prompt,) = prompts(1)
     world.serve(prompt)
     settle(world)
@@ -162,7 +163,7 @@ def test_a_turn_without_an_answer_ends_all_the_same_and_an_answer_ends_it_sooner
 
 
 def test_what_returns_at_once_has_ended_its_turn_before() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     (prompt,) = prompts(1)
     world.serve(prompt)
     world.pass_(1.0)
@@ -176,7 +177,7 @@ def test_what_returns_at_once_has_ended_its_turn_before() -> None:
 
 
 def test_curves_are_learnt_from_returns_whatever_the_reply_was_rendered_as() -> None:
-    world = World(prefetch=False, chunks=4000)
+    world = World(prefetch_share=0, chunks=4000)
     for n in range(400):
         world.serve(Prompt(*words(3 * n, 1), *words(3 * n + 1, 1)))
         if n >= 6:
@@ -195,7 +196,7 @@ def test_curves_are_learnt_from_returns_whatever_the_reply_was_rendered_as() -> 
 
 
 def test_after_a_failure_least_recent_use_is_in_force_and_learning_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     world.know()
     world.serve(*prompts(1))
     room = world.service.rooms[MEMORY]
@@ -208,7 +209,7 @@ def test_after_a_failure_least_recent_use_is_in_force_and_learning_begins_again(
 
 
 def test_a_chunk_whose_copy_to_disk_is_under_way_is_left_alone_for_a_while() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     all_ = prompts(4)
     for prompt in all_:
         world.serve(prompt, on_disk=False)
@@ -218,7 +219,7 @@ def test_a_chunk_whose_copy_to_disk_is_under_way_is_left_alone_for_a_while() -> 
 
 
 def test_what_is_asked_to_go_counts_as_gone_and_the_report_that_follows_changes_nothing() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     all_ = prompts(4)
     for prompt in all_:
         world.serve(prompt)
@@ -233,7 +234,7 @@ def test_what_is_asked_to_go_counts_as_gone_and_the_report_that_follows_changes_
 
 
 def test_what_a_node_does_not_delete_is_not_asked_for_again_at_once() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     for prompt in prompts(4):
         world.serve(prompt)
     world.pass_(20)
@@ -247,7 +248,7 @@ def test_what_a_node_does_not_delete_is_not_asked_for_again_at_once() -> None:
 
 def test_disk_is_left_alone_unless_asked_for_and_pinned_objects_always() -> None:
     for evict in (False, True):
-        world = World(prefetch=False, evict_disk=evict, disk_bytes=4 * MIB)
+        world = World(prefetch_share=0, disk_bytes=4 * MIB if evict else None)
         world.service.declare(DISK, 0)
         all_ = prompts(4)
         pinned = {object_ for objects in all_[0].objects for object_ in objects}
@@ -332,7 +333,7 @@ def test_what_was_fetched_and_is_looked_up_was_used_and_found_in_memory() -> Non
 
 
 def test_what_is_loaded_for_the_look_up_itself_was_found_on_disk() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     (prompt,) = prompts(1)
     world.serve(prompt)
     evicted(world, prompt)
@@ -382,7 +383,7 @@ def test_a_restart_of_the_node_makes_its_memory_void_and_disk_stays() -> None:
 
 
 def test_retained_chunks_rank_as_if_used_later_and_sink_after() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     all_ = prompts(3)
     for prompt in all_:
         world.serve(prompt)
@@ -398,7 +399,7 @@ def test_retained_chunks_rank_as_if_used_later_and_sink_after() -> None:
 
 
 def test_a_flood_of_hints_retains_no_more_than_its_share_of_memory() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     all_ = prompts(3)
     for prompt in all_:
         world.serve(prompt)
@@ -410,7 +411,7 @@ def test_a_flood_of_hints_retains_no_more_than_its_share_of_memory() -> None:
 
 
 def test_what_hints_may_not_retain_on_disk_is_not_pinned() -> None:
-    world = World(prefetch=False, disk_bytes=5 * MIB)
+    world = World(prefetch_share=0, disk_bytes=5 * MIB)
     world.service.declare(DISK, 0)
     (prompt,) = prompts(1)
     world.serve(prompt, on_disk=False)
@@ -420,7 +421,7 @@ def test_what_hints_may_not_retain_on_disk_is_not_pinned() -> None:
 
 
 def test_what_is_retained_and_comes_to_disk_later_is_to_be_pinned_as_long() -> None:
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     (prompt,) = prompts(1)
     world.serve(prompt, on_disk=False)
     until = world.service.retain(world.service.find_prompt("llama", "", prompt.tokens, 4), 60.0)
@@ -448,7 +449,7 @@ def test_conversations_that_are_nowhere_any_more_are_forgotten() -> None:
 
 def test_many_sharers_do_not_make_a_look_up_slow() -> None:
     """However many conversations begin alike, a look-up touches the chunks of its own prompt only."""
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     start = words(1, 1)
     all_ = [Prompt(*start, *words(seed, 1)) for seed in range(2, 40)]
     for n, prompt in enumerate(all_):

@@ -35,11 +35,10 @@ def test_an_extra_config_of_another_form_is_refused(raw: str) -> None:
         with_controller(raw)
 
 
-def test_the_token_comes_from_a_setting_or_a_file(tmp_path: Path) -> None:
+def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("  s3cret\n")
     assert token_of(LMCacheSettings(token_file=file)) == "s3cret"
-    assert token_of(LMCacheSettings(token="t")) == "t"
     assert token_of(LMCacheSettings()) is None
     file.write_text("\n")
     with pytest.raises(LMCacheUnfit, match="empty"):

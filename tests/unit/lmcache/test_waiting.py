@@ -16,7 +16,7 @@ def wait(world: World, engine: str, **requests: Prompt | None) -> None:
 
 def full(count: int = 3) -> tuple[World, list[Prompt]]:
     """Conversations of two chunks each fill the memory; the first was used longest ago."""
-    world = World(prefetch=False)
+    world = World(prefetch_share=0)
     all_ = prompts(count)
     for prompt in all_:
         world.serve(prompt)
