@@ -8,7 +8,7 @@ know at once.
 import asyncio
 import secrets
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from lpc.responses import layout
 from lpc.responses.canonical import EntryId, Scope
@@ -64,7 +64,7 @@ class Flights:
         token = secrets.token_hex(TOKEN_BYTES).encode()
         keys = self._keys(scope, entry)
         arguments = (token, self._flight_ms, int(unless_stored))
-        found: bytes = await self._redis.ask(lambda client: client.eval(_TAKE, 2, *keys, *arguments))
+        found: bytes = await self._redis.run(_TAKE, keys, *arguments)
         if found == b"taken":
             return "free", token
         return {b"stored": "stored", b"not_kept": "not_kept"}.get(found, "flying"), b""  # type: ignore[return-value]
@@ -82,7 +82,7 @@ class Flights:
             return
         key = self._keys(scope, entry)[1]
         for_others = 0 if again else NOT_KEPT_MS
-        ended = await self._redis.ask(lambda client: client.eval(_END, 1, key, token, for_others))
+        ended = await self._redis.run(_END, [key], token, for_others)
         if ended:
             self._tell(scope, entry, "free" if again else "not_kept")
 
@@ -116,7 +116,7 @@ class Flights:
             while not outcome.done():
                 await asyncio.sleep(pause_s)
                 pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
-                record, flight = await self._redis.ask(lambda client: _look(client, *keys))
+                record, flight = await self._redis.ask_all(lambda pipe: pipe.exists(keys[0]).get(keys[1]))
                 if flight is None or flight == NOT_KEPT:
                     self._tell(*place, "not_kept" if flight else "stored" if record else "free")
                     return
@@ -131,11 +131,3 @@ class Flights:
 
     def _keys(self, scope: Scope, entry: EntryId) -> tuple[str, str]:
         return layout.key(scope, "e", layout.text(entry)), layout.key(scope, "f", layout.text(entry))
-
-
-async def _look(client: Any, entry: str, flight: str) -> tuple[int, bytes | None]:
-    pipe = client.pipeline(transaction=False)
-    pipe.exists(entry)
-    pipe.get(flight)
-    exists, token = await pipe.execute()
-    return exists, token

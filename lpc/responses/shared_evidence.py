@@ -21,7 +21,7 @@ After all sidecars were restarted it can put back an earlier record, as far back
 import hmac
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from lpc.responses import layout
 from lpc.responses.canonical import NAME_BYTES, REMEMBERED, EntryId, Namer, Scope
@@ -104,7 +104,7 @@ class SharedEvidence:
         keys = self._keys(scope, judged_by)
         self._verdicts.note(keys[0], _lasting(handed.sets))
         for _ in range(TRIES):
-            found: bytes | None = await self._redis.ask(lambda client: client.eval(_READ, 1, keys[0]))
+            found: bytes | None = await self._redis.run(_READ, keys[:1])
             kept = self._opened(keys[0], found)
             fields = self._verdicts.of(keys[0])
             if kept.get(TURNED, 0) >= fields.get(TURNED, 0):  # else it is of before the last turn, or was lost
@@ -117,7 +117,7 @@ class SharedEvidence:
                 return fields
             version = max(kept.get(_VERSION, 0), self._seen.get(keys[0], 0)) + 1
             arguments = ((found or b"")[:MAC_BYTES], self._sealed(keys[0], {**fields, _VERSION: version}), layout.EVIDENCE_S)
-            if await self._redis.ask(lambda client: client.eval(_WRITE, 3, *keys, *arguments, int(forget))):  # noqa: B023
+            if await self._redis.run(_WRITE, keys, *arguments, int(forget)):
                 self._note(keys[0], version)
                 return fields
         raise RedisRefused("the evidence changes all the time: it is exchanged again later")
@@ -152,7 +152,7 @@ class SharedEvidence:
         _, now, old = self._keys(scope, judged_by)
         entry = "" if joins is None else layout.text(joins)
         arguments = (layout.text(candidate), entry, CLUSTERED, layout.EVIDENCE_S)
-        return int(await self._redis.ask(lambda client: client.eval(_NTH, 2, now, old, *arguments)))
+        return int(await self._redis.run(_NTH, (now, old), *arguments))
 
     async def first_complaint(self, scope: Scope, ticket: bytes) -> bool:
         """Note that an answer that was served was called wrong; say whether it is for the first time. Raises RedisFailed.
@@ -164,14 +164,9 @@ class SharedEvidence:
 
     async def mark_served(self, scope: Scope, questions: Sequence[EntryId], life_s: float) -> None:
         """Note that questions were answered from another question's, while nobody waits. Raises RedisFailed."""
-
-        async def mark(client: Any) -> None:
-            pipe = client.pipeline(transaction=False)
-            for question in questions:
-                pipe.set(layout.key(scope, "q", layout.text(question)), 1, px=max(1, int(life_s * 1000)))
-            await pipe.execute()
-
-        await self._redis.ask(mark, ERASING_S)
+        life_ms = max(1, int(life_s * 1000))
+        keys = [layout.key(scope, "q", layout.text(question)) for question in questions]
+        await self._redis.ask_all(lambda pipe: [pipe.set(key, 1, px=life_ms) for key in keys], ERASING_S)
 
     def _keys(self, scope: Scope, judged_by: str) -> tuple[str, str, str]:
         rest = [self._encoder(), judged_by] if judged_by else [self._encoder()]

@@ -299,30 +299,32 @@ class Store:
         arguments = [name, record, max(1, int(life_s * 1000)), now, now + life_s, max_entries, vector, same, prefix, flight]
         arguments += [max_bytes, tenant_entries, tenant_bytes]
         arguments += [self._marked(key, int(number)) for key, number in zip(keys[8:], stamp, strict=True)]
-        stored = await self.redis.ask(lambda client: client.eval(_PUT, len(keys), *keys, *arguments))
+        stored = await self.redis.run(_PUT, keys, *arguments)
         return Put(bool(stored[0]), *stored[1:])
 
     async def drop(self, scope: Scope, entry: EntryId) -> bool:
         """Delete one entry; return whether there was one."""
-        return bool(await self.redis.ask(lambda client: client.eval(*self._drop(scope, entry)), ASKED_S))
+        keys, arguments = self._drop(scope, entry)
+        return bool(await self.redis.run(_DROP, keys, *arguments, timeout_s=ASKED_S))
 
     async def drop_all(self, scope: Scope, entries: Sequence[EntryId]) -> int:
         """Delete entries while nobody waits; return how many there were."""
 
         def drop(pipe: Any) -> None:
             for entry in entries:
-                pipe.execute_command("EVAL", *self._drop(scope, entry))
+                keys, arguments = self._drop(scope, entry)
+                pipe.eval(_DROP, len(keys), *keys, *arguments)
 
         dropped = await self.redis.ask_each(drop, ERASING_S) if entries else []
         return sum(one for one in dropped if isinstance(one, int))
 
-    def _drop(self, scope: Scope, entry: EntryId) -> tuple[Any, ...]:
+    def _drop(self, scope: Scope, entry: EntryId) -> tuple[Sequence[str], Sequence[Any]]:
         name = layout.text(entry)
         keys = (
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
             *(layout.key(scope, "v", self._encoder()), layout.key(scope, "b")),
         )
-        return (_DROP, len(keys), *keys, name, layout.COUNTERS_S * 1000)
+        return keys, (name, layout.COUNTERS_S * 1000)
 
     async def invalidate(self, scope: Scope, *, model: str = "", version: str = "", tag: str = "") -> None:
         """Make unfindable what is stored now: of a tag, a model or one version of it, or of the whole scope."""
@@ -358,9 +360,7 @@ class Store:
     async def register(self, client_name: str, scope: Scope, sealed: bytes, most: int = UNBOUNDED) -> bool:
         """List a scope among its client's, unless it has ``most`` others; return whether it is listed. ``sealed``: its name."""
         key = f"{layout.PREFIX}{{{layout.text(self.namer.client(client_name))}}}:s"
-
-        arguments = (layout.text(scope), sealed, most, layout.KEEP_S)
-        return bool(await self.redis.ask(lambda client: client.eval(_REGISTER, 1, key, *arguments)))
+        return bool(await self.redis.run(_REGISTER, [key], layout.text(scope), sealed, most, layout.KEEP_S))
 
     async def registered(self, client_name: str, keys: Keyring) -> dict[str, Scope]:
         """Return a client's scopes by name."""
@@ -432,7 +432,7 @@ class Store:
         value = self._marked(key, number) if number else b""
         arguments = (found or b"", value, layout.KEEP_S, layout.INVALIDATED_S, time.time())
         keys = [key] if scope is None else [key, layout.key(scope, "i"), layout.key(scope, "z")]
-        now: bytes | None = await self.redis.ask(lambda client: client.eval(_REPLACE, len(keys), *keys, *arguments), ASKED_S)
+        now: bytes | None = await self.redis.run(_REPLACE, keys, *arguments, timeout_s=ASKED_S)
         return now
 
 

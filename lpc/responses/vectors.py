@@ -69,15 +69,9 @@ class Vectors:
 
     async def place(self, scope: Scope) -> tuple[str, str | None]:
         """Return where a scope's stream ends, and its generation: to be asked before everything is read. Raises RedisFailed."""
-
-        async def ask(client: Any) -> tuple[str, str | None]:
-            pipe = client.pipeline(transaction=False)
-            pipe.xrevrange(layout.key(scope, "x"), count=1)
-            pipe.get(layout.key(scope, "g"))
-            last, generation = await pipe.execute()
-            return last[0][0].decode() if last else START, _generation(generation)
-
-        return await self._redis.ask(ask)
+        stream, begun = layout.key(scope, "x"), layout.key(scope, "g")
+        last, generation = await self._redis.ask_all(lambda pipe: pipe.xrevrange(stream, count=1).get(begun))
+        return last[0][0].decode() if last else START, _generation(generation)
 
     async def read(self, scope: Scope, keys: Keyring) -> AsyncIterator[list[Vector]]:
         """Yield all vectors of a scope, some hundred at a time; what does not open is left out. Raises RedisFailed."""
@@ -93,16 +87,11 @@ class Vectors:
     async def changes(self, scope: Scope, place: str, keys: Keyring) -> Changes:
         """Return what happened since a place. Raises RedisFailed."""
         stream, hashed = layout.key(scope, "x"), layout.key(scope, "v", self._encoder())
-
-        async def ask(client: Any) -> tuple[Any, Any, Any]:
-            pipe = client.pipeline(transaction=False)
-            pipe.get(layout.key(scope, "g"))
-            pipe.xrange(stream, count=1)
-            pipe.xrange(stream, f"({place}", count=READ_AT_ONCE)
-            found: tuple[Any, Any, Any] = await pipe.execute()
-            return found
-
-        generation, oldest, events = await self._redis.ask(ask)
+        generation, oldest, events = await self._redis.ask_all(
+            lambda pipe: (
+                pipe.get(layout.key(scope, "g")).xrange(stream, count=1).xrange(stream, f"({place}", count=READ_AT_ONCE)
+            )
+        )
         # Events in a row have no gap if the place itself, or nothing at all, came before the oldest that is left.
         whole = place == START or (bool(oldest) and _order(oldest[0][0].decode()) <= _order(place)) or not (oldest or events)
         added = {fields[b"a"]: None for _, fields in events if b"a" in fields}

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import redis
@@ -92,18 +92,19 @@ class RedisReach:
 
         ``add``: adds the commands to a pipeline of redis-py.
         """
-
-        async def execute(client: Any) -> list[Any]:
-            pipe = client.pipeline(transaction=False)
-            add(pipe)
-            answers: list[Any] = await pipe.execute(raise_on_error=False)
-            return answers
-
-        answers = await self.ask(execute, timeout_s)
+        answers = await self.ask(lambda client: _executed(client, add, raise_on_error=False), timeout_s)
         for answer in answers:
             if isinstance(answer, redis.ResponseError) and cause_of(answer) in REFUSALS:
                 self._health.refused(answer)
         return answers
+
+    async def ask_all(self, add: Callable[[Any], object], timeout_s: float | None = None) -> list[Any]:
+        """Return the answers to the commands of one pipeline. Raises RedisAway, RedisRefused if it refuses one of them."""
+        return await self.ask(lambda client: _executed(client, add), timeout_s)
+
+    async def run(self, script: str, keys: Sequence[str], *arguments: Any, timeout_s: float | None = None) -> Any:
+        """Return what a script answers. Raises RedisAway, RedisRefused."""
+        return await self.ask(lambda client: client.eval(script, len(keys), *keys, *arguments), timeout_s)
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -111,3 +112,10 @@ class RedisReach:
         if client is not None:
             with contextlib.suppress(*ERRORS):
                 await client.aclose()
+
+
+async def _executed(client: Any, add: Callable[[Any], object], *, raise_on_error: bool = True) -> list[Any]:
+    pipe = client.pipeline(transaction=False)
+    add(pipe)
+    answers: list[Any] = await pipe.execute(raise_on_error=raise_on_error)
+    return answers
