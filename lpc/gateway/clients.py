@@ -1,11 +1,9 @@
 """Who asks: a client by its token, or callers with the same identity headers."""
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Final
 
 from lpc.cache.questions import DEFAULT_SCOPE
@@ -13,9 +11,7 @@ from lpc.gateway.headers import Headers, first
 from lpc.gateway.settings import GatewaySettings
 from lpc.gateway.tenants import ANONYMOUS
 from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
-from lpc.wire.watched import WatchedFiles
-
-log = logging.getLogger(__name__)
+from lpc.wire.watched import Watched
 
 UNNAMED: Final = "-"
 """Label and name, in the settings, of a client without a token of the gateway's."""
@@ -52,29 +48,27 @@ class Clients:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._identity = frozenset(name.encode() for name in settings.gateway_identity_headers)
-        self._path: Path | None = settings.tokens
-        self._names: dict[bytes, str] = {}
-        if self._path is not None:
-            self._watched = WatchedFiles([self._path])
-            self._names = read_tokens(self._path, (UNNAMED,))
-            if not self._names:
-                raise TokenFileError(f"{self._path} holds no token: add a line `name: sha256`")
+        self._tokens: Watched[dict[bytes, str]] | None = None
+        if (path := settings.tokens) is not None:
+            self._tokens = Watched([path], lambda: read_tokens(path, (UNNAMED,)), "token file is")
+            if not self._tokens.current:
+                raise TokenFileError(f"{path} holds no token: add a line `name: sha256`")
 
     @property
     def known(self) -> bool:
         """Whether clients are known by tokens of the gateway's."""
-        return self._path is not None
+        return self._tokens is not None
 
     def who(self, headers: Headers) -> Client | None:
         """Return whose request it is; None where a token is asked for and none is valid."""
         identity = self._shown(headers)
-        if self._path is None:
+        if self._tokens is None:
             tenant = "key:" + _digest(identity) if identity else ANONYMOUS
             identified = any(name not in _CREDENTIALS for name, _ in identity)
             cached = identified or self._settings.gateway_cache_anonymous
             return Client(UNNAMED, tenant, self._settings.scopes_of(UNNAMED), cached)
         shown = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
-        found = owner_of(shown[0], self._names) if len(shown) == 1 else None
+        found = owner_of(shown[0], self._tokens.current) if len(shown) == 1 else None
         if found is None:
             return None
         # The token is the client's name already.
@@ -94,14 +88,8 @@ class Clients:
 
     def refresh(self) -> None:
         """Look at the token file. A wrong one is reported, and the old one stays."""
-        if self._path is None or not self._watched.changed():
-            return
-        try:
-            self._names = read_tokens(self._path, (UNNAMED,))
-        except TokenFileError as error:
-            log.error("the new token file is not used: %s", error)
-            return
-        log.info("%d tokens of %d clients are valid", len(self._names), len(set(self._names.values())))
+        if self._tokens is not None:
+            self._tokens.refresh()
 
 
 def _digest(identity: Headers) -> str:

@@ -1,25 +1,56 @@
-"""Files that are read again when they change: certificates and tokens."""
+"""Files that are read again when they change: certificates, tokens and keys."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from lpc.errors import LpcError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
-class WatchedFiles:
-    """Tells whether files changed since they were last looked at: replaced, written, gone or back."""
+class Watched(Generic[T]):
+    """What files hold.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    Args:
+        paths: of the files.
+        read: returns what they hold; raises LpcError if they cannot be used.
+        what: they are, for the log.
+
+    Attributes:
+        current: what was read last and could be used.
+
+    Raises:
+        LpcError: they cannot be used now.
+    """
+
+    def __init__(self, paths: Sequence[Path], read: Callable[[], T], what: str) -> None:
         self._paths = paths
+        self._read = read
+        self._what = what
         self._seen: object = self._state()
+        self.current = read()
 
-    def changed(self) -> bool:
-        """Look, and remember what was seen."""
+    def refresh(self) -> bool:
+        """Look at the files; return whether new ones were taken. Wrong ones are reported once per change, and the old stay."""
         state = self._state()
-        changed, self._seen = state != self._seen, state
-        return changed
-
-    def look_again(self) -> None:
-        """Let the next look find a change: what was read may be half of one."""
-        self._seen = None
+        if state == self._seen:
+            return False
+        self._seen = state
+        try:
+            found = self._read()
+        except LpcError as error:
+            log.error("the new %s not used: %s", self._what, error)
+            return False
+        if self._state() != state:  # written while they were read: certificate and key may not be one pair
+            self._seen = None
+            return False
+        self.current = found
+        log.info("the new %s in use", self._what)
+        return True
 
     def _state(self) -> object:
         states: list[tuple[int, int, int] | None] = []

@@ -1,15 +1,12 @@
 """The keys of the response caches, read again when their file changes."""
 
-import logging
 from pathlib import Path
 
 from lpc.responses.sealing import KeyFileError, Keyring, read_keys
-from lpc.wire.watched import WatchedFiles
-
-log = logging.getLogger(__name__)
+from lpc.wire.watched import Watched
 
 
-class Keys:
+class Keys(Watched[Keyring]):
     """The keys in force.
 
     Args:
@@ -20,22 +17,18 @@ class Keys:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._watched = WatchedFiles([path])
-        self.ring: Keyring = read_keys(path)
+        names: list[bytes] = []
 
-    def refresh(self) -> bool:
-        """Look at the file; return whether it was taken. A wrong one is reported, and the old keys stay."""
-        if not self._watched.changed():
-            return False
-        try:
-            ring = read_keys(self._path)
-        except KeyFileError as error:
-            log.error("the new key file of the response caches is not used: %s", error)
-            return False
-        if ring.names != self.ring.names:
-            log.error("the key file of the response caches has another line `names`: that takes effect with a restart")
-            return False
-        self.ring = ring
-        log.info("the key file of the response caches was read again")
-        return True
+        def read() -> Keyring:
+            ring = read_keys(path)
+            if names and ring.names != names[0]:
+                raise KeyFileError(f"{path} has another line `names`: that takes effect with a restart")
+            names[:] = [ring.names]
+            return ring
+
+        super().__init__([path], read, "key file of the response caches is")
+
+    @property
+    def ring(self) -> Keyring:
+        """The keys."""
+        return self.current

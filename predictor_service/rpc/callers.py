@@ -11,7 +11,6 @@ its callers.
 """
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -20,12 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
-from lpc.wire.watched import WatchedFiles
+from lpc.wire.watched import Watched
 from predictor_service.errors import Overloaded, Unauthenticated
 from predictor_service.metrics import REFUSALS, Metrics
 from predictor_service.rpc.large import LARGE
-
-log = logging.getLogger(__name__)
 
 ANYONE: Final = "anonymous"
 """Name of all callers on the TCP port of a sidecar without tokens."""
@@ -148,16 +145,14 @@ class Callers:
     """
 
     def __init__(self, path: Path | None, limits: CallerLimits, metrics: Metrics, *, certificates: bool = False) -> None:
-        self._path = path
         self._certificates = certificates
         self._limits = limits
         self._metrics = metrics
         self._callers: dict[str, Caller] = {}
-        self._names: dict[bytes, str] = {}
+        self._tokens: Watched[dict[bytes, str]] | None = None
         if path is not None:
-            self._watched = WatchedFiles([path])
-            self._names = read_tokens(path, TAKEN)
-            if not self._names:
+            self._tokens = Watched([path], lambda: read_tokens(path, TAKEN), "token file is")
+            if not self._tokens.current:
                 raise TokenFileError(f"{path} holds no token: add a line `name: sha256`")
 
     def enter(self, peer: str, metadata: Iterable[tuple[str, Any]] | None, certificate: Certificate = dict) -> Caller:
@@ -168,28 +163,23 @@ class Callers:
 
     def refresh(self) -> bool:
         """Look at the token file; return whether it was taken. A wrong one is reported, and the old one stays."""
-        if self._path is None or not self._watched.changed():
+        if self._tokens is None:
             return False
-        try:
-            names = read_tokens(self._path, TAKEN)
-        except TokenFileError as error:
-            log.error("the new token file is not used: %s", error)
+        before = set(self._tokens.current.values())
+        if not self._tokens.refresh():
             return False
-        gone = set(self._names.values()) - set(names.values())
-        self._names = names
-        for name in gone:
+        for name in before - set(self._tokens.current.values()):
             if self._callers.pop(name, None) is not None:
                 self._metrics.forget_caller(name)
-        log.info("%d tokens of %d clients are valid", len(names), len(set(names.values())))
         return True
 
     def _identify(self, peer: str, metadata: Iterable[tuple[str, Any]], certificate: Certificate) -> Caller:
         if peer.startswith("unix:"):
             return self._caller(UNIX)
-        if self._path is None:
+        if self._tokens is None:
             return self._caller(_named_by(certificate()) if self._certificates else ANYONE)
         shown = [value for key, value in metadata if key == "authorization"]
-        found = owner_of(shown[0], self._names) if len(shown) == 1 and isinstance(shown[0], str) else None
+        found = owner_of(shown[0], self._tokens.current) if len(shown) == 1 and isinstance(shown[0], str) else None
         if found is None:
             raise Unauthenticated(WHO_ARE_YOU)
         return self._caller(found[1])

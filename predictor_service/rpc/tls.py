@@ -4,18 +4,13 @@ gRPC asks for new certificates at every handshake; open connections keep theirs.
 line in the log: the ones in use go on being used until they expire.
 """
 
-import logging
-import threading
-
 import grpc
 
-from lpc.wire.certificates import CertificateError, CertificateFiles, Pem, read
-from lpc.wire.watched import WatchedFiles
-
-log = logging.getLogger(__name__)
+from lpc.wire.certificates import CertificateFiles, Pem, read
+from lpc.wire.watched import Watched
 
 
-class ServerTls:
+class ServerTls(Watched[Pem]):
     """The certificates in use. With an authority in ``files``, clients must show a certificate signed by it (mTLS).
 
     Raises:
@@ -23,18 +18,16 @@ class ServerTls:
     """
 
     def __init__(self, files: CertificateFiles) -> None:
-        self._files = files
-        self._watched = WatchedFiles(files.present)
-        self._lock = threading.Lock()
-        self._fresh: Pem | None = None
-        self.current = read(files)
+        super().__init__(files.present, lambda: read(files), "certificates are")
+        self._mutual = files.ca is not None
+        self._given = self.current
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return what gRPC listens with."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self.current),
             self._fetch,  # type: ignore[arg-type]  # gRPC documents None, its stubs do not
-            require_client_authentication=self._files.ca is not None,
+            require_client_authentication=self._mutual,
         )
 
     @property
@@ -42,29 +35,13 @@ class ServerTls:
         """When the certificate in use ends, seconds since the Unix epoch."""
         return self.current.expires_at or 0.0
 
-    def refresh(self) -> bool:
-        """Look at the files; return whether new ones were taken. Wrong ones are reported once per change."""
-        if not self._watched.changed():
-            return False
-        try:
-            pem = read(self._files)
-        except CertificateError as error:
-            log.error("the new certificates are not used: %s", error)
-            return False
-        if self._watched.changed():
-            # Written while they were read: certificate and key may not be one pair.
-            self._watched.look_again()
-            return False
-        with self._lock:
-            self.current = self._fresh = pem
-        log.info("new TLS certificates are in use")
-        return True
-
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """Called by gRPC at each handshake, in a thread of its own; None: as before."""
-        with self._lock:
-            pem, self._fresh = self._fresh, None
-        return _configuration(pem) if pem is not None else None
+        pem = self.current
+        if pem is self._given:
+            return None
+        self._given = pem
+        return _configuration(pem)
 
 
 def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:

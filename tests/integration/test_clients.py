@@ -127,7 +127,7 @@ async def test_tokens_are_in_no_log_metric_or_refusal(
         await asyncio.sleep(0.3)
         seen.append(await _scrape(addresses))
     assert len(seen) == 3
-    assert "tokens of 1 clients are valid" in caplog.text
+    assert "the new token file is in use" in caplog.text
     assert "canarytoken" not in caplog.text + "".join(str(text) for text in seen)
 
 
