@@ -88,7 +88,7 @@ class Metrics:
         )
         self.sightings_shared = Gauge(
             "lpc_sightings_shared",
-            "1 while sidecars tell each other of their turns, 0 while Redis is away or none is given.",
+            "1 while sidecars share their turns, 0 while Redis is away or none is given.",
             registry=registry,
         )
         self.forgotten = Counter(

@@ -45,7 +45,7 @@ from predictor_service.rpc.tls import ServerTls
 from predictor_service.rpc.tracing import Tracing, TracingError, standard_endpoint
 from predictor_service.serving import Serving
 from predictor_service.settings import ServiceSettings
-from predictor_service.sightings.shared import Sightings
+from predictor_service.sharing.registry import TurnRegistry
 
 if TYPE_CHECKING:
     from predictor_service.responses.making import Caches
@@ -310,18 +310,14 @@ def _caches(
         raise StartError(str(error)) from error
 
 
-def _sightings(
-    settings: ServiceSettings,
-    parts: Parts,
-    labels: Labels,
-    metrics: Metrics,
-    stack: contextlib.AsyncExitStack,
-) -> Sightings | None:
+def _registry(
+    settings: ServiceSettings, labels: Labels, metrics: Metrics, stack: contextlib.AsyncExitStack
+) -> TurnRegistry | None:
     if settings.redis_url is None or not labels.capacity:
         return None
-    sightings = Sightings(settings.redis_connection(), labels, metrics, parts.clock)
-    stack.push_async_callback(asyncio.to_thread, sightings.close)
-    return sightings
+    registry = TurnRegistry(settings.redis_connection(), labels, metrics)
+    stack.push_async_callback(asyncio.to_thread, registry.close)
+    return registry
 
 
 def _batcher(
@@ -360,9 +356,9 @@ def _service(
     limits = RequestLimits(constants.max_messages, constants.max_token_ids, constants.max_turn_count)
     parser = parts.parser(limits, served_models)
     provider = serving.model.provider
-    sightings = _sightings(settings, parts, labels, metrics, stack)
+    registry = _registry(settings, labels, metrics, stack)
     threads = TOKENIZER_THREADS[provider]
-    preparation = Preparation(parser, labels, metrics, sightings=sightings, threads=threads, clock=parts.clock)
+    preparation = Preparation(parser, labels, metrics, registry=registry, threads=threads, clock=parts.clock)
     stack.callback(preparation.close)
     published = _limits(settings, constants, served_models)
     return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics, tracing)

@@ -24,7 +24,7 @@ from predictor_service.labels.names import WINDOW, Names, names_of
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser, ids_of
 from predictor_service.returns.turns import facts_of, opening_of
-from predictor_service.sightings.shared import Sightings
+from predictor_service.sharing.registry import TurnRegistry
 
 TOKENIZER_THREADS: Final = {"cpu": 1, "cuda": 8}
 """One tokenises far faster than a CPU infers, and a second one only takes cores from it; a GPU wants more."""
@@ -50,7 +50,7 @@ class Prepared:
 class Preparation:
     """Prepares conversations in its threads. Lives on one event loop.
 
-    ``clock``: seconds since the Unix epoch. ``sightings``: by which sidecars tell each other of turns; None where they do not.
+    ``clock``: seconds since the Unix epoch. ``registry``: of the turns that sidecars share; None if they do not.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Preparation:
         labels: Labels,
         metrics: Metrics,
         *,
-        sightings: Sightings | None,
+        registry: TurnRegistry | None,
         threads: int,
         clock: Callable[[], float],
     ) -> None:
         self._parser = parser
         self._labels = labels
         self._metrics = metrics
-        self._sightings = sightings
+        self._registry = registry
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, "tokenize")
         # Its own thread, so that small requests do not wait for large ones.
@@ -91,9 +91,9 @@ class Preparation:
 
     async def _share(self, turn: Turn, names: Names | None, at: float) -> None:
         """Look among other sidecars' turns for the one before this one, unless it was asked before, at ``at``."""
-        if self._sightings is None or not turn.name or turn.asked_at != at or turn.shared_as:
+        if self._registry is None or not turn.name or turn.asked_at != at or turn.shared_as:
             return
-        if await self._sightings.arrive(turn, names) == "repeated":
+        if await self._registry.arrive(turn, names) == "repeated":
             # The sidecar that was asked first labels it and learns from it.
             self._labels.repeated_elsewhere(turn)
 
@@ -124,7 +124,7 @@ class Preparation:
 
     def _arrive(self, conversation: pb.Conversation, turns: UserTurns, at: float, facts: Facts) -> tuple[Turn, Names | None]:
         """Return a turn as it is remembered, and its names in the fleet's hashes."""
-        name, key = conversation.conversation_id, self._sightings.key if self._sightings is not None else None
+        name, key = conversation.conversation_id, self._registry.key if self._registry is not None else None
         turn = self._labels.arrive(turns, name, at, facts, opening_of(conversation))
         return turn, None if key is None else names_of(turns, name, key)
 

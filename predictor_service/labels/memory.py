@@ -16,8 +16,8 @@ dropped at a restart would all be turns that did not continue, and in the first 
 For the same reason a full memory labels no new turn, rather than dropping the oldest, which are the least likely to continue.
 The next turn of an unlabelled one is still recognised: such turns are remembered apart, the longest idle forgotten first.
 
-Known errors. A turn is taken for the last one when its successor went to another sidecar, unless these tell each other of their
-turns (`predictor_service.sightings`), or came after the horizon; when the caller edited the history, or shows fewer than WINDOW
+Known errors. A turn is taken for the last one when its successor went to another sidecar, unless these share their turns
+(`predictor_service.sharing`), or came after the horizon; when the caller edited the history, or shows fewer than WINDOW
 prompts of a longer one; and when the served model's chat template writes something else into the last user message than into
 earlier ones (Mistral's with a system prompt). An id avoids the last two.
 Not labelled at all is what could never be recognised: plain prompts, and histories known to be cut that short, without an id.
@@ -69,7 +69,7 @@ class Forecast(NamedTuple):
     manifest: Manifest
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
 class Turn(Arrived):
     """A turn that was asked about: all that the sidecar keeps of it. Names are keyed hashes of 16 bytes; no text.
 

@@ -20,9 +20,9 @@ from predictor_service.labels.names import LOOKED_AT
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import ServedModels
-from predictor_service.sightings import board, shared
-from predictor_service.sightings.record import RECORD_BYTES, Sighting, sightings_in
-from predictor_service.sightings.shared import Sightings
+from predictor_service.sharing import records, registry
+from predictor_service.sharing.records import SharedTurn
+from predictor_service.sharing.registry import TurnRegistry
 from tests.eventually import eventually, until
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import Sidecar, sidecar
@@ -34,7 +34,7 @@ HORIZON_S = 600.0
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers wait for Redis as long as a loaded machine takes."""
-    monkeypatch.setattr(shared, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(registry, "PATIENCE_S", 20.0)
 
 
 def turn(*prompts: str, name: str = "") -> pb.Conversation:
@@ -167,7 +167,7 @@ async def test_what_a_sidecar_sees_return_itself_no_other_one_takes(tiny_models:
 async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
     tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "predictor_service.sightings")
+    caplog.set_level("INFO", "lpc.wire.redis_health")
     with RedisServer(tmp_path) as server:
         async with fleet(tiny_models, server.url, redis_timeout_s=0.5) as (a, b):
             server.kill()
@@ -206,15 +206,15 @@ async def test_redis_holds_no_text_and_forgets(tiny_models: Path, redis_server: 
                     assert word not in key and word not in (client.get(key) or b"")
 
 
-def seen(number: int, count: int = 1) -> Sighting:
+def seen(number: int, count: int = 1) -> SharedTurn:
     past = Past(GapHistory(1.7e9 + number, 30.0, 3.4, 1), 512.0, 128.0)
-    return Sighting(b"sidecar.", number.to_bytes(8, "big"), bytes(16), bytes(16), count, past)
+    return SharedTurn(b"sidecar.", number.to_bytes(8, "big"), bytes(16), bytes(16), count, past)
 
 
 def test_of_several_turns_under_one_name_the_one_whose_count_fits_is_taken_else_the_oldest(redis_server: RedisServer) -> None:
     with contextlib.closing(redis_server.client()) as client:
-        board.put(client, [(b"n", seen(n, count)) for n, count in enumerate((5, 2, 2))], 60)
-        taken = [board.take(client, b"sidecar.", [(b"n", b"", 3)])[0] for _ in range(4)]
+        records.put(client, [(b"n", seen(n, count)) for n, count in enumerate((5, 2, 2))], 60)
+        taken = [records.take(client, b"sidecar.", [(b"n", b"", 3)])[0] for _ in range(4)]
         assert [one and int.from_bytes(one.turn, "big") for one in taken] == [1, 2, 0, None]
         assert taken[0] == seen(1, 2)
 
@@ -222,15 +222,15 @@ def test_of_several_turns_under_one_name_the_one_whose_count_fits_is_taken_else_
 def test_under_one_name_there_is_room_for_a_bounded_number(redis_server: RedisServer) -> None:
     with contextlib.closing(redis_server.client()) as client:
         for n in range(LOOKED_AT + 10):
-            board.put(client, [(b"n", seen(n))], 60)
-        (there,) = board.look(client, [b"n"])
+            records.put(client, [(b"n", seen(n))], 60)
+        (there,) = records.look(client, [b"n"])
         assert [int.from_bytes(one.turn, "big") for one in there] == list(range(10, LOOKED_AT + 10))
 
 
 def test_a_record_is_read_as_it_was_written_and_a_broken_one_is_passed_over() -> None:
     one = seen(7, 3)
-    assert list(sightings_in(one.pack() + one.pack()[: RECORD_BYTES - 1])) == [one]
-    assert list(sightings_in(None)) == []
+    assert list(SharedTurn.all_in(one.pack() + one.pack()[:-1])) == [one]
+    assert list(SharedTurn.all_in(None)) == []
 
 
 def test_a_return_that_is_told_late_changes_nothing() -> None:
@@ -269,12 +269,12 @@ async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_
     """They are known by the id of their conversation."""
     now = [1_700_000_000.0]
     returned: list[Turn] = []
-    sides: list[tuple[Preparation, Sightings]] = []
+    sides: list[tuple[Preparation, TurnRegistry]] = []
     for _ in range(2):
         labels = Labels(100, HORIZON_S, [Returns(returned)])
-        told = Sightings(Connection(redis_server.url), labels, Metrics(), lambda: now[0])
+        told = TurnRegistry(Connection(redis_server.url), labels, Metrics())
         parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-        prepared = Preparation(parser, labels, Metrics(), sightings=told, threads=1, clock=lambda: now[0])
+        prepared = Preparation(parser, labels, Metrics(), registry=told, threads=1, clock=lambda: now[0])
         sides.append((prepared, told))
     try:
         for _, told in sides:
@@ -291,6 +291,13 @@ async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_
         while not returned:
             await asyncio.sleep(0.05)
         assert returned == [first] and first.next_at == now[0]
+        # The registry keeps no turn that the sidecar has forgotten.
+        assert len(sides[0][1]._mine) == 1
+        returned.clear()
+        del first, second
+        for _, told in sides:
+            told._labels.close()
+            await eventually(lambda told=told: not told._mine)  # type: ignore[misc]
     finally:
         for prepared, told in sides:
             prepared.close()
@@ -298,15 +305,15 @@ async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_
 
 
 @contextlib.contextmanager
-def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, Sightings, Metrics]]]:
+def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, TurnRegistry, Metrics]]]:
     """Preparations of sidecars that share their turns, without the sidecars around them."""
-    sides: list[tuple[Preparation, Sightings, Metrics]] = []
+    sides: list[tuple[Preparation, TurnRegistry, Metrics]] = []
     try:
         for _ in range(count):
             labels, metrics = Labels(100, HORIZON_S, []), Metrics()
-            told = Sightings(Connection(url), labels, metrics, lambda: 1_700_000_000.0)
+            told = TurnRegistry(Connection(url), labels, metrics)
             parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-            preparation = Preparation(parser, labels, metrics, sightings=told, threads=1, clock=lambda: 1_700_000_000.0)
+            preparation = Preparation(parser, labels, metrics, registry=told, threads=1, clock=lambda: 1_700_000_000.0)
             sides.append((preparation, told, metrics))
         yield sides
     finally:
@@ -315,14 +322,14 @@ def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, Sig
             told.close()
 
 
-async def connected(told: Sightings) -> None:
+async def connected(told: TurnRegistry) -> None:
     async with asyncio.timeout(20):
         while told.key is None:
             await asyncio.sleep(0.01)
 
 
 async def shared_past(
-    sides: list[tuple[Preparation, Sightings, Metrics]], name: str, between: Callable[[], object] = lambda: None
+    sides: list[tuple[Preparation, TurnRegistry, Metrics]], name: str, between: Callable[[], object] = lambda: None
 ) -> bool:
     """Ask the first sidecar for a conversation's first turn, the second one for its next; say if that one knew the first."""
     ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
