@@ -44,10 +44,10 @@ _ADVICE: Final = {
     "timeout": "did not answer within {timeout_s:g} s: check that it runs and that no firewall is between",
     "away": "cannot be reached: check {settings}_URL and that the server runs",
     "password file": "cannot be asked: the file of {settings}_PASSWORD_FILE cannot be read, {file}",
-    "certificate": "shows a certificate that {verdict} ({settings}_CA)",
-    "TLS": "ends the TLS handshake: if it asks for certificates, set {settings}_CERTIFICATE and _KEY to one that its authority "
+    "certificate": "shows a certificate that {verdict} (LPC_REDIS_CA)",
+    "TLS": "ends the TLS handshake: if it asks for certificates, set LPC_REDIS_CERTIFICATE and _KEY to one that its authority "
     "signed",
-    "no file": "cannot be asked: its socket, or a file of {settings}_CA, _CERTIFICATE or _KEY, is missing",
+    "no file": "cannot be asked: its socket, or a file of LPC_REDIS_CA, _CERTIFICATE or _KEY, is missing",
     "other": "refused a command ({kind}): see its log",
 }
 """What each cause means, and what to do about it."""
