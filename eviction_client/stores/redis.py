@@ -62,7 +62,7 @@ class RedisStore:
         self._pending = 0
         self._max_pending = max_pending_blocks
         self._lock = threading.Lock()
-        self._healthy = self._closed = False
+        self._closed = False
 
     def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
         """See :meth:`BlockStore.record`."""
@@ -126,7 +126,7 @@ class RedisStore:
     @property
     def healthy(self) -> bool:
         """See :meth:`BlockStore.healthy`."""
-        return self._healthy
+        return self._health.healthy
 
     @property
     def pending_blocks(self) -> int:
@@ -142,7 +142,6 @@ class RedisStore:
                 found = work(self._connection.client)
             except ERRORS as error:
                 self.failures += 1
-                self._healthy = False
                 self._connection.close()
                 self._health.failed(error)
                 return None
@@ -150,7 +149,6 @@ class RedisStore:
                 self._records.clear()
                 self._pending = 0
                 raise
-            self._healthy = True
             self._health.answered()
             return found
 

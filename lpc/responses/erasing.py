@@ -29,7 +29,7 @@ class Eraser:
         """
         erased = 0
         members = await self._redis.ask(lambda client: client.zrange(layout.key(scope, "z"), 0, -1), ERASING_S)
-        names = [name for member in members for name in layout.names(member.partition(b":")[0])]
+        names = layout.entries(member.partition(b":")[0] for member in members)
         for start in range(0, len(names), AT_ONCE):
             batch = names[start : start + AT_ONCE]
             erased += await self._store.drop_all(scope, batch)
@@ -46,7 +46,7 @@ class Eraser:
         very moment may go with it.
         """
         members = await self._redis.ask(lambda client: client.zrange(layout.key(scope, "z"), 0, -1), ERASING_S)
-        names = [name for member in members for name in layout.names(member.partition(b":")[0])]
+        names = layout.entries(member.partition(b":")[0] for member in members)
         erased = 0
         for start in range(0, len(names), AT_ONCE):
             batch = names[start : start + AT_ONCE]

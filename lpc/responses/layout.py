@@ -23,7 +23,9 @@ S and C are HMACs of the client's and the scope's name, names and ids as well, a
 anything in clear but numbers.
 """
 
+import contextlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
 from typing import Final
 
 from lpc.responses.canonical import EntryId
@@ -42,18 +44,18 @@ def text(name: bytes) -> str:
     return urlsafe_b64encode(name).rstrip(b"=").decode()
 
 
-def name(value: bytes | str) -> bytes:
+def name(value: bytes) -> bytes:
     """Return the name that a text stands for. Raises ValueError."""
-    data = value.encode() if isinstance(value, str) else value
-    return urlsafe_b64decode(data + b"=" * (-len(data) % 4))
+    return urlsafe_b64decode(value + b"=" * (-len(value) % 4))
 
 
-def names(value: bytes | str) -> list[EntryId]:
-    """Return the entry that a text names; none where it is nothing of ours."""
-    try:
-        return [EntryId(name(value))]
-    except ValueError:
-        return []
+def entries(values: Iterable[bytes]) -> list[EntryId]:
+    """Return the entries that texts name, without those that this project did not write."""
+    found = []
+    for value in values:
+        with contextlib.suppress(ValueError):
+            found.append(EntryId(name(value)))
+    return found
 
 
 def key(scope: bytes, kind: str, *rest: str) -> str:

@@ -205,7 +205,6 @@ class Store:
         self._encoder = encoder
         self._forged = forged
         self._seen: dict[str, tuple[bytes, int]] = {}
-        self._keys_of: dict[tuple[Scope, str, str], list[str]] = {}
 
     async def find(self, names: Names, model: str, version: str, tags: Sequence[str] = ()) -> Found:
         """Look for a request: one MGET."""
@@ -224,7 +223,8 @@ class Store:
     async def same(self, scope: Scope, normalised: bytes) -> EntryId | None:
         """Return the entry that a normalised name stands for."""
         key = layout.key(scope, "n", layout.text(normalised))
-        return _id(await self.redis.read("GET", key))
+        found: bytes | None = await self.redis.read("GET", key)
+        return next(iter(layout.entries(() if found is None else (found,))), None)
 
     async def candidates(
         self, scope: Scope, names: Sequence[EntryId], question: EntryId
@@ -255,14 +255,8 @@ class Store:
 
     def generation_keys(self, scope: Scope, model: str, version: str) -> list[str]:
         """Return the keys of the generations of a scope, a model, and its version where one is named."""
-        found = self._keys_of.get((scope, model, version))
-        if found is None:
-            if len(self._keys_of) >= REMEMBERED:
-                self._keys_of.clear()
-            names = [self.namer.model(scope, model)] + ([self.namer.model(scope, model, version)] if version else [])
-            found = [layout.key(scope, "g"), *(layout.key(scope, "g", layout.text(name)) for name in names)]
-            self._keys_of[scope, model, version] = found
-        return found
+        names = [self.namer.model(scope, model)] + ([self.namer.model(scope, model, version)] if version else [])
+        return [layout.key(scope, "g"), *(layout.key(scope, "g", layout.text(name)) for name in names)]
 
     async def put(
         self,
@@ -434,10 +428,3 @@ class Store:
         keys = [key] if scope is None else [key, layout.key(scope, "i"), layout.key(scope, "z")]
         now: bytes | None = await self.redis.run(_REPLACE, keys, *arguments, timeout_s=ASKED_S)
         return now
-
-
-def _id(value: bytes | None) -> EntryId | None:
-    try:
-        return None if value is None else EntryId(layout.name(value))
-    except ValueError:
-        return None

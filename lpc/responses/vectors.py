@@ -100,7 +100,7 @@ class Vectors:
         if added:
             records = await self._redis.ask(lambda client: client.hmget(hashed, list(added)), ERASING_S)
         pairs = [(name, record) for name, record in zip(added, records, strict=True) if record is not None]
-        gone = [entry for name in removed if name not in added for entry in layout.names(name)]
+        gone = layout.entries(name for name in removed if name not in added)
         last = events[-1][0].decode() if events else place
         return Changes(last, _generation(generation), self._opened(scope, pairs, keys), gone, whole)
 

@@ -127,6 +127,7 @@ class Health:
 
     Attributes:
         failures: in a row.
+        healthy: it was asked, and answered the last time.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Health:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failures = 0
+        self.healthy = False
         self._connection = connection
         self._what = what
         self._count = count
@@ -159,6 +161,7 @@ class Health:
     def failed(self, error: BaseException) -> None:
         """It could not be used."""
         self.failures += 1
+        self.healthy = False
         self.rest(self._backoff.compute(min(self.failures, 16)))
         if self._is_new(reason := explain(error, self._connection, self._what)):
             log.warning("%s. It is not used until then; serving goes on", reason)
@@ -175,6 +178,7 @@ class Health:
 
     def answered(self) -> None:
         """It has answered."""
+        self.healthy = True
         if self.failures:
             self.failures = 0
             self._logged.clear()
