@@ -37,9 +37,9 @@ PARTS: tuple[tuple[str, type[BaseSettings], str], ...] = (
         "Traces go to `OTEL_EXPORTER_OTLP_ENDPOINT` if that is set, with OpenTelemetry's other standard variables.",
     ),
     (
-        "Redis of the fleet",
+        "Redis and the client certificate",
         RedisSettings,
-        "What engines and sidecars read. Without `LPC_REDIS_URL` nothing is shared between them.",
+        "What engines and sidecars read (the gateway: the certificate). Without `LPC_REDIS_URL` they share nothing.",
     ),
     ("The client in the engine", ClientSettings, "Environment variables of the engine's process."),
     (

@@ -28,11 +28,10 @@ class ClientSettings(RedisSettings):
     predictor_ca: Path | None = Field(
         default=None, description="PEM file of the authority that signed the sidecar's certificate; with it TLS is spoken"
     )
-    predictor_certificate: Path | None = Field(default=None, description="PEM file of this engine's certificate, for mTLS")
-    predictor_key: Path | None = Field(default=None, description="PEM file of its key, without a pass phrase")
-    predictor_token: SecretStr | None = Field(default=None, description="token that the sidecar knows this engine by")
     predictor_token_file: Path | None = Field(
-        default=None, description="file that holds this token instead, read at each connection: a new one needs no restart"
+        default=None,
+        description="file with the token that the sidecar knows this engine by, read at each connection: a new one needs no "
+        "restart",
     )
     served_model: str = Field(
         default="",
@@ -93,10 +92,7 @@ class ClientSettings(RedisSettings):
         description="Redis keys over which pooled keys are spread, equal in the whole fleet; on a cluster about 4 per primary",
     )
 
-    _empty_is_none = field_validator(
-        *("predictor_ca", "predictor_certificate", "predictor_key", "predictor_token", "predictor_token_file", "lmcache_url"),
-        mode="before",
-    )(none_if_empty)
+    _empty_is_none = field_validator("predictor_ca", "predictor_token_file", "lmcache_url", mode="before")(none_if_empty)
 
     @field_validator("lmcache_url")
     @classmethod
@@ -119,24 +115,20 @@ class ClientSettings(RedisSettings):
         return self.pooling
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> Self:
-        if (self.predictor_files.certificate is None) != (self.predictor_files.key is None):
-            raise ValueError("predictor_certificate and predictor_key go together: set both or none")
-        if self.predictor_certificate is not None and self.predictor_ca is None:
-            raise ValueError("predictor_certificate needs predictor_ca: set it to the authority of the sidecar's certificate")
-        if self.token and self.predictor_token_file is not None:
-            raise ValueError("predictor_token and predictor_token_file are both set: leave one of them out")
-        has_token = self.token or self.predictor_token_file is not None
-        if has_token and self.predictor_ca is None and not stays_on_this_machine(self.predictor_address):
-            raise ValueError("predictor_token would travel in clear: set predictor_ca, or reach the sidecar on this machine")
+    def _access_is_whole(self) -> Self:
+        if self.client_certificate is not None and self.predictor_ca is None and not self.speaks_tls_to_redis:
+            raise ValueError("client_certificate needs predictor_ca: set it to the authority of the sidecar's certificate")
+        if (
+            self.predictor_token_file is not None
+            and self.predictor_ca is None
+            and not stays_on_this_machine(self.predictor_address)
+        ):
+            raise ValueError(
+                "predictor_token_file: the token would travel in clear; set predictor_ca, or reach the sidecar on this machine"
+            )
         return self
 
     @property
     def predictor_files(self) -> CertificateFiles:
         """Certificates for the sidecar."""
-        return CertificateFiles(self.predictor_certificate, self.predictor_key, self.predictor_ca)
-
-    @property
-    def token(self) -> str | None:
-        """The token for the sidecar, where it is not in a file. Not for a log."""
-        return self.predictor_token.get_secret_value().strip() if self.predictor_token is not None else None
+        return CertificateFiles(self.client_certificate, self.client_key, self.predictor_ca)

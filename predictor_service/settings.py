@@ -210,6 +210,9 @@ class ServiceSettings(RedisSettings, ServerSettings):
             raise ValueError("the password is in cache_redis_url and in cache_redis_password_file: leave it in one of them")
         return self
 
+    def _redis_urls(self) -> list[SecretStr]:
+        return [url for url in (self.redis_url, self.cache_redis_url) if url is not None]
+
     @property
     def tls_files(self) -> CertificateFiles:
         """The sidecar's certificate and key, and the authority of its clients' certificates."""

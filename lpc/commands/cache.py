@@ -290,7 +290,7 @@ def _with_client(
     from lpc.cache.client import ResponseCacheClient
     from lpc.wire.access import access_of
 
-    settings = client_settings(predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key)
+    settings = client_settings(predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key)
     # A person waits, not a request: a slow answer does not count as a miss here.
     client = ResponseCacheClient(settings.predictor_address, access=access_of(settings), timeout_s=10.0)
     try:

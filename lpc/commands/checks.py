@@ -146,8 +146,8 @@ def _certificate(settings: ClientSettings, reachable: bool) -> Iterator[Finding]
             "certificate",
             "fail",
             "the sidecar ends the TLS handshake",
-            "if it asks for certificates, set LPC_PREDICTOR_CERTIFICATE and _KEY to ones that its authority signed; if it "
-            "speaks no TLS, unset LPC_PREDICTOR_CA",
+            "if it asks for certificates, set LPC_CLIENT_CERTIFICATE and LPC_CLIENT_KEY to ones that its authority signed; if "
+            "it speaks no TLS, unset LPC_PREDICTOR_CA",
         )
     else:
         yield _expiry("certificate", "the sidecar's", float(ssl.cert_time_to_seconds(certificate["notAfter"])))
@@ -180,7 +180,9 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
             )
         except grpc.RpcError as error:
             refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
-            advice = "set LPC_PREDICTOR_TOKEN to a token of its token file" if refused else "see the sidecar's log"
+            advice = (
+                "name a file with a token of its token file in LPC_PREDICTOR_TOKEN_FILE" if refused else "see the sidecar's log"
+            )
             yield Finding("token" if refused else "model", "fail", f"the sidecar answers {error.code().name}", advice)
             return
         yield Finding("model", "ok", f"{info.model_name} {info.model_version} ({info.precision}, {info.execution_provider})")
@@ -237,7 +239,7 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
     from lpc.wire.redis_connection import ERRORS
     from lpc.wire.redis_health import explain
 
-    if settings.redis_files.present:
+    if settings.speaks_tls_to_redis:
         # Read here, since redis-py names no file.
         own = read(settings.redis_files)
         if own.expires_at is not None:

@@ -142,5 +142,7 @@ def _refusal(error: grpc.RpcError, settings: ClientSettings) -> PredictError:
             "--address; `lpc doctor` finds what is wrong with certificates"
         )
     if status is grpc.StatusCode.UNAUTHENTICATED:
-        return PredictError("the sidecar refuses this token, or needs one: set LPC_PREDICTOR_TOKEN to one of its tokens")
+        return PredictError(
+            "the sidecar refuses this token, or needs one: name a file with one of its tokens in LPC_PREDICTOR_TOKEN_FILE"
+        )
     return Refused(f"{status.name}: {error.details()}")

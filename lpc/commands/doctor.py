@@ -28,7 +28,7 @@ def doctor(
     from lpc.commands.checks import examine
 
     settings = client_settings(
-        predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key, redis_url=redis_url
+        predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key, redis_url=redis_url
     )
     raise SystemExit(show(examine(settings), as_json=as_json))
 

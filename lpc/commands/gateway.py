@@ -31,7 +31,7 @@ def gateway(
         metrics_port=metrics_port,
         gateway_cache=cache,
     )
-    sidecar = client_settings(predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key)
+    sidecar = client_settings(predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key)
     from lpc.gateway import server  # after the log is set up
 
     asyncio.run(server.serve(settings, sidecar))

@@ -19,5 +19,5 @@ Embeddings = Annotated[Path, typer.Option(help="Folder made by `lpc embed`.")]
 
 Address = Annotated[str | None, typer.Option(help="The sidecar, host:port or unix:///path; default: LPC_PREDICTOR_ADDRESS.")]
 Authority = Annotated[Path | None, typer.Option(help="PEM file of its authority, for TLS; default: LPC_PREDICTOR_CA.")]
-Certificate = Annotated[Path | None, typer.Option(help="Own PEM file, for mTLS; default: LPC_PREDICTOR_CERTIFICATE.")]
-Key = Annotated[Path | None, typer.Option(help="Its key; default: LPC_PREDICTOR_KEY.")]
+Certificate = Annotated[Path | None, typer.Option(help="Own PEM file, for mTLS; default: LPC_CLIENT_CERTIFICATE.")]
+Key = Annotated[Path | None, typer.Option(help="Its key; default: LPC_CLIENT_KEY.")]

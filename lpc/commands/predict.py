@@ -20,11 +20,11 @@ def predict(
 
     A conversation is `{"messages": [{"role": "user", "content": "..."}], "turn_count": 3}` or a list of messages; text that
     is not JSON is taken as one prompt. Answers come in the order of the lines. If a line fails, the others are still answered
-    and the exit code is 1. Takes an engine's settings (LPC_...), among them the token, LPC_PREDICTOR_TOKEN.
+    and the exit code is 1. Takes an engine's settings (LPC_...), among them the token's file, LPC_PREDICTOR_TOKEN_FILE.
     """
     from lpc.commands.conversations import Refused, asking, read
 
-    settings = client_settings(predictor_address=address, predictor_ca=ca, predictor_certificate=certificate, predictor_key=key)
+    settings = client_settings(predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key)
     lines = read(file)
     failed = 0
     print(f"{'line':>6}  {'turns':>5}  probability  model")

@@ -19,10 +19,6 @@ class AccessSettings(Protocol):
         """Certificates of the sidecar's authority and of one's own."""
 
     @property
-    def token(self) -> str | None:
-        """The token that the sidecar knows this client by; None: it is in the file, or there is none."""
-
-    @property
     def predictor_token_file(self) -> Path | None:
         """The file that holds the token."""
 
@@ -56,7 +52,7 @@ def access_of(settings: AccessSettings) -> Callable[[], Access]:
 
     def access() -> Access:
         files, path = settings.predictor_files, settings.predictor_token_file
-        token = settings.token if path is None else _token_in(path)
+        token = None if path is None else _token_in(path)
         credentials = pem = None
         if files.ca is not None:
             pem = read(files)

@@ -55,8 +55,8 @@ class RedisUrl:
         except (TypeError, ValueError):
             raise ValueError(
                 "cannot be read: write redis://HOST:PORT/DATABASE, rediss://... (TLS) or unix:///PATH; in its user and "
-                "password write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B, ] as %5D and % as %25, or leave them out and "
-                "set LPC_REDIS_USER and LPC_REDIS_PASSWORD or LPC_REDIS_PASSWORD_FILE, which are taken as they are"
+                "password write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B, ] as %5D and % as %25, or leave the password "
+                "out and put it, as it is, into a file that LPC_REDIS_PASSWORD_FILE names"
             ) from None
         where = parts.get("path") or f"{parts.get('host', 'localhost')}:{parts.get('port', 6379)}"
         return cls(
@@ -99,9 +99,7 @@ class Connection:
         cluster: the URL names a node of a Redis Cluster.
         timeout_s: time for a connection and for one answer.
         files: certificates for rediss://; read at each connection.
-        user: of Redis' access list; None: the URL's, or the default user.
-        password: None: the URL's, or that of ``password_file``.
-        password_file: read at each connection, so that a new password needs no restart.
+        password_file: holds the password of the URL's user; read at each connection, so that a new password needs no restart.
         settings: what the names of its settings begin with, for messages.
 
     Attributes:
@@ -118,8 +116,6 @@ class Connection:
         cluster: bool = False,
         timeout_s: float = 1.0,
         files: CertificateFiles = NO_FILES,
-        user: str | None = None,
-        password: str | None = None,
         password_file: Path | None = None,
         settings: str = "LPC_REDIS",
     ) -> None:
@@ -131,11 +127,10 @@ class Connection:
             "socket_connect_timeout": timeout_s,
             "retry": Retry(NoBackoff(), 0),
         }
-        user = user or parsed.user
         if password_file is not None:
-            self._options["credential_provider"] = PasswordFile(user, password_file)
+            self._options["credential_provider"] = PasswordFile(parsed.user, password_file)
         else:
-            self._options |= {"username": user, "password": password or parsed.password}
+            self._options |= {"username": parsed.user, "password": parsed.password}
         if url.startswith("rediss://"):
             names = {"ssl_ca_certs": files.ca, "ssl_certfile": files.certificate, "ssl_keyfile": files.key}
             self._options |= {name: str(path) for name, path in names.items() if path is not None}

@@ -45,9 +45,9 @@ _ADVICE: Final = {
     "away": "cannot be reached: check {settings}_URL and that the server runs",
     "password file": "cannot be asked: the file of {settings}_PASSWORD_FILE cannot be read, {file}",
     "certificate": "shows a certificate that {verdict} (LPC_REDIS_CA)",
-    "TLS": "ends the TLS handshake: if it asks for certificates, set LPC_REDIS_CERTIFICATE and _KEY to one that its authority "
-    "signed",
-    "no file": "cannot be asked: its socket, or a file of LPC_REDIS_CA, _CERTIFICATE or _KEY, is missing",
+    "TLS": "ends the TLS handshake: if it asks for certificates, set LPC_CLIENT_CERTIFICATE and LPC_CLIENT_KEY to one "
+    "that its authority signed",
+    "no file": "cannot be asked: its socket, or a file of LPC_REDIS_CA, LPC_CLIENT_CERTIFICATE or LPC_CLIENT_KEY, is missing",
     "other": "refused a command ({kind}): see its log",
 }
 """What each cause means, and what to do about it."""

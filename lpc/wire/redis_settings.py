@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RedisSettings(BaseSettings):
-    """How the fleet's Redis is reached. A settings object derives from it."""
+    """How the fleet's Redis is reached, and who connects. A settings object derives from it."""
 
     # Inputs are not shown in errors: a Redis URL may hold a password.
     model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, hide_input_in_errors=True)
@@ -22,25 +22,26 @@ class RedisSettings(BaseSettings):
     redis_url: SecretStr | None = Field(
         default=None, description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis"
     )
-    redis_user: str | None = Field(
-        default=None, description="user of Redis' access list, as it is; without it the URL's (there percent-encoded)"
-    )
-    redis_password: SecretStr | None = Field(default=None, description="its password, as it is; without it the URL's")
     redis_password_file: Path | None = Field(
-        default=None, description="file that holds its password instead, read at each connection: a new one needs no restart"
+        default=None,
+        description="file that holds the password of the URL's user, read at each connection: a new one needs no restart",
     )
     redis_ca: Path | None = Field(
-        default=None, description="PEM file of the authority that signed Redis's certificate; without it the system's"
+        default=None, description="PEM file of the authorities that signed the certificates of Redis; without it the system's"
     )
-    redis_certificate: Path | None = Field(default=None, description="PEM file of one's own certificate for Redis")
-    redis_key: Path | None = Field(default=None, description="PEM file of its key, without a pass phrase")
     redis_cluster: bool = Field(default=False, description="the URL is a node of a Redis Cluster")
     redis_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1.0, description="time for one answer of Redis, and for a connection"
     )
 
+    client_certificate: Path | None = Field(
+        default=None,
+        description="PEM file of the process's certificate chain for servers that ask for one: the sidecar, Redis (mTLS)",
+    )
+    client_key: Path | None = Field(default=None, description="PEM file of its key, without a pass phrase")
+
     _empty_redis_is_none = field_validator(
-        *("redis_user", "redis_password", "redis_password_file", "redis_ca", "redis_certificate", "redis_key"), mode="before"
+        "redis_password_file", "redis_ca", "client_certificate", "client_key", mode="before"
     )(none_if_empty)
 
     @field_validator("redis_url")
@@ -49,35 +50,30 @@ class RedisSettings(BaseSettings):
         return readable(url)
 
     @model_validator(mode="after")
-    def _redis_tls_is_whole(self) -> Self:
-        if (self.redis_files.certificate is None) != (self.redis_files.key is None):
-            raise ValueError("redis_certificate and redis_key go together: set both or none")
-        url = self.redis_url.get_secret_value() if self.redis_url is not None else ""
-        if url and self.redis_files.present and not url.startswith("rediss://"):
-            raise ValueError("redis_ca, redis_certificate and redis_key need a redis_url that begins with rediss://")
+    def _redis_is_whole(self) -> Self:
+        if (self.client_certificate is None) != (self.client_key is None):
+            raise ValueError("client_certificate and client_key go together: set both or none")
+        if self.redis_ca is not None and self._redis_urls() and not self.speaks_tls_to_redis:
+            raise ValueError("redis_ca needs a Redis URL that begins with rediss://")
+        if self.redis_password_file is not None:
+            if self.redis_url is None:
+                raise ValueError("redis_password_file needs redis_url: set LPC_REDIS_URL")
+            if parsed(self.redis_url).password is not None:
+                raise ValueError("the password of Redis is in redis_url and in redis_password_file: leave it in one of them")
         return self
 
-    @model_validator(mode="after")
-    def _one_password_for_redis(self) -> Self:
-        given = [name for name in ("redis_user", "redis_password", "redis_password_file") if getattr(self, name) is not None]
-        if not given:
-            return self
-        if self.redis_url is None:
-            raise ValueError(f"{given[0]} needs redis_url: set LPC_REDIS_URL")
-        url = parsed(self.redis_url)
-        places = [name for name in given if name != "redis_user"] + ["redis_url"] * (url.password is not None)
-        if len(places) > 1:
-            raise ValueError(f"the password of Redis is in {' and in '.join(places)}: leave it in one of them")
-        if not places:
-            raise ValueError("redis_user needs a password: set redis_password or redis_password_file")
-        if self.redis_user is not None and url.user is not None:
-            raise ValueError("the user of Redis is in redis_user and in redis_url: leave it in one of them")
-        return self
+    def _redis_urls(self) -> list[SecretStr]:
+        return [] if self.redis_url is None else [self.redis_url]
+
+    @property
+    def speaks_tls_to_redis(self) -> bool:
+        """Whether a Redis is reached over TLS."""
+        return any(url.get_secret_value().startswith("rediss://") for url in self._redis_urls())
 
     @property
     def redis_files(self) -> CertificateFiles:
         """Certificates for Redis."""
-        return CertificateFiles(self.redis_certificate, self.redis_key, self.redis_ca)
+        return CertificateFiles(self.client_certificate, self.client_key, self.redis_ca)
 
     def redis_connection(self) -> "Connection":
         """Return a connection, which is not opened yet. There must be a URL. Raises ValueError if redis-py refuses it."""
@@ -89,8 +85,6 @@ class RedisSettings(BaseSettings):
             cluster=self.redis_cluster,
             timeout_s=self.redis_timeout_s,
             files=self.redis_files,
-            user=self.redis_user,
-            password=None if self.redis_password is None else self.redis_password.get_secret_value(),
             password_file=self.redis_password_file,
         )
 

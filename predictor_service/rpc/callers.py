@@ -31,7 +31,7 @@ UNIX: Final = "unix"
 TAKEN: Final = (ANYONE, UNIX)
 WHO_ARE_YOU: Final = (
     "no valid token: send the metadata `authorization: Bearer TOKEN` with a token of the sidecar's token file "
-    "(engines: LPC_PREDICTOR_TOKEN)"
+    "(engines: LPC_PREDICTOR_TOKEN_FILE)"
 )
 NAMELESS: Final = (
     "the client certificate names no client: it needs a DNS name or a URI in its subjectAltName, or a common name, of at most "

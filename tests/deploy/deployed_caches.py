@@ -218,7 +218,7 @@ def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[De
     # Redis has another port here, and the machine may be busy.
     sidecar |= {"LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0", "LPC_CACHE_REDIS_TIMEOUT_S": "1"}
     sidecar |= {"LPC_PORT": str(port), "LPC_METRICS_PORT": "", "LPC_REDIS_URL": ""}
-    for name in ("LPC_REDIS_USER", "LPC_REDIS_PASSWORD_FILE"):  # of the engines' Redis, which does not run here
+    for name in ("LPC_REDIS_PASSWORD_FILE",):  # of the engines' Redis, which does not run here
         sidecar.pop(name, None)
     gateway |= {"LPC_PORT": str(http), "LPC_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10"}
     lpc = [sys.executable, "-m", "lpc"]

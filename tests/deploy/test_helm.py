@@ -175,8 +175,8 @@ def test_the_gateway_reaches_sidecars_that_want_certificates() -> None:
     (mount,) = (one for one in pod["spec"]["containers"][0]["volumeMounts"] if one["mountPath"] == "/etc/lpc/tls")
     (volume,) = (one for one in pod["spec"]["volumes"] if one["name"] == mount["name"])
     assert volume["secret"]["secretName"] == "mine"
-    for name, file in (("CA", "ca.crt"), ("CERTIFICATE", "tls.crt"), ("KEY", "tls.key")):
-        assert settings[f"LPC_PREDICTOR_{name}"] == f"/etc/lpc/tls/{file}"
+    for name, file in (("PREDICTOR_CA", "ca.crt"), ("CLIENT_CERTIFICATE", "tls.crt"), ("CLIENT_KEY", "tls.key")):
+        assert settings[f"LPC_{name}"] == f"/etc/lpc/tls/{file}"
     made = [one["metadata"]["name"] for one in objects if one["kind"] == "Secret"]
     assert "lpc-predictor-tls" not in made and "ca.crt" not in named(objects, "Secret", "lpc-engine-access")["data"]
 

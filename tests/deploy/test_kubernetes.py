@@ -340,7 +340,7 @@ def check_rights(port: int, password: str) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     namespace = Namespace(hash_algorithm="sha256_cbor", hash_seed="0", block_size=16, model="m")
-    store = RedisStore(Connection(f"redis://127.0.0.1:{port}/0", user="engine", password=password), namespace)
+    store = RedisStore(Connection(f"redis://engine:{password}@127.0.0.1:{port}/0"), namespace)
     try:
         store.check()
     finally:
@@ -362,11 +362,11 @@ def test_sidecars_that_share_an_address_and_a_redis_tell_each_other_of_turns(ove
     if not has_redis:
         return
     url = urlsplit(settings["LPC_REDIS_URL"])
+    assert url.username == "engine"
     assert (url.hostname, url.scheme) == ("lpc-redis.lpc.svc", "rediss" if overlay == "mtls" else "redis")
     assert settings.get("LPC_REDIS_CLUSTER") == ("true" if overlay == "redis-cluster" else None)
     (pod,) = [pod for owner, pod in pods(objects) if owner.split()[1] == "lpc-predictor"]
     environment = {e["name"]: e for e in pod["spec"]["containers"][0]["env"]}
-    assert environment["LPC_REDIS_USER"]["value"] == "engine"
     assert environment["LPC_REDIS_PASSWORD_FILE"]["value"] == "/etc/lpc/redis/password"
     (secret,) = [volume["secret"] for volume in pod["spec"]["volumes"] if volume["name"] == "redis-password"]
     assert secret["secretName"] == "lpc-redis"

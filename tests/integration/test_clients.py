@@ -64,10 +64,12 @@ async def test_the_unix_socket_wants_no_token(tiny_models: Path, tokens: Path, t
         assert (await rpc.ContinuationPredictorStub(channel).Predict(one(chat("hello")))).prediction.probability > 0
 
 
-async def test_the_engines_client_shows_its_token(tiny_models: Path, tokens: Path) -> None:
+async def test_the_engines_client_shows_its_token(tiny_models: Path, tokens: Path, tmp_path: Path) -> None:
     async with sidecar(tiny_models, tokens=tokens) as (_, addresses):
         for token, welcome in ((A, True), ("wrong", False)):
-            settings = ClientSettings(predictor_address=f"127.0.0.1:{addresses.port}", predictor_token=token)  # type: ignore[arg-type]
+            file = tmp_path / "token-of-the-engine"
+            file.write_text(token)
+            settings = ClientSettings(predictor_address=f"127.0.0.1:{addresses.port}", predictor_token_file=file)
             client = PredictorClient(settings.predictor_address, access=access_of(settings))
             try:
                 await eventually(lambda client=client: client._reached is not None)

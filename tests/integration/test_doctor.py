@@ -95,11 +95,12 @@ async def test_token_ids_of_an_engine_that_offered_its_tokenizer(tiny_models: Pa
 
 async def test_a_token_that_is_missing(tiny_models: Path, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"a: {sha256(b'right').hexdigest()}")
+    (tmp_path / "token").write_text("right")
     async with sidecar(tiny_models, tokens=tmp_path / "tokens") as (_, addresses):
         address = f"127.0.0.1:{addresses.port}"
         refused = (await looked(predictor_address=address))["token"]
-        welcome = await looked(predictor_address=address, predictor_token="right")
-    assert refused.status == "fail" and "LPC_PREDICTOR_TOKEN" in refused.advice
+        welcome = await looked(predictor_address=address, predictor_token_file=tmp_path / "token")
+    assert refused.status == "fail" and "LPC_PREDICTOR_TOKEN_FILE" in refused.advice
     assert welcome["model"].status == "ok"
 
 
@@ -114,7 +115,7 @@ async def test_tls_that_is_well_or_near_its_end_or_wrong(tiny_models: Path, auth
         plain = (await looked(predictor_address=address))["health"]
         assert plain.status == "fail" and "LPC_PREDICTOR_CA" in plain.advice
         none = (await looked(predictor_address=address, predictor_ca=authority.certificate))["certificate"]
-        assert none.status == "fail" and "LPC_PREDICTOR_CERTIFICATE" in none.advice
+        assert none.status == "fail" and "LPC_CLIENT_CERTIFICATE" in none.advice
         other = (await looked(predictor_address=address, predictor_ca=stranger.certificate))["certificate"]
         assert other.status == "fail" and "not signed by the authority" in other.found
         expired = (await looked(predictor_address=address, **of(authority.issue("old", days=-1))))["certificate"]
@@ -190,7 +191,7 @@ def test_a_redis_user_with_too_little(guarded_redis: GuardedRedis) -> None:
 def test_a_redis_over_tls(authority: Authority, tmp_path: Path) -> None:
     with tls_redis(tmp_path, authority.issue("redis")) as url:
         files = authority.issue("engine", days=3)
-        given = {"redis_ca": files.ca, "redis_certificate": files.certificate, "redis_key": files.key}
+        given = {"redis_ca": files.ca, "client_certificate": files.certificate, "client_key": files.key}
         well = at_redis(url, redis_timeout_s=5, **given)
         assert well["redis"].status == "ok"
         assert well["redis certificate"].status == "warn"

@@ -27,6 +27,12 @@ async def lpc(*words: str, **env: str) -> Done:
     return await asyncio.to_thread(command.lpc, *words, stdin=b"hello", **{**clean, **env})
 
 
+def holding(folder: Path, token: str = TOKEN) -> str:
+    """Return a file with a token."""
+    (folder / "token").write_text(token)
+    return str(folder / "token")
+
+
 @contextlib.asynccontextmanager
 async def guarded(models: Path, authority: Authority, folder: Path, **changes: object) -> AsyncIterator[Addresses]:
     (folder / "tokens").write_text(f"me: {sha256(TOKEN.encode()).hexdigest()}\n")
@@ -40,16 +46,16 @@ async def test_flags_or_an_engines_settings_open_it(tiny_models: Path, authority
     flags = ["--ca", str(engine.ca), "--certificate", str(engine.certificate), "--key", str(engine.key)]
     async with guarded(tiny_models, authority, tmp_path) as addresses:
         address = f"127.0.0.1:{addresses.port}"
-        by_flags = await lpc("predict", "--address", address, *flags, LPC_PREDICTOR_TOKEN=TOKEN)
+        by_flags = await lpc("predict", "--address", address, *flags, LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path))
         by_environment = await lpc(
             "predict",
             LPC_PREDICTOR_ADDRESS=address,
             LPC_PREDICTOR_CA=str(engine.ca),
-            LPC_PREDICTOR_CERTIFICATE=str(engine.certificate),
-            LPC_PREDICTOR_KEY=str(engine.key),
-            LPC_PREDICTOR_TOKEN=TOKEN,
+            LPC_CLIENT_CERTIFICATE=str(engine.certificate),
+            LPC_CLIENT_KEY=str(engine.key),
+            LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path),
         )
-        looked = await lpc("doctor", "--address", address, *flags, LPC_PREDICTOR_TOKEN=TOKEN)
+        looked = await lpc("doctor", "--address", address, *flags, LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path))
     assert by_flags.returncode == by_environment.returncode == 0, by_flags.stderr + by_environment.stderr
     assert b"v1" in by_flags.stdout and by_flags.stdout == by_environment.stdout
     assert b"tiny v1" in looked.stdout and b"fail" not in looked.stdout
@@ -67,23 +73,25 @@ async def test_what_is_missing_or_wrong_is_one_clear_error(tiny_models: Path, au
             ([], "", f"no sidecar answers in clear at {address}"),
             (ca, TOKEN, f"no sidecar answers over TLS at {address}"),
             ([*mutual, "--ca", str(stranger)], TOKEN, f"no sidecar answers over TLS at {address}"),
-            (mutual, "", "set LPC_PREDICTOR_TOKEN to one of its tokens"),
+            (mutual, "", "name a file with one of its tokens in LPC_PREDICTOR_TOKEN_FILE"),
             (mutual, "wrong-horse", "the sidecar refuses this token"),
             (["--ca", "/nowhere/ca.crt"], TOKEN, "cannot read /nowhere/ca.crt"),
-            (mutual[:4], TOKEN, "predictor_certificate and predictor_key go together"),
+            (mutual[:4], TOKEN, "client_certificate and client_key go together"),
         ]
         for flags, token, why in cases:
-            result = await lpc("predict", "--address", address, *flags, LPC_PREDICTOR_TOKEN=token)
+            result = await lpc(
+                "predict", "--address", address, *flags, LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path, token) if token else ""
+            )
             said = result.stderr.decode()
             assert result.returncode == (2 if "go together" in why else 1)
             assert why in said and "Traceback" not in said and "horse" not in said
             assert len(said.splitlines()) == 1, said
 
 
-async def test_a_token_is_not_sent_in_clear_over_the_network() -> None:
-    result = await lpc("predict", "--address", "192.0.2.1:50051", LPC_PREDICTOR_TOKEN=TOKEN)
+async def test_a_token_is_not_sent_in_clear_over_the_network(tmp_path: Path) -> None:
+    result = await lpc("predict", "--address", "192.0.2.1:50051", LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path))
     assert result.returncode == 2
-    assert b"predictor_token would travel in clear" in result.stderr and TOKEN.encode() not in result.stderr
+    assert b"the token would travel in clear" in result.stderr and TOKEN.encode() not in result.stderr
 
 
 @pytest.mark.parametrize("with_socket", [True, False])
@@ -97,9 +105,9 @@ async def test_the_demo_scores_on_a_guarded_sidecar(
         settings = ClientSettings(
             predictor_address=demo._address(addresses),
             predictor_ca=engine.ca,
-            predictor_certificate=engine.certificate,
-            predictor_key=engine.key,
-            predictor_token=TOKEN,  # type: ignore[arg-type]
+            client_certificate=engine.certificate,
+            client_key=engine.key,
+            predictor_token_file=Path(holding(tmp_path)),
         )
         await asyncio.to_thread(demo._score, settings, Console(file=shown, width=160))
     assert shown.getvalue().count(" ms") == 3

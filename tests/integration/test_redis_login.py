@@ -47,7 +47,7 @@ def test_every_user_and_password_can_be_written_into_a_url(user: str, password: 
 
 @pytest.mark.parametrize("mark", ["/", "#", "?", "%", "[", "]", "/0#", "1/", "1#", "1?"])
 def test_a_raw_mark_in_the_password_is_one_error_that_says_what_to_do(mark: str, locked: RedisServer) -> None:
-    with pytest.raises(ValueError, match=r"write / as %2F.*LPC_REDIS_PASSWORD") as caught:
+    with pytest.raises(ValueError, match=r"write / as %2F.*LPC_REDIS_PASSWORD_FILE") as caught:
         settings(redis_url=at(locked, f"engine:s3{mark}cret@"))
     assert "s3" not in str(caught.value) and "cret" not in str(caught.value)
 
@@ -74,21 +74,20 @@ def test_the_encoded_password_works(locked: RedisServer) -> None:
         store.check()
 
 
-@pytest.mark.parametrize("userinfo", ["", "engine@"])
-def test_settings_of_their_own_take_it_as_it_is(userinfo: str, locked: RedisServer) -> None:
-    user = {} if userinfo else {"redis_user": "engine"}
-    chosen = settings(redis_url=at(locked, userinfo), redis_password=AWKWARD, **user)
+def test_a_file_has_it_as_it_is(locked: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text(AWKWARD)
+    chosen = settings(redis_url=at(locked, "engine@"), redis_password_file=file)
     with contextlib.closing(open_store(chosen, NAMESPACE)) as store:
         assert isinstance(store, RedisStore)
         store.check()
     found = {finding.check: finding for finding in examine(chosen)}
     assert found["redis"].status == "ok" and found["clock"].status == "ok"
-    assert AWKWARD not in repr(chosen)
 
 
 def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_path: Path) -> None:
     file = tmp_path / "password"
-    with storing(at(locked), user="engine", password_file=file) as store:
+    with storing(at(locked, "engine@"), password_file=file) as store:
         store.record(A, BLOCKS, 1.0)
         with pytest.raises(StoreError, match="No such file"):
             store.check()
@@ -107,11 +106,8 @@ def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_pat
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"redis_url": "redis://h", "redis_user": "u"}, "needs a password"),
-        ({"redis_url": "redis://h", "redis_password": "p", "redis_password_file": "f"}, "leave it in one"),
-        ({"redis_url": "redis://u:p@h", "redis_password": "q"}, "redis_password and in redis_url"),
-        ({"redis_url": "redis://u@h", "redis_user": "v", "redis_password": "q"}, "user of Redis is in"),
-        ({"redis_password": "p"}, "set LPC_REDIS_URL"),
+        ({"redis_url": "redis://u:p@h", "redis_password_file": "f"}, "leave it in one"),
+        ({"redis_password_file": "f"}, "set LPC_REDIS_URL"),
     ],
 )
 def test_what_contradicts_itself_is_refused(values: dict[str, str], why: str) -> None:

@@ -222,21 +222,21 @@ async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_othe
 
 
 @pytest.mark.parametrize(
-    ("options", "password", "says"),
+    ("options", "login", "says"),
     [
-        ({"requirepass": "right"}, None, "asks for a password"),
-        ({"requirepass": "right"}, "wr0ng", "refuses this user or password"),
-        ({"bind": "*", "protected_mode": "yes"}, None, "runs in protected mode"),
+        ({"requirepass": "right"}, "", "asks for a password"),
+        ({"requirepass": "right"}, ":wr0ng@", "refuses this user or password"),
+        ({"bind": "*", "protected_mode": "yes"}, "", "runs in protected mode"),
     ],
 )
 async def test_a_server_that_lets_nobody_in_is_away_and_the_log_says_why(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, str], password: str | None, says: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, str], login: str, says: str
 ) -> None:
     address = own_address() if "bind" in options else "127.0.0.1"
     if address is None:
         pytest.skip("this machine has no address but its own")
     with RedisServer(tmp_path, **options) as server:
-        asks = RedisReach(Connection(f"redis://{address}:{server.port}/0", password=password), "of the test")
+        asks = RedisReach(Connection(f"redis://{login}{address}:{server.port}/0"), "of the test")
         with pytest.raises(RedisAway):
             await asks.read("GET", "k")
         await asks.close()

@@ -52,9 +52,9 @@ async def test_the_certificates_and_the_token_of_the_page_open_a_sidecar(tiny_mo
         engine = ClientSettings(
             predictor_address=f"localhost:{addresses.port}",
             predictor_ca=tmp_path / "ca.crt",
-            predictor_certificate=tmp_path / "engine.crt",
-            predictor_key=tmp_path / "engine.key",
-            predictor_token=(tmp_path / "engine-a.token").read_text(),  # type: ignore[arg-type]
+            client_certificate=tmp_path / "engine.crt",
+            client_key=tmp_path / "engine.key",
+            predictor_token_file=tmp_path / "engine-a.token",
         )
         access = access_of(engine)()
         assert access.credentials is not None

@@ -60,7 +60,7 @@ async def probability(address: str, **settings: object) -> float:
 
 
 def of(files: CertificateFiles) -> dict[str, object]:
-    return {"predictor_ca": files.ca, "predictor_certificate": files.certificate, "predictor_key": files.key}
+    return {"predictor_ca": files.ca, "client_certificate": files.certificate, "client_key": files.key}
 
 
 async def refused(address: str, **settings: object) -> bool:
@@ -226,13 +226,12 @@ def test_half_a_tls_setting_is_refused(given: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"predictor_certificate": "a", "predictor_ca": "c"}, "predictor_certificate and predictor_key go together"),
-        ({"predictor_certificate": "a", "predictor_key": "b"}, "needs predictor_ca"),
-        ({"redis_key": "a"}, "redis_certificate and redis_key go together"),
+        ({"client_certificate": "a", "predictor_ca": "c"}, "client_certificate and client_key go together"),
+        ({"client_certificate": "a", "client_key": "b"}, "needs predictor_ca"),
+        ({"client_key": "a"}, "client_certificate and client_key go together"),
         ({"redis_ca": "a", "redis_url": "redis://r"}, "begins with rediss://"),
-        ({"predictor_token": "hunter2", "predictor_address": "10.0.0.1:50051"}, "would travel in clear"),
         ({"predictor_token_file": "f", "predictor_address": "10.0.0.1:50051"}, "would travel in clear"),
-        ({"predictor_token_file": "f", "predictor_token": "hunter2"}, "are both set"),
+        ({"redis_password_file": "f", "redis_url": "redis://u:hunter2@r"}, "leave it in one of them"),
     ],
 )
 def test_an_engines_settings_must_make_sense_together(given: dict[str, str], why: str) -> None:
@@ -243,7 +242,7 @@ def test_an_engines_settings_must_make_sense_together(given: dict[str, str], why
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:///run/lpc.sock"])
 def test_a_token_may_stay_on_this_machine_in_clear(address: str) -> None:
-    assert ClientSettings(predictor_token="t", predictor_address=address).token == "t"  # type: ignore[arg-type]
+    assert ClientSettings(predictor_token_file=Path("t"), predictor_address=address).predictor_files.ca is None
 
 
 @contextlib.contextmanager
@@ -267,8 +266,8 @@ def test_scores_are_shared_over_mutual_tls_with_redis(authority: Authority, tmp_
         settings = ClientSettings(
             redis_url=url,  # type: ignore[arg-type]
             redis_ca=files.ca,
-            redis_certificate=files.certificate,
-            redis_key=files.key,
+            client_certificate=files.certificate,
+            client_key=files.key,
         )
         store = open_store(settings, NAMESPACE)
         try:
@@ -292,7 +291,7 @@ def test_what_is_wrong_with_a_redis_over_tls_is_said(authority: Authority, tmp_p
 
     ours = CertificateFiles(ca=authority.certificate)
     with tls_redis(tmp_path / "a", authority.issue("redis")) as url:
-        assert "set LPC_REDIS_CERTIFICATE and _KEY" in str(refusal(url, ours))
+        assert "set LPC_CLIENT_CERTIFICATE and LPC_CLIENT_KEY" in str(refusal(url, ours))
         stranger = Authority(tmp_path / "stranger").certificate
         assert "is not signed by the authority given" in str(refusal(url, CertificateFiles(ca=stranger)))
         assert "a file of LPC_REDIS_CA" in str(refusal(url, CertificateFiles(ca=tmp_path / "nowhere")))
@@ -302,8 +301,9 @@ def test_what_is_wrong_with_a_redis_over_tls_is_said(authority: Authority, tmp_p
         assert "subjectAltName must contain it" in str(refusal(url, ours))
 
 
-def test_metadata_of_an_access_is_in_no_representation() -> None:
-    access = access_of(ClientSettings(predictor_token="hunter2"))()  # type: ignore[arg-type]
+def test_metadata_of_an_access_is_in_no_representation(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hunter2")
+    access = access_of(ClientSettings(predictor_token_file=tmp_path / "token"))()
     assert "hunter2" not in repr(access)
     assert access.metadata == (("authorization", "Bearer hunter2"),)
 

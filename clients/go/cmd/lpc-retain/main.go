@@ -8,6 +8,7 @@ import (
 	"flag"
 	"log"
 	"os"
+	"strings"
 
 	"google.golang.org/grpc"
 
@@ -31,9 +32,17 @@ type reply struct {
 
 func main() {
 	address := flag.String("address", "127.0.0.1:50051", "of the sidecar: host:port or unix:///path")
-	token := flag.String("token", os.Getenv("LPC_PREDICTOR_TOKEN"), "of its token file")
+	file := flag.String("token-file", os.Getenv("LPC_PREDICTOR_TOKEN_FILE"), "with the token that the sidecar knows")
 	flag.Parse()
-	client, err := lpc.Dial(*address, *token, grpc.WithInsecure())
+	token := ""
+	if *file != "" {
+		text, err := os.ReadFile(*file)
+		if err != nil {
+			log.Fatal(err)
+		}
+		token = strings.TrimSpace(string(text))
+	}
+	client, err := lpc.Dial(*address, token, grpc.WithInsecure())
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -69,7 +69,6 @@ spec:
       {{- $env := .Values.extraEnv }}
       {{- if include "lpc.sightings" . }}
       {{- $env = prepend $env (dict "name" "LPC_REDIS_PASSWORD_FILE" "value" "/etc/lpc/redis/password") }}
-      {{- $env = prepend $env (dict "name" "LPC_REDIS_USER" "value" "engine") }}
       {{- end }}
       {{- with $env }}
       env: {{ toYaml . | nindent 8 }}

@@ -21,11 +21,11 @@
 {{- end }}
 {{- if include "lpc.sightings" . }}
 {{- $tls := .Values.redis.tls.enabled }}
-{{- $_ := set $found "LPC_REDIS_URL" (printf "%s://%s-redis.%s.svc:6379/0" (ternary "rediss" "redis" $tls) (include "lpc.prefix" .) .Release.Namespace) }}
+{{- $_ := set $found "LPC_REDIS_URL" (printf "%s://engine@%s-redis.%s.svc:6379/0" (ternary "rediss" "redis" $tls) (include "lpc.prefix" .) .Release.Namespace) }}
 {{- if $tls }}
 {{- $_ := set $found "LPC_REDIS_CA" "/etc/lpc/tls/ca.crt" }}
-{{- $_ := set $found "LPC_REDIS_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
-{{- $_ := set $found "LPC_REDIS_KEY" "/etc/lpc/tls/tls.key" }}
+{{- $_ := set $found "LPC_CLIENT_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
+{{- $_ := set $found "LPC_CLIENT_KEY" "/etc/lpc/tls/tls.key" }}
 {{- end }}
 {{- end }}
 {{- if eq .Values.redis.mode "external" }}
@@ -63,8 +63,8 @@
 {{- if $root.Values.tls.enabled }}
 {{- $_ := set $found "LPC_PREDICTOR_CA" "/etc/lpc/tls/ca.crt" }}
 {{- if $root.Values.tls.clientCertificates }}
-{{- $_ := set $found "LPC_PREDICTOR_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
-{{- $_ := set $found "LPC_PREDICTOR_KEY" "/etc/lpc/tls/tls.key" }}
+{{- $_ := set $found "LPC_CLIENT_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
+{{- $_ := set $found "LPC_CLIENT_KEY" "/etc/lpc/tls/tls.key" }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -89,8 +89,8 @@ true
 {{- include "lpc.predictor-certificates" (list . $found) }}
 {{- if and (eq .Values.redis.mode "embedded") .Values.redis.tls.enabled }}
 {{- $_ := set $found "LPC_REDIS_CA" "/etc/lpc/tls/ca.crt" }}
-{{- $_ := set $found "LPC_REDIS_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
-{{- $_ := set $found "LPC_REDIS_KEY" "/etc/lpc/tls/tls.key" }}
+{{- $_ := set $found "LPC_CLIENT_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
+{{- $_ := set $found "LPC_CLIENT_KEY" "/etc/lpc/tls/tls.key" }}
 {{- end }}
 {{- if eq .Values.redis.mode "external" }}
 {{- $_ := set $found "LPC_REDIS_URL" .Values.redis.external.url }}
