@@ -117,7 +117,9 @@ def test_every_address_that_is_named_is_a_services(name: str) -> None:
     for service in services.values():
         environment = service.get("environment", {})
         addresses |= {environment[key].partition(":")[0] for key in ("LPC_PREDICTOR_ADDRESS",) if key in environment}
-        addresses |= {re.sub(r"redis://([^:]+):.*", r"\1", url) for key, url in environment.items() if key == "LPC_REDIS_URL"}
+        addresses |= {
+            re.sub(r"redis://(?:[^@]*@)?([^:]+):.*", r"\1", url) for key, url in environment.items() if key == "LPC_REDIS_URL"
+        }
         assert set(service.get("depends_on", {})) <= set(services)
     source = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())
     addresses |= {re.sub(r"http://([^:]+):.*", r"\1", entry["url"]) for entry in source["datasources"]}

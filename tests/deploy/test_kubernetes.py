@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import kubernetes_validate
 import pytest
@@ -340,7 +340,7 @@ def check_rights(port: int, password: str) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     namespace = Namespace(hash_algorithm="sha256_cbor", hash_seed="0", block_size=16, model="m")
-    store = RedisStore(Connection(f"redis://engine:{password}@127.0.0.1:{port}/0"), namespace)
+    store = RedisStore(Connection(f"redis://engine:{quote(password, safe='')}@127.0.0.1:{port}/0"), namespace)
     try:
         store.check()
     finally:
