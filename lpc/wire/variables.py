@@ -24,10 +24,9 @@ SIDECAR: Final = """
 """
 """Fields of `predictor_service.settings.ServiceSettings`, without those of every server."""
 ENGINE: Final = """
-    guard, hints_share, keep_waiting, lmcache_url, on_unknown_engine, pooling, predictor_address, predictor_ca,
-    client_certificate, client_key, predictor_token_file, redis_ca, redis_cluster, redis_password_file, redis_shards, redis_timeout_s,
-    redis_url, schedule,
-    served_model, shadow, vllm_v0
+    client_certificate, client_key, guard, hints_share, keep_waiting, lmcache_url, on_unknown_engine, pooling,
+    predictor_address, predictor_ca, predictor_token_file, redis_ca, redis_cluster, redis_password_file, redis_shards,
+    redis_timeout_s, redis_url, schedule, served_model, shadow, vllm_v0
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """
