@@ -164,7 +164,7 @@ class Health:
         self.healthy = False
         self.rest(self._backoff.compute(min(self.failures, 16)))
         if self._is_new(reason := explain(error, self._connection, self._what)):
-            log.warning("%s. It is not used until then; serving goes on", reason)
+            log.warning("%s. Until then it is not used; serving goes on", reason)
 
     def refused(self, error: Exception) -> str:
         """It refused one command; return why, of REFUSALS."""

@@ -142,14 +142,20 @@ def test_a_redis_that_never_answers_is_named() -> None:
     assert "did not answer within 0.5 s" in message
 
 
-def test_a_missing_and_a_wrong_password_are_told_apart(tmp_path: Path) -> None:
-    with RedisServer(tmp_path, requirepass="right") as server:
-        message = refusal(server.url)
-        assert "asks for a password" in message
-        message = refusal(f"redis://:wr0ng-secret@127.0.0.1:{server.port}/0")
-        assert "refuses this user or password" in message and "wr0ng" not in message
-        with storing(f"redis://:right@127.0.0.1:{server.port}/0") as store:
-            store.check()
+@pytest.mark.parametrize(
+    ("options", "login", "says"),
+    [
+        ({"requirepass": "right"}, "", "asks for a password"),
+        ({"requirepass": "right"}, ":wr0ng-secret@", "refuses this user or password"),
+        ({"maxmemory": "1"}, "", "out of memory"),
+        ({"include": "old.conf"}, "", "version 6.2 or later"),
+    ],
+)
+def test_what_a_redis_lacks_is_named(tmp_path: Path, options: dict[str, str], login: str, says: str) -> None:
+    (tmp_path / "old.conf").write_text('rename-command ZMSCORE ""\n')
+    with RedisServer(tmp_path, **options) as server:
+        message = refusal(f"redis://{login}127.0.0.1:{server.port}/0")
+    assert says in message and "wr0ng" not in message
 
 
 def test_a_user_without_rights_learns_which_are_needed_and_they_suffice(tmp_path: Path) -> None:
@@ -176,19 +182,6 @@ def test_a_read_only_replica_is_named(tmp_path: Path) -> None:
     ):
         message = refusal(replica.url)
     assert "read-only replica" in message
-
-
-def test_a_redis_without_zmscore_is_too_old(tmp_path: Path) -> None:
-    (tmp_path / "old.conf").write_text('rename-command ZMSCORE ""\n')
-    with RedisServer(tmp_path, include=str(tmp_path / "old.conf")) as server:
-        message = refusal(server.url)
-    assert "6.2" in message
-
-
-def test_a_full_redis_is_named(tmp_path: Path) -> None:
-    with RedisServer(tmp_path, maxmemory="1") as server:
-        message = refusal(server.url)
-    assert "out of memory" in message
 
 
 def test_a_malformed_url_is_refused_at_once() -> None:
@@ -228,16 +221,6 @@ def test_tag_and_score_share_a_double_exactly_until_2106(redis_server: RedisServ
         store.record(A, BLOCKS, latest - 3 * UNIT)
         assert store.flush()
         assert store.scores(BLOCKS) == [latest - UNIT] * len(BLOCKS)
-
-
-def test_what_an_old_release_has_left_is_never_read(redis_server: RedisServer) -> None:
-    """Log-odds, in the sorted sets of the namespace that this engine had under the old encoding."""
-    old = "40f0c24769f9e252dc114be415856f78"  # of NAMESPACE, at tau = 100 s
-    with contextlib.closing(redis_server.client()) as client, storing(redis_server.url) as store:
-        for shard in range(4):
-            members = {block[:10] + block[-4:]: 1.8e7 for block in BLOCKS}
-            client.zadd(f"lpc:{{{old}:{shard}/4}}:scores", members)
-        assert store.scores(BLOCKS) == [None] * len(BLOCKS)
 
 
 def test_a_member_fits_a_sixteen_byte_allocation(redis_server: RedisServer) -> None:
