@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from lpc.wire import bugs
@@ -14,6 +15,10 @@ from tests.redis_server import redis_server, redis_session
 
 # LiteLLM would fetch a list of prices when it is imported.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+# A loaded machine fails no property.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 __all__ = ["authority", "guarded_redis", "guarded_session", "redis_server", "redis_session", "tiny_models"]
 

@@ -2,21 +2,27 @@
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lpc.files import replacing
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel
 from lpc.wire.bugs import log_bug
 from predictor_service.labels.memory import Turn, TurnObserver
 from predictor_service.metrics import Metrics
-from predictor_service.returns import state
 from predictor_service.returns.curves import PublishedCurves
 
 log = logging.getLogger(__name__)
 
+State: TypeAlias = dict[str, NDArray[Any]]
+"""What is kept across restarts: NumPy arrays, numbers and digests only."""
 KEEP_INTERVAL_S: Final = 300.0
 """Seconds between two writings of the state: what a process that is killed forgets."""
 
@@ -73,7 +79,7 @@ class ReturnLearning(TurnObserver):
         if self._kept is None:
             return
         try:
-            found = state.read(self._kept)
+            found = _read(self._kept)
             if found is not None:
                 self._model.restore(found, self._clock())
         except Exception as error:  # a damaged archive raises whatever its reader does
@@ -101,7 +107,7 @@ class ReturnLearning(TurnObserver):
         if self._kept is None:
             return
         try:
-            state.write(self._kept, self._model.state(self._clock()))
+            _write(self._kept, self._model.state(self._clock()))
         except OSError as error:
             self._metrics.task_failures.labels("returns").inc()
             if not self._unwritten:
@@ -120,3 +126,25 @@ class ReturnLearning(TurnObserver):
     def _failed(self, where: str, error: Exception) -> None:
         self._metrics.task_failures.labels("returns").inc()
         log_bug(log, where, error)
+
+
+def _write(path: Path, state: State) -> None:
+    """Write a state, whole or not at all; its folder is made if need be. Raises OSError."""
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with replacing(path) as partial, os.fdopen(os.open(partial, flags, 0o640), "wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **state)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: Path) -> State | None:
+    """Return a kept state; None if there is no file. Raises OSError, ValueError and whatever a damaged archive makes."""
+    try:
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, Mapping):
+                raise ValueError("not an archive of arrays")
+            return dict(arrays)
+    except FileNotFoundError:
+        return None

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.processes import RedisServer
 from lpc.model.arrivals import GapHistory
 from lpc.model.conversation import UserTurns
+from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Past
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.redis_connection import Connection
@@ -105,7 +106,7 @@ async def test_a_turn_whose_next_one_reaches_another_sidecar_has_returned(
         await eventually(lambda: shows(b, 'lpc_returns_learnt{of="returns"} 1.0'))
         assert (await counts(a, "lpc_sightings_total"))["elsewhere"] == (await counts(a, "lpc_sightings_total"))["heard"] == 1
         # The gaps are those of the whole conversation, though each sidecar saw every other turn.
-        facts = a.model._memory._facts[1]
+        facts = Facts._make([*a.model._memory._values[1], ""])
         assert (facts.turn_count, facts.last_gap) == (3, 40.0)
         assert facts.mean_gap == pytest.approx((30 * 40) ** 0.5, rel=1e-3)
         await set_clocks(both, HORIZON_S)

@@ -24,6 +24,8 @@ HALF_LIFE_S: Final = 1800.0
 OPENINGS: Final = 10_000
 """Openings of conversations that are counted."""
 FORECASTERS: Final = 2
+NUMBERS: Final = len(Facts._fields) - 1
+"""Facts of a turn, but its category."""
 
 
 class Past(NamedTuple):
@@ -124,26 +126,6 @@ class Outcomes:
     weight: Floats
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Copies of what is kept of a memory. ``past_s``: [n] time with traffic since each turn."""
-
-    facts: list[Facts]
-    outcomes: Outcomes
-    past_s: Floats
-
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return them as arrays, which takes a tenth of a second: without a lock."""
-        columns = len(Facts._fields) - 1
-        return {
-            "facts": np.array([fact[:-1] for fact in self.facts], np.float64).reshape(len(self.facts), columns),
-            "category": np.array([fact.category for fact in self.facts], np.str_),
-            "age": self.outcomes.age,
-            "came": self.outcomes.came,
-            "active": self.past_s,
-        }
-
-
 class TurnMemory:
     """Remembers turns in a ring. Not thread-safe.
 
@@ -166,7 +148,8 @@ class TurnMemory:
         self._age = np.full(capacity, np.nan)
         self._came = np.zeros(capacity, np.bool_)
         self._forecast = np.full((capacity, FORECASTERS, INTERVALS), np.nan, np.float32)
-        self._facts: list[Facts] = [Facts(1)] * capacity
+        self._values = np.zeros((capacity, NUMBERS))
+        self._categories = [""] * capacity
         self._strata: list[list[Stratum]] = [[()]] * capacity
         self._names: dict[Stratum, Stratum] = {}
         self._openings: OrderedDict[bytes, int] = OrderedDict()
@@ -239,10 +222,16 @@ class TurnMemory:
             0.5 ** ((self.active_s - self._active[kept]) / HALF_LIFE_S),
         )
 
-    def kept(self, now: float) -> Kept:
-        """Return copies of what is kept, at once: numbers and categories, without names of conversations."""
-        some = slice(0, len(self))
-        return Kept(self._facts[some], self.outcomes(now), self.active_s - self._active[some])
+    def state(self, now: float) -> dict[str, NDArray[np.generic]]:
+        """Return copies of what is kept: numbers and categories, without names of conversations."""
+        some, outcomes = slice(0, len(self)), self.outcomes(now)
+        return {
+            "facts": self._values[some].copy(),
+            "category": np.array(self._categories[some], np.str_),
+            "age": outcomes.age,
+            "came": outcomes.came,
+            "active": self.active_s - self._active[some],
+        }
 
     def restore(self, state: dict[str, NDArray[np.generic]]) -> None:
         """Take a kept memory; turns that waited count as watched until then. Raises KeyError, ValueError: it is damaged."""
@@ -252,7 +241,7 @@ class TurnMemory:
         categories = [str(name) for name in state["category"]]
         if (
             values.ndim != 2
-            or values.shape[1] != len(Facts._fields) - 1
+            or values.shape[1] != NUMBERS
             or not (len(values) == len(age) == len(past) == len(came) == len(categories))
         ):
             raise ValueError("columns of a return model's memory do not fit each other")
@@ -262,7 +251,7 @@ class TurnMemory:
         rows = [Facts._make([*values[i].tolist(), categories[i]]) for i in order]
         count = len(rows)
         self._inputs[:count] = inputs(rows)
-        self._facts[:count] = rows
+        self._values[:count], self._categories[:count] = values[order], [row.category for row in rows]
         self._strata[:count] = [self._chain(fact) for fact in rows]
         self._age[:count], self._came[:count] = age[order], came[order]
         self._active[:count] = -past[order]
@@ -293,7 +282,8 @@ class TurnMemory:
         self._inputs[place], self._at[place], self._active[place] = row, turn.asked_at, self.active_s
         self._age[place], self._came[place] = np.nan, False
         self._forecast[place] = np.nan if forecast is None else forecast
-        self._facts[place], self._strata[place] = turn.facts, self._chain(turn.facts)
+        self._values[place], self._categories[place] = turn.facts[:-1], turn.facts.category
+        self._strata[place] = self._chain(turn.facts)
         self.number += 1
         return self.number - 1
 

@@ -154,9 +154,9 @@ class ReturnModel:
         """Return all that was learnt as arrays, without names and text."""
         with self._learning:
             with self._lock:
-                memory, balance, groups = self._memory.kept(now), self._balance, self._groups.state()
+                memory, balance, groups = self._memory.state(now), self._balance, self._groups.state()
             head = self._head.state() if self._head.taught else {}
-        return {"format": np.array(FORMAT), "balance": np.array(balance), **memory.arrays(), **head, **groups}
+        return {"format": np.array(FORMAT), "balance": np.array(balance), **memory, **head, **groups}
 
     def restore(self, state: "dict[str, NDArray[np.generic]]", now: float) -> None:
         """Take what was kept, and learn from it at once. Raises KeyError, ValueError: it is of another form, or damaged."""

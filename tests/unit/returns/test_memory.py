@@ -62,11 +62,11 @@ def test_what_is_known_of_a_turn_comes_from_the_turns_before() -> None:
 def test_the_same_turn_again_changes_nothing_and_has_the_same_facts() -> None:
     memory = Memory(10)
     memory.arrive(turn("a", 0), turn("a", 30, 2, 150.0, opening=b"o"))
-    before = memory.kept(START + 40).arrays()
+    before = memory.state(START + 40)
     again = turn("a", 30, 2, 150.0, opening=b"o")
     assert memory.arrive(again) == [None]
     assert (memory.facts_of(again).growth_tokens, memory.facts_of(again).openings) == (50.0, 0)
-    after = memory.kept(START + 40).arrays()
+    after = memory.state(START + 40)
     assert all(np.array_equal(before[name], after[name], equal_nan=before[name].dtype.kind == "f") for name in before)
     assert memory.facts_of(turn("b", 50, opening=b"o")).openings == 1
     assert memory.arrive(turn("a", 70)) == [(1, 40.0)]
@@ -75,7 +75,7 @@ def test_the_same_turn_again_changes_nothing_and_has_the_same_facts() -> None:
 def test_a_turn_that_overtook_the_one_before_returned_at_once_and_has_no_gap_of_its_own() -> None:
     memory = Memory(10)
     assert memory.arrive(turn("a", 0), turn("a", 30), turn("a", 29.0), turn("a", 70)) == [None, (0, 30.0), (1, 0.0), (2, 40.0)]
-    assert [facts.last_gap for facts in memory._facts[1:4]] == [30.0, 30.0, 40.0]
+    assert memory._values[1:4, Facts._fields.index("last_gap")].tolist() == [30.0, 30.0, 40.0]
 
 
 def test_a_turn_whose_next_one_came_before_its_answer_is_not_waiting() -> None:
@@ -158,7 +158,7 @@ def test_a_kept_memory_comes_back_into_a_larger_and_into_a_smaller_one(capacity:
     memory = Memory(100)
     for at in range(60):
         memory.arrive(turn(f"c{at % 30}", float(at), 1 + at // 30, 100.0 * at, category="agent" if at % 2 else ""))
-    state = memory.kept(START + 100).arrays()
+    state = memory.state(START + 100)
     other = Memory(capacity)
     other.restore(state)
     kept = min(capacity, 60)
@@ -175,7 +175,7 @@ def test_a_kept_memory_comes_back_into_a_larger_and_into_a_smaller_one(capacity:
 
 def test_a_memory_that_holds_nothing_comes_back() -> None:
     other = Memory(10)
-    other.restore(Memory(10).kept(START).arrays())
+    other.restore(Memory(10).state(START))
     assert len(other) == 0
 
 
