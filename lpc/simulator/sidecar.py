@@ -47,13 +47,13 @@ class OnlineReturns:
         self._refit(at)
         came, before = self._conversations.arrive(arrived(turn, at, self._replies.get(turn.conversation, math.nan)))
         self._replies[turn.conversation] = turn.output_tokens
-        told = self.model.foretell(came)
+        forecast = self.model.forecast(came)
         if before is not None:
             self.model.follow(before)
         self.model.answer([came])
-        if told is None:
+        if forecast is None:
             return None
-        curve: Floats = mixed(told[0][:, None], told[1])[0]
+        curve: Floats = mixed(forecast[0][:, None], forecast[1])[0]
         return curve
 
     def _refit(self, at: float) -> None:

@@ -27,7 +27,7 @@ HORIZONS_S: Final = (30.0, 60.0, 120.0, 300.0)
 
 
 @dataclass(frozen=True)
-class Foretold:
+class Forecasts:
     """What the model said of each request of a trace, in its order, [n]; NaN where it did not know enough yet.
 
     Attributes:
@@ -65,7 +65,7 @@ class Foretold:
         return {"mixture": mixture, "counts": counts, "head": head}
 
 
-def foretell(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Foretold:
+def forecast(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Forecasts:
     """Replay a trace to a new return model.
 
     Args:
@@ -98,7 +98,7 @@ def foretell(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Fore
             )
         )
         replies[request.conversation] = request.output_tokens
-        said = model.foretell(turn)
+        said = model.forecast(turn)
         if said is not None:
             hazard[:, place], share[place] = said
             if not learning and request.arrival >= since:
@@ -109,7 +109,7 @@ def foretell(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Fore
     turns = turns_in(trace)
     linkable = np.array([request.linkable for request in trace.requests])
     judged = turns.stands & linkable & (turns.arrival >= since) & ~np.isnan(share)
-    return Foretold(hazard, share, turns.next_arrival - turns.arrival, trace.duration - turns.arrival, judged)
+    return Forecasts(hazard, share, turns.next_arrival - turns.arrival, trace.duration - turns.arrival, judged)
 
 
 def evaluate_online_returns(trace: Trace, since: float) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def evaluate_online_returns(trace: Trace, since: float) -> dict[str, Any]:
         (`counts`, `head`) and by the model that stopped learning (`stopped`). None where no turn was judged, or one was not
         predicted.
     """
-    online, stopped = foretell(trace, since), foretell(trace, since, learning=False)
+    online, stopped = forecast(trace, since), forecast(trace, since, learning=False)
     values = online.log_likelihoods() | {"stopped": stopped.log_likelihoods()["mixture"]}
     judged = online.judged
     some = bool(judged.any())
@@ -137,7 +137,7 @@ def evaluate_online_returns(trace: Trace, since: float) -> dict[str, Any]:
     }
 
 
-def calibration(found: Foretold) -> list[dict[str, Any]]:
+def calibration(found: Forecasts) -> list[dict[str, Any]]:
     """Return the share that returns within each horizon, predicted and observed, of the judged turns watched that long."""
     rows = []
     for horizon in HORIZONS_S:

@@ -1,4 +1,4 @@
-"""A trace replayed to the return model: what it foretold when each turn arrived."""
+"""A trace replayed to the return model: what it predicted when each turn arrived."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.training.online_returns import calibration, evaluate_online_returns, foretell
+from lpc.training.online_returns import calibration, evaluate_online_returns, forecast
 
 
 def made_up(conversations: int = 900, seed: int = 0) -> Trace:
@@ -28,16 +28,16 @@ def trace() -> Trace:
     return made_up()
 
 
-def test_what_is_foretold_of_a_turn_does_not_depend_on_what_comes_later(trace: Trace) -> None:
-    whole, half = foretell(trace), foretell(Trace("half", 512, trace.requests[:700]))
+def test_what_is_predicted_of_a_turn_does_not_depend_on_what_comes_later(trace: Trace) -> None:
+    whole, half = forecast(trace), forecast(Trace("half", 512, trace.requests[:700]))
     np.testing.assert_array_equal(whole.hazard[:, :700], half.hazard)
     np.testing.assert_array_equal(whole.head_share[:700], half.head_share)
     assert np.isnan(whole.head_share[0])  # nothing was learnt yet
     assert np.isfinite(whole.head_share[700])
 
 
-def test_returns_are_foretold_by_what_tells_them_apart(trace: Trace) -> None:
-    found = foretell(trace, 2400.0)
+def test_returns_are_predicted_by_what_tells_them_apart(trace: Trace) -> None:
+    found = forecast(trace, 2400.0)
     first = np.array([request.turn == 1 for request in trace.requests])
     short = np.array([request.input_tokens == 600 for request in trace.requests])
     soon = found.within(60.0)
@@ -52,10 +52,10 @@ def test_returns_are_foretold_by_what_tells_them_apart(trace: Trace) -> None:
         assert row["turns"] > 100
 
 
-def test_the_model_that_stopped_has_foretold_the_same_until_then_and_knows_no_more_afterwards(
+def test_the_model_that_stopped_has_predicted_the_same_until_then_and_knows_no_more_afterwards(
     trace: Trace,
 ) -> None:
-    online, stopped = foretell(trace, 1800.0), foretell(trace, 1800.0, learning=False)
+    online, stopped = forecast(trace, 1800.0), forecast(trace, 1800.0, learning=False)
     before = np.array([request.arrival < 1800 for request in trace.requests])
     np.testing.assert_array_equal(online.hazard[:, before], stopped.hazard[:, before])
     assert (online.judged == stopped.judged).all()
@@ -68,14 +68,14 @@ def test_requests_at_one_instant_are_one_turn_and_what_cannot_be_recognised_is_n
     last = trace.requests[-1].arrival
     twice = [TracedRequest(last + 1, 600, 50, (0, -1), "twice", 1, "") for _ in range(2)]
     unknown = TracedRequest(last + 2, 600, 50, (0, -2), "unknown", 1, "", linkable=False)
-    found = foretell(Trace("t", 512, [*trace.requests, *twice, unknown]), last)
+    found = forecast(Trace("t", 512, [*trace.requests, *twice, unknown]), last)
     assert found.judged[-4:].tolist() == [True, False, True, False]
 
 
-def test_figures_are_of_the_turns_after_the_split_and_missing_where_nothing_was_foretold(trace: Trace) -> None:
+def test_figures_are_of_the_turns_after_the_split_and_missing_where_nothing_was_predicted(trace: Trace) -> None:
     figures = evaluate_online_returns(trace, 2400.0)
     assert figures["turns"] == sum(request.arrival >= 2400 for request in trace.requests)
-    online, stopped = foretell(trace, 2400.0), foretell(trace, 2400.0, learning=False)
+    online, stopped = forecast(trace, 2400.0), forecast(trace, 2400.0, learning=False)
     for name, said in ("mixture", online), ("counts", online), ("head", online), ("stopped", stopped):
         expected = said.log_likelihoods()["mixture" if name == "stopped" else name][online.judged].mean()
         assert figures["log_likelihood"][name] == pytest.approx(expected, abs=1e-4)

@@ -108,7 +108,7 @@ class ReturnModel:
         with self._lock:
             self._memory.leave(turn)
 
-    def foretell(self, turn: Arrived) -> tuple[Floats, float] | None:
+    def forecast(self, turn: Arrived) -> tuple[Floats, float] | None:
         """Return hazards [2, INTERVALS], by counts and by head, and the head's share; the turn is not taken in.
 
         None before there is enough to learn from.
