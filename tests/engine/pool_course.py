@@ -91,7 +91,8 @@ class PoolEngine:
         self.block_pool = pool_of(BLOCKS)
         self.plugin = cast(Any, Plugin())
         self.plugin.value_enabled = value_enabled
-        self.block_size: int = self.block_pool.hash_block_size
+        self.block_size = self.hash_block_size = self.block_pool.hash_block_size
+        self.single_type_managers = (self,)
         self.kv_cache_manager = self.coordinator = self
         self._contents = 0
         if learned:

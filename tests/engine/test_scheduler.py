@@ -269,6 +269,7 @@ def test_a_clock_that_fails_does_not_reach_the_scheduler() -> None:
     del engine.now
     assert engine.scheduler.schedule().num_scheduled_tokens == {"a": request.num_tokens}
     assert engine.scheduler.lpc.plugin.failures > 0
+    engine.scheduler.shutdown()  # else its thread would log a failure of its own, in a later test
 
 
 def test_retentions_that_are_over_end_step_by_step_however_many_they_are() -> None:

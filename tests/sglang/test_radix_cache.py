@@ -14,10 +14,10 @@ from eviction_client import grouping
 from eviction_client.background import AtOnce
 from eviction_client.curve import KNOTS
 from eviction_client.engines.sglang.building import build
-from eviction_client.engines.sglang.metrics import values_of
 from eviction_client.errors import EngineUnsupported
 from eviction_client.messages import Prediction
 from eviction_client.plugin import MOST_FAILURES, Plugin
+from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.reuse import KINDS, first_class
 from eviction_client.settings import ClientSettings
 from lpc.wire import bugs
@@ -146,7 +146,7 @@ def test_of_sessions_that_return_in_turn_some_stay(clock: Clock) -> None:
     assert hits[0] == 0
     assert hits[1] > 0.6 * 5 * 20 * 620, "fifteen of twenty is the most that any order can hit"
     assert ours.plugin.failures == 0
-    shown = values_of(ours.tree.lpc)
+    shown = values_of_plugin(ours.plugin)
     assert shown["lpc_value_enabled", ""] == 1.0 and shown["lpc_reuses", ""] > 100
     assert shown["lpc_ghost_blocks", "value"] > shown["lpc_ghost_blocks", "lru"]
 

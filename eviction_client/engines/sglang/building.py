@@ -11,6 +11,7 @@ from eviction_client.engines.sglang.versions import TESTED, installed, unsuitabl
 from eviction_client.engines.tokenizer_files import finder
 from eviction_client.metrics import EngineMetrics
 from eviction_client.plugin import Plugin, Predictor
+from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from lpc.errors import LpcError
@@ -74,7 +75,6 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = o
     if reason is None:
         try:
             import eviction_client.engines.sglang.hooks as hooks
-            import eviction_client.engines.sglang.metrics as shown
 
             plugin = opens(settings, ctx)
         except LpcError:
@@ -91,7 +91,7 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = o
     if plugin is not None:
         try:
             attached = cache.lpc = hooks.Hooks(cache, plugin, adopt=adopt)
-            plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
+            plugin.on_tick.append(lambda: metrics.update(values_of_plugin(attached.plugin)))
         except Exception as error:
             plugin.close()
             reason = f"{type(error).__name__}: {error}"

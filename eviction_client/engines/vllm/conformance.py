@@ -30,30 +30,24 @@ EVICTED: Final = [6, 7, 3, 2, 5, 4, 1]
 
 
 def why_not(scheduler: Any) -> str | None:
-    """Return why the plug-in would not work in this engine; None if it passed. Raises nothing."""
-    try:
-        manager = scheduler.kv_cache_manager
-        pool = manager.block_pool
-        if any(group.block_pool is not pool for group in manager.coordinator.single_type_managers):
-            return "this model's KV cache lies in several block pools, which frees cross"
-        stock = pool.free_block_queue
-        if not issubclass(LearnedFreeQueue, type(stock)):
-            return f"its free queue is a {type(stock).__name__}, which ours cannot stand in for"
-        return _changed(manager, WRAPPED) or _uncovered("free queue", stock, LearnedFreeQueue()) or _order(pool)
-    except Exception as error:
-        return f"the check of its block pool failed: {type(error).__name__}: {error}"
+    """Return why the plug-in would not work in this engine; None if it passed. May raise whatever an unknown engine raises."""
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    if any(group.block_pool is not pool for group in manager.coordinator.single_type_managers):
+        return "this model's KV cache lies in several block pools, which frees cross"
+    stock = pool.free_block_queue
+    if not issubclass(LearnedFreeQueue, type(stock)):
+        return f"its free queue is a {type(stock).__name__}, which ours cannot stand in for"
+    return _changed(manager, WRAPPED) or _uncovered("free queue", stock, LearnedFreeQueue()) or _order(pool)
 
 
 def why_fcfs(scheduler: Any) -> str | None:
-    """Return why this engine must serve first come, first served; None if cached first works in it. Raises nothing."""
-    try:
-        stock = scheduler.waiting
-        if type(stock) is not FCFSRequestQueue:
-            return f"its waiting queue is a {type(stock).__name__}"
-        ours = CachedFirstQueue(CachedPrompts.of(scheduler), lambda: 0.0, lambda _: None)
-        return _changed(scheduler.kv_cache_manager, LOOKED_AT) or _uncovered("waiting queue", stock, ours)
-    except Exception as error:
-        return f"the check of its waiting queue failed: {type(error).__name__}: {error}"
+    """Return why this engine must serve first come, first served; None if cached first works in it. May raise as well."""
+    stock = scheduler.waiting
+    if type(stock) is not FCFSRequestQueue:
+        return f"its waiting queue is a {type(stock).__name__}"
+    ours = CachedFirstQueue(CachedPrompts.of(scheduler), lambda: 0.0, lambda _: None)
+    return _changed(scheduler.kv_cache_manager, LOOKED_AT) or _uncovered("waiting queue", stock, ours)
 
 
 def _changed(manager: Any, methods: dict[str, list[str]]) -> str | None:

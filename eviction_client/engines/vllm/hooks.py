@@ -80,8 +80,7 @@ class Hooks:
         self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
         self.cached_first: CachedFirstQueue | None = None
-        self._latest = 0.0
-        self._hash_block_size: int = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
+        self._hash_block_size: int = scheduler.hash_block_size
         manager = scheduler.kv_cache_manager
         pool = manager.block_pool
         self._free_blocks_of: Callable[[], int] = pool.get_num_free_blocks
@@ -91,7 +90,8 @@ class Hooks:
         self._stock_free: Callable[[Request], None] = manager.free
         self._stock_pop: Callable[[Request], list[KVCacheBlock]] = manager.pop_blocks_for_free
         self._stock_free_blocks: Callable[[Iterable[KVCacheBlock]], None] = pool.free_blocks
-        scales = _scales_of(manager, self._hash_block_size)
+        groups = manager.coordinator.single_type_managers
+        scales = [max(group.block_size // self._hash_block_size, 1) for group in groups]
         if adopt:
             # From here on nothing fails: the stock queue has given its blocks away.
             free = pool.free_block_queue.get_all_free_blocks()
@@ -147,7 +147,7 @@ class Hooks:
         """Ask the predictor, unless there are no token ids or they will change (streamed input)."""
         started = time.perf_counter()
         try:
-            if request.prompt_token_ids and not getattr(request, "resumable", False):
+            if request.prompt_token_ids and not request.resumable:
                 lora = request.lora_request
                 self.plugin.admitted(
                     request.request_id,
@@ -232,7 +232,7 @@ class Hooks:
                     hints=Hints.of(arguments_of(request)),
                 )
                 if self.retention is not None and ended.retain_s:
-                    salt = getattr(request, "cache_salt", None) or ""
+                    salt = request.cache_salt or ""
                     tokens = request.all_token_ids[: request.num_computed_tokens]
                     self.retention.ask(tokens, ended.retain_s, salt)
         except Exception as error:
@@ -243,15 +243,7 @@ class Hooks:
 
     def _now(self) -> float:
         try:
-            now = self.plugin.now()
-            if now >= self._latest:  # NaN is not
-                self._latest = now
+            return self.plugin.now()
         except Exception as error:
             self.plugin.failed(error)
-        return self._latest
-
-
-def _scales_of(manager: Any, hash_block_size: int) -> list[int]:
-    """Return by KV-cache group how many of a chain's hashes one block covers."""
-    managers = getattr(getattr(manager, "coordinator", None), "single_type_managers", ())
-    return [max(each.block_size // hash_block_size, 1) for each in managers] or [1]
+            return self.plugin.clock.latest

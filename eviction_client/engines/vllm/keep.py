@@ -53,7 +53,7 @@ class CachedPrefix:
             chain = request.block_hashes[: (request.num_tokens - 1) // size]
             needs += [(policy, policy.find(chain, tokens // size)) for policy in self._policies]
         if self._announcer is not None and tokens < request.num_prompt_tokens - self._hash_block_size:
-            prompt = Prompt(request.prompt_token_ids, getattr(request, "cache_salt", None) or "")
+            prompt = Prompt(request.prompt_token_ids, request.cache_salt or "")
             needs.append((self._announcer, [prompt]))
         looked_up = max(len(needed), sum(len(found) for _, found in needs))
         return looked_up, Found(tokens, request.num_prompt_tokens, self.prompt(request), needs)

@@ -31,6 +31,6 @@ def namespace_of(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> 
     return Namespace(
         hash_algorithm=algorithm,
         hash_seed=seed,
-        block_size=getattr(scheduler, "hash_block_size", None) or scheduler.block_size,
-        model=json.dumps([model.model, getattr(model, "revision", None)]),
+        block_size=scheduler.hash_block_size,
+        model=json.dumps([model.model, model.revision]),
     )

@@ -7,9 +7,7 @@ from vllm.v1.request import Request, RequestStatus
 from lpc.wire.session import name_under_salt
 
 _COMPLETED: Final = frozenset(
-    getattr(RequestStatus, name)
-    for name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
-    if hasattr(RequestStatus, name)
+    (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
 
 
@@ -41,7 +39,4 @@ def session_of(request: Request) -> str | None:
         session = arguments.get("session_id")
     if not isinstance(session, str):
         return None
-    salt = getattr(request, "cache_salt", None)
-    if not salt:
-        return session
-    return name_under_salt(session, salt)
+    return name_under_salt(session, request.cache_salt) if request.cache_salt else session

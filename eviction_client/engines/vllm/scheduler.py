@@ -67,17 +67,19 @@ class LearnedScheduler:
         if not cached:
             logger.warning("learned prefix cache: prefix caching is off, so there is nothing to do")
             return scheduler
-        metrics = EngineMetrics(str(getattr(vllm_config.parallel_config, "data_parallel_index", 0)))
+        metrics = EngineMetrics(str(vllm_config.parallel_config.data_parallel_index))
         started = time.perf_counter()
-        reason = _why_not(vllm_config, scheduler)
-        milliseconds = 1000 * (time.perf_counter() - started)
-        if reason is None:
-            try:
+        try:
+            import eviction_client.engines.vllm.conformance as conformance
+
+            reason = unsuitable(vllm_config) or conformance.why_not(scheduler)
+            milliseconds = 1000 * (time.perf_counter() - started)
+            if reason is None:
                 cls._attach(scheduler, settings, vllm_config, metrics, tiers)
-            except LpcError:
-                raise  # a setting that cannot be
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
+        except LpcError:
+            raise  # a setting that cannot be
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
         if reason is None:
             mode = "dry run" if settings.shadow else f"on, keys pooled: {settings.pools}"
             release = f"vLLM {RELEASE}" if RELEASE in TESTED else f"vLLM {RELEASE} is an untested release"
@@ -113,7 +115,7 @@ class LearnedScheduler:
         plugin = Plugin(
             settings,
             capacity=scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
-            block_tokens=getattr(scheduler, "hash_block_size", None) or scheduler.block_size,
+            block_tokens=scheduler.hash_block_size,
             predictor=cls.open_predictor(settings, settings.served_model or served, finder_of(vllm_config)),
             store=_store(settings, vllm_config, scheduler),
             clock=cls.clock,
@@ -136,15 +138,6 @@ class LearnedScheduler:
                     channel.close()
             raise
         plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
-
-
-def _why_not(vllm_config: Any, scheduler: Any) -> str | None:
-    """Return why the plug-in cannot work in this engine; None where it can. Raises nothing."""
-    try:
-        import eviction_client.engines.vllm.conformance as conformance
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return unsuitable(vllm_config) or conformance.why_not(scheduler)
 
 
 def _cached_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any:

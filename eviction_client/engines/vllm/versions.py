@@ -14,7 +14,7 @@ RELEASE: Final = vllm_version.partition("+")[0]
 
 def unsuitable(vllm_config: Any) -> str | None:
     """Return why the plug-in has no place in this configuration; None where it has."""
-    if getattr(vllm_config.model_config, "is_diffusion", False):
+    if vllm_config.model_config.is_diffusion:
         return "diffusion models have a scheduler of their own"
     if getattr(getattr(vllm_config, "attention_config", None), "hisparse_config", None) is not None:
         return "HiSparse keeps blocks in several pools, which frees cross"

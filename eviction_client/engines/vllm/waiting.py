@@ -51,8 +51,8 @@ class CachedPrompts:
         manager = scheduler.kv_cache_manager
         for group in manager.coordinator.single_type_managers:
             if isinstance(group, FullAttentionManager):
-                hash_size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
-                return cls(manager.block_pool.get_cached_block, group.kv_cache_group_id, group.block_size, hash_size)
+                find, number = manager.block_pool.get_cached_block, group.kv_cache_group_id
+                return cls(find, number, group.block_size, scheduler.hash_block_size)
         raise ValueError("its model has no full attention")
 
     def blocks(self, request: Request, known: int) -> int:

@@ -23,11 +23,12 @@ def why_not() -> str | None:
     """
     try:
         from eviction_client.engines.vllm_cpu import conformance
+
+        return conformance.why_not()
     except ImportError as error:
         return f"its offload tier takes no policy of this kind ({error})"
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return conformance.why_not()
+        return f"the check of its offload tier failed: {type(error).__name__}: {error}"
 
 
 @dataclass

@@ -79,12 +79,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
 
     def step(self) -> bool:
         """Before a step of the scheduler: do what is due in the tier; return whether more is."""
-        if self._tier is not None:
-            try:
-                return self._tier.step()
-            except Exception as error:
-                self._give_up(error)
-        return False
+        return self._tier is not None and bool(self._try(self._tier.step))
 
     def find(self, chain: Sequence[bytes], above: int) -> list[OffloadKey]:
         """Return the chunks here that follow the first ``above`` hashes of a chain without a gap, in each of the groups."""
@@ -97,18 +92,12 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
     def wait(self, request: Hashable, keys: Sequence[OffloadKey]) -> None:
         """Keep chunks that a request will load that waits from now on."""
         if self._tier is not None:
-            try:
-                self._tier.wait(request, keys)
-            except Exception as error:
-                self._give_up(error)
+            self._try(self._tier.wait, request, keys)
 
     def served(self, request: Hashable) -> None:
         """Note that a request does not wait any more."""
         if self._tier is not None:
-            try:
-                self._tier.served(request)
-            except Exception as error:
-                self._give_up(error)
+            self._try(self._tier.served, request)
 
     # What vLLM calls. See CachePolicy.
 
@@ -121,19 +110,13 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         """Add a chunk. From vLLM 0.33 on, with the context of the request that stores it."""
         self.lru.insert(key, chunk, *context)
         if self._tier is not None:
-            try:
-                self._tier.store(key)
-            except Exception as error:
-                self._give_up(error)
+            self._try(self._tier.store, key)
 
     def remove(self, key: OffloadKey) -> None:
         """Remove a chunk whose store has failed."""
         self.lru.remove(key)
         if self._tier is not None:
-            try:
-                self._tier.remove(key)
-            except Exception as error:
-                self._give_up(error)
+            self._try(self._tier.remove, key)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """Chunks are in use."""
@@ -189,20 +172,14 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
             return chosen
         evicted = self._least_recent(n, protected)
         if evicted is not None:
-            try:
-                tier.evicted([key for key, _ in evicted], by="lru")
-            except Exception as error:
-                self._give_up(error)
+            self._try(tier.evicted, [key for key, _ in evicted], by="lru")
         return evicted
 
     def clear(self) -> None:
         """Remove all chunks."""
         self.lru.clear()
         if self._tier is not None:
-            try:
-                self._tier.clear()
-            except Exception as error:
-                self._give_up(error)
+            self._try(self._tier.clear)
 
     def _choose(
         self, tier: ValueTier, n: int, protected: Collection[OffloadKey]
@@ -218,10 +195,13 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
 
     def _touch(self, keys: Sequence[OffloadKey]) -> None:
         if self._tier is not None:
-            try:
-                self._tier.touch(keys[::-1])
-            except Exception as error:
-                self._give_up(error)
+            self._try(self._tier.touch, keys[::-1])
+
+    def _try(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except Exception as error:
+            self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         """Be LRU from now on."""

@@ -63,7 +63,6 @@ class Hooks:
     def __init__(self, scheduler: Any, plugin: Plugin, *, adopt: bool, named_alike: bool = True) -> None:
         self.plugin = plugin
         self.evictor: LearnedEvictor | None = None
-        self._latest = 0.0
         self._group_of: OrderedDict[int, Group] = OrderedDict()
         self._manager = scheduler.block_manager
         self._allocator = gpu_allocator(self._manager)
@@ -231,12 +230,10 @@ class Hooks:
 
     def _now(self) -> float:
         try:
-            now = self.plugin.now()
-            if now >= self._latest:  # NaN is not
-                self._latest = now
+            return self.plugin.now()
         except Exception as error:
             self.plugin.failed(error)
-        return self._latest
+            return self.plugin.clock.latest
 
 
 _UNKNOWN: Final = Ended(None, None, (), 0, 0.0, 0, ())
