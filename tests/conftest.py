@@ -15,6 +15,8 @@ from tests.redis_server import redis_server, redis_session
 
 # LiteLLM would fetch a list of prices when it is imported.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+# A command that uses all cores would start processes for each small simulation, where what a test replaces is not replaced.
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
 # A loaded machine fails no property.
 hypothesis.settings.register_profile("untimed", deadline=None)

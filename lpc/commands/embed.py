@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lpc.commands.options import Cluster, Encoder, Jobs, Models, Precision
+from lpc.commands.options import Cluster, Encoder, Models, Precision
 from lpc.logs.datasets.conversation import Split
 
 
@@ -25,7 +25,7 @@ def embed(
     precision: Annotated[Precision, typer.Option(help="Precision of the encoder.")] = "int8",
     split: Annotated[Split | None, typer.Option(help="Only conversations of this half.")] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after about this many turns.")] = None,
-    jobs: Jobs = 1,
+    jobs: Annotated[int, typer.Option(help="Processes at once; the threads of one use all cores.")] = 1,
     cluster: Cluster = None,
     threads: Annotated[int, typer.Option(help="Threads per process; 0: one per core.")] = 0,
 ) -> None:
@@ -42,7 +42,7 @@ def embed(
     from lpc.training.spread import workers_of
     from lpc.wire.terminal import console
 
-    workers = workers_of(jobs, cluster)
+    workers = workers_of(None if cluster and jobs == 1 else jobs, cluster)
     skipped = Skipped()
     # First, since it refuses a wrong name or path at once, and an encoder takes its time.
     conversations = load(dataset, data, skipped, records=records)

@@ -9,7 +9,7 @@ Output = Annotated[Path | None, typer.Option("--output", help="Write the figures
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print the figures to standard output, as JSON, instead of tables.")]
 Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
 
-Jobs = Annotated[int, typer.Option(help="Processes at once; -1: one per core.")]
+Jobs = Annotated[int | None, typer.Option(help="Processes at once; default: one per core.")]
 Cluster = Annotated[str | None, typer.Option(help="Workers of a cluster: dask=tcp://HOST:8786 or ray=ray://HOST:10001.")]
 Models = Annotated[Path, typer.Option(help="Model repository.")]
 ModelName = Annotated[str, typer.Option("--model", help="The model's name.")]

@@ -14,7 +14,12 @@ def simulate(
     trace: Annotated[Path | None, typer.Option(help="A log with times; default: ShareGPT with drawn think times.")] = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
     workload: Annotated[
-        str | None, typer.Option(help="Generated workloads in place of a log: names with commas, or all.")
+        str | None,
+        typer.Option(
+            help="Generated workloads in place of a log, names with commas, or all: chat-exponential, chat-lognormal, "
+            "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, adversary-irregular, loop, "
+            "herd, night."
+        ),
     ] = None,
     policies: Annotated[
         str | None,
@@ -88,7 +93,7 @@ def simulate(
         Path | None, typer.Option(help="Folder made by `lpc embed`, for the whole of ShareGPT; default: the sample shipped.")
     ] = None,
     head: Annotated[Path | None, typer.Option(help="The predictor's head on --embeddings; default: the one shipped.")] = None,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     cluster: Cluster = None,
     skip_limit: Annotated[float, typer.Option(help="Share of a trace's lines that may be wrong.")] = 0.01,
     describe: Annotated[

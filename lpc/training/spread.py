@@ -50,16 +50,19 @@ class Workers:
 HERE: Final = Workers()
 
 
-def workers_of(jobs: int, cluster: str | None) -> Workers:
-    """Read --jobs and --cluster (`dask=ADDRESS`, `ray=ADDRESS`). Raises UsageError."""
-    if jobs == 0:
-        raise UsageError("--jobs must not be 0: give a number of processes, or -1 for one per core")
+def workers_of(jobs: int | None, cluster: str | None) -> Workers:
+    """Read --jobs (None: one process per core that this process may use) and --cluster (`dask=ADDRESS`, `ray=ADDRESS`).
+
+    Raises UsageError.
+    """
+    if jobs is not None and jobs < 1:
+        raise UsageError("--jobs must be at least 1")
     if cluster is None:
-        return Workers(jobs)
+        return Workers(-1 if jobs is None else jobs)
     engine, _, address = cluster.partition("=")
     if engine not in ("dask", "ray") or not address:
         raise UsageError(f"{cluster!r:.60} names no cluster: give dask=tcp://HOST:8786 or ray=ray://HOST:10001")
-    if jobs != 1:
+    if jobs is not None:
         raise UsageError("give either --jobs, for this machine, or --cluster, which has workers of its own")
     return Workers(engine=engine, address=address)
 

@@ -41,7 +41,7 @@ class Cluster(NamedTuple):
 
     @property
     def workers(self) -> Workers:
-        return workers_of(1, self.option)
+        return workers_of(None, self.option)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -111,7 +111,7 @@ def test_what_a_worker_cannot_do_is_said_here_in_one_line(cluster: Cluster, tmp_
 @pytest.mark.nightly
 def test_tasks_that_kill_every_worker_end_with_a_reason(tmp_path: Path) -> None:
     with dask_cluster(tmp_path, workers=1, forgiving=0) as made, pytest.raises(ClusterError, match="die at one task"):
-        list(spread([(die, ())], workers_of(1, f"dask={made.address}")))
+        list(spread([(die, ())], workers_of(None, f"dask={made.address}")))
     with pytest.raises(ClusterError, match="worker processes died 4 times"):
         list(spread([(die, ()), (die, ())], Workers(2)))
 
@@ -128,16 +128,16 @@ def test_tasks_run_alone_in_their_process_whatever_threads_it_has(tmp_path: Path
     (tmp_path / "marks").mkdir()
     with dask_cluster(tmp_path, workers=1, threads=4) as made:
         tasks = [(count_together, (str(tmp_path / "marks"),))] * 8
-        assert [together for _, together in spread(tasks, workers_of(1, f"dask={made.address}"))] == [1] * 8
+        assert [together for _, together in spread(tasks, workers_of(None, f"dask={made.address}"))] == [1] * 8
 
 
 @pytest.mark.nightly
 def test_clusters_that_are_not_there_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spreading, "ANSWER_S", 3)
     with pytest.raises(ClusterError, match="no Dask scheduler answers at tcp"):
-        list(spread([(die, ())], workers_of(1, "dask=tcp://127.0.0.1:1")))
+        list(spread([(die, ())], workers_of(None, "dask=tcp://127.0.0.1:1")))
     with dask_cluster(tmp_path, workers=0) as made, pytest.raises(ClusterError, match="has no workers: start some"):
-        list(spread([(die, ())], workers_of(1, f"dask={made.address}")))
+        list(spread([(die, ())], workers_of(None, f"dask={made.address}")))
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ClusterError, match=r"pip install 'learned-prefix-cache\[ray\]'"):
-        list(spread([(die, ())], workers_of(1, "ray=127.0.0.1:1")))
+        list(spread([(die, ())], workers_of(None, "ray=127.0.0.1:1")))

@@ -1,12 +1,14 @@
 """`lpc simulate` from files to tables, pictures and JSON."""
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from lpc.commands.cli import app
@@ -19,6 +21,7 @@ from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import Run, WorkloadSpec, build, slowdown, sweep
 from lpc.simulator.sample import load_sample, write_sample
 from lpc.simulator.summary import QUEUE, derived
+from lpc.simulator.workloads import WORKLOADS
 from lpc.training.spread import Workers
 from tests.integration.test_learned_policies import trace
 from tests.integration.test_train import WIDTH, write_embeddings
@@ -396,7 +399,7 @@ def test_what_is_no_capacity_is_refused(text: str) -> None:
         (["--seeds", "2"], "replayed as it is"),
         (["--count-from", "99999"], "but the trace has"),
         (["--engines", "0"], "must be at least 1"),
-        (["--jobs", "0"], "--jobs must not be 0"),
+        (["--jobs", "0"], "--jobs must be at least 1"),
         (["--cluster", "spark=here"], "names no cluster"),
         (["--cluster", "dask=tcp://127.0.0.1:1", "--jobs", "2"], "give either --jobs"),
         (["--cache", "large"], "'large' is not a capacity"),
@@ -526,3 +529,9 @@ def test_json_alone_is_printed_to_standard_output() -> None:
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["requests"] == 5_000
     assert "documents" in done.stderr
+
+
+def test_the_help_lists_every_policy_and_workload() -> None:
+    options = {option.name: option.help for option in get_command(app).commands["simulate"].params}  # type: ignore[attr-defined]
+    assert set(re.findall(r"[a-z0-9-]+", options["policies"].partition(":")[2])) == set(REGISTRY)
+    assert set(re.findall(r"[a-z-]+", options["workload"].partition(":")[2])) == set(WORKLOADS)
