@@ -78,7 +78,7 @@ class Turn(Arrived):
         text: of its prompts: the same for the same turn asked again.
         by_id: the caller named the conversation.
         turn_count, prompt_chars, history_chars, last_reply_chars: as `UserTurns` has them.
-        forecast: None until it is answered, and for ever if it is not.
+        forecast: None until it is answered.
         labelled: whether it gets a label.
         shared_as, follows: the ids by which the fleet knows this turn, and knew the one before, if that was here.
     """
@@ -106,7 +106,7 @@ class Label(NamedTuple):
 
 
 class TurnObserver:
-    """Hears what happens to turns; subclasses override what they want to hear. Called from any thread: return at once."""
+    """Is notified of what happens to turns; subclasses override what they need. Called from any thread: return at once."""
 
     def returned(self, turn: Turn) -> None:
         """The next turn of a turn's conversation arrived, when it now says."""
@@ -122,7 +122,7 @@ class TurnObserver:
 
 
 class Labels:
-    """Remembers turns, and tells what became of them. Thread-safe.
+    """Remembers turns, and notifies its observers of what became of them. Thread-safe.
 
     Invariants: at most ``capacity`` turns that get a label, in order of arrival (give or take what overtook in the tokeniser's
     threads) until their horizon has passed; at most as many unlabelled ones that no later turn has claimed; and at most as many
@@ -284,7 +284,7 @@ class Labels:
             raise failure
 
     def close(self) -> None:
-        """Forget all turns: what becomes of them nobody here will see."""
+        """Forget all turns: this process will not see what becomes of them."""
         with self._lock:
             known = sum(turn.forecast is not None for turn in self._turns)
             self._turns.clear()

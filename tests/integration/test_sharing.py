@@ -188,9 +188,9 @@ async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
             for one in (a, b):
                 await eventually(lambda one=one: shows(one, "lpc_sightings_shared 1.0"))  # type: ignore[misc]
             await set_clocks([a, b], 20)
-            await b.ask(turn("something new that is long enough to be told from all others, I hope"))
+            await b.ask(turn("something new that is long enough to be unlike all others, I hope"))
             await set_clocks([a, b], 20)
-            await a.ask(turn("something new that is long enough to be told from all others, I hope", "well?"))
+            await a.ask(turn("something new that is long enough to be unlike all others, I hope", "well?"))
             assert (await counts(a, "lpc_sightings_total"))["elsewhere"] == 1
 
 
@@ -273,13 +273,13 @@ async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_
     sides: list[tuple[Preparation, TurnRegistry]] = []
     for _ in range(2):
         labels = Labels(100, HORIZON_S, [Returns(returned)])
-        told = TurnRegistry(Connection(redis_server.url), labels, Metrics())
+        shared = TurnRegistry(Connection(redis_server.url), labels, Metrics())
         parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-        prepared = Preparation(parser, labels, Metrics(), registry=told, threads=1, clock=lambda: now[0])
-        sides.append((prepared, told))
+        prepared = Preparation(parser, labels, Metrics(), registry=shared, threads=1, clock=lambda: now[0])
+        sides.append((prepared, shared))
     try:
-        for _, told in sides:
-            while told.key is None:
+        for _, shared in sides:
+            while shared.key is None:
                 await asyncio.sleep(0.01)
         ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
         first = await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id="c"))
@@ -296,13 +296,13 @@ async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_
         assert len(sides[0][1]._mine) == 1
         returned.clear()
         del first, second
-        for _, told in sides:
-            told._labels.close()
-            await eventually(lambda told=told: not told._mine)  # type: ignore[misc]
+        for _, shared in sides:
+            shared._labels.close()
+            await eventually(lambda shared=shared: not shared._mine)  # type: ignore[misc]
     finally:
-        for prepared, told in sides:
+        for prepared, shared in sides:
             prepared.close()
-            told.close()
+            shared.close()
 
 
 @contextlib.contextmanager
@@ -312,20 +312,20 @@ def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, Tur
     try:
         for _ in range(count):
             labels, metrics = Labels(100, HORIZON_S, []), Metrics()
-            told = TurnRegistry(Connection(url), labels, metrics)
+            shared = TurnRegistry(Connection(url), labels, metrics)
             parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-            preparation = Preparation(parser, labels, metrics, registry=told, threads=1, clock=lambda: 1_700_000_000.0)
-            sides.append((preparation, told, metrics))
+            preparation = Preparation(parser, labels, metrics, registry=shared, threads=1, clock=lambda: 1_700_000_000.0)
+            sides.append((preparation, shared, metrics))
         yield sides
     finally:
-        for preparation, told, _ in sides:
+        for preparation, shared, _ in sides:
             preparation.close()
-            told.close()
+            shared.close()
 
 
-async def connected(told: TurnRegistry) -> None:
+async def connected(shared: TurnRegistry) -> None:
     async with asyncio.timeout(20):
-        while told.key is None:
+        while shared.key is None:
             await asyncio.sleep(0.01)
 
 
@@ -352,24 +352,24 @@ async def test_a_key_of_another_type_costs_the_sightings_of_one_conversation_onl
                 admin.delete(key)
                 admin.rpush(key, "not ours")
 
-        for _, told, _ in sides:
-            await connected(told)
+        for _, shared, _ in sides:
+            await connected(shared)
         assert not await shared_past(sides, "broken", spoil)
         for number in range(3):
             assert await shared_past(sides, f"sound {number}")
-            assert all(told.key is not None for _, told, _ in sides)
+            assert all(shared.key is not None for _, shared, _ in sides)
         assert sum(metrics.refused_by_redis.labels("sightings", "WRONGTYPE")._value.get() for _, _, metrics in sides) > 0
 
 
 async def test_a_full_redis_does_not_end_the_sightings(redis_server: RedisServer) -> None:
     with prepared_sides(redis_server.url, 3) as sides, contextlib.closing(redis_server.client()) as admin:
-        for _, told, _ in sides[:2]:
-            await connected(told)
+        for _, shared, _ in sides[:2]:
+            await connected(shared)
         admin.config_set("maxmemory", "1")
         try:
             for number in range(3):
                 assert not await shared_past(sides, f"while full {number}")
-                assert all(told.key is not None for _, told, _ in sides[:2])
+                assert all(shared.key is not None for _, shared, _ in sides[:2])
             await connected(sides[2][1])  # a sidecar that starts or reconnects now reads the fleet's key
         finally:
             admin.config_set("maxmemory", "0")

@@ -85,13 +85,13 @@ class ReturnModel:
             memory, forecasters = self._memory, self._forecasters
             facts = [memory.facts(turn) for turn in turns]
             rows = inputs(facts)
-            told = None if forecasters is None else forecasters.hazards(facts, rows)
+            forecast = None if forecasters is None else forecasters.hazards(facts, rows)
             for place, (turn, fact) in enumerate(zip(turns, facts, strict=True)):
-                memory.take(turn, fact, rows[place], None if told is None else told[:, place])
+                memory.take(turn, fact, rows[place], None if forecast is None else forecast[:, place])
                 self._follow(turn)  # its next one may have come while it was being answered
-            if told is None or not turns:
+            if forecast is None or not turns:
                 return np.zeros(len(turns), np.int64)
-            return self._groups.join(mixed(told, self.head_share), max(turn.asked_at for turn in turns))
+            return self._groups.join(mixed(forecast, self.head_share), max(turn.asked_at for turn in turns))
 
     def group_curves(self) -> GroupCurves:
         """Return the groups that turns have been answered with."""
@@ -184,13 +184,13 @@ class ReturnModel:
 
     def _judge(self, numbers: NDArray[np.int64], age: Floats, came: NDArray[np.bool_]) -> None:
         """Weigh the forecasters by what they had predicted of turns. With the lock held."""
-        told = self._memory.forecast(numbers)
-        known = ~np.isnan(told[:, 0, 0]) & (numbers >= self._memory.number - self._memory.capacity)
+        forecast = self._memory.forecast(numbers)
+        known = ~np.isnan(forecast[:, 0, 0]) & (numbers >= self._memory.number - self._memory.capacity)
         if not known.any() or self._forecasters is None:
             return
-        told, age, came = told[known], age[known], came[known]
-        average = np.repeat(self._forecasters.counts.average[None, :], len(told), 0)
-        forecasts = np.concatenate([told[:, 0], told[:, 1], average])
+        forecast, age, came = forecast[known], age[known], came[known]
+        average = np.repeat(self._forecasters.counts.average[None, :], len(forecast), 0)
+        forecasts = np.concatenate([forecast[:, 0], forecast[:, 1], average])
         found = log_likelihood(forecasts, np.tile(age, 3), np.tile(came, 3)).reshape(3, -1)
         share = self.head_share
         mixture = np.logaddexp(math.log(1 - share) + found[0], math.log(share) + found[1]) - found[2]
