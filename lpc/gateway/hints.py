@@ -1,6 +1,6 @@
 """How long a client asks that its prompt be kept, in the protocols that clients and routers speak.
 
-- Anthropic's `cache_control`, of the body or a block of tools, system or messages: `{"type": "ephemeral", "ttl": "5m"}` or `1h`;
+- Anthropic's `cache_control`, of the body or of a block in tools, system, messages: `{"type": "ephemeral", "ttl": "1h"}`;
 - NVIDIA Dynamo's `nvext.cache_control`, the same object, whose `ttl` may also be `90s` or `30m` (ai-dynamo/dynamo#6213);
 - OpenAI's `prompt_cache_options.ttl`, and `prompt_cache_retention`: `24h`, or `in_memory`, which asks for nothing.
 
