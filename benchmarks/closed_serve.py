@@ -81,6 +81,8 @@ def serve(
         max_num_batched_tokens=BATCH_TOKENS,
     )
     engine = tiny.engine
+    if predictor is not None:
+        tiny.scheduler.lpc.plugin.block_tokens = replay.block_tokens
     _take_time(tiny.scheduler, clock, prefill_s=scale / load.prefill_tokens_s, decode_s=scale * DECODE_S)
     prompts = Prompts(replay)
     gaps = [request.gap_s for request in replay.requests]

@@ -66,9 +66,12 @@ def serve(
         )
         for predictor in predictors
     ]
-    if not learns:
-        for tiny in engines:
-            tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
+    for tiny, predictor in zip(engines, predictors, strict=True):
+        if predictor is not None:
+            # It groups requests by their new tokens, of which the engine holds BLOCK for each block of the trace.
+            tiny.scheduler.lpc.plugin.block_tokens = replay.block_tokens
+            if not learns:
+                tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
     homes: dict[str, int] = {}
     outputs: dict[int, list[int]] = {}
     counts = {"cached_tokens": 0, "prompt_tokens": 0, "cached_tokens_in_all": 0, "prompt_tokens_in_all": 0}
@@ -115,7 +118,12 @@ def serve(
         for tiny in ours:
             counters.update(tiny.counters())
         answered = sum(tiny.scheduler.lpc.plugin.ended["prediction"] for tiny in ours)
-        figures |= {"counters": counters, "answered_share": answered / max(len(outputs), 1)}
+        curves = ours[0].scheduler.lpc.plugin.predictor.reuse_curves
+        figures |= {
+            "counters": counters,
+            "answered_share": answered / max(len(outputs), 1),
+            "predicted_groups": 0 if curves is None else len(curves.hazards),
+        }
     busy.clear()
     for tiny in engines:
         tiny.close()

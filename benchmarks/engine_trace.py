@@ -219,6 +219,7 @@ def _row(share: float, blocks: int, sides: dict[str, dict[str, Any]]) -> dict[st
         "evictions": {name: side["evictions"] for name, side in sides.items()},
         "tokens_identical": len({side["tokens_sha256"] for side in sides.values()}) == 1,
         "answered_share": sides["plugin"]["answered_share"],
+        "predicted_groups": sides["plugin"]["predicted_groups"],
         "counters": sides["plugin"]["counters"],
         "seconds": {name: side["seconds"] for name, side in sides.items()},
     }

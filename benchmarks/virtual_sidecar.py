@@ -8,21 +8,18 @@ import asyncio
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.virtual_clock import VirtualClock
 from lpc.model.conversation import UserTurns
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.returns.memory import Arrived
-from lpc.model.returns.model import ReturnModel
 from predictor_service import server
 from predictor_service.constants import Constants
+from predictor_service.returns.learning import ReturnLearning
 from predictor_service.settings import ServiceSettings
 
 REFIT_S: Final = 60.0
@@ -41,21 +38,19 @@ class UnreadModel(Model):
         return [0.5] * len(batch)
 
 
-class PunctualReturnModel(ReturnModel):
-    """A return model that is refitted by the virtual clock, which outruns the sidecar's own minutes."""
+class PunctualLearning(ReturnLearning):
+    """Learning that is due by the virtual clock, which outruns the sidecar's own minutes."""
 
-    def __init__(self, capacity: int, clock: Callable[[], float]) -> None:
-        super().__init__(capacity)
-        self._now = clock
-        self._refit_at = clock() + REFIT_S
+    _refit_at = -math.inf
 
-    def answer(self, turns: Sequence[Arrived]) -> NDArray[np.int64]:
-        """As its parent; first refitted, where that is due."""
-        now = self._now()
+    def answer(self, turns: Sequence[Arrived]) -> list[int]:
+        """As its parent; first refitted, and the curves published, where that is due."""
+        now = self._clock()
         if now >= self._refit_at:
-            # Of a silence only the first minute's is done: it would learn the same turns over and over.
-            self.refit(self._refit_at)
-            self._refit_at += math.floor((now - self._refit_at) / REFIT_S + 1.0) * REFIT_S
+            # Of a silence only the last minute is done: it would learn the same turns over and over.
+            self._refit()
+            self.curves.look()
+            self._refit_at = now + REFIT_S
         return super().answer(turns)
 
 
@@ -63,11 +58,9 @@ def serve_virtual(clock_file: Path) -> None:
     """Serve until told to stop, by the virtual clock in a file."""
     logging.basicConfig(level="INFO", stream=sys.stderr)
     clock = VirtualClock(clock_file)
-    # The virtual clock says when the return model is refitted, so the sidecar itself never does.
+    # The virtual clock says when what was learnt is refitted and published, so the sidecar itself never does it.
     never = Constants(refit_s=86_400.0)
-    parts = server.Parts(
-        clock=clock, load=UnreadModel, returns=lambda capacity: PunctualReturnModel(capacity, clock), constants=never
-    )
+    parts = server.Parts(clock=clock, load=UnreadModel, learning=PunctualLearning, constants=never)
     asyncio.run(server.serve(ServiceSettings(), parts))
 
 

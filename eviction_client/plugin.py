@@ -141,7 +141,7 @@ class Plugin:
         self.tiers: list[ValueTier] = []
         self._owners = Owners(capacity) if settings.hints_share else None
         self._capacity = capacity
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._in_use = 0.0
         self._reply_ends = grouping.ReplyEnds()
         self.clock = MonotoneClock(clock)
@@ -207,7 +207,7 @@ class Plugin:
         if prediction is None:
             self.predictor.forget(request_id)
         stretches = self._stretches.get(request_id, ())
-        group = grouping.group_of(stretches, self._block_tokens)
+        group = grouping.group_of(stretches, self.block_tokens)
         if not completed:
             self.ended["aborted"] += 1
         elif prediction is None:

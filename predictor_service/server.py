@@ -82,6 +82,7 @@ class Parts:
         load: makes a model of a version's folder. Raises ArtifactError or ProviderError.
         parser: reads conversations.
         returns: learns when conversations return, from so many turns.
+        learning: asks and refits it in service.
         keepalive: when silent peers are given up.
         tokenizer_limits: how long reading a tokenizer may take.
         constants: bounds and intervals.
@@ -91,6 +92,7 @@ class Parts:
     load: LoadModel = Model
     parser: Callable[[RequestLimits, ServedModels], RequestParser] = RequestParser
     returns: Callable[[int], ReturnModel] = ReturnModel
+    learning: Callable[..., ReturnLearning] = ReturnLearning
     keepalive: Keepalive = field(default_factory=Keepalive)
     tokenizer_limits: LoadLimits = field(default_factory=LoadLimits)
     constants: Constants = field(default_factory=Constants)
@@ -269,7 +271,7 @@ async def _returns(
 ) -> ReturnLearning:
     model = parts.returns(parts.constants.returns_turns)
     refit_s = parts.constants.refit_s
-    returns = ReturnLearning(model, metrics, refit_s=refit_s, kept=settings.returns_state, clock=parts.clock)
+    returns = parts.learning(model, metrics, refit_s=refit_s, kept=settings.returns_state, clock=parts.clock)
     await asyncio.to_thread(returns.restore)
     stack.push_async_callback(asyncio.to_thread, returns.keep)
     return returns

@@ -101,6 +101,7 @@ def test_a_trace_on_real_vllm_with_a_sidecar_that_learns(tmp_path: Path) -> None
     for row in figures["rows"]:
         assert row["tokens_identical"]
         assert row["answered_share"] == 1.0
+        assert row["predicted_groups"] > 1
         assert row["counters"]["lpc_failures"] == 0
         assert row["counters"]["lpc_reuses"] > 100 < row["counters"]["lpc_ghost_blocks:asked"]
         assert row["evictions"]["stock"] > 100
