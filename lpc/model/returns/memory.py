@@ -46,7 +46,7 @@ NO_PAST: Final = Past(UNSEEN, np.nan, np.nan)
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Arrived:
-    """A turn that arrived. Whoever recognises conversations keeps it until the next turn; the memory keeps numbers only.
+    """A turn that arrived. What recognises conversations keeps it until the next turn; the memory keeps numbers only.
 
     Attributes:
         conversation: an opaque name, the same for all of its turns; empty if it could not be recognised again.
