@@ -29,7 +29,7 @@ from lpc.gateway.recording import Recording, ahead
 from lpc.gateway.replay import replay
 from lpc.gateway.request import SESSION_HEADER, Asked, digest
 from lpc.gateway.settings import GatewaySettings
-from lpc.gateway.targets import CHAT, COMPLETIONS, OWN, RESPONSES, Paths, path_of
+from lpc.gateway.targets import CHAT, COMPLETIONS, OWN, SALTED, Paths, path_of
 from lpc.gateway.telling import Telling
 from lpc.gateway.upstream import Upstream
 from lpc.wire.session import name_under_salt
@@ -110,7 +110,7 @@ class Gateway:
         if client is None:
             raise NotKnown("no valid token: send `Authorization: Bearer TOKEN` with a token of the gateway's token file")
         self._paths.check(exchange.method, path)
-        if exchange.method == "POST" and path in (CHAT, COMPLETIONS, RESPONSES):
+        if exchange.method == "POST" and path in SALTED:
             body = await exchange.body()
             scope = scope_of(exchange.headers, client)
             if scope is None:
@@ -124,7 +124,7 @@ class Gateway:
                     path, exchange.headers, body, exchange.query.decode("ascii"), client.tenant, scope if cached else None
                 )
                 if reading.asked is None:
-                    await self._pass(exchange, client, reading.body, reading.affinity)
+                    await self._pass(exchange, client, reading.body, reading.affinity, reading.session)
                 else:
                     await self._complete(exchange, client, scope, directives, reading, reading.asked)
             return
@@ -198,7 +198,9 @@ class Gateway:
         headers = self._for_engine(exchange, client)
         # What is recorded must be text as it is; and a name of the client's own stays where it put it.
         headers = [(key, value) for key, value in headers if key != b"accept-encoding"]
-        if asked.session is None and name is not None:
+        if reading.session is not None:
+            headers.append((SESSION_HEADER, reading.session.encode()))
+        elif asked.session is None and name is not None:
             headers.append((SESSION_HEADER, name.encode()))
         recording: Recording | None = None
         began = time.perf_counter()
@@ -235,12 +237,15 @@ class Gateway:
             # stream's end: what was recorded is whole anyway.
             settle(ended=exchange.complete)
 
-    async def _pass(self, exchange: Exchange, client: Client, content: bytes | object, key: bytes) -> None:
-        """Pass a request on that is not read."""
+    async def _pass(
+        self, exchange: Exchange, client: Client, content: bytes | object, key: bytes, session: str | None = None
+    ) -> None:
+        """Pass a request on whose answer is not kept. ``session``: as of `Reading`."""
         body = content if isinstance(content, bytes) else exchange.chunks()
-        async with self._upstream.answer(
-            exchange.method, exchange.target, self._for_engine(exchange, client), body or None, key
-        ) as answer:
+        headers = self._for_engine(exchange, client)
+        if session is not None:
+            headers.append((SESSION_HEADER, session.encode()))
+        async with self._upstream.answer(exchange.method, exchange.target, headers, body or None, key) as answer:
             await self._relay(exchange, answer, answer.aiter_raw(), [], "none")
 
     async def _relay(

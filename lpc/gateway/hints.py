@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+ARGUMENTS: Final = {"vllm": "vllm_xargs", "sglang": "custom_params"}
+"""The field of a body in which an engine takes arguments for plug-ins."""
 DEFAULT_TTL_S: Final = 300.0
 """Of Anthropic's `cache_control`."""
 _TTL: Final = re.compile(r"(\d{1,7})([smhd])", re.ASCII)

@@ -15,7 +15,8 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.conversations import states_of
 from lpc.gateway.errors import TooLarge
 from lpc.gateway.headers import Headers
-from lpc.gateway.request import Asked, digest, is_deep, read
+from lpc.gateway.hints import retain_seconds
+from lpc.gateway.request import Asked, affinity, digest, is_deep, named_otherwise, read, session_of
 from lpc.gateway.tenants import Tenants
 
 INLINE_BYTES: Final = 16 * 2**10
@@ -32,6 +33,7 @@ class Reading:
         body: as the engine gets it.
         affinity: by which the engine is chosen.
         salt: that the engine gets with it.
+        session: the conversation's name for the engine, where the client said it in a field that engines do not read.
         asked: the completion; None: it is not understood, or another request.
         question: for the caches; None: they are not asked.
         states: the conversation after each of its messages.
@@ -40,6 +42,7 @@ class Reading:
     body: bytes
     affinity: bytes
     salt: str | None = None
+    session: str | None = None
     asked: Asked | None = None
     question: pb.Request | None = None
     states: Sequence[bytes] = ()
@@ -52,10 +55,13 @@ class Reader:
     Attributes:
         tenants: salts and names.
         max_values: of JSON in one body.
+        arguments: the field of a body in which engines take arguments for plug-ins, so that hints are sent on; None: they
+            are not.
     """
 
     tenants: Tenants
     max_values: int
+    arguments: str | None = None
 
     async def read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
         """Read a body. ``scope``: the caches are asked in it; None: they are not. Raises TooLarge."""
@@ -67,16 +73,28 @@ class Reader:
         said = self._said(body)
         if said is None:
             return Reading(body, digest("other", tenant))
-        sent, salt = self.tenants.apply(tenant, said, body)
+        sent, salt = self.tenants.apply(tenant, *self._with_hints(said, body))
         asked = read(path, headers, said, query)
+        name = session_of(said, headers)
+        session = self.tenants.session(tenant, name) if name is not None and name == named_otherwise(said) else None
+        key = affinity(said, headers, tenant)
         if asked is None:
-            return Reading(sent, digest("other", tenant), salt)
+            return Reading(sent, key, salt, session)
         question = None
         if scope is not None and asked.cacheable:
             # A body that the caches cannot be asked about may be one that the engine understands.
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 question = asked.question(tenant, scope)
-        return Reading(sent, asked.affinity(tenant), salt, asked, question, states_of(asked, tenant))
+        return Reading(sent, key, salt, session, asked, question, states_of(asked, tenant))
+
+    def _with_hints(self, said: Mapping[str, Any], body: bytes) -> tuple[Mapping[str, Any], bytes]:
+        """Return what a body says, and the body, with the hint that the client's own fields amount to. Its own hint stays."""
+        seconds = retain_seconds(said) if self.arguments is not None else 0.0
+        arguments = said.get(self.arguments or "") or {}
+        if not seconds or not isinstance(arguments, dict) or "lpc_retain_seconds" in arguments:
+            return said, body
+        said = {**said, str(self.arguments): {**arguments, "lpc_retain_seconds": seconds}}
+        return said, json.dumps(said, separators=(",", ":")).encode()
 
     def _said(self, body: bytes) -> Mapping[str, Any] | None:
         """Return the object that a body holds; None if it holds none. Raises TooLarge."""

@@ -46,20 +46,6 @@ class Asked:
         """Whether it is of a shape that the sidecar can be asked about."""
         return bool(self.messages) or self.prompt is not None
 
-    def beginning(self) -> Sequence[Mapping[str, Any]]:
-        """Return the first messages, up to the first one of the user: the same in all turns of a conversation."""
-        for i, message in enumerate(self.messages):
-            if message.get("role") == "user":
-                return self.messages[: i + 1]
-        return self.messages
-
-    def affinity(self, tenant: str) -> bytes:
-        """Return by what the engine is chosen."""
-        if self.session is not None:
-            return digest("session", tenant, self.session)
-        begins: object = self.beginning() if self.messages else (self.prompt or "")[:PROMPT_BEGINNING]
-        return digest("beginning", tenant, self.body.get("model"), begins)
-
     def question(self, tenant: str, scope: str) -> pb.Request:
         """Return what the sidecar is asked. Raises ValueError or TypeError where it cannot be said."""
         body = {**self.body, "url_query": self.query} if self.query else self.body
@@ -93,7 +79,7 @@ def read(path: str, headers: Headers, asked: Mapping[str, Any], query: str = "")
             prompt = asked["prompt"]
         options = asked.get("stream_options") or {}
         form = Form(asked.get("stream") is True, options.get("include_usage") is True)
-        return Asked(asked, messages, prompt, form, _session(asked, headers), query)
+        return Asked(asked, messages, prompt, form, session_of(asked, headers), query)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -114,15 +100,44 @@ def _within(value: object) -> Iterable[object]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def _session(body: Mapping[str, Any], headers: Headers) -> str | None:
-    """Return the conversation's name in vLLM's order: the body, the header, the extra arguments."""
+def affinity(body: Mapping[str, Any], headers: Headers, tenant: str) -> bytes:
+    """Return by what the engine is chosen: the conversation's name, else how it begins, the same in all of its turns."""
+    session = session_of(body, headers)
+    return digest("session", tenant, session) if session is not None else digest("beginning", tenant, *_beginning(body))
+
+
+def _beginning(body: Mapping[str, Any]) -> list[object]:
+    """Return the model, and what all turns of a conversation begin with: up to the user's first message."""
+    said = body.get("messages") or body.get("input") or body.get("prompt")
+    begins = said[:PROMPT_BEGINNING] if isinstance(said, str) else said
+    if isinstance(said, list):
+        until_user = (i for i, item in enumerate(said) if not isinstance(item, dict) or item.get("role") == "user")
+        begins = said[: next(until_user, len(said)) + 1]
+    return [*map(body.get, ("model", "system", "instructions")), begins]
+
+
+def session_of(body: Mapping[str, Any], headers: Headers) -> str | None:
+    """Return the conversation's name: in vLLM's order the body, the header, the extra arguments; else as `named_otherwise`."""
     extra = body.get("vllm_xargs")
     named = (
         body.get("session_id"),
         first(headers, SESSION_HEADER),
         extra.get("session_id") if isinstance(extra, dict) else None,
     )
-    return next((name for name in named if isinstance(name, str) and name), None)
+    return next((name for name in named if isinstance(name, str) and name), None) or named_otherwise(body)
+
+
+def named_otherwise(body: Mapping[str, Any]) -> str | None:
+    """Return a name made of OpenAI's fields that engines do not read: `conversation` of the Responses API, `prompt_cache_key`.
+
+    It is of hexadecimal digits, as it will stand in a header field. Many conversations may share a `prompt_cache_key`.
+    """
+    conversation, key = body.get("conversation"), body.get("prompt_cache_key")
+    if isinstance(conversation, dict):
+        conversation = conversation.get("id")
+    if isinstance(conversation, str) and conversation:
+        return digest("conversation", conversation).hex()
+    return digest("key", key, *_beginning(body)).hex() if isinstance(key, str) and key else None
 
 
 def text_of(content: object) -> str:

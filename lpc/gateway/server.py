@@ -27,6 +27,7 @@ from lpc.gateway.errors import GatewayStartError
 from lpc.gateway.exchange import Load
 from lpc.gateway.feedback import Feedback
 from lpc.gateway.gateway import Gateway
+from lpc.gateway.hints import ARGUMENTS
 from lpc.gateway.metrics import Metrics
 from lpc.gateway.reading import Reader
 from lpc.gateway.settings import Bounds, GatewaySettings
@@ -123,7 +124,7 @@ async def running(
             Upstream(http, engines, metrics),
             telling,
             metrics,
-            Reader(tenants, bounds.max_values),
+            Reader(tenants, bounds.max_values, ARGUMENTS.get(settings.gateway_hints)),
             load,
             Starlette(
                 routes=[

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -90,6 +90,11 @@ class GatewaySettings(ServerSettings):
         description="File with a secret of at least 32 characters, the same for all gateways before an engine: from it and the "
         "tenant come cache salts and names of conversations. Without it each start of a gateway makes a new one, and the "
         "engines' caches begin cold.",
+    )
+    gateway_hints: Literal["off", "vllm", "sglang"] = Field(
+        "off",
+        description="Which engines these are, to whose plug-in the gateway passes on how long a client asks its prompt to be "
+        "kept (cache_control, prompt_cache_options, prompt_cache_retention). They act on it within LPC_HINTS_SHARE.",
     )
     gateway_scopes: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,

@@ -9,6 +9,9 @@ from lpc.gateway.errors import BadTarget, MethodRefused, NotProxied
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
+MESSAGES: Final = "/v1/messages"
+SALTED: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+"""Whose bodies are read, and get a tenant's cache salt."""
 OWN: Final = "/lpc/"
 """The gateway's own paths begin so."""
 
@@ -16,7 +19,7 @@ PROXIED: Final = (
     f"POST {CHAT}",
     f"POST {COMPLETIONS}",
     f"POST {RESPONSES}",
-    "POST /v1/messages",
+    f"POST {MESSAGES}",
     "POST /v1/messages/count_tokens",
     "POST /v1/embeddings",
     "POST /v1/score",

@@ -193,6 +193,29 @@ def test_a_hint_retains_blocks_only_if_the_operator_enables_hints(
     assert max(ages_of(engine)[block] for block in kept) <= 3.0 or not (hints and seconds)
 
 
+@pytest.mark.parametrize(
+    ("kind", "version", "payload", "retained"),
+    [
+        ("kv.retain", "1.0", {"seconds": 200}, True),
+        ("kv.retain", "1.7", {"seconds": "200"}, True),
+        ("kv.retain", "2.0", {"seconds": 200}, False),
+        ("kv.prefetch", "1.0", {"seconds": 200}, False),
+        ("kv.retain", "1.0", {"seconds": "soon"}, False),
+        ("kv.retain", "1.0", {}, False),
+        ("kv.retain", "1.0", None, False),
+    ],
+)
+def test_vllms_own_kv_hints_retain_as_our_hint_does(kind: str, version: str, payload: Any, retained: bool) -> None:
+    kv_hints = pytest.importorskip("vllm.v1.kv_hints", reason="vLLM before 0.32 has no such hints")
+    engine = Engine(100, hints_share=0.5)
+    request = engine.add("a", range(6, 6 + 2 * BLOCK), 1)
+    request.kv_hints = kv_hints.KvHintsEnvelope("1.0", "m", [kv_hints.KvHintAction("1", kind, version, payload)])
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    assert (RETAINED in classes_of(engine).values()) == retained
+    assert engine.scheduler.lpc.plugin.failures == 0
+
+
 @pytest.mark.parametrize("done", [True, "true", 0])
 @pytest.mark.parametrize("hints", [True, False])
 def test_a_request_that_is_done_leaves_its_own_blocks_first_if_the_operator_enables_hints(done: object, hints: bool) -> None:

@@ -32,10 +32,9 @@ from eviction_client.announce import Announcer
 from eviction_client.ended import Ended
 from eviction_client.engines.vllm.keep import CachedPrefix
 from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
-from eviction_client.engines.vllm.requests import arguments_of, completed, reply_end_of, session_of
+from eviction_client.engines.vllm.requests import completed, hints_of, reply_end_of, session_of
 from eviction_client.engines.vllm.waiting import CachedFirstQueue
 from eviction_client.engines.vllm_cpu.placing import Tiers
-from eviction_client.hints import Hints
 from eviction_client.keep import Keep
 from eviction_client.plugin import Plugin
 from eviction_client.retention import Retention
@@ -229,7 +228,7 @@ class Hooks:
                     prompt_blocks=min(len(computed), request.num_prompt_tokens // size),
                     reply_end=reply_end_of(request),
                     session=session_of(request),
-                    hints=Hints.of(arguments_of(request)),
+                    hints=hints_of(request),
                 )
                 if self.retention is not None and ended.retain_s:
                     salt = request.cache_salt or ""

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from vllm.v1.request import Request, RequestStatus
 
+from eviction_client.hints import NO_HINTS, Hints
 from lpc.wire.session import name_under_salt
 
 _COMPLETED: Final = frozenset(
@@ -27,6 +28,18 @@ def reply_end_of(request: Request) -> int | None:
 def arguments_of(request: Request) -> dict[str, Any] | None:
     """Return the extra arguments that the caller sent with a request (``vllm_xargs``)."""
     return None if request.sampling_params is None else request.sampling_params.extra_args
+
+
+def hints_of(request: Request) -> Hints:
+    """Return the hints of a request: its extra arguments, else the action ``kv.retain`` of vLLM's ``kv_hints`` (vllm#53423)."""
+    hints = Hints.of(arguments_of(request))
+    envelope = getattr(request, "kv_hints", None)  # vLLM 0.32
+    if hints is NO_HINTS and envelope is not None:
+        for action in envelope.actions:
+            known = action.action_type == "kv.retain" and str(action.action_version).partition(".")[0] == "1"
+            if known and isinstance(action.payload, dict):
+                return Hints.of({"lpc_retain_seconds": action.payload.get("seconds")})
+    return hints
 
 
 def session_of(request: Request) -> str | None:

@@ -33,7 +33,7 @@ async def received(gateway: Running, engine: EngineDouble, tenant: str | None, p
     return engine.received[before]
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
 async def test_tenants_have_salts_and_conversations_of_their_own(path: str) -> None:
     fields = {"prompt": "hello"} if path == "/v1/completions" else {}
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
@@ -63,6 +63,44 @@ async def test_a_tenant_cannot_choose_a_salt_or_the_name_of_anothers_conversatio
                 if tenant is not None:
                     assert name not in json.dumps(got)
                     assert '"mine"' not in json.dumps(got)
+
+
+async def test_a_conversation_that_only_openais_fields_name_is_named_to_the_engine_and_of_its_tenant() -> None:
+    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+
+        async def name(tenant: str | None, text: str, **fields: Any) -> str | None:
+            headers = {"x-forwarded-user": tenant} if tenant else {}
+            await gateway.client.post("/v1/responses", json={"model": "m", "input": text, **fields}, headers=headers)
+            return engine.received[-1].header("x-session-id")
+
+        odd = "k\r\nx-injected: 1\u2615"
+        for tenant in ("one", None):
+            first = await name(tenant, "hello", prompt_cache_key=odd)
+            assert first is not None and first.isalnum() and first.isascii()
+            assert first == await name(tenant, "hello", prompt_cache_key=odd)
+            assert first != await name(tenant, "another beginning", prompt_cache_key=odd)
+            conversation = await name(tenant, "hello", conversation={"id": "c"}, prompt_cache_key=odd)
+            assert conversation == await name(tenant, "more", conversation="c") != first
+            assert await name(tenant, "hello", conversation={}, prompt_cache_key=7) is None
+        assert await name("one", "hello", conversation="c") != await name("two", "hello", conversation="c")
+
+
+@pytest.mark.parametrize(("hints", "field"), [("vllm", "vllm_xargs"), ("sglang", "custom_params"), ("off", None)])
+async def test_what_clients_ask_of_their_providers_cache_is_a_hint_for_the_engine(hints: str, field: str | None) -> None:
+    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_hints=hints) as gateway:
+        asked = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+        for tenant in ("one", None):
+            got = (await received(gateway, engine, tenant, "/v1/messages", **asked)).json
+            assert got.get(field or "vllm_xargs") == ({"lpc_retain_seconds": 3600.0} if field else None)
+            assert got["cache_control"] == asked["cache_control"]
+            if field:
+                own = {field: {"lpc_retain_seconds": 1, "other": "x"}}
+                assert (await received(gateway, engine, tenant, **asked, **own)).json[field] == own[field]
+                assert (await received(gateway, engine, tenant, **asked, **{field: {"other": "x"}})).json[field] == {
+                    "other": "x",
+                    "lpc_retain_seconds": 3600.0,
+                }
+                assert (await received(gateway, engine, tenant, **asked, **{field: "odd"})).json[field] == "odd"
 
 
 async def test_a_caller_without_identity_gets_its_body_through_as_it_is() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lpc.gateway.request import Asked, read
+from lpc.gateway.request import Asked, affinity, read
 from lpc.gateway.targets import CHAT, COMPLETIONS
 from lpc.responses.canonical import Namer
 from predictor_service.responses.servicer import asked_of
@@ -95,11 +95,18 @@ def test_a_conversation_is_called_as_vllm_calls_it() -> None:
 
 def test_all_turns_of_a_conversation_are_for_one_engine() -> None:
     turns = [*USER, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "well"}]
-    assert asked(messages=USER).affinity("t") == asked(messages=turns).affinity("t")
-    assert asked(messages=USER).affinity("t") != asked(messages=USER).affinity("u")
-    assert asked(messages=USER).affinity("t") != asked(messages=USER, model="n").affinity("t")
+
+    def key(tenant: str = "t", model: str = "m", **body: Any) -> bytes:
+        return affinity({"model": model, **body}, [], tenant)
+
+    for field in ("messages", "input"):
+        assert key(**{field: USER}) == key(**{field: turns}) != key("u", **{field: USER})
+        assert key(**{field: USER}) != key(model="n", **{field: USER}) != key(system="s", **{field: USER})
     long = "system " * 1000
-    assert asked(COMPLETIONS, prompt=long).affinity("t") == asked(COMPLETIONS, prompt=long + "more").affinity("t")
+    for field in ("prompt", "input"):
+        assert key(**{field: long}) == key(**{field: long + "more"}) != key(**{field: "short"})
+    assert key(messages=turns, session_id="s") == key(messages=USER, session_id="s") != key(messages=USER)
+    assert key(input=[]) == key() != key(messages=7)
 
 
 def test_the_predictor_is_told_the_text_of_all_parts() -> None:
