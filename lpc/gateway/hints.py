@@ -5,7 +5,7 @@
 - OpenAI's `prompt_cache_options.ttl`, and `prompt_cache_retention`: `24h`, or `in_memory`, which asks for nothing.
 
 Of several the longest counts, and for the whole prompt: a plug-in knows no breakpoints. What the engine does with it is the
-operator's to say (``LPC_HINTS``, ``LPC_MAX_RETAIN_S``, ``LPC_HINTS_SHARE``).
+operator's to say (``LPC_HINTS_SHARE``).
 """
 
 import re
