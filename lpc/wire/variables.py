@@ -30,8 +30,9 @@ ENGINE: Final = """
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """
-    gateway_cache, gateway_cache_anonymous, gateway_engine_ca, gateway_engine_key, gateway_engines, gateway_identity_headers,
-    gateway_lookup_timeout_s, gateway_max_held_bytes, gateway_max_requests, gateway_paths, gateway_salt_key_file, gateway_scopes
+    gateway_cache, gateway_cache_anonymous, gateway_engine_ca, gateway_engine_key, gateway_engines, gateway_hints,
+    gateway_identity_headers, gateway_lookup_timeout_s, gateway_max_held_bytes, gateway_max_requests, gateway_paths,
+    gateway_salt_key_file, gateway_scopes
 """
 """Fields of `lpc.gateway.settings.GatewaySettings`, without those of every server."""
 LMCACHE: Final = """
