@@ -75,14 +75,12 @@ def serve(
     scale = replay.block_tokens / BLOCK  # tokens of the log for each of the engine
     sessions = [[n for n, _ in rows] for _, rows in groupby(enumerate(replay.requests), key=lambda row: row[1].conversation)]
     tiny = clocked_engine(
-        *(model, blocks, clock, predictor, settings),
+        *(model, replay, blocks, clock, predictor, settings),
         max_model_len=replay.longest + LONGEST_REPLY,
         max_num_seqs=TOGETHER,
         max_num_batched_tokens=BATCH_TOKENS,
     )
     engine = tiny.engine
-    if predictor is not None:
-        tiny.scheduler.lpc.plugin.block_tokens = replay.block_tokens
     _take_time(tiny.scheduler, clock, prefill_s=scale / load.prefill_tokens_s, decode_s=scale * DECODE_S)
     prompts = Prompts(replay)
     gaps = [request.gap_s for request in replay.requests]

@@ -58,7 +58,7 @@ def serve(
     tier: dict[str, Any] = {"kv_transfer_config": connector} if connector else {}
     engines = [
         clocked_engine(
-            *(model, blocks, clock, predictor, {"keep_waiting": learns, **settings}),
+            *(model, replay, blocks, clock, predictor, {"keep_waiting": learns, **settings}),
             max_model_len=replay.longest + 1,
             max_num_seqs=TOGETHER,
             max_num_batched_tokens=BATCH_TOKENS,
@@ -66,12 +66,9 @@ def serve(
         )
         for predictor in predictors
     ]
-    for tiny, predictor in zip(engines, predictors, strict=True):
-        if predictor is not None:
-            # It groups requests by their new tokens, of which the engine holds BLOCK for each block of the trace.
-            tiny.scheduler.lpc.plugin.block_tokens = replay.block_tokens
-            if not learns:
-                tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
+    if not learns:
+        for tiny in engines:
+            tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
     homes: dict[str, int] = {}
     outputs: dict[int, list[int]] = {}
     counts = {"cached_tokens": 0, "prompt_tokens": 0, "cached_tokens_in_all": 0, "prompt_tokens_in_all": 0}
@@ -131,9 +128,15 @@ def serve(
 
 
 def clocked_engine(
-    model: Path, blocks: int, clock: VirtualClock, predictor: Predictor | None, settings: dict[str, Any], **options: Any
+    model: Path,
+    replay: Replay,
+    blocks: int,
+    clock: VirtualClock,
+    predictor: Predictor | None,
+    settings: dict[str, Any],
+    **options: Any,
 ) -> TinyEngine:
-    """Return real vLLM with so many blocks for requests, whose plug-in reads a virtual clock.
+    """Return real vLLM with so many blocks for a trace's requests, whose plug-in reads a virtual clock.
 
     Args:
         predictor: for our scheduler; None: stock vLLM.
@@ -147,7 +150,11 @@ def clocked_engine(
         "open_predictor": staticmethod(lambda *_: predictor),
     }
     # vLLM keeps one block for itself.
-    return TinyEngine(model, blocks + 1, learned=attributes if predictor is not None else None, **options)
+    tiny = TinyEngine(model, blocks + 1, learned=attributes if predictor is not None else None, **options)
+    if predictor is not None:
+        # It groups requests by their new tokens, of which the engine holds BLOCK for each block of the trace.
+        tiny.scheduler.lpc.plugin.block_tokens = replay.block_tokens
+    return tiny
 
 
 def admit(engine: Any, number: int, conversation: str, prompt: list[int], *, reply: int) -> None:

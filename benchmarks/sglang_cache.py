@@ -39,6 +39,7 @@ class Cache:
         predictor: with one the plug-in is attached.
         settings: of the plug-in.
         longest: tokens of the longest request.
+        scale: tokens of a log for each of the cache: by these the plug-in groups requests.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Cache:
         predictor: Predictor | None = None,
         clock: Callable[[], float] = lambda: 1.8e9,
         longest: int = 4096,
+        scale: int = 1,
         tp_size: int = 1,
         **settings: Any,
     ) -> None:
@@ -74,7 +76,7 @@ class Cache:
             return Plugin(
                 given.model_copy(update=settings),
                 capacity=tokens // BLOCK_TOKENS,
-                block_tokens=BLOCK_TOKENS,
+                block_tokens=BLOCK_TOKENS * scale,
                 predictor=predictor,
                 clock=clock,
                 background=AtOnce,

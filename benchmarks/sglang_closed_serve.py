@@ -47,9 +47,8 @@ def serve(replay: Replay, tokens: int, load: dict[str, Any], *, learned: bool, s
         predictor=Told(lambda _: None) if learned else None,
         clock=lambda: now[0],
         longest=longest,
+        scale=replay.block_tokens // BLOCK,
     )
-    if learned:
-        cache.plugin.block_tokens *= replay.block_tokens // BLOCK
     order = SchedulePolicy(schedule, cache.tree, False, False, False)
     sessions = [[n for n, _ in rows] for _, rows in groupby(enumerate(replay.requests), key=lambda row: row[1].conversation)]
     loop = ClosedLoop(sessions, [r.gap_s for r in replay.requests], at_once=load["at_once"], start=now[0])

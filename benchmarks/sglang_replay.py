@@ -48,11 +48,9 @@ def serve(
         predictor=predictor,
         clock=clock,
         longest=longest,
+        scale=replay.block_tokens // BLOCK,
         guard=side != "oracle",  # as shipped: without a gain least recent use stays in force
     )
-    if predictor is not None:
-        # It groups requests by their new tokens, of which the cache holds BLOCK for each block of the trace.
-        cache.plugin.block_tokens *= replay.block_tokens // BLOCK
     if side == "lru":
         cache.plugin.guard_failures = MOST_FAILURES
     start = clock()

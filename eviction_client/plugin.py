@@ -243,6 +243,14 @@ class Plugin:
         """Return the time, seconds since the epoch. It never goes back."""
         return self.clock.now()
 
+    def now_or_latest(self) -> float:
+        """Return the time, or the latest that is known if the clock fails. Does not raise."""
+        try:
+            return self.now()
+        except Exception as error:
+            self.failed(error)
+            return self.clock.latest
+
     def add_tier(
         self, name: str, chunks: int, *, blocks: int, prompts_only: bool, named: Callable[[Any], bytes] = bytes
     ) -> ValueTier:

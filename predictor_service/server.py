@@ -28,6 +28,7 @@ from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
 from predictor_service.batching.queue import BatchQueue
 from predictor_service.constants import Constants
 from predictor_service.errors import StartError
+from predictor_service.labels.log import LabelWriter
 from predictor_service.labels.memory import EXPIRE_INTERVAL_S, Labels, TurnObserver
 from predictor_service.metrics import LabelMetrics, Metrics
 from predictor_service.own_folder import ForeignFolder
@@ -252,9 +253,6 @@ def _labels(
 ) -> Labels:
     observers: list[TurnObserver] = [LabelMetrics(metrics), returns]
     if settings.label_log is not None:
-        # Arrow takes 30 MB, which sidecars without a log need not have.
-        from predictor_service.labels.log import LabelWriter
-
         max_bytes = settings.label_log_mib * 2**20
         rows, interval_s = parts.constants.label_log_rows, parts.constants.label_log_interval_s
         writer = LabelWriter(settings.label_log, rows, interval_s, max_bytes, metrics.observe_label_rows)

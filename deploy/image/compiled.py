@@ -6,7 +6,6 @@ import sys
 MODULES = (
     "lpc.commands.cli",
     "lpc.gateway.server",
-    "predictor_service.labels.log",
     "predictor_service.requests.loading",
     "predictor_service.responses.opening",
     "predictor_service.rpc.otlp",

@@ -195,13 +195,10 @@ class Gateway:
         directives: Directives,
         name: str | None,
     ) -> None:
-        headers = self._for_engine(exchange, client)
-        # What is recorded must be text as it is; and a name of the client's own stays where it put it.
+        # A name of the client's own stays where it put it.
+        headers = self._for_engine(exchange, client, name if asked.session is None else reading.session)
+        # What is recorded must be text as it is.
         headers = [(key, value) for key, value in headers if key != b"accept-encoding"]
-        if reading.session is not None:
-            headers.append((SESSION_HEADER, reading.session.encode()))
-        elif asked.session is None and name is not None:
-            headers.append((SESSION_HEADER, name.encode()))
         recording: Recording | None = None
         began = time.perf_counter()
         settled = False
@@ -242,9 +239,7 @@ class Gateway:
     ) -> None:
         """Pass a request on whose answer is not kept. ``session``: as of `Reading`."""
         body = content if isinstance(content, bytes) else exchange.chunks()
-        headers = self._for_engine(exchange, client)
-        if session is not None:
-            headers.append((SESSION_HEADER, session.encode()))
+        headers = self._for_engine(exchange, client, session)
         async with self._upstream.answer(exchange.method, exchange.target, headers, body or None, key) as answer:
             await self._relay(exchange, answer, answer.aiter_raw(), [], "none")
 
@@ -262,7 +257,8 @@ class Gateway:
         """Return a conversation's name as engines get it. One that the gateway made is of one tenant already."""
         return name if asked.session is None else self._reader.tenants.session(client.tenant, name)
 
-    def _for_engine(self, exchange: Exchange, client: Client) -> Headers:
+    def _for_engine(self, exchange: Exchange, client: Client, session: str | None) -> Headers:
+        """Return the header fields for an engine. ``session``: its conversation's name, if it must be added."""
         key = self._settings.gateway_engine_key
         fields = for_engine(
             exchange.headers,
@@ -270,12 +266,13 @@ class Gateway:
             key.get_secret_value().strip() if key is not None else None,
             keep_authorization=not self._clients.known,
         )
-        return [
+        fields = [
             (name, self._reader.tenants.session(client.tenant, value.decode("latin-1")).encode("latin-1"))
             if name == SESSION_HEADER
             else (name, value)
             for name, value in fields
         ]
+        return fields if session is None else [*fields, (SESSION_HEADER, session.encode())]
 
     @staticmethod
     async def _refuse(exchange: Exchange, error: GatewayError) -> None:

@@ -74,10 +74,12 @@ class Reader:
         if said is None:
             return Reading(body, digest("other", tenant))
         sent, salt = self.tenants.apply(tenant, *self._with_hints(said, body))
-        asked = read(path, headers, said, query)
         name = session_of(said, headers)
-        session = self.tenants.session(tenant, name) if name is not None and name == named_otherwise(said) else None
-        key = affinity(said, headers, tenant)
+        session = None
+        if name is None and (name := named_otherwise(said)) is not None:
+            session = self.tenants.session(tenant, name)
+        asked = read(path, said, name, query)
+        key = affinity(said, name, tenant)
         if asked is None:
             return Reading(sent, key, salt, session)
         question = None

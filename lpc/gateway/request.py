@@ -64,7 +64,7 @@ class Asked:
         return predictor_pb2.Conversation(chat=predictor_pb2.ChatMessages(messages=chat), conversation_id=session or "")
 
 
-def read(path: str, headers: Headers, asked: Mapping[str, Any], query: str = "") -> Asked | None:
+def read(path: str, asked: Mapping[str, Any], session: str | None, query: str = "") -> Asked | None:
     """Return what a completion's body asks; None if it is not understood, or the path is another."""
     if path not in (CHAT, COMPLETIONS):
         return None
@@ -79,7 +79,7 @@ def read(path: str, headers: Headers, asked: Mapping[str, Any], query: str = "")
             prompt = asked["prompt"]
         options = asked.get("stream_options") or {}
         form = Form(asked.get("stream") is True, options.get("include_usage") is True)
-        return Asked(asked, messages, prompt, form, session_of(asked, headers), query)
+        return Asked(asked, messages, prompt, form, session, query)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -100,9 +100,8 @@ def _within(value: object) -> Iterable[object]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def affinity(body: Mapping[str, Any], headers: Headers, tenant: str) -> bytes:
+def affinity(body: Mapping[str, Any], session: str | None, tenant: str) -> bytes:
     """Return by what the engine is chosen: the conversation's name, else how it begins, the same in all of its turns."""
-    session = session_of(body, headers)
     return digest("session", tenant, session) if session is not None else digest("beginning", tenant, *_beginning(body))
 
 
@@ -117,14 +116,14 @@ def _beginning(body: Mapping[str, Any]) -> list[object]:
 
 
 def session_of(body: Mapping[str, Any], headers: Headers) -> str | None:
-    """Return the conversation's name: in vLLM's order the body, the header, the extra arguments; else as `named_otherwise`."""
+    """Return the conversation's name in vLLM's order: the body, the header, the extra arguments."""
     extra = body.get("vllm_xargs")
     named = (
         body.get("session_id"),
         first(headers, SESSION_HEADER),
         extra.get("session_id") if isinstance(extra, dict) else None,
     )
-    return next((name for name in named if isinstance(name, str) and name), None) or named_otherwise(body)
+    return next((name for name in named if isinstance(name, str) and name), None)
 
 
 def named_otherwise(body: Mapping[str, Any]) -> str | None:

@@ -93,8 +93,8 @@ class GatewaySettings(ServerSettings):
     )
     gateway_hints: Literal["off", "vllm", "sglang"] = Field(
         "off",
-        description="Which engines these are, to whose plug-in the gateway passes on how long a client asks its prompt to be "
-        "kept (cache_control, prompt_cache_options, prompt_cache_retention). They act on it within LPC_HINTS_SHARE.",
+        description="The kind of engine, vllm or sglang, that gets the time for which a client asks to keep its prompt "
+        "(cache_control, prompt_cache_options, prompt_cache_retention) as a hint. It acts on it within LPC_HINTS_SHARE.",
     )
     gateway_scopes: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,

@@ -94,7 +94,9 @@ class Hooks:
         if adopt:
             # From here on nothing fails: the stock queue has given its blocks away.
             free = pool.free_block_queue.get_all_free_blocks()
-            self.queue = LearnedFreeQueue(free, plugin.classes, scales=scales, retained=plugin.retained, clock=self._now)
+            self.queue = LearnedFreeQueue(
+                free, plugin.classes, scales=scales, retained=plugin.retained, clock=plugin.now_or_latest
+            )
             plugin.follow(self.queue)
             pool.free_block_queue = self.queue
             pool.free_blocks = self.free_blocks
@@ -239,10 +241,3 @@ class Hooks:
             ended = ended or Ended(None, None, (), 0, 0.0, 0, ())
         self.plugin.seconds += time.perf_counter() - started
         return ended
-
-    def _now(self) -> float:
-        try:
-            return self.plugin.now()
-        except Exception as error:
-            self.plugin.failed(error)
-            return self.plugin.clock.latest

@@ -222,18 +222,11 @@ class Hooks:
             self.plugin.classes,
             block_size=self._block_size,
             retained=self.plugin.retained,
-            clock=self._now,
+            clock=self.plugin.now_or_latest,
         )
         self.plugin.retained.clear()
         self.plugin.follow(self.evictor.queue)
         self._allocator.evictor = self.evictor
-
-    def _now(self) -> float:
-        try:
-            return self.plugin.now()
-        except Exception as error:
-            self.plugin.failed(error)
-            return self.plugin.clock.latest
 
 
 _UNKNOWN: Final = Ended(None, None, (), 0, 0.0, 0, ())

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from lpc.gateway.request import Asked, affinity, read
+from lpc.gateway.request import Asked, affinity, read, session_of
 from lpc.gateway.targets import CHAT, COMPLETIONS
 from lpc.responses.canonical import Namer
 from predictor_service.responses.servicer import asked_of
 
 
 def asked(path: str = CHAT, headers: list[tuple[bytes, bytes]] | None = None, **body: Any) -> Asked:
-    found = read(path, headers or [], {"model": "m", **body})
+    fields = {"model": "m", **body}
+    found = read(path, fields, session_of(fields, headers or []))
     assert found is not None
     return found
 
@@ -57,7 +58,7 @@ def test_what_the_caches_cannot_be_asked_is_said_at_once(body: dict[str, Any]) -
 
 def test_a_query_is_part_of_the_question() -> None:
     def question(query: str) -> bytes:
-        found = read(CHAT, [], {"model": "m", "messages": USER}, query)
+        found = read(CHAT, {"model": "m", "messages": USER}, None, query)
         assert found is not None
         return found.question("t", "").parameters_json
 
@@ -77,8 +78,8 @@ def test_none_and_nothing_are_told_apart_in_messages() -> None:
 
 def test_what_is_no_request_for_a_completion_is_not_read() -> None:
     for body in ({}, {"messages": [1]}, {"messages": [{"role": 1}]}):
-        assert read(CHAT, [], body) is None
-    assert read("/v1/responses", [], {"model": "m", "messages": USER}) is None
+        assert read(CHAT, body, None) is None
+    assert read("/v1/responses", {"model": "m", "messages": USER}, None) is None
     many = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}] * 200
     assert asked(messages=many).cacheable
     assert not asked(COMPLETIONS, prompt=["a", "b"]).cacheable
@@ -97,7 +98,8 @@ def test_all_turns_of_a_conversation_are_for_one_engine() -> None:
     turns = [*USER, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "well"}]
 
     def key(tenant: str = "t", model: str = "m", **body: Any) -> bytes:
-        return affinity({"model": model, **body}, [], tenant)
+        fields = {"model": model, **body}
+        return affinity(fields, session_of(fields, []), tenant)
 
     for field in ("messages", "input"):
         assert key(**{field: USER}) == key(**{field: turns}) != key("u", **{field: USER})
