@@ -74,7 +74,6 @@ class EngineDouble:
         target = scope["path"] + ("?" + scope["query_string"].decode() if scope["query_string"] else "")
         headers = [(name.decode(), value.decode("latin-1")) for name, value in scope["headers"]]
         request = Received(scope["method"], target, headers, body)
-        self.received.append(request)
         answering = asyncio.ensure_future(self._answer(request, scope["path"], send))
         hung_up = asyncio.ensure_future(receive())
         await asyncio.wait((answering, hung_up), return_when=asyncio.FIRST_COMPLETED)
@@ -86,6 +85,8 @@ class EngineDouble:
             await answering
 
     async def _answer(self, request: Received, path: str, send: Send) -> None:
+        # In one step with the wait for `go`: who sees a request and then clears `go` does not hold that request.
+        self.received.append(request)
         if path == "/health":
             await whole(send, 200, b"")
         elif path == "/v1/models":
