@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks.processes import free_port
-from lpc.simulator.run import Run, run_one
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,27 +88,6 @@ def _process(module: str, options: list[str], log: Path, also: Mapping[str, str]
         return subprocess.Popen([sys.executable, "-m", module, *options], env=environment, stdout=said, stderr=said)
 
 
-def die_once(marks: str, run: Run) -> dict[str, Any]:
-    """Simulate; the first two to come take their worker with them."""
-    for number in range(2):
-        try:
-            Path(marks, str(number)).touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        os._exit(9)
-    return run_one(run)
-
-
 def die() -> None:
     """Take the worker along."""
     os._exit(9)
-
-
-def count_together(folder: str) -> int:
-    """Return how many tasks of this process run at once, after a while."""
-    mark = Path(folder) / f"{os.getpid()}-{time.monotonic_ns()}"
-    mark.touch()
-    time.sleep(0.1)
-    together = len(list(Path(folder).glob(f"{os.getpid()}-*")))
-    mark.unlink()
-    return together

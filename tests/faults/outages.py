@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from benchmarks.tiny_llama import build
 from eviction_client.plugin import Plugin
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import BlockHash, ConversationId
+from eviction_client.stores import BlockHash
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.wire.redis_connection import Connection
@@ -70,10 +70,10 @@ class Engine:
         errors: exceptions that a call raised, by type.
     """
 
-    def __init__(self, address: str, redis_url: str, *, cluster: bool = False) -> None:
+    def __init__(self, address: str, redis_url: str) -> None:
         settings = ClientSettings()
         self.predictor = PredictorClient(address, served_model=SERVED_MODEL)
-        self.store = RedisStore(Connection(redis_url, cluster=cluster), NAMESPACE, shards=12 if cluster else 4)
+        self.store = RedisStore(Connection(redis_url), NAMESPACE)
         self.plugin = Plugin(
             settings, capacity=2000, block_tokens=NAMESPACE.block_size, predictor=self.predictor, store=self.store
         )
@@ -200,95 +200,3 @@ def restarts(folder: Path, models: Path, model: str, *, rounds: int) -> dict[str
     sound = figures["errors"] == figures["requests_unaccounted"] == 0
     figures["passed"] = sound and len(predictions_back) == len(store_back) == rounds
     return figures
-
-
-@contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[list[RedisServer]]:
-    """Run a Redis Cluster: three primaries, then a replica of each. Yields the nodes."""
-    with contextlib.ExitStack() as stack:
-        nodes = []
-        for number in range(6):
-            node = RedisServer(
-                folder / str(number),
-                cluster_enabled="yes",
-                cluster_node_timeout="1000",
-                cluster_replica_validity_factor="0",  # however old a replica's data: scores are soft
-            )
-            nodes.append(stack.enter_context(node))
-        for node in nodes[1:]:
-            nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", str(node.port), str(node.bus_port))
-        step = 16_384 // 3
-        for number, node in enumerate(nodes[:3]):
-            end = 16_383 if number == 2 else (number + 1) * step - 1
-            node.ask("CLUSTER", "ADDSLOTSRANGE", str(number * step), str(end))
-        ids = [node.ask("CLUSTER", "MYID") for node in nodes]
-        for number, node in enumerate(nodes[3:]):
-            if not until(lambda node=node, number=number: ids[number] in str(node.ask("CLUSTER", "NODES")), 20):  # type: ignore[misc]
-                raise BenchmarkError("the nodes of the Redis Cluster do not find each other")
-            until(lambda node=node, number=number: node.ask("CLUSTER", "REPLICATE", ids[number]) is not None, 20)  # type: ignore[misc]
-        if not until(lambda: all("master_link_status:up" in _info(node) for node in nodes[3:]), 30):
-            raise BenchmarkError("the replicas of the Redis Cluster do not connect to their primaries")
-        if not until(lambda: all(_state(node) == "ok" for node in nodes), 30):
-            raise BenchmarkError("the Redis Cluster does not come up")
-        yield nodes
-
-
-def _state(node: RedisServer) -> str:
-    return "ok" if "cluster_state:ok" in str(node.ask("CLUSTER", "INFO")) else "down"
-
-
-def _info(node: RedisServer) -> str:
-    answer = node.ask("INFO", "replication") or {}
-    return "\n".join(f"{name}:{value}" for name, value in answer.items())
-
-
-def failover(folder: Path, models: Path, model: str, *, rounds: int) -> dict[str, Any]:
-    """Kill (-9) a primary of a Redis Cluster under load, ``rounds`` times; its replica takes over, and it comes back as one.
-
-    The first to die is the node that the engine's URL names. Raises BenchmarkError when the cluster does not come up.
-    """
-    served = {SERVED_MODEL: str(build(folder / "llama"))}
-    with (
-        cluster(folder / "cluster") as nodes,
-        Sidecar(folder, models, model, served_models=served) as sidecar,
-        contextlib.closing(Engine(f"unix://{sidecar.socket}", nodes[0].url, cluster=True)) as engine,
-    ):
-        if not until(lambda: engine.predicted and engine.written):
-            raise BenchmarkError("the first prediction or the first block in the Cluster did not come within a minute")
-        back = []
-        for number in range(rounds):
-            node, replica = nodes[number % 3], nodes[3 + number % 3]
-            if number >= 3:
-                node, replica = replica, node
-            node.kill()
-            started = time.monotonic()
-            if not until(lambda replica=replica: "role:master" in _info(replica)):  # type: ignore[misc]
-                break
-            # What is acknowledged from here on was written to the cluster as it is now.
-            written = engine.written
-            if until(lambda written=written: engine.written > written and engine.store.healthy):  # type: ignore[misc]
-                back.append(time.monotonic() - started)
-            node.start()
-            until(lambda: all(_state(node) == "ok" for node in nodes), 30)
-            until(lambda node=node: "master_link_status:up" in _info(node), 30)  # type: ignore[misc]
-        engine.stop()
-        marked = readable(engine.store)
-        figures = engine.figures()
-    figures |= {
-        "failovers": rounds,
-        "store_back": len(back),
-        "store_back_worst_s": round(max(back, default=math.nan), 2),
-        "readable_afterwards": marked,
-    }
-    sound = figures["errors"] == figures["requests_unaccounted"] == 0
-    figures["passed"] = sound and len(back) == rounds and marked == 1000
-    return figures
-
-
-def readable(store: RedisStore) -> int:
-    """Record a thousand blocks and return how many have the score that was recorded."""
-    blocks: Sequence[BlockHash] = [BlockHash(hashlib.sha256(f"mark/{i}".encode()).digest()) for i in range(1000)]
-    score = 1.79e9
-    store.record(ConversationId("mark"), blocks, score)
-    store.flush()
-    return sum(found is not None and abs(found - score) < 0.1 for found in store.scores(blocks))

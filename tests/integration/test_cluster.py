@@ -5,7 +5,6 @@ Ray's are the same tests; they run where Ray is installed (`make test-ray`). `ma
 
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,14 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.commands.cli import app
-from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.traces import TraceError
-from lpc.model.conversation import Message
-from lpc.simulator.run import Run, WorkloadSpec, run_one, sweep
-from lpc.training import spread as spreading
-from lpc.training.embedding import embed, load_embedded
+from lpc.simulator.run import Run, WorkloadSpec, sweep
 from lpc.training.spread import ClusterError, Workers, spread, workers_of
-from tests.clusters import DaskCluster, count_together, dask_cluster, die, die_once, ray_cluster
+from tests.clusters import DaskCluster, dask_cluster, die, ray_cluster
 from tests.integration.test_simulate import qwen_file
 
 RUN = CliRunner()
@@ -70,38 +65,6 @@ def test_simulated_rows_are_those_of_one_machine(cluster: Cluster, trace: Path, 
     assert len(there) == 6
 
 
-@pytest.mark.nightly
-def test_embedded_shards_are_those_of_one_machine(
-    cluster: Cluster, tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lpc.training.embedding.EXAMPLES_PER_SHARD", 16)
-    [artifact] = [path.parent for path in tiny_models.rglob("model.onnx")]
-    chats = [Conversation(f"c{i}", (Message("user", f"hello {i}"), Message("assistant", "hi")) * 3) for i in range(40)]
-    for name, workers in (("here", Workers()), ("there", cluster.workers)):
-        assert embed(iter(chats), artifact, tmp_path / name, dataset="d", workers=workers, threads=1) == 120
-    shards = sorted(path.name for path in (tmp_path / "here").glob("*.parquet"))
-    assert shards == sorted(path.name for path in (tmp_path / "there").glob("*.parquet"))
-    assert len(shards) == 8
-    here, there = (load_embedded(tmp_path / name) for name in ("here", "there"))
-    assert (here.embedding == there.embedding).all()
-    assert list(here.conversation) == list(there.conversation)
-
-
-@pytest.mark.nightly
-def test_a_worker_may_die_and_the_rows_are_the_same(cluster: Cluster, trace: Path, tmp_path: Path) -> None:
-    runs = [
-        Run(WorkloadSpec(trace=trace, format="qwen"), name, size) for name in ("lru", "slru", "value") for size in (0.03, 0.1)
-    ]
-    (tmp_path / "marks").mkdir()
-    if cluster.dask is not None:
-        for _ in range(2):  # who dies stays dead: Dask's nannies, who would start another, are left out
-            cluster.dask.start()
-        cluster.dask.wait()
-    found = dict(spread([(die_once, (str(tmp_path / "marks"), run)) for run in runs], cluster.workers))
-    assert len(list((tmp_path / "marks").iterdir())) == 2
-    assert [found[place] for place in range(len(runs))] == [run_one(run) for run in runs]
-
-
 def test_what_a_worker_cannot_do_is_said_here_in_one_line(cluster: Cluster, tmp_path: Path) -> None:
     missing = WorkloadSpec(trace=tmp_path / "missing.jsonl")
     with pytest.raises(TraceError, match=r"cannot read .*missing\.jsonl"):
@@ -114,30 +77,3 @@ def test_tasks_that_kill_every_worker_end_with_a_reason(tmp_path: Path) -> None:
         list(spread([(die, ())], workers_of(None, f"dask={made.address}")))
     with pytest.raises(ClusterError, match="worker processes died 4 times"):
         list(spread([(die, ()), (die, ())], Workers(2)))
-
-
-@pytest.mark.nightly
-def test_processes_of_this_machine_may_die_too(trace: Path, tmp_path: Path) -> None:
-    runs = [Run(WorkloadSpec(trace=trace, format="qwen"), name, 0.05) for name in ("lru", "ttl", "slru")]
-    found = dict(spread([(die_once, (str(tmp_path), run)) for run in runs], Workers(2)))
-    assert [found[place] for place in range(len(runs))] == [run_one(run) for run in runs]
-
-
-@pytest.mark.nightly
-def test_tasks_run_alone_in_their_process_whatever_threads_it_has(tmp_path: Path) -> None:
-    (tmp_path / "marks").mkdir()
-    with dask_cluster(tmp_path, workers=1, threads=4) as made:
-        tasks = [(count_together, (str(tmp_path / "marks"),))] * 8
-        assert [together for _, together in spread(tasks, workers_of(None, f"dask={made.address}"))] == [1] * 8
-
-
-@pytest.mark.nightly
-def test_clusters_that_are_not_there_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreading, "ANSWER_S", 3)
-    with pytest.raises(ClusterError, match="no Dask scheduler answers at tcp"):
-        list(spread([(die, ())], workers_of(None, "dask=tcp://127.0.0.1:1")))
-    with dask_cluster(tmp_path, workers=0) as made, pytest.raises(ClusterError, match="has no workers: start some"):
-        list(spread([(die, ())], workers_of(None, f"dask={made.address}")))
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ClusterError, match=r"pip install 'learned-prefix-cache\[ray\]'"):
-        list(spread([(die, ())], workers_of(None, "ray=127.0.0.1:1")))

@@ -1,6 +1,6 @@
 """The fault scenarios of tests/faults, and the load of benchmark `load`, with a tiny model.
 
-`make test-nightly` makes it more kills, reloads and clients, and a minute for the second sidecar (about ten minutes).
+`make test-nightly` makes it more kills and clients.
 """
 
 import asyncio
@@ -16,11 +16,8 @@ from benchmarks.processes import Sidecar
 from benchmarks.requests import conversations, request
 from predictor_service.rpc.listening import Keepalive
 from predictor_service.server import Parts
-from tests.faults.full_disk import full_disk
-from tests.faults.outages import failover, restarts
-from tests.faults.reloads import reloads
+from tests.faults.outages import restarts
 from tests.faults.rude_clients import PREFACE, SETTINGS, frame, rude_clients
-from tests.faults.second_sidecar import second_sidecar
 from tests.integration.test_server import chat, one, sidecar
 from tests.nightly import LONG
 from tests.tuned import command
@@ -35,46 +32,12 @@ def test_no_call_fails_and_all_comes_back_when_sidecar_and_redis_are_killed(tiny
     assert figures["passed"]
 
 
-@pytest.mark.nightly
-def test_a_replica_takes_over_when_the_node_that_the_url_names_dies(tiny_models: Path, tmp_path: Path) -> None:
-    rounds = 4
-    figures = failover(tmp_path, tiny_models, "tiny", rounds=rounds)
-    assert (figures["errors"], figures["store_back"], figures["readable_afterwards"]) == (0, rounds, 1000)
-    assert figures["passed"]
-
-
-@pytest.mark.nightly
-def test_a_fleet_takes_every_new_version_without_a_failed_request(tiny_models: Path, tmp_path: Path) -> None:
-    rounds = 10
-    figures = reloads(tmp_path, tiny_models, "tiny", rounds=rounds)
-    assert (figures["failed"], figures["reloads"], figures["versions_seen"]) == (0, 2 * rounds, rounds + 1)
-    assert figures["answered"] > 0
-    assert figures["passed"]
-
-
-@pytest.mark.nightly
-def test_a_full_disk_under_the_label_log_fails_no_request(tiny_models: Path, tmp_path: Path) -> None:
-    figures = full_disk(tmp_path, tiny_models, "tiny", seconds=30)
-    if "skipped" in figures:
-        pytest.skip(figures["skipped"])
-    assert (figures["failed"], figures["noticed"], figures["recovered"], figures["lines_about_it"]) == (0, True, True, 1)
-    assert figures["passed"]
-
-
 def test_silent_dripping_half_said_and_cut_off_clients_disturb_nobody(tiny_models: Path, tmp_path: Path) -> None:
     count, seconds, patience_s = (100, 30, 170) if LONG else (5, 2, 0)
     figures = rude_clients(tmp_path, tiny_models, "tiny", count=count, seconds=seconds, patience_s=patience_s)
     assert figures["connections"] >= 4 * count
     assert figures["failed"] == 0
     assert figures["held_after_they_left"] == 0
-    assert figures["passed"]
-
-
-@pytest.mark.nightly
-def test_a_second_sidecar_takes_its_share_of_an_overload(tmp_path: Path) -> None:
-    # The tiny model answers more than one client can ask.
-    figures = second_sidecar(tmp_path, Path("models").absolute(), "e5-small", seconds=60)
-    assert (figures["failed"], figures["unaccounted"]) == (0, 0)
     assert figures["passed"]
 
 

@@ -56,6 +56,7 @@ def sidecar(
             while sent(channel, "Predict", tokens) == {grpc.StatusCode.UNAVAILABLE}:
                 time.sleep(0.05)  # its tokenizer is being loaded
         yield process, channel
+        assert "internal error" not in process.log and "Traceback" not in process.log
 
 
 POISON = [
@@ -173,9 +174,3 @@ def test_no_input_is_the_sidecars_fault_and_it_answers_the_next(
     assert sent(channel, method, data) <= MEANT
     assert process.running
     assert sent(channel, "Predict", GOOD.SerializeToString()) == {grpc.StatusCode.OK}
-
-
-def test_nothing_of_it_was_an_internal_error(sidecar: tuple[Sidecar, grpc.Channel]) -> None:
-    """Runs after the test above, on the same process."""
-    assert "internal error" not in sidecar[0].log
-    assert "Traceback" not in sidecar[0].log

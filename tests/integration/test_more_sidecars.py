@@ -101,6 +101,7 @@ class Engine:
         await eventually(lambda: not self.client.waiting)
 
 
+@pytest.mark.nightly
 async def test_the_autoscaler_sees_the_overload_before_a_request_is_refused(
     tiny_models: Path, served: tuple[Path, list[int]]
 ) -> None:
