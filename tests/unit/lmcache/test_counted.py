@@ -2,13 +2,13 @@
 
 import pytest
 
+from benchmarks.lmcache_counted import Memory, side
 from benchmarks.prefetch import HABITS, WARM_UP
-from tests.unit.lmcache.counted import Memory, side
 
 MEMORY = Memory(192, 1 << 18, 0.033)
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.nightly)])
 def test_most_of_what_is_fetched_ahead_is_used_and_more_is_found_in_memory(seed: int) -> None:
     alone, ours = (side(HABITS, seed, WARM_UP, 240, memory=MEMORY, learned=learned) for learned in (False, True))
     assert ours["used"] > 0.55 * ours["prefetched"] > 100 * MEMORY.chunk_bytes

@@ -1,7 +1,7 @@
 """The users of benchmark `prefetch` and the decisions of our service on a virtual clock.
 
 The service is the one that runs in LMCache's coordinator, without a sidecar. What is modelled is named in
-:mod:`tests.unit.lmcache.virtual_lmcache`. A virtual clock counts what becomes of each chunk, the same on
+:mod:`benchmarks.virtual_lmcache`. A virtual clock counts what becomes of each chunk, the same on
 every machine; how long a real user waits is for the real run.
 """
 
@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.chat_users import Habits, Said, reply_of, script
 from benchmarks.prefetch import LEARNED_TRIGGER, LEARNED_WATERMARK
+from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
 from lpc.lmcache.chain import ObjectId
 from lpc.lmcache.events import Event, Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.loop import POLL_S, REFIT_S, TICK_S
 from lpc.lmcache.service import Service
 from lpc.lmcache.settings import LMCacheSettings
-from tests.unit.lmcache.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
 
 PREFILL_S: Final = 1.5e-4
 """Per token that is computed."""
