@@ -74,24 +74,6 @@ def test_what_comes_back_from_disk_says_the_same(stack: Stack) -> None:
     assert stack.engine.complete(prompt) == before
 
 
-def test_what_is_to_be_kept_is_pinned_and_let_go_when_its_time_is_over(stack: Stack) -> None:
-    prompt = text(3, 1400)
-    stack.engine.complete(prompt)
-    model = str(until(lambda: [row["key"]["model_name"] for row in stack.coordinator.ask("/directory/keys")["keys"]])[0])
-    body = {"model_name": model, "token_ids": ids(stack, prompt), "seconds": 6.0}
-
-    def kept() -> Any:
-        try:
-            answer = stack.coordinator.ask("/lpc/retain", body)
-        except urllib.error.HTTPError:
-            return None  # not reported yet
-        return answer if answer["pinned"] >= 5 else None
-
-    assert until(kept)["chunks"] == 5
-    assert stack.coordinator.ask("/cache/pins")["total"] >= 5
-    until(lambda: stack.coordinator.ask("/cache/pins")["total"] == 0)
-
-
 def test_what_a_request_to_vllm_wants_kept_is_pinned_and_let_go_when_its_time_is_over(stack: Stack) -> None:
     assert stack.coordinator.ask("/cache/pins")["total"] == 0
     stack.engine.complete(text(4, 1400), lpc_retain_seconds=15)

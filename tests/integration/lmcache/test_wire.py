@@ -33,21 +33,6 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_objects_are_deleted_by_their_keys_in_the_tier_meant(client: httpx.AsyncClient) -> None:
-    server = NodeServer()
-    async with serving(server.app) as address:
-        assert await Node(client, address).delete("l1", OBJECTS) == 0
-    (body,) = server.deleted
-    assert body["tier"] == "l1"
-    assert body["keys"][1] == {
-        "chunk_hash_hex": OBJECTS[1].hash,
-        "model_name": "llama",
-        "kv_rank": OBJECTS[1].rank,
-        "object_group_id": 0,
-        "cache_salt": "",
-    }
-
-
 async def test_a_prompt_is_fetched_by_its_tokens_and_asked_after(client: httpx.AsyncClient) -> None:
     server = NodeServer()
     async with serving(server.app) as address:
@@ -76,11 +61,6 @@ async def test_an_answer_that_is_none_is_an_error_without_tokens(client: httpx.A
         with pytest.raises(NodeError) as error:
             await Node(client, address).delete("l1", OBJECTS)
     assert str(PROMPT.tokens[0]) not in str(error.value)
-
-
-async def test_nobody_at_the_address_is_an_error(client: httpx.AsyncClient) -> None:
-    with pytest.raises(NodeError, match="ConnectError"):
-        await Node(client, "127.0.0.1:1").delete("l1", OBJECTS)
 
 
 class Sidecar:
@@ -209,15 +189,6 @@ async def test_events_that_are_no_events_are_counted_and_the_rest_goes_on(client
     assert loop.failures["tick"] == 1
     assert world.service.counters.turns == 1
     assert world.service.rooms[DISK].capacity == 5
-
-
-async def test_events_are_bounded(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "MOST_EVENTS", 3)
-    world = World()
-    loop = Loop(world.service, Sidecar(), lambda _: None)
-    for seed in range(1, 6):
-        loop.report(event("store", Prompt(*words(seed, 1)).entries(size=MIB), world.now))
-    assert loop.dropped == 2
 
 
 async def test_a_flood_of_events_leaves_the_coordinator_its_turns(

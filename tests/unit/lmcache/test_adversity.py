@@ -22,28 +22,6 @@ def test_what_is_forgotten_for_want_of_room_is_counted_nowhere_any_more() -> Non
     assert rooms[MEMORY].used == rooms[DISK].used == 20 * MIB
 
 
-def test_what_is_forgotten_does_not_stand_in_the_way_of_evictions() -> None:
-    world = World(prefetch_share=0, chunks=16)
-    all_ = prompts(40)
-    for prompt in all_:
-        world.serve(prompt)
-        world.pass_(20)
-        for object_ in (gone := world.service.plan().delete.get(MEMORY, [])):
-            assert world.service.conversations.find(object_.chunk) is not None
-        world.service.deleted(MEMORY, gone)
-        assert world.service.rooms[MEMORY].used <= 9 * MIB
-
-
-def test_of_what_is_forgotten_while_it_comes_back_nothing_is_kept() -> None:
-    world = World(prefetch_share=0, chunks=4)
-    one, two = prompts(2, 4)
-    world.serve(one)
-    evicted(world, one)
-    world.service.take(event("store", [*one.entries(size=MIB), *two.entries(size=MIB)], world.now))
-    assert not any(world.service.conversations.find(chunk.id) is None for chunk in world.service._loaded)
-    assert world.service.rooms[MEMORY].used == 4 * MIB
-
-
 def test_while_deletions_are_on_their_way_no_more_is_deleted_than_there_has_to_be() -> None:
     """A node says how many objects it has skipped, not which: what it has deleted is known when it reports it."""
     world = World(prefetch_share=0)

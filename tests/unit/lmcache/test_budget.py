@@ -1,5 +1,3 @@
-import numpy as np
-
 from lpc.lmcache.budget import LEAST, MOST, PrefetchBudget
 
 
@@ -23,17 +21,6 @@ def test_useless_fetches_raise_what_is_needed_and_used_ones_lower_it() -> None:
         budget.take(1, 1)
         budget.settle(1, 0)
     assert budget.needed == LEAST
-
-
-def test_with_curves_that_promise_too_much_the_share_used_is_held_all_the_same() -> None:
-    draws = np.random.default_rng(0)
-    budget = PrefetchBudget(10**9, 0.6)
-    for _ in range(4000):
-        promised = draws.uniform()
-        if promised >= budget.needed:
-            budget.take(1, 1)
-            budget.settle(*((1, 0) if draws.uniform() < promised * 0.85 else (0, 1)))
-    assert budget.used / budget.prefetched > 0.6
 
 
 def test_a_probability_that_nothing_reaches_falls_until_something_does() -> None:

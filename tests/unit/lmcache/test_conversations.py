@@ -57,30 +57,12 @@ def test_a_request_whose_end_was_never_reported_has_ended_all_the_same() -> None
     assert read(conversations, Prompt(*words(1, 3)), 2000.0) == [one]
 
 
-def test_what_grows_without_a_look_up_is_a_turn_too_but_not_what_straggles() -> None:
-    conversations = known()
-    one = turn(conversations, Prompt(*words(1, 3)), 10.0)
-    store(conversations, Prompt(*words(1, 3), *words(2, 1)), 11.0, 3)
-    assert one.turns == 1
-    store(conversations, Prompt(*words(1, 3), *words(2, 1), *words(3, 1)), 60.0, 4)
-    assert (one.turns, one.arrived_at) == (2, 60.0)
-
-
 def test_the_reading_of_a_fetch_is_no_turn() -> None:
     conversations = known()
     prompt = Prompt(*words(1, 3))
     one = turn(conversations, prompt, 10.0)
     reading = conversations.read(event("access", prompt.entries(), 50.0), lambda conversation: conversation is one)
     assert (reading.began, one.turns, one.used_at) == ([], 1, 10.5)
-
-
-def test_chunks_stored_again_are_no_use_of_them() -> None:
-    conversations = known()
-    prompt = Prompt(*words(1, 3))
-    one = turn(conversations, prompt, 10.0)
-    store(conversations, prompt, 60.0)
-    assert (one.used_at, one.turns) == (10.5, 1)
-    assert read(conversations, prompt, 60.2) == [one]
 
 
 def test_a_look_up_that_ends_in_what_several_share_is_nobodys_return() -> None:
@@ -115,21 +97,6 @@ def test_what_cannot_be_placed_is_counted_and_has_no_tokens() -> None:
     (one,) = store(conversations, Prompt(*words(1, 3)), 10.0, 1)
     assert conversations.unread == 1
     assert not one.tokens()
-
-
-def test_tenants_and_models_are_kept_apart() -> None:
-    conversations = known()
-    one = turn(conversations, Prompt(*words(1, 2)), 10.0)
-    other = turn(conversations, Prompt(*words(1, 2), salt="b"), 11.0)
-    assert one is not other
-    assert read(conversations, Prompt(*words(1, 2), salt="b"), 60.0) == [other]
-
-
-def test_all_ranks_of_a_chunk_are_one_chunk() -> None:
-    conversations = known()
-    prompt = Prompt(*words(1, 2), ranks=2)
-    (one,) = store(conversations, prompt, 10.0)
-    assert (one.length, one.world_size, len(conversations)) == (8, 2, 2)
 
 
 def test_memory_is_bounded_and_those_forgotten_are_told() -> None:

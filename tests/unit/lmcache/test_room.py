@@ -112,14 +112,6 @@ def test_the_guard_has_the_size_of_the_room_and_puts_the_value_into_force_when_i
     assert not room.queue.value_enabled
 
 
-def test_what_may_not_go_is_passed_over_and_asked_for_again() -> None:
-    room, _ = made(0.2)
-    all_ = chunks(*range(4))
-    fill(room, all_)
-    assert seeds(room.victims(0, lambda resident: resident.chunk is not all_[0])) == [1, 2, 3]
-    assert seeds(room.victims(0, go))[0] == 0
-
-
 def test_bytes_are_counted_here_once_per_object_and_a_late_report_changes_nothing() -> None:
     room, _ = made(0.7)
     (chunk,) = chunks(1)
@@ -139,9 +131,3 @@ def test_a_restart_of_the_node_empties_it() -> None:
     fill(room, all_)
     assert room.clear() == all_
     assert (room.used, len(room), room.victims(1000, go)) == (0, 0, [])
-
-
-def test_without_a_bound_there_is_always_room() -> None:
-    room, _ = made(0.7, 0)
-    fill(room, chunks(*range(100)))
-    assert room.victims(10**12, go) == []

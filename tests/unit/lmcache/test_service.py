@@ -134,19 +134,6 @@ def test_a_shared_beginning_is_as_recent_as_its_latest_use() -> None:
     assert world.service.plan().delete[MEMORY][0] == one.objects[2][0]
 
 
-def test_an_answer_about_an_earlier_turn_is_no_answer() -> None:
-    world = World(prefetch_share=0)
-    (prompt,) = prompts(1)
-    world.serve(prompt)
-    settle(world)
-    conversation = world.conversation(prompt)
-    world.look_up(prompt)
-    world.look_up(prompt)
-    world.service.answered(conversation, 1, Prediction(0.5, "v", 1, group=9))
-    end_turns(world)
-    assert world.service._states[conversation].reuse_class < 4 * KINDS
-
-
 def test_a_turn_without_an_answer_ends_all_the_same_and_an_answer_ends_it_sooner() -> None:
     world = World()
     one, two = prompts(2)
@@ -160,20 +147,6 @@ def test_a_turn_without_an_answer_ends_all_the_same_and_an_answer_ends_it_sooner
     world.pass_(ENDED_S)
     world.service.plan()
     assert world.service._states[world.conversation(one)].ended == 1
-
-
-def test_what_returns_at_once_has_ended_its_turn_before() -> None:
-    world = World(prefetch_share=0)
-    (prompt,) = prompts(1)
-    world.serve(prompt)
-    world.pass_(1.0)
-    world.look_up(prompt)
-    assert world.service._states[world.conversation(prompt)].ended == 1
-    end_turns(world)
-    assert world.service.classes.reuses == 0  # it still runs
-    world.look_up(prompt)
-    end_turns(world)
-    assert world.service.classes.reuses == 1
 
 
 def test_curves_are_learnt_from_returns_whatever_the_reply_was_rendered_as() -> None:
@@ -216,34 +189,6 @@ def test_a_chunk_whose_copy_to_disk_is_under_way_is_left_alone_for_a_while() -> 
     assert world.gone(*all_) == []
     world.pass_(FRESH_S)
     assert world.gone(*all_) != []
-
-
-def test_what_is_asked_to_go_counts_as_gone_and_the_report_that_follows_changes_nothing() -> None:
-    world = World(prefetch_share=0)
-    all_ = prompts(4)
-    for prompt in all_:
-        world.serve(prompt)
-    world.pass_(20)
-    objects = world.service.plan().delete[MEMORY]
-    room = world.service.rooms[MEMORY]
-    world.service.deleted(MEMORY, objects)
-    used = room.used
-    assert used <= 7 * MIB
-    world.service.take(event("delete", [e for p in all_ for e in p.entries() if e.object in objects], world.now))
-    assert (room.used, room.lost) == (used, 0)
-
-
-def test_what_a_node_does_not_delete_is_not_asked_for_again_at_once() -> None:
-    world = World(prefetch_share=0)
-    for prompt in prompts(4):
-        world.serve(prompt)
-    world.pass_(20)
-    objects = world.service.plan().delete[MEMORY]
-    world.service.spare(MEMORY, objects)
-    again = world.service.plan().delete.get(MEMORY, [])
-    assert not set(objects) & set(again)
-    world.pass_(10)
-    assert set(objects) & set(world.service.plan().delete[MEMORY])
 
 
 def test_disk_is_left_alone_unless_asked_for_and_pinned_objects_always() -> None:
@@ -352,14 +297,6 @@ def test_what_was_fetched_and_not_looked_up_was_useless() -> None:
     assert (budget.used, budget.useless, budget.waiting, budget.held) == (0, 2 * MIB, 0, 0)
 
 
-def test_what_was_fetched_and_evicted_before_it_was_looked_up_was_useless() -> None:
-    world, prompt = fetched_world()
-    world.service.take(event("store", prompt.entries(size=MIB), world.now))
-    evicted(world, prompt)
-    budget = world.service.fetching.budgets["a"]
-    assert (budget.useless, budget.waiting) == (2 * MIB, 0)
-
-
 @pytest.mark.parametrize("what", ["refused", "late"])
 def test_a_fetch_that_never_comes_costs_no_budget(what: str) -> None:
     world, _ = fetched_world()
@@ -410,16 +347,6 @@ def test_a_flood_of_hints_retains_no_more_than_its_share_of_memory() -> None:
     assert sum(resident.retained_until > world.now for resident in room._here.values()) == 2
 
 
-def test_what_hints_may_not_retain_on_disk_is_not_pinned() -> None:
-    world = World(prefetch_share=0, disk_bytes=5 * MIB)
-    world.service.declare(DISK, 0)
-    (prompt,) = prompts(1)
-    world.serve(prompt, on_disk=False)
-    assert world.service.retain(world.service.find_prompt("llama", "", prompt.tokens, 4), 60.0) is not None
-    world.service.take(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
-    assert len(world.service.to_pin) == 1, "one of two chunks is within the share"
-
-
 def test_what_is_retained_and_comes_to_disk_later_is_to_be_pinned_as_long() -> None:
     world = World(prefetch_share=0)
     (prompt,) = prompts(1)
@@ -432,31 +359,3 @@ def test_what_is_retained_and_comes_to_disk_later_is_to_be_pinned_as_long() -> N
     world.pass_(61.0)
     world.service.take(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
     assert not world.service.to_pin
-
-
-def test_conversations_that_are_nowhere_any_more_are_forgotten() -> None:
-    world = World()
-    all_ = prompts(3)
-    for prompt in all_:
-        world.serve(prompt, on_disk=False)
-    settle(world)
-    for prompt in all_:
-        evicted(world, prompt)
-    world.service.plan()
-    assert len(world.service.conversations) == 0
-    assert not world.service._states
-
-
-def test_many_sharers_do_not_make_a_look_up_slow() -> None:
-    """However many conversations begin alike, a look-up touches the chunks of its own prompt only."""
-    world = World(prefetch_share=0)
-    start = words(1, 1)
-    all_ = [Prompt(*start, *words(seed, 1)) for seed in range(2, 40)]
-    for n, prompt in enumerate(all_):
-        world.serve(prompt, first=0 if n == 0 else 1)
-    end_turns(world)
-    room = world.service.rooms[MEMORY]
-    before = {chunk: resident.last_use for chunk, resident in room._here.items()}
-    world.pass_(1.0)
-    world.look_up(all_[5])
-    assert sorted(c.depth for c, resident in room._here.items() if resident.last_use > before[c]) == [0, 4]

@@ -1,6 +1,5 @@
 """What requests that wait in the engines will load is kept, and fetched from disk."""
 
-from eviction_client.announce import ANNOUNCED
 from lpc.lmcache.waiting import FORGOTTEN_S
 from tests.unit.lmcache.nodes import CHUNK, MIB, Prompt, words
 from tests.unit.lmcache.test_service import ENDED_S, FRESH_S, MEMORY, World, end_turns, prompts
@@ -59,12 +58,6 @@ def test_a_request_named_again_keeps_its_chunks_and_an_engine_that_falls_silent_
     assert not queue.keeps and not len(world.service.waiting)
 
 
-def test_no_more_of_an_engine_count_than_may() -> None:
-    world, all_ = full()
-    wait(world, "one", **{f"r{number}": all_[0] for number in range(ANNOUNCED + 4)})
-    assert len(world.service.waiting) == ANNOUNCED
-
-
 def test_while_nothing_waits_what_goes_is_as_ever() -> None:
     (plain, all_), (told, _) = full(), full()
     wait(told, "one")
@@ -86,12 +79,3 @@ def test_what_waits_longest_is_fetched_from_disk_whatever_it_is_worth() -> None:
     (fetch,) = world.service.plan().fetch
     assert fetch.conversation is world.conversation(prompt) and fetch.bytes == 2 * MIB
     assert not world.service.plan().fetch, "it is under way"
-
-
-def test_what_is_in_memory_or_nowhere_is_not_fetched() -> None:
-    world = World()
-    here, gone = prompts(2)
-    world.serve(here)
-    wait(world, "one", here=here, gone=gone)
-    end_turns(world)
-    assert not world.service.plan().fetch

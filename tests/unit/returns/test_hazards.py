@@ -55,8 +55,3 @@ def test_behind_what_was_watched_the_rate_falls_unless_it_was_watched_that_nobod
     assert (
         returned(with_tail(hazard, returns, known))[0][late] < returned(hazard)[0][EDGES[place + 1] > AGES][-1] + 0.04
     ).all()
-
-
-@pytest.mark.parametrize(("age", "interval"), [(0.0, 0), (0.99, 0), (1.0, 1), (14_399.0, INTERVALS - 1), (1e9, INTERVALS - 1)])
-def test_an_age_lies_in_the_interval_that_it_begins(age: float, interval: int) -> None:
-    assert interval_of(np.array([age])).tolist() == [interval]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lpc.model.returns.facts import Facts, inputs
-from lpc.model.returns.memory import HALF_LIFE_S, IDLE_S, SPAN_S, Arrived, Conversations, TurnMemory
+from lpc.model.returns.memory import SPAN_S, Arrived, Conversations, TurnMemory
 
 START = 1_700_000_000.0
 
@@ -72,28 +72,6 @@ def test_the_same_turn_again_changes_nothing_and_has_the_same_facts() -> None:
     assert memory.arrive(turn("a", 70)) == [(1, 40.0)]
 
 
-def test_a_turn_that_overtook_the_one_before_returned_at_once_and_has_no_gap_of_its_own() -> None:
-    memory = Memory(10)
-    assert memory.arrive(turn("a", 0), turn("a", 30), turn("a", 29.0), turn("a", 70)) == [None, (0, 30.0), (1, 0.0), (2, 40.0)]
-    assert memory._values[1:4, Facts._fields.index("last_gap")].tolist() == [30.0, 30.0, 40.0]
-
-
-def test_a_turn_whose_next_one_came_before_its_answer_is_not_waiting() -> None:
-    memory = Memory(10)
-    first, second = turn("a", 0), turn("a", 0.5)
-    for one in (first, second):
-        _, before = memory.conversations.arrive(one)
-        assert before is None or memory.follow(before) is None
-    memory.take(first, first.facts, inputs([first.facts])[0], None)
-    assert memory.follow(first) == 0.5
-
-
-def test_a_conversation_without_a_name_is_not_remembered() -> None:
-    memory = Memory(10)
-    assert memory.arrive(turn("", 0), turn("", 5)) == [None, None]
-    assert memory.number == 0
-
-
 def test_a_conversation_that_is_left_is_watched_no_longer_and_nobody_follows_its_turn() -> None:
     memory = Memory(10)
     memory.arrive(turn("a", 0), turn("b", 0))
@@ -136,13 +114,6 @@ def test_a_return_is_seen_in_dense_traffic_although_many_conversations_came_betw
     assert len(followed) >= memory.number - remembered
 
 
-def test_a_pause_forgets_no_more_than_a_minute() -> None:
-    memory = Memory(10)
-    memory.arrive(turn("a", 0), turn("b", 10 * 3600.0), turn("c", 10 * 3600.0 + 5.0))
-    assert memory.active_s == IDLE_S + 5.0
-    assert memory.outcomes(START).weight == pytest.approx([0.5 ** (age / HALF_LIFE_S) for age in (65.0, 5.0, 0.0)])
-
-
 def test_a_clock_set_back_starts_conversations_anew_and_time_goes_on() -> None:
     memory = Memory(10)
     memory.arrive(turn("a", 0), turn("b", 10))
@@ -171,20 +142,3 @@ def test_a_kept_memory_comes_back_into_a_larger_and_into_a_smaller_one(capacity:
     # It goes on where it was: the oldest turn goes first, and what is new is followed.
     assert other.arrive(turn("new", 200), turn("new", 230)) == [None, (kept, 30.0)]
     assert len(other) == min(kept + 2, capacity)
-
-
-def test_a_memory_that_holds_nothing_comes_back() -> None:
-    other = Memory(10)
-    other.restore(Memory(10).state(START))
-    assert len(other) == 0
-
-
-def test_names_of_strata_are_bounded() -> None:
-    memory = Memory(20)
-    for at in range(500):
-        memory.arrive(turn(f"c{at}", at * SPAN_S, category=f"category {at}"))
-    assert len(memory._names) <= 8 * 20 + 7
-
-
-def test_the_default_facts_know_nothing() -> None:
-    assert inputs([Facts(1)]).shape == inputs([Facts(3, 100.0)]).shape

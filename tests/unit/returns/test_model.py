@@ -88,10 +88,6 @@ def test_before_enough_was_seen_nobody_has_a_group() -> None:
     assert len(model.group_curves().hazards) == 0
 
 
-def test_no_turns_get_no_groups() -> None:
-    assert ReturnModel().answer([]).shape == (0,)
-
-
 def test_who_returns_and_who_does_not_are_told_apart(learnt: Traffic) -> None:
     long, short = long_and_short(learnt.model, learnt.now)
     assert long > 0.5 > short
@@ -121,25 +117,6 @@ def test_groups_do_not_depend_on_the_batch(learnt: Traffic) -> None:
     assert groups[0] == groups[1]
 
 
-def test_two_turns_of_a_conversation_in_one_batch_follow_each_other() -> None:
-    model = ReturnModel()
-    later = turn("a", START + 5, 2), turn("a", START + 5, 2)
-    answer(model, Conversations(), turn("a", START), turn("b", START), *later, turn("", START))
-    assert model.quality[:2] == (3, 1)
-
-
-def test_a_quiet_night_changes_neither_head_nor_weights() -> None:
-    traffic = Traffic()
-    traffic.minutes(5)
-    traffic.model.refit(traffic.now + 2 * GIVEN_UP_S)
-    head = traffic.model.state(traffic.now)["head.w0"]
-    quality = traffic.model.quality
-    for minute in range(100):
-        traffic.model.refit(traffic.now + 2 * GIVEN_UP_S + 60.0 * minute)
-    assert np.array_equal(traffic.model.state(traffic.now)["head.w0"], head)
-    assert traffic.model.quality == quality
-
-
 def test_each_outcome_is_judged_once() -> None:
     traffic = Traffic()
     traffic.minutes(5)
@@ -154,16 +131,6 @@ def test_each_outcome_is_judged_once() -> None:
     assert traffic.model.quality.nats == judged.nats and traffic.model.quality.returns > judged.returns
 
 
-def test_a_ring_that_went_around_since_is_judged_by_what_it_still_holds() -> None:
-    """Refits are judged by turns' numbers: with a small memory most have been overwritten meanwhile."""
-    traffic = Traffic(capacity=200)
-    traffic.minutes(8)
-    traffic.now += GIVEN_UP_S
-    traffic.minutes(8)
-    assert np.isfinite(long_and_short(traffic.model, traffic.now)).all() and math.isfinite(traffic.model.quality.nats)
-    assert traffic.model.quality.turns > 400
-
-
 @pytest.mark.parametrize("capacity", [20_000, 300])
 def test_what_was_learnt_comes_back(learnt: Traffic, capacity: int) -> None:
     state = learnt.model.state(learnt.now)
@@ -173,23 +140,6 @@ def test_what_was_learnt_comes_back(learnt: Traffic, capacity: int) -> None:
     assert other.head_share == pytest.approx(learnt.model.head_share)
     long, short = long_and_short(other, learnt.now)
     assert long > 0.5 > short
-
-
-def test_kept_groups_keep_their_numbers_and_a_new_model_has_another_epoch(learnt: Traffic) -> None:
-    other = ReturnModel()
-    assert other.group_curves().epoch != learnt.model.group_curves().epoch
-    other.restore(learnt.model.state(learnt.now), learnt.now)
-    before, after = learnt.model.group_curves(), other.group_curves()
-    assert before.epoch == after.epoch and np.array_equal(before.hazards, after.hazards)
-
-
-def test_a_state_does_not_change_with_the_model(learnt: Traffic) -> None:
-    state = learnt.model.state(learnt.now)
-    before = {name: values.copy() for name, values in state.items()}
-    other = ReturnModel()
-    other.restore(state, learnt.now)
-    other.refit(learnt.now + 60.0)
-    assert all(np.array_equal(before[name], state[name], equal_nan=before[name].dtype.kind == "f") for name in state)
 
 
 @pytest.mark.parametrize("facts", [(math.inf, math.inf), (0.0, 0.0), (1e9, 1e12), (1.0, math.nan)])

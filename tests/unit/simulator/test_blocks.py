@@ -102,35 +102,6 @@ def test_a_full_cache_of_running_requests_makes_the_next_one_wait_and_changes_no
     assert start(cache, [1, 4])
 
 
-def test_blank_blocks_are_given_back_and_are_reused_before_any_content() -> None:
-    cache = BlockCache(3, Chosen())
-    ask(cache, [1], blank=2)
-
-    assert ask(cache, [2], blank=1) == []
-    assert ask(cache, [1, 3]) == []
-    assert len(cache) == 3
-
-
-def test_a_block_of_two_running_requests_is_free_when_the_last_one_ends() -> None:
-    order = Chosen()
-    cache = BlockCache(4, order)
-    first, second = start(cache, [1, 2]), start(cache, [1, 3])
-
-    cache.release(first, 0, use_of([1, 2]), 0.0)
-    assert set(order.free_blocks) == {2}
-    cache.release(second, 0, use_of([1, 3]), 0.0)
-    assert set(order.free_blocks) == {1, 2, 3}
-
-
-def test_the_order_is_told_of_every_request_that_ends_even_if_it_frees_nothing() -> None:
-    order = Chosen()
-    cache = BlockCache(4, order)
-    start(cache, [1, 2])
-    cache.release(start(cache, [1]), 0, use_of([1]), 0.0)
-
-    assert (order.finished, order.free_blocks) == ([1], {})
-
-
 def test_segments_end_where_prompts_diverge_and_where_they_end() -> None:
     turns = [use_of([1, 2, 3, 4]), use_of([1, 2, 5]), use_of([1, 2, 3, 4, 6, 7])]
     paths = Paths(turns)
@@ -141,17 +112,6 @@ def test_segments_end_where_prompts_diverge_and_where_they_end() -> None:
         [(1, 2), (3, 4), (6, 7)],
     ]
     assert paths.prompt_blocks() == 7
-
-
-def test_a_block_behind_different_blocks_begins_a_segment() -> None:
-    turns = [use_of([1, 2, 3, 4]), use_of([9, 8, 3, 4]), use_of([7, 6, 3])]
-    paths = Paths(turns)
-
-    assert [[segment.contents for segment in paths.of(turn)] for turn in turns] == [
-        [(1, 2), (3,), (4,)],
-        [(9, 8), (3,), (4,)],
-        [(7, 6), (3,)],
-    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

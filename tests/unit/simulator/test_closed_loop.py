@@ -158,38 +158,6 @@ def test_the_next_request_comes_its_gap_after_the_answer_and_a_new_session_when_
     assert result.requests == requests - requests // 4
 
 
-@settings(max_examples=20, deadline=None)
-@given(LOGS, st.integers(1, 5), st.integers(0, 3), st.sampled_from(["lru", "reuse", "slru", "belady"]))
-def test_a_seed_gives_one_result(log: Any, at_a_time: int, seed: int, policy: str) -> None:
-    workload = loop(made(log), at_a_time, 40, seed)
-
-    again = loop(made(log), at_a_time, 40, seed)
-    assert replay(workload, 300, policy)[0] == replay(again, 300, policy)[0] == replay(workload, 300, policy)[0]
-
-
-def test_the_seed_draws_the_order_of_the_sessions() -> None:
-    log = [[(100 + n, 5, 1.0)] for n in range(20)]
-    orders = [[turn.conversation for _, turn in replay(loop(made(log), 2, 20, seed))[1].arrivals] for seed in (0, 1)]
-
-    assert orders[0] != orders[1]
-    assert sorted(orders[0]) == sorted(orders[1])
-
-
-def test_a_session_that_is_used_again_brings_only_blocks_that_sessions_share() -> None:
-    first, second = session(1, [(64, 0, 0.0)]), session(2, [(64, 0, 0.0)])
-    shared = range(5)[:2]
-    for turns in (first, second):
-        turns[0].contents = turns[0].all_contents = (*shared, *turns[0].contents[2:])
-    workload = loop([first, second], 1, 8)
-    _, seen = replay(workload)
-
-    chains = [turn.contents for _, turn in seen.arrivals]
-    assert len({turn.conversation for _, turn in seen.arrivals}) == len(chains)
-    assert all(tuple(chain[:2]) == tuple(shared) for chain in chains)
-    own = [content for chain in chains for content in chain[2:]]
-    assert len(own) == len(set(own))
-
-
 def test_a_session_whose_prompt_outgrows_the_cache_ends_and_another_one_starts() -> None:
     large = [session(n, [(100, 1, 0.0), (10_000, 1, 1.0), (100, 1, 1.0)]) for n in range(3)]
     result, seen = replay(loop(large, 2, 20), 100)
@@ -204,26 +172,3 @@ def test_a_cache_that_holds_no_request_ends_the_run() -> None:
 
     assert result.requests == 0
     assert result.figures()["throughput_tokens_s"] == 0
-
-
-def test_running_requests_pin_their_blocks() -> None:
-    # 2 x 11 blocks do not fit into 20: the second prompt waits until the first reply has ended, 10 s later.
-    long = [session(n, [(80, 96, 0.0)]) for n in range(2)]
-    result, _ = replay(loop(long, 2, 2, warm_up=0), 20)
-
-    assert result.ttft == pytest.approx([0.08, 0.08 + 9.6 - STAGGER_S + 0.08])
-
-
-def test_an_open_workload_waits_for_the_server_and_hits_as_if_it_did_not() -> None:
-    turns = [session(n, [(1000, 0, 0.0)])[0] for n in range(3)]
-    for place, turn in enumerate(turns):
-        turn.arrival = 0.5 * place
-    result = simulate(
-        Workload("open", SIZE, turns, False, 0.0, float("inf")),
-        INFINITE,
-        lambda n: REGISTRY["lru"](n, Workload("", SIZE, [], False, 0.0, 0.0), PolicySettings()),
-        cost=COST,
-    )
-
-    assert result.ttft == pytest.approx([1.0, 1.5, 2.0])
-    assert result.figures()["prefill_load"] > 1

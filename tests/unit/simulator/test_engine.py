@@ -76,13 +76,6 @@ def test_requests_wait_in_their_order_even_if_a_later_one_would_fit() -> None:
     assert result.ttft == pytest.approx([0.033, 2.033 - 1.0 + 0.049, 2.033 - 1.5 + 0.049 + 0.016])
 
 
-def test_what_ends_at_the_time_of_an_arrival_has_made_room() -> None:
-    running = turn([1], tokens=16, output=10)  # ends at 1.016
-    result = replay(open_workload(running, turn([5], 1.016, tokens=16, output=16)), 2)
-
-    assert result.waited == 0
-
-
 def test_a_request_larger_than_the_cache_is_refused_and_counted_and_the_next_is_served() -> None:
     workload = open_workload(
         turn([1, 2, 3], tokens=49, output=16), turn([1], 1.0, tokens=48, output=16), turn([1], 5.0, tokens=17)
@@ -93,28 +86,12 @@ def test_a_request_larger_than_the_cache_is_refused_and_counted_and_the_next_is_
     assert result.prompt_tokens == 65
 
 
-def test_only_arrivals_in_the_window_are_counted_and_none_after_it_are_served() -> None:
-    turns = [turn([1], 0.0), turn([1], 10.0), turn([1], 20.0), turn([1, 2], 30.0)]
-    evicted: list[int] = []
-    workload = open_workload(*turns, count_from=10.0, until=20.0)
-    result = simulate(workload, 3 * SIZE, lambda n: make("lru", n), on_evict=lambda _, gone: evicted.extend(gone))
-
-    assert (result.requests, result.prompt_tokens, result.hit_tokens) == (1, 17, 16)
-    assert evicted == []
-
-
 def test_the_next_turn_of_a_closed_workload_comes_its_gap_after_the_end() -> None:
     first, second = turn([1], output=10), turn([1, 2], gap=5.0)
     result = replay(closed_workload([first, second]), 10)
 
     assert second.arrival == pytest.approx(0.017 + 1.0 + 5.0)
     assert result.ttft[1] == pytest.approx((33 - 16) / 1000)
-
-
-def test_a_closed_workload_ends_at_its_end() -> None:
-    chain = [turn([1], gap=4.0, output=10) for _ in range(10)]
-
-    assert replay(closed_workload(chain, until=12.0), 10).requests == 3
 
 
 def test_where_another_engine_decodes_blocks_are_free_after_the_prompt() -> None:
@@ -179,25 +156,6 @@ def test_round_robin_sends_requests_to_the_engines_in_turn() -> None:
     assert result.hit_tokens == 3 * 2 * SIZE
 
 
-def test_round_robin_uses_all_engines_in_a_closed_workload_too() -> None:
-    _, engines = routed(closed_workload([turn([1], gap=5.0) for _ in range(6)]), sticky=False)
-
-    assert [len(each) for each in engines] == [3, 3]
-
-
-def test_round_robin_goes_on_while_requests_wait() -> None:
-    turns = [turn([c], 0.1 * c, output=90, tokens=SIZE * 4) for c in range(6)]
-    _, engines = routed(open_workload(*turns), sticky=False)
-
-    assert engines == [["0", "2", "4"], ["1", "3", "5"]]
-
-
-def test_engines_share_nothing() -> None:
-    result = replay(open_workload(turn([1, 2]), turn([1, 2], 1.0)), 10, engines=2, sticky=False)
-
-    assert result.hit_tokens == 0
-
-
 def test_the_tier_serves_what_was_evicted() -> None:
     turns = [turn([1, 2, 3], conversation="a"), turn([7, 8, 9], 1.0), turn([1, 2, 3], 2.0, conversation="a")]
     result = replay(open_workload(*turns), 4, tier=MEMORY)
@@ -207,22 +165,6 @@ def test_the_tier_serves_what_was_evicted() -> None:
     assert result.ttft[2] == pytest.approx(1 / 1000 + 48 / 10_000)
     assert result.figures()["saved_tokens"] == 48
     assert replay(open_workload(*turns), 4).tier_tokens == 0
-
-
-def test_the_tier_goes_on_where_the_cache_ends() -> None:
-    turns = [turn([1, 2, 3], conversation="a"), turn([7], 1.0), turn([1, 2, 3], 2.0, conversation="a")]
-    result = replay(open_workload(*turns), 4, tier=MEMORY)
-
-    # The tail, 3, was evicted.
-    assert (result.hit_tokens, result.tier_tokens) == (32, 16)
-    assert result.ttft[2] == pytest.approx(1 / 1000 + 16 / 10_000)
-
-
-def test_the_tier_does_not_serve_the_last_token_of_a_prompt() -> None:
-    turns = [turn([1, 2], conversation="a", tokens=32), turn([7, 8], 1.0, tokens=32), turn([1, 2], 2.0, tokens=32)]
-    result = replay(open_workload(*turns), 2, tier=MEMORY)
-
-    assert result.tier_tokens == 16
 
 
 def crowd() -> Workload:
@@ -262,31 +204,10 @@ def test_the_same_input_gives_the_same_result_twice_and_no_policy_beats_an_infin
     assert result.evicted == sum(len(gone) for _, gone in evictions)
 
 
-def test_a_workload_replayed_again_gives_the_same_result() -> None:
-    workload = crowd()
-
-    assert replay(workload, 24) == replay(workload, 24)
-
-
 @pytest.mark.parametrize(("tokens", "engines"), [(SIZE - 1, 1), (10 * SIZE, 0)])
 def test_an_engine_without_blocks_and_no_engine_are_refused(tokens: int, engines: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
         simulate(open_workload(), tokens, lambda n: make("lru", n), engines=engines)
-
-
-def test_figures_of_nothing_are_zero() -> None:
-    figures = Result().figures()
-
-    assert set(figures.values()) == {0}
-
-
-def test_figures_say_what_was_counted() -> None:
-    result = replay(open_workload(turn([1, 2], tokens=40), turn([1, 2, 3], 10.0, tokens=60)), 10)
-    figures = result.figures()
-
-    assert figures["ttft_mean_s"] == figures["ttft_p50_s"] == pytest.approx(0.034)
-    assert figures["ttft_p99_s"] == pytest.approx(0.028 + 0.99 * 0.012)
-    assert figures["prefill_throughput_tokens_s"] == pytest.approx(100 / 0.068)
 
 
 def replies(*requests: TracedRequest, decodes: bool = True) -> list[list[int]]:
@@ -304,13 +225,6 @@ def test_a_reply_has_the_blocks_that_the_conversation_s_next_prompt_has_in_its_p
     assert replies(first, replace(goes_on, blocks=(0, 9, 10, 11, 12, 13))) == [[], []]
     assert replies(first, replace(goes_on, input_tokens=50, blocks=(0, 1, 2))) == [[2], []]
     assert replies(first, goes_on, decodes=False) == [[], []]
-
-
-def test_a_reply_whose_text_was_logged_has_its_own_blocks() -> None:
-    first = TracedRequest(0.0, 40, 45, (0, 1), "a", 1, "", with_reply=(0, 1, 20, 21, 22, 23))
-    edited = TracedRequest(9.0, 100, 5, (0, 1, 2, 3, 4, 5), "a", 2, "")
-
-    assert replies(first, edited) == [[20, 21, 22], []]
 
 
 def test_the_next_prompt_hits_the_reply_that_it_repeats() -> None:

@@ -10,14 +10,10 @@ from hypothesis import strategies as st
 from lpc.simulator import keep
 from lpc.simulator.blocks import Piece
 from lpc.simulator.cache import BlockCache
-from lpc.simulator.engine import simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.policies import REGISTRY
 from lpc.simulator.segments import Path
-from lpc.simulator.sessions import closed_loop
-from lpc.simulator.waiting import Queueing
-from lpc.simulator.workload import Cost, Turn
+from lpc.simulator.workload import Turn
 from tests.unit.simulator.replay import make
-from tests.unit.simulator.test_segments import BLOCK, POLICIES, traffic
 
 
 class Cache:
@@ -100,28 +96,6 @@ def test_a_block_that_nobody_needs_any_more_returns_to_its_place(policy: str) ->
     assert cache.ask(6, 7) == [1, 2]
 
 
-def test_a_block_that_was_never_set_aside_keeps_its_place() -> None:
-    cache = Cache(4)
-    for content in (1, 2, 3, 4):
-        cache.ask(content)
-    turn = cache.wait(2)
-    cache.leave(turn)
-
-    assert cache.ask(5, 6, 7, 8) == [1, 2, 3, 4]
-
-
-def test_a_block_that_is_needed_again_before_it_went_is_kept() -> None:
-    cache = Cache(3)
-    for content in (1, 2, 3):
-        cache.ask(content)
-    first = cache.wait(1)
-    assert cache.ask(4) == [2]
-    cache.leave(first)
-    cache.wait(1)
-
-    assert cache.ask(5, 6) == [3, 4]
-
-
 def test_only_so_many_requests_count_and_the_next_one_when_one_has_been_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keep, "KEPT_REQUESTS", 1)
     cache = Cache(4)
@@ -134,41 +108,6 @@ def test_only_so_many_requests_count_and_the_next_one_when_one_has_been_served(m
     assert cache.ask(5) == [2]
     assert cache.ask(1, waited=first) == []
     assert cache.ask(6, 7) == [4, 5]
-
-
-def test_blocks_behind_a_gap_are_not_needed() -> None:
-    cache = Cache(4)
-    cache.ask(1, 2, 3)
-    cache.wait(1, 9, 3)
-
-    assert cache.ask(5, 6, 7) == [3, 2]
-
-
-@pytest.mark.parametrize("seed", [0])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_segments_are_kept_as_blocks_are(policy: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lpc.simulator.reuse_classes.REMEMBERED", 1000)
-    found = evictions(policy, seed, blockwise=False)
-
-    assert found == evictions(policy, seed, blockwise=True)
-    assert found[1] or policy == "infinite"
-
-
-def evictions(policy: str, seed: int, *, blockwise: bool) -> tuple[int, list[int]]:
-    """Return hit tokens and the evicted blocks in order, in a closed loop with a long queue."""
-    workload = closed_loop(traffic(seed), 12, 300, seed)
-    made = type(policy, (REGISTRY[policy],), {"blockwise": blockwise})
-    gone: list[int] = []
-    result = simulate(
-        workload,
-        200 * BLOCK,
-        lambda n: made(n, workload, PolicySettings()),
-        cost=Cost(prefill_tokens_s=400.0),
-        queueing=Queueing(keep=True),
-        on_evict=lambda _, contents: gone.extend(contents),
-    )
-    assert result.waited > result.requests / 4
-    return result.hit_tokens, gone
 
 
 STEPS = st.lists(

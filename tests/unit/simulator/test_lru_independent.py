@@ -61,11 +61,3 @@ def test_lru_hits_are_those_of_libcachesim(capacity: int, skew: float) -> None:
     contents = zipf(capacity, skew)
 
     assert ours("lru", capacity, contents) == libcachesim("lru", capacity, contents)
-
-
-@pytest.mark.parametrize("skew", [0.6, 1.0])
-def test_slru_hits_are_those_of_libcachesim_once_the_first_fill_is_forgotten(skew: float) -> None:
-    """Until the cache is full libCacheSim lets new blocks into the protected segment; ours go on probation."""
-    contents = zipf(20, skew, 3 * REQUESTS)
-
-    assert ours("slru", 20, contents)[-REQUESTS:] == libcachesim("slru", 20, contents)[-REQUESTS:]

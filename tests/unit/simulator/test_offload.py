@@ -6,25 +6,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import offloading
-from benchmarks.offloading import Replay
 from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended, Run
 from eviction_client.value_tier import ValueTier
 from lpc.commands.cli import app
-from lpc.simulator.amounts import SimulationError
-from lpc.simulator.engine import Result, simulate
+from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.run import WorkloadSpec
-from lpc.simulator.tier import Offload, TierFigures, TierPolicy, TierSpec, parse_tier, tier_factory
-from lpc.simulator.workload import Turn, Workload
+from lpc.simulator.tier import Offload, TierFigures, TierPolicy, TierSpec, tier_factory
+from lpc.simulator.workload import Workload
 from lpc.simulator.workloads import WORKLOADS
 from tests import offload_course
-from tests.unit.simulator.test_engine import SIZE, open_workload, replay, turn
-
-
-def served(*turns: Turn, pool: int, tier: int) -> Result:
-    return replay(open_workload(*turns), pool, tier=tier_factory(TierSpec(tier * SIZE, 10_000.0), "lru", SIZE))
+from tests.unit.simulator.test_engine import SIZE, turn
 
 
 class Alone:
@@ -38,13 +30,6 @@ class Alone:
         loaded, _ = self.tier.load(request, contents, had, 0.0, counted=True)
         self.tier.end(request)
         return loaded
-
-
-def test_what_is_computed_is_below_before_the_cache_gives_it_up() -> None:
-    # The cache has room for one prompt and its last token. A tier for one holds the same, and nothing of the prompt before.
-    same = [turn([10, 11]), turn([20, 21], 10.0), turn([10, 11], 20.0), turn([30, 31], 30.0), turn([10, 11], 40.0)]
-    assert served(*same, pool=3, tier=2).tier_tokens == 0
-    assert served(*same, pool=3, tier=4).tier_tokens == 4 * SIZE
 
 
 def test_what_a_request_loads_or_offers_goes_last_and_its_start_after_its_end() -> None:
@@ -70,13 +55,6 @@ def test_what_the_cache_had_is_offered_again_unless_something_was_loaded() -> No
     assert tier.ask(1, 2, had=1) == 1  # 2 is loaded, and used; 1 is not
     tier.ask(4)
     assert tier.ask(1) == 0
-
-
-def test_a_prompt_larger_than_the_tier_drives_nothing_out() -> None:
-    tier = Alone(3)
-    tier.ask(1, 2)
-    tier.ask(3, 4, 5, 6)
-    assert [tier.ask(1, 2), tier.ask(3)] == [2, 0]
 
 
 @pytest.mark.parametrize("enabled", [None, False, True])
@@ -133,23 +111,6 @@ def test_the_policy_that_ships_decides_behind_the_plug_in_and_nowhere_else() -> 
     assert counted("value", "value", guard=False) != counted("value", "lru", guard=False)
 
 
-def test_tiers_beside_each_other_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = drawn()
-    monkeypatch.setattr(offloading, "build", lambda spec: (found, found.working_set_tokens()))
-    rows = {
-        (row["policy"], row["tier"], row["tier_policy"]): row
-        for policy in ("lru", "value")
-        for row in Replay(WorkloadSpec(workload="batch-scan"), 0.02, policy).rows()
-    }
-    assert set(rows) == {("lru", n, "lru") for n in (1, 2, 4)} | {
-        ("value", n, order) for n in (1, 2, 4) for order in ("lru", "value")
-    }
-    stock = rows["lru", 2, "lru"]
-    # Loads take no time there, and some here.
-    assert stock["cached_tokens"] == pytest.approx(sum(counted("lru", "lru")), rel=0.01)
-    assert stock["pool_tokens"] + stock["tier_tokens"] == stock["cached_tokens"] < rows["lru", 4, "lru"]["cached_tokens"]
-
-
 def test_the_command_replays_a_tier_and_refuses_what_is_not_one(tmp_path: Path) -> None:
     asked = ["simulate", "--workload", "few-shot", "--policies", "lru", "--capacity", "2%"]
     written = tmp_path / "rows.json"
@@ -161,14 +122,6 @@ def test_the_command_replays_a_tier_and_refuses_what_is_not_one(tmp_path: Path) 
         refused = CliRunner().invoke(app, [*asked, *more])
         assert refused.exit_code == 2
         assert "tier" in refused.output
-
-
-def test_a_tier_is_read_from_its_capacity_rate_and_latency() -> None:
-    assert parse_tier("5%") == TierSpec(0.05, 200_000.0, 0.0)
-    assert parse_tier("2M:50K:5") == TierSpec(2_000_000, 50_000.0, 0.005)
-    for text in ("5%:5%", "5%:50K:x", "5%:50K:5:6", "memory=5%"):
-        with pytest.raises(SimulationError):
-            parse_tier(text)
 
 
 def test_table_page_and_picture_show_what_the_tier_serves(tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from eviction_client.settings import ClientSettings
 from lpc.commands.cli import app
 from lpc.simulator.describe import describe
-from lpc.simulator.gain import about, nearest, pairs, percent, seconds, sentence, tokens
+from lpc.simulator.gain import pairs, seconds, sentence, tokens
 from lpc.simulator.policies import REGISTRY
-from lpc.simulator.report import draw_hit_rates, write_html
+from lpc.simulator.report import write_html
 from lpc.simulator.summary import QUEUE, derived
 from lpc.simulator.workload import Cost
 from tests.integration.test_learned_policies import trace
@@ -38,11 +37,6 @@ def test_tokens_are_written_as_people_write_them(count: int, text: str) -> None:
 )
 def test_times_are_written_as_people_write_them(value: float, text: str) -> None:
     assert seconds(value) == text
-
-
-def test_shares_are_written_as_people_write_them() -> None:
-    assert [percent(share) for share in (0.05431, 0.4, 1)] == ["5.4%", "40.0%", "100.0%"]
-    assert [about(share) for share in (0.494, 0.02, 0.005, 0.0001, 0)] == ["49%", "2%", "0.5%", "<0.1%", "0%"]
 
 
 def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
@@ -83,13 +77,6 @@ def test_the_gain_is_said_with_hits_prefill_first_token_and_the_smaller_cache() 
     assert "smaller" not in sentence(found[0])
 
 
-def test_no_gain_and_a_loss_are_said_as_what_they_are() -> None:
-    found = pairs(rows((0.1, 0.2, 0.4), (0.1001, 0.18, 0.5)))
-    assert "hits what LRU hits" in sentence(found[0])
-    assert "less than LRU's 20.0%" in sentence(found[1])
-    assert all("nothing is gained" in sentence(pair) for pair in found[:2])
-
-
 def test_the_cache_saved_is_found_on_the_policys_own_line() -> None:
     found = {(r["policy"], r["capacity_tokens"]): r for r in rows((0.1, 0.2, 0.45), (0.05, 0.3, 0.4))}
     ours = [found["value", size] for size in (100_000, 200_000, 400_000)]
@@ -98,21 +85,6 @@ def test_the_cache_saved_is_found_on_the_policys_own_line() -> None:
     assert ours[1]["capacity_saved"] == pytest.approx(1 - 100 * 2 ** ((0.2 - 0.05) / 0.25) / 200)
     assert ours[2]["capacity_saved"] is None  # no size that was run hits 45%
     assert not any(r["capacity_saved_at_least"] for r in ours)
-
-
-def test_the_size_that_is_spoken_of_is_the_nearest_or_the_middle_one() -> None:
-    found = pairs(rows((0.1, 0.2, 0.4), (0.2, 0.3, 0.5)))
-    assert [nearest(found, size) for size in (None, 90_000, 0.39, 10**9)] == [1, 0, 2, 2]
-    assert nearest([], 1) == 0
-
-
-def test_the_chart_has_a_line_for_each_policy_and_a_tick_for_each_size() -> None:
-    found = [row(name, size, rate) for size in (1000, 2000) for name, rate in (("value", 0.3), ("lru", 0.1), ("oracle", 0.5))]
-    figure = draw_hit_rates(derived(found))
-    (axes,) = figure.axes
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["value", "lru", "oracle"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1K\n0.1%", "2K\n0.2%"]
-    assert [line.get_ydata().tolist() for line in axes.lines] == [[30.0, 30.0], [10.0, 10.0], [50.0, 50.0]]
 
 
 @pytest.fixture
@@ -135,16 +107,6 @@ def test_the_page_has_a_sentence_for_each_size_and_a_row_for_each_policy(page: s
     assert page.count("<li>With a cache of") == 2
     rows = dict(re.findall(r"<tr[^>]*><th>([^<]+)</th><td>([^<]+)</td>", page))
     assert {name: rows[name] for name in REGISTRY} == {name: f"{10 + n:.1f}%" for n, name in enumerate(REGISTRY)}
-
-
-def test_what_switches_it_on_is_what_the_documentation_says(page: str) -> None:
-    shown = "\n".join(re.findall(r"(?s)<pre><code>(.*?)</code>", page))
-    said = (Path(__file__).parents[3] / "docs/reference/vllm.md").read_text("utf-8")
-    [scheduler] = set(re.findall(r"--scheduler-cls \S+", shown))
-    assert scheduler in said
-    assert "'learned-prefix-cache[vllm]'" in said and "'learned-prefix-cache[vllm]'" in shown
-    settings = {f"LPC_{name.upper()}" for name in ClientSettings.model_fields}
-    assert set(re.findall(r"LPC_\w+", shown)) <= settings
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.commands.cli import app
-from lpc.logs.traces.request import TracedRequest
 from lpc.model.conversation import Message
-from lpc.simulator.engine import Result, simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.responses import ResponseCache, ResponseSpec, of_blocks, of_messages
-from lpc.simulator.sidecar import OnlineReturns
+from lpc.simulator.engine import Result
+from lpc.simulator.responses import ResponseCache, ResponseSpec, of_messages
 from lpc.simulator.workload import Named, Turn
-from tests.unit.simulator.test_engine import SIZE, closed_workload, open_workload, replay, turn
+from tests.unit.simulator.test_engine import closed_workload, open_workload, replay, turn
 
 
 def asked(name: str, arrival: float, contents: list[int], *, normalised: str | None = None, **rest: object) -> Turn:
@@ -39,12 +36,6 @@ def test_what_was_asked_before_is_not_computed_again_until_its_time_is_up() -> N
     # The first ends after 1.033 s and is there until 101.033; the hits at 50 and 99 do not prolong that.
     assert (result.turns, result.requests) == (4, 2)
     assert result.engine_tokens == 2 * (33 + 10)
-
-
-def test_equal_requests_under_way_are_computed_once() -> None:
-    result = run(*(asked("q", 0.001 * n, [1, 2]) for n in range(64)), responses=answers())
-
-    assert (result.turns, result.requests) == (64, 1)
 
 
 def test_the_last_turn_may_differ_in_case_only_where_that_is_asked_for() -> None:
@@ -74,28 +65,6 @@ def test_an_answer_touches_no_block_and_the_next_turn_computes_this_ones_reply()
     assert prefix.engine_tokens == (33 + 10) + (33 + 15) + (65 - 48 + 15)
     assert both.engine_tokens == (33 + 10) + (65 + 15)
     assert both.turns == prefix.turns == 3
-
-
-def test_the_predictor_learns_of_turns_that_were_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = [asked("q", 10.0 * n, [1, 2], conversation="a", number=n + 1) for n in range(3)]
-    found = open_workload(*turns)
-    seen: list[Turn] = []
-    monkeypatch.setattr(OnlineReturns, "curve", lambda _, turn, arrival: seen.append(turn))
-    result = simulate(found, 20 * SIZE, lambda n: REGISTRY["value"](n, found, PolicySettings()), responses=answers())
-
-    assert result.requests == 1
-    assert seen == turns
-
-
-def test_requests_known_by_blocks_are_equal_when_chain_and_length_are() -> None:
-    def request(blocks: tuple[int, ...], tokens: int) -> TracedRequest:
-        return TracedRequest(0.0, tokens, 1, blocks, "c", 1, "")
-
-    assert of_blocks(request((1, 2), 20), SIZE) == of_blocks(request((1, 2), 20), SIZE)
-    assert of_blocks(request((1, 2), 21), SIZE) != of_blocks(request((1, 2), 20), SIZE)
-    assert of_blocks(request((1, 3), 20), SIZE) != of_blocks(request((1, 2), 20), SIZE)
-    # Of the last four tokens nothing is known.
-    assert of_blocks(request((1,), 20), SIZE) is None
 
 
 @pytest.fixture(scope="module")

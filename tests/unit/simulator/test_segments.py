@@ -1,8 +1,6 @@
 """Segments change nothing: every policy evicts block for block what it evicts when all segments are single blocks."""
 
 import random
-from collections import OrderedDict
-from itertools import chain
 
 import pytest
 
@@ -65,35 +63,3 @@ def test_a_policy_evicts_segments_as_it_evicts_blocks(
 
     assert found == evictions(policy, traffic(seed), blocks, blockwise=True)
     assert found[1] or policy == "infinite"
-
-
-def textbook_lru(workload: Workload, blocks: int) -> int:
-    """Return hit blocks of requests that run one after the other; a chain's tail is older than its root."""
-    cache: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for turn in workload.arrivals:
-        contents, servable = turn.all_contents, (turn.input_tokens - 1) // BLOCK
-        if len(contents) > blocks:
-            continue  # refused
-        hits += next((i for i, content in enumerate(contents[:servable]) if content not in cache), servable)
-        used = set(contents)
-        missing = len(used - cache.keys())
-        for content in [content for content in cache if content not in used][: max(len(cache) + missing - blocks, 0)]:
-            del cache[content]
-        for content in reversed(contents):
-            cache.pop(content, None)
-            cache[content] = None
-    return hits
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_lru_hits_what_a_list_of_blocks_hits(seed: int) -> None:
-    workload = traffic(seed)
-    for number, turn in enumerate(workload.arrivals):
-        turn.arrival = 1000.0 * number  # one after the other
-        turn.input_tokens = len(turn.contents) * BLOCK
-        turn.output_tokens = (len(turn.all_contents) - len(turn.contents)) * BLOCK
-    hits, gone = evictions("lru", workload, 120, blockwise=False)
-
-    assert hits == textbook_lru(workload, 120) * BLOCK
-    assert len(gone) > len(set(chain.from_iterable(turn.all_contents for turn in workload.arrivals))) // 2

@@ -34,24 +34,6 @@ def test_a_sidecar_is_told_of_a_turn_what_came_over_the_wire() -> None:
     assert seen.opening == block_hash(8)
 
 
-def test_without_a_probability_or_a_full_block_these_are_unknown() -> None:
-    seen = arrived(turn(contents=()), 0.0, math.nan)
-
-    assert math.isnan(seen.facts.log_odds)
-    assert math.isnan(seen.facts.reply_tokens)
-    assert seen.opening == b""
-    assert arrived(turn(contents=(7,)), 0.0, math.nan).opening == block_hash(7)
-
-
-def test_hashes_of_blocks_are_digests() -> None:
-    hashes = [block_hash(content) for content in range(4096)]
-    last = np.bincount([name[-1] for name in hashes], minlength=256)
-
-    assert {len(name) for name in hashes} == {32}
-    assert len(set(hashes)) == 4096
-    assert last.min() >= 3 and last.max() <= 34  # 16 each, on average
-
-
 def test_curves_are_known_after_200_requests(chats: Workload) -> None:
     known = curves_of(chats)
 
@@ -76,16 +58,6 @@ def test_curves_learnt_once_are_those_learnt_in_a_run(chats: Workload) -> None:
     assert list(afresh) == list(known)
     assert all((afresh[turn] == known[turn]).all() for turn in known)
     assert curves_of(chats) is known
-
-
-def test_of_an_hour_of_silence_the_first_and_the_last_refit_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    online = OnlineReturns()
-    refitted: list[float] = []
-    monkeypatch.setattr(online.model, "refit", refitted.append)
-    for at in (0.0, 30.0, 3700.0, 3701.0, 3725.0, 3780.0):
-        online.curve(turn(), at)
-
-    assert refitted == [EPOCH_S + 60, EPOCH_S + 3660, EPOCH_S + 3720, EPOCH_S + 3780]
 
 
 def test_a_closed_workload_is_learnt_at_nominal_times() -> None:

@@ -71,25 +71,12 @@ def test_keep_serves_in_the_order_of_arrival(log: Any, at_a_time: int, blocks: i
     assert all(before.arrival <= after.arrival for before, after in pairwise(order))
 
 
-def test_keep_changes_nothing_below_the_cliff() -> None:
-    large = AGENTS.working_set_tokens()
-
-    assert replay(AGENTS, large, KEEP, cost=Cost()) == replay(AGENTS, large, STOCK, cost=Cost())
-
-
 @pytest.mark.parametrize("queueing", NEW)
 def test_beyond_the_cliff_the_queue_is_worth_more_than_the_policy(queueing: Queueing) -> None:
     stock, better = (replay(AGENTS, AT_THE_CLIFF, each, cost=Cost()) for each in (STOCK, queueing))
 
     assert better.hit_rate > stock.hit_rate + 0.15
     assert better.throughput > 1.2 * stock.throughput
-
-
-@pytest.mark.parametrize("policy", ["reuse", "slru", "belady"])
-def test_keep_takes_nothing_from_a_policy(policy: str) -> None:
-    stock, better = (replay(AGENTS, AT_THE_CLIFF, each, policy, cost=Cost()) for each in (STOCK, KEEP))
-
-    assert better.hit_rate >= stock.hit_rate
 
 
 def in_order(*sessions: list[Turn], requests: int) -> Workload:
@@ -101,27 +88,6 @@ def in_order(*sessions: list[Turn], requests: int) -> Workload:
         if drawn == places:
             return loop(sessions, len(sessions), requests, seed, warm_up=0)
     raise AssertionError("no seed draws that order")
-
-
-def test_cached_first_serves_what_misses_least() -> None:
-    # While 5 s of prefill run, three requests come: cold ones of 1 s and 0.5 s, then a warm one of 0.096 s.
-    def queue() -> Workload:
-        lengths = [[(64, 0, 0.0), (96, 0, 4.0)], [(5000, 0, 0.0)], [(1000, 0, 0.0)], [(500, 0, 0.0)]]
-        return in_order(*made(lengths), requests=5)
-
-    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, STOCK)[0]] == [64, 5000, 1000, 500, 160]
-    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, CACHED_FIRST)[0]] == [64, 5000, 160, 500, 1000]
-
-
-def test_the_lowest_priority_is_served_first_and_of_equal_ones_the_first_that_came() -> None:
-    def queue() -> Workload:
-        sessions = made([[(5000, 0, 0.0)], [(1000, 0, 0.0)], [(500, 0, 0.0)], [(400, 0, 0.0)]])
-        for (first, *_), priority in zip(sessions, (1, 0, -1, 0), strict=True):
-            first.priority = priority
-        return in_order(*sessions, requests=4)
-
-    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, STOCK)[0]] == [5000, 1000, 500, 400]
-    assert [turn.input_tokens for turn in served(queue(), 1_000 * SIZE, Queueing("priority"))[0]] == [5000, 500, 1000, 400]
 
 
 @settings(max_examples=12, deadline=None)
