@@ -9,7 +9,6 @@ from vllm.v1.request import RequestStatus
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations
 from eviction_client import announce, keep
 from eviction_client.background import AtOnce
-from eviction_client.engines.vllm.keep import CachedPrefix
 from eviction_client.engines.vllm.metrics import values_of
 from tests.retaining import Coordinator
 
@@ -101,26 +100,6 @@ def test_what_an_aborted_request_waited_for_goes_in_its_turn() -> None:
     engine.add("cold too", tokens_of(5, 15), 1)
     until_idle(engine)
     assert engine.scheduler.lpc.plugin.failures == 0
-
-
-def test_a_request_that_is_served_at_once_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of()
-    monkeypatch.setattr(CachedPrefix, "find", lambda *_: pytest.fail("looked up"))
-    engine.add("again", tokens_of(1, 10), 1)
-    until_idle(engine)
-    assert engine.scheduler.lpc.plugin.failures == 0
-
-
-def test_no_more_requests_count_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep, "KEPT_REQUESTS", 2)
-    engine = engine_of()
-    for number in range(6):
-        engine.add(f"r{number}", tokens_of(number, 5), 3)
-    most = 0
-    while engine.scheduler.has_unfinished_requests():
-        engine.step()
-        most = max(most, engine.scheduler.lpc.queue.waiting)
-    assert most == 2 and not engine.scheduler.lpc.queue.waiting
 
 
 @pytest.mark.parametrize("window", [None, 64])

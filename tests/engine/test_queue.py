@@ -1,8 +1,7 @@
 """The queue in vLLM's real block pool: a drop-in that never loses, doubles or misorders a block."""
 
 import math
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import settings
@@ -164,44 +163,6 @@ def check_links(queue: LearnedFreeQueue) -> None:
     assert count == queue.num_free_blocks
 
 
-@pytest.mark.parametrize("classes", ["one", "many"])
-def test_least_recent_use_evicts_what_the_stock_queue_does_block_by_block(classes: str) -> None:
-    def evictions(learned: bool) -> Iterator[int]:
-        rng, choice = random.Random(7), random.Random(8)
-        pool = pool_of(200)
-        queue: LearnedFreeQueue | None = None
-        if learned:
-            now = iter(range(10**9))
-            queue = adopt(pool, lambda: next(now) * 0.01, value_enabled=False)
-        running: list[tuple[list[KVCacheBlock], list[bytes]]] = []
-        contents = 0
-        for _ in range(5000):
-            if running and (rng.random() < 0.5 or pool.get_num_free_blocks() < 20):
-                blocks, hashes = running.pop(rng.randrange(len(running)))
-                if queue is None or classes == "one":
-                    pool.free_blocks(reversed(blocks))
-                else:
-                    middle = choice.randint(0, len(hashes))
-                    runs = [Run(middle, choice.randrange(CLASSES)), Run(len(hashes), choice.randrange(CLASSES))]
-                    ended = ended_with(hashes, *runs) if choice.random() < 0.8 else None
-                    queue.placing(ended, pool.free_blocks, reversed(blocks))
-                continue
-            chain = pool.get_new_blocks(rng.randint(1, 20))
-            hashes = []
-            for block in chain:
-                yield block.block_id
-                if rng.random() < 0.9:
-                    contents += 1
-                    give_hash(pool, block, contents)
-                    hashes.append(contents.to_bytes(32, "big"))
-            free = [block for block in pool.free_block_queue.get_all_free_blocks() if block.block_hash is not None]
-            hits = rng.sample(free, min(len(free), 3))
-            pool.touch(hits)
-            running.append((hits + chain, [bytes(block.block_hash or b"")[:-4] for block in hits] + hashes))
-
-    assert list(evictions(True)) == list(evictions(False))
-
-
 def test_the_queue_has_the_stock_queues_methods_and_no_fewer() -> None:
     public = {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")}
     assert all(callable(getattr(LearnedFreeQueue, name)) for name in public)
@@ -243,14 +204,6 @@ def test_a_chain_is_split_where_its_runs_end() -> None:
     assert parts(LearnedFreeQueue(), blocks[5:], ended) == [([5], 0)]
 
 
-@pytest.mark.parametrize("freed", [[0, 1, 3, 4], [0, 1]], ids=["a gap", "another end"])
-def test_blocks_that_are_not_the_end_of_their_chain_lie_in_its_last_class(freed: list[int]) -> None:
-    blocks = [KVCacheBlock(block_id=i) for i in range(10)]
-    ended = ended_with(hashed_chain(blocks, 1), Run(4, 1), Run(10, 3))
-    found = parts(LearnedFreeQueue(), [blocks[number] for number in freed], ended)
-    assert found == [(freed[::-1], 3)]
-
-
 def test_each_group_of_a_hybrid_model_is_split_at_its_own_block_size() -> None:
     small = [KVCacheBlock(block_id=i) for i in range(8)]
     large = [KVCacheBlock(block_id=10 + i) for i in range(4)]
@@ -267,14 +220,6 @@ def test_each_group_of_a_hybrid_model_is_split_at_its_own_block_size() -> None:
         ([13, 12], 3),
         ([11, 10], 1),
     ]
-
-
-def test_a_batch_that_is_freed_later_keeps_its_order_and_its_request_however_often_it_is_reversed() -> None:
-    blocks = [KVCacheBlock(block_id=i) for i in range(3)]
-    ended = ended_with([])
-    once = reversed(FreedLater(blocks, ended))
-    assert isinstance(once, FreedLater) and once.ended is ended and ids(once) == [2, 1, 0]
-    assert ids(reversed(once)) == [0, 1, 2]
 
 
 def test_classes_are_in_force_for_one_free_even_when_that_fails() -> None:
@@ -294,27 +239,3 @@ def test_classes_are_in_force_for_one_free_even_when_that_fails() -> None:
     pool.free_blocks(blocks[1:])
     assert ids(queue.get_all_free_blocks()[-2:]) == ids(blocks)
     assert queue._newest[3] is not None and queue._newest[0] is not None
-
-
-def test_a_flood_of_hints_retains_no_more_than_the_share() -> None:
-    now = 100.0
-    pool = pool_of(101)
-    queue = adopt(pool, lambda: now)
-    queue.retained = Retained(10)
-    for number in range(50):
-        blocks = pool.get_new_blocks(2)
-        for place, block in enumerate(blocks):
-            give_hash(pool, block, 2 * number + place)
-        queue.placing(ended_with([b"x"], Run(1, 3), retain_s=60.0), pool.free_blocks, reversed(blocks))
-    assert (queue.retained.granted, queue.retained.refused, queue.retained.held) == (10, 90, 10)
-    kept = ids(queue.get_all_free_blocks()[-10:])
-    now += 60.0
-    queue.expire(1000)
-    assert queue._newest[RETAINED] is None
-    assert ids(queue.get_all_free_blocks()[-10:]) == kept, "as just used"
-    now += 1.0
-    blocks = pool.get_new_blocks(2)
-    for place, block in enumerate(blocks):
-        give_hash(pool, block, 100 + place)
-    queue.placing(ended_with([b"x"], Run(1, 3)), pool.free_blocks, reversed(blocks))
-    assert ids(queue.get_all_free_blocks()[-12:]) == [*kept, *ids(blocks)[::-1]]

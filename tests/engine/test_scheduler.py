@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, oracle
+from benchmarks.bare_scheduler import BLOCK, Engine, conversations, oracle
 from benchmarks.processes import RedisServer
 from benchmarks.told import CONTINUES, OVER
 from eviction_client import grouping, retention
@@ -22,7 +19,6 @@ from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.messages import Prediction
 from eviction_client.reuse import first_class
-from eviction_client.settings import ClientSettings
 from eviction_client.value_queue import DONE, GOES_ON, RETAINED
 from tests.engine.pools import give_hash
 from tests.eventually import until
@@ -102,6 +98,7 @@ def test_until_the_guard_finds_that_value_pays_the_order_is_stocks_block_by_bloc
     assert engine.scheduler.lpc.plugin.tables is not None and engine.scheduler.lpc.plugin.failures == 0
 
 
+@at_night_also_asynchronous
 def test_two_groups_that_tell_the_future_hit_more_than_stock(asynchronous: bool, window: int | None) -> None:
     made = conversations(3, 200)
     blocks = 400 if window else 260
@@ -176,11 +173,10 @@ def test_each_group_of_a_hybrid_model_gets_the_classes_of_its_depths() -> None:
     ],
 )
 @pytest.mark.parametrize("hints", [True, False])
-@pytest.mark.parametrize("guard", [True, False])
 def test_a_hint_retains_blocks_only_if_the_operator_enables_hints(
-    arguments: dict[str, Any], seconds: float, hints: bool, guard: bool
+    arguments: dict[str, Any], seconds: float, hints: bool
 ) -> None:
-    engine = Engine(100, hints_share=0.1 if hints else 0.0, guard=guard)
+    engine = Engine(100, hints_share=0.1 if hints else 0.0)
     finish(engine, "a", arguments=arguments)
     kept = classes_of(engine)
     assert set(kept.values()) == {RETAINED if hints and seconds else 0}
@@ -224,8 +220,8 @@ def test_a_request_that_is_done_leaves_its_own_blocks_first_if_the_operator_enab
     assert set(classes_of(engine).values()) == {DONE if hints and done else 0}
 
 
-def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(asynchronous: bool, window: int | None) -> None:
-    engine = Engine(200, hints_share=0.1, asynchronous=asynchronous, window=window, max_seqs=4)
+def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(window: int | None) -> None:
+    engine = Engine(200, hints_share=0.1, asynchronous=True, window=window, max_seqs=4)
     for wave in range(10):
         for n in range(4):  # the same prompt: what runs at once may compute, and hold, the same content twice
             engine.add(f"{wave}-{n}", range(6 + wave, 6 + wave + 2 * BLOCK), 3, {"lpc_retain_seconds": 3600})
@@ -273,19 +269,6 @@ def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pyt
     assert len(body["token_ids"]) >= 32
 
 
-def test_what_fails_in_a_step_does_not_keep_the_value_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(100, guard=True)
-    hooks = engine.scheduler.lpc
-    hooks.queue.value_enabled = True
-
-    def fail() -> None:
-        raise KeyError("what a user wrote")
-
-    monkeypatch.setattr(hooks.keep, "before_step", fail)
-    hooks.step()
-    assert not hooks.queue.value_enabled and hooks.plugin.failures == 1
-
-
 def test_a_clock_that_fails_does_not_reach_the_scheduler() -> None:
     engine = Engine(100)
     request = engine.add("a", list(range(6, 86)), 1)
@@ -293,19 +276,6 @@ def test_a_clock_that_fails_does_not_reach_the_scheduler() -> None:
     assert engine.scheduler.schedule().num_scheduled_tokens == {"a": request.num_tokens}
     assert engine.scheduler.lpc.plugin.failures > 0
     engine.scheduler.shutdown()  # else its thread would log a failure of its own, in a later test
-
-
-def test_retentions_that_are_over_end_step_by_step_however_many_they_are() -> None:
-    engine = Engine(100)
-    queue = engine.scheduler.lpc.queue
-    for _ in range(40):
-        queue.retain([queue.popleft()], 0, engine.now + 1.0)
-    engine.now += 2.0
-    left = []
-    for _ in range(4):
-        engine.scheduler.schedule()
-        left.append(len(queue._retained))
-    assert left == [24, 8, 0, 0]
 
 
 def test_an_aborted_request_has_no_group() -> None:
@@ -339,16 +309,6 @@ def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(guard: bool) -> 
     engine.pool.free_blocks(blocks)
     ordered = [block.block_id for block in queue.get_all_free_blocks()]
     assert ordered[-2:] == [block.block_id for block in blocks], "used since: it goes behind what did not resume"
-
-
-@pytest.mark.skipif(not hasattr(BlockPool, "unpin_blocks"), reason="came with vLLM 0.30")
-def test_unpinned_blocks_are_as_just_used() -> None:
-    engine = Engine(100, tell=lambda _: CONTINUES)
-    finish(engine, "a")
-    blocks = engine.pool.get_new_blocks(2)
-    engine.pool.unpin_blocks(blocks, lambda _: None)
-    assert engine.pool.free_block_queue.get_all_free_blocks()[-2:] == blocks
-    assert {classes_of(engine)[block.block_id] for block in blocks} == {0}
 
 
 def test_classes_do_not_outlive_the_free_they_were_meant_for() -> None:
@@ -405,14 +365,6 @@ def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes(
     assert max(ages_of(engine).values()) < 1.0
 
 
-def test_a_variable_that_is_no_setting_is_named_once_and_harms_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("LPC_BANANA", "nonsense")
-    finish(Engine(50), "a")
-    assert sum("LPC_BANANA is not a setting" in record.getMessage() for record in caplog.records) == 1
-
-
 def test_sessions_of_two_tenants_are_two_and_no_salt_is_told() -> None:
     engine = Engine(100)
     names = []
@@ -452,6 +404,7 @@ def test_a_dry_run_leaves_the_stock_queue_and_reports() -> None:
     assert values["lpc_refits", ""] > 0 < values["lpc_reuses", ""] and values["lpc_reuse_classes", ""] > 1
 
 
+@at_night_also_asynchronous
 def test_in_an_engine_with_a_background_thread_nothing_fails_and_all_is_learned_from(asynchronous: bool) -> None:
     made = conversations(6, 100)
     engine = Engine(260, tell=oracle(made), asynchronous=asynchronous, pooling="shared")
@@ -489,17 +442,3 @@ def test_an_engine_keeps_a_prefix_as_long_as_the_conversations_of_another(
         assert sorted(classes_of(here).values())[-4:] == [0, highest, highest, highest] and hooks.plugin.raised == 1
         for engine in (there, here):
             engine.scheduler.shutdown()
-
-
-def test_the_scheduler_is_vllms_own_class(asynchronous: bool) -> None:
-    scheduler = Engine(50, asynchronous=asynchronous).scheduler
-    assert isinstance(scheduler, AsyncScheduler) == asynchronous
-    assert isinstance(scheduler, Scheduler)
-
-
-def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LPC_POOLING", "off")
-    monkeypatch.setenv("LPC_SHADOW", "true")
-    settings = ClientSettings()
-    assert settings.pools == "off" and settings.shadow
-    assert BLOCK == 16 and Turn([1], 1, 0.0).arguments is None

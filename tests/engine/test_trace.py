@@ -28,18 +28,6 @@ def test_each_block_of_the_trace_is_one_of_the_engine() -> None:
     assert set(first + second + third) <= set(PRINTABLE)
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(1, 1), (16, 1), (17, 2), (511, BLOCK - 1), (512, BLOCK), (513, BLOCK + 1)])
-def test_a_partial_block_keeps_its_share_and_is_never_whole(tokens: int, expected: int) -> None:
-    assert len(replay((tokens, list(range(-(-tokens // 512))))).prompt(0)) == expected
-
-
-@pytest.mark.parametrize("block_tokens", [16, 48, 512])
-@pytest.mark.parametrize("tokens", [1, 511, 512, 4711])
-def test_the_sidecar_is_told_the_length_that_the_trace_has(tokens: int, block_tokens: int) -> None:
-    blocks = list(range(tokens // block_tokens))
-    assert len(replay((tokens, blocks), block_tokens=block_tokens).told(0)) == tokens
-
-
 def test_the_sidecar_sees_the_turns_and_the_last_reply_by_their_markup() -> None:
     turns = [(600, 50), (1200, 5), (1800, 9)]
     rows = [Request(0.0, "c", 1, "", prompt, reply, list(range(-(-prompt // 512)))) for prompt, reply in turns]
@@ -59,11 +47,6 @@ def test_the_sidecar_sees_the_turns_and_the_last_reply_by_their_markup() -> None
         1799: ASSISTANT,
     }
     assert third[:600] == first
-
-
-def test_a_conversation_goes_on_while_a_later_request_has_its_name() -> None:
-    names = ["a", "b", "a", "c", "a"]
-    assert Replay(512, [Request(0.0, name, 1, "", 1, 1, []) for name in names]).goes_on == [True, False, True, False, False]
 
 
 def write_trace(file: Path) -> None:

@@ -59,6 +59,7 @@ def test_tokens_are_stocks_evictions_too_and_an_oracle_hits_more(model: Path, tm
     assert usual["cached_tokens"]["oracle"] > usual["cached_tokens"]["stock"]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_kv_connector_gets_and_gives_what_it_does_with_stock(model: Path, tmp_path: Path) -> None:
     texts = conversations(model, tmp_path, 60)

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tiny_llama import build
-from tests.nightly import LONG
 
-pytestmark = pytest.mark.supports(
-    engine="vLLM", tier="waiting queue", what="cached first with a tiny Llama: tokens as stock, a KV connector"
-)
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.supports(
+        engine="vLLM", tier="waiting queue", what="cached first with a tiny Llama: tokens as stock, a KV connector"
+    ),
+]
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, random, sys
@@ -28,7 +30,7 @@ for n in range(50):
     turns = 1 if rng.random() < 0.3 else rng.randint(2, 5)
     texts[f"c{n}"] = [[rng.randrange(6, 250) for _ in range(rng.choice((30, 60, 400)))] for _ in range(turns)]
 rows = []
-for tier in (None, connector(320, late=3))[int(sys.argv[2]) :]:
+for tier in (None, connector(320, late=3)):
     stock = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, learned=False)
     ours = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, guard=False, schedule="cached-first")
     rows.append({
@@ -44,8 +46,7 @@ print(json.dumps(rows))
 def test_tokens_are_stocks_while_requests_overtake(tmp_path: Path) -> None:
     model = build(tmp_path / "tiny", weights=True)
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    # With the tier below alone, unless it is night.
-    command = [sys.executable, "-c", PROGRAM, str(model), "0" if LONG else "1"]
+    command = [sys.executable, "-c", PROGRAM, str(model)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads(done.stdout.strip().splitlines()[-1])

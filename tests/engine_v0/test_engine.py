@@ -14,10 +14,8 @@ from eviction_client.engines.vllm_v0 import engine as adapter
 from eviction_client.engines.vllm_v0 import register
 from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
 from eviction_client.errors import EngineUnsupported
-from eviction_client.grouping import GROUPS
-from eviction_client.reuse import first_class
 from eviction_client.settings import ClientSettings
-from tests.engine_v0.bare import BLOCK, Engine, Told
+from tests.engine_v0.bare import Engine, Told
 
 pytestmark = pytest.mark.supports(engine="vLLM V0", tier="GPU pool", what="the plug-in entry and the check at start")
 RELEASE = vllm.__version__.partition("+")[0]
@@ -143,18 +141,6 @@ def test_a_block_manager_without_an_allocator_of_blocks_by_id_is_refused(caplog:
     assert "--use-v2-block-manager" in caplog.text
 
 
-def test_an_engine_that_is_built_otherwise_starts_with_one_line_of_error(caplog: pytest.LogCaptureFixture) -> None:
-    adapter.attach(SimpleNamespace(), ClientSettings(), RELEASE)
-    assert len(caplog.records) == 1 and "not switched on in the V0 engine: AttributeError" in caplog.text
-
-
-def test_without_prefix_caching_there_is_nothing_to_do(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = Engine(40, learned=False).scheduler
-    scheduler.cache_config.enable_prefix_caching = False
-    adapter.attach(SimpleNamespace(scheduler=[scheduler]), ClientSettings(), RELEASE)
-    assert "prefix caching is off" in caplog.text
-
-
 @pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="a vLLM without a V0 engine (0.11 and later): one line")
 def test_a_vllm_without_v0_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def gone(*_: object) -> None:
@@ -164,34 +150,3 @@ def test_a_vllm_without_v0_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog:
     monkeypatch.setenv("LPC_VLLM_V0", "true")
     register()
     assert len(caplog.records) == 1 and "has no V0 engine" in caplog.text and "--scheduler-cls" in caplog.text
-
-
-def test_a_setting_that_cannot_be_is_one_line_and_no_exception(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("LPC_VLLM_V0", "true")
-    monkeypatch.setenv("LPC_HINTS_SHARE", "never")
-    register()
-    assert len(caplog.records) == 1 and "not switched on" in caplog.text
-
-
-def test_sequences_that_share_a_request_are_one_request() -> None:
-    engine = Engine(40, tell=lambda _: 3)
-    group = engine.send("a", list(range(2 * BLOCK)), 9)
-    engine.step()
-    assert engine.hooks is not None
-    hooks = engine.hooks
-    (parent,) = group.get_seqs()
-    child = parent.fork(new_seq_id=99)
-    getattr(group, "add", None if not hasattr(group, "seqs") else group.seqs.append)(child)
-    engine.scheduler.fork_seq(parent, child)
-    engine.scheduler.schedule()
-    for sequence in (parent, child):
-        sequence.status = type(sequence.status).FINISHED_STOPPED
-        engine.scheduler.free_seq(sequence)
-    assert hooks.plugin.ended["prediction"] == 1
-    assert hooks.evictor is not None
-    queue = hooks.evictor.queue
-    assert {queue._run_of[block.block_id][3] for block in queue if block.block_id in queue._run_of} == {
-        first_class(GROUPS - 1 + 3, 0)
-    }

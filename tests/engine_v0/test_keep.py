@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 from vllm.core.block.prefix_caching_block import PrefixCachingBlockAllocator
 
-from eviction_client import keep
-from eviction_client.engines.vllm_v0 import keep as v0
 from eviction_client.engines.vllm_v0 import names
 from tests.engine_v0.bare import BLOCK, Engine
 from tests.engine_v0.test_scheduler import conversations
@@ -57,14 +55,6 @@ def test_a_cold_request_does_not_evict_what_the_warm_one_behind_it_will_hit() ->
     assert engine.hooks.plugin.failures == 0 and not engine.hooks.evictor.queue.keeps
 
 
-def test_a_dry_run_counts_what_keeping_would_save() -> None:
-    engine = engine_of(shadow=True)
-    cached = cached_behind_a_cold_one(engine)
-    assert engine.hooks is not None
-    waited = engine.hooks.keep.waited
-    assert waited.requests["evicted"] == 1 and waited.lost_tokens == 10 * BLOCK - cached > 0
-
-
 def test_what_an_aborted_request_waited_for_is_let_go() -> None:
     engine = engine_of()
     engine.send("cold", tokens_of(3, 15), 20)
@@ -76,45 +66,6 @@ def test_what_an_aborted_request_waited_for_is_let_go() -> None:
     assert not engine.hooks.evictor.queue.keeps and not engine.hooks.evictor.queue.waiting
     until_idle(engine)
     assert not engine.hooks.keep.waiting and engine.hooks.plugin.failures == 0
-
-
-def test_a_request_that_is_refused_waits_no_more() -> None:
-    engine = engine_of()
-    engine.send("cold", tokens_of(3, 15), 20)
-    engine.send("too long", tokens_of(4, 300), 1)
-    until_idle(engine)
-    assert engine.hooks is not None and not engine.hooks.keep.waiting
-
-
-def test_a_request_that_is_served_at_once_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of()
-    monkeypatch.setattr(v0.CachedPrefix, "find", lambda *_: pytest.fail("looked up"))
-    engine.send("again", tokens_of(1, 10), 1)
-    until_idle(engine)
-    assert engine.hooks is not None and engine.hooks.plugin.failures == 0
-
-
-def test_hashes_are_made_once_and_no_more_in_one_step_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep, "BLOCKS_PER_STEP", 7)
-    made = [0]
-    stock = names._hash
-
-    def counted(*args: Any, **kwargs: Any) -> int:
-        made[-1] += 1
-        return stock(*args, **kwargs)
-
-    monkeypatch.setattr(names, "_hash", counted)
-    engine = engine_of()
-    made[-1] = 0
-    engine.send("cold", tokens_of(3, 15), 50)
-    for number in range(4):
-        engine.send(f"r{number}", tokens_of(1, 10), 1)
-    for _ in range(10):
-        made.append(0)
-        engine.step()
-    assert engine.hooks is not None and engine.hooks.evictor is not None
-    assert max(made) == 7 and sum(made) == 7 + 4 * 10, "the cold one is served after a step"
-    assert engine.hooks.evictor.queue.waiting == 4
 
 
 def test_outputs_are_stocks_and_more_is_hit_where_requests_wait() -> None:
@@ -145,46 +96,6 @@ def test_outputs_are_stocks_and_more_is_hit_where_requests_wait() -> None:
     stock, kept, off = run(learned=False), run(), run(keep_waiting=False)
     assert kept.outputs == stock.outputs == off.outputs
     assert kept.cached > 1.05 * off.cached
-
-
-def test_while_no_request_waits_the_evictions_are_stocks() -> None:
-    talks = conversations(count=60)
-
-    def run(**options: Any) -> Engine:
-        engine = Engine(60, **options)
-        for number, turns in enumerate(talks):
-            engine.send(f"{number}", [token for turn in turns[:3] for token in turn.text], turns[0].reply)
-            until_idle(engine)
-            engine.now += 3.0
-        return engine
-
-    stock, ours = run(learned=False), run(guard=True)
-    assert len(stock.outcome.evicted) > 100
-    assert ours.outcome == stock.outcome
-
-
-def test_a_reset_of_the_prefix_cache_forgets_what_was_kept() -> None:
-    engine = engine_of()
-    if not hasattr(engine.allocator, "reset_prefix_cache"):
-        pytest.skip("this release cannot reset its prefix cache")
-    engine.send("cold", tokens_of(3, 15), 20)
-    engine.send("again", tokens_of(1, 10), 1)
-    engine.step()
-    engine.scheduler.abort_seq_group("cold")
-    engine.scheduler.reset_prefix_cache()
-    until_idle(engine)
-    assert engine.hooks is not None and engine.hooks.plugin.failures == 0
-
-
-def test_what_fails_is_counted_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise RuntimeError
-
-    monkeypatch.setattr(v0.CachedPrefix, "find", fail)
-    engine = engine_of()
-    stock = cached_behind_a_cold_one(engine_of(learned=False))
-    assert cached_behind_a_cold_one(engine) == stock
-    assert engine.hooks is not None and engine.hooks.plugin.failures > 0 and not engine.hooks.keep.waiting
 
 
 @pytest.mark.parametrize("extra", [None, 17])

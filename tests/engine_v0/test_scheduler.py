@@ -108,29 +108,12 @@ def test_a_hint_moves_blocks_only_if_the_operator_enables_hints(arguments: dict[
     assert list(classes_of(engine).values()) == [DONE if hints and expected == DONE else 0]
 
 
-def test_hints_retain_no_more_blocks_than_their_share() -> None:
-    engine = Engine(40, hints_share=0.1)
-    for name in range(4):
-        finish(engine, str(name), [100 * name + n for n in range(2 * BLOCK)], {"lpc_retain_seconds": 600})
-    assert engine.hooks is not None
-    assert 0 < list(classes_of(engine).values()).count(RETAINED) <= engine.hooks.plugin.retained.held <= 4
-
-
 def test_a_finished_branch_does_not_evict_the_trunk_of_others() -> None:
     engine = Engine(40, hints_share=0.1)
     trunk = list(range(2 * BLOCK))
     finish(engine, "other", trunk + list(range(100, 100 + BLOCK)))
     finish(engine, "branch", trunk + list(range(200, 200 + BLOCK)), {"lpc_done": True})
     assert list(classes_of(engine).values()).count(DONE) == 1
-
-
-def test_an_aborted_request_has_no_group() -> None:
-    engine = Engine(40, tell=lambda _: 3)
-    engine.send("a", list(range(2 * BLOCK)), 5)
-    engine.step()
-    engine.scheduler.abort_seq_group("a")
-    assert set(classes_of(engine).values()) == {0}
-    assert engine.hooks is not None and engine.hooks.plugin.ended["aborted"] == 1
 
 
 def test_by_value_a_preempted_requests_blocks_go_last_and_sink_if_it_does_not_resume() -> None:
@@ -149,51 +132,6 @@ def test_by_value_a_preempted_requests_blocks_go_last_and_sink_if_it_does_not_re
     finish(engine, "c", list(range(300, 300 + 2 * BLOCK)))
     later = order(engine)[-2:]
     assert later != preempted and {classes_of(engine)[block] for block in later} == {0}
-
-
-def test_a_request_is_looked_at_once_it_has_its_blocks() -> None:
-    engine = Engine(40)
-    assert engine.hooks is not None
-    seen: list[tuple[Any, int]] = []
-    engine.hooks.plugin.started = lambda name, blocks: seen.append((name, len(blocks)))  # type: ignore[method-assign]
-    engine.send("a", list(range(2 * BLOCK + 3)), 3)
-    assert not seen
-    for _ in range(3):
-        engine.step()
-    assert seen == [("a", 2)]
-
-
-def test_the_token_before_the_one_that_ends_a_reply_says_how_it_ended() -> None:
-    engine = Engine(40)
-    assert engine.hooks is not None
-    ends: list[object] = []
-    stock = engine.hooks.plugin.finished
-
-    def finished(*args: Any, reply_end: object, **kwargs: Any) -> Any:
-        ends.append(reply_end)
-        return stock(*args, reply_end=reply_end, **kwargs)
-
-    engine.hooks.plugin.finished = finished  # type: ignore[method-assign]
-    finish(engine, "cut off", list(range(BLOCK)))
-    group = engine.send("b", list(range(BLOCK)), 9)
-    for _ in range(3):
-        engine.step()
-    (sequence,) = group.get_seqs()
-    sequence.status = SequenceStatus.FINISHED_STOPPED
-    engine.scheduler.free_seq(sequence)
-    assert ends == [None, sequence.get_output_token_ids()[-2]]
-
-
-def test_a_cache_that_is_reset_gets_our_evictor_again() -> None:
-    engine = Engine(40)
-    if not hasattr(engine.allocator, "reset_prefix_cache"):
-        pytest.skip("came with vLLM 0.7")
-    finish(engine, "a", list(range(3 * BLOCK)))
-    assert engine.allocator.reset_prefix_cache()
-    assert engine.hooks is not None and engine.allocator.evictor is engine.hooks.evictor
-    assert not classes_of(engine)
-    finish(engine, "b", list(range(3 * BLOCK)))
-    assert len(classes_of(engine)) == 3
 
 
 def test_a_failing_predictor_costs_neither_request_nor_order(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,6 @@ from eviction_client import grouping
 from eviction_client.background import AtOnce
 from eviction_client.curve import KNOTS
 from eviction_client.engines.sglang.building import build
-from eviction_client.errors import EngineUnsupported
 from eviction_client.messages import Prediction
 from eviction_client.plugin import MOST_FAILURES, Plugin
 from eviction_client.plugin_metrics import values_of_plugin
@@ -107,19 +106,6 @@ def test_under_least_recent_use_the_hits_are_those_of_sglangs_own_lru(backend: s
     assert ours.plugin.failures == 0
 
 
-@shows("a value that only falls with age, the same for all: LRU's hits")
-@pytest.mark.parametrize("seed", range(3))
-def test_with_one_falling_value_for_all_the_hits_are_those_of_lru(seed: int, clock: Clock) -> None:
-    lru = Cache(2500, policy="lru")
-    ours = Cache(2500, predictor=Told(lambda _: None), clock=clock)
-    values(ours)
-    side = SideBySide([lru, ours], clock, seed, plain=True)
-    side.run(250)
-    assert len(lru.evicted) > 20
-    assert side.hits[1] == side.hits[0] and sum(side.hits[0]) > 0
-    assert ours.plugin.failures == 0
-
-
 @shows("the leaf with the lowest value at its present age goes first")
 def test_a_class_whose_value_rises_goes_first_while_young_and_last_when_it_is_old(clock: Clock) -> None:
     for waited, first_out in ((10.0, 0), (200.0, 1)):
@@ -181,14 +167,6 @@ def test_what_the_scheduler_reads_is_not_touched(clock: Clock) -> None:
         assert req.priority == priority
         cache.end(req, [7, 7])
         assert req.priority == priority
-
-
-def test_a_priority_of_the_callers_does_not_order_the_tree(clock: Clock) -> None:
-    cache = Cache(330, predictor=Told(lambda _: None), clock=clock)
-    for i, priority in enumerate([9, 0, 0, 0]):
-        clock[0] += 1
-        cache.serve(str(i), tokens(i), priority=priority)
-    assert kept(cache, 4) == [1, 2, 3]
 
 
 def test_what_a_request_uses_is_never_evicted(clock: Clock) -> None:
@@ -317,40 +295,6 @@ def test_a_retracted_requests_blocks_count_as_used_now(clock: Clock) -> None:
     assert cache.plugin.failures == 0
 
 
-def test_a_stopped_request_that_does_not_go_on_is_forgotten(clock: Clock) -> None:
-    cache = Cache(440, predictor=Told(lambda _: None), clock=clock)
-    gone = cache.arrive("gone", tokens(0))
-    cache.compute(gone)
-    gone.finished_reason = SimpleNamespace()
-    cache.retract(gone)
-    assert cache.plugin.ended["aborted"] == 1 and cache.plugin._stretches == {}
-
-
-def test_the_ghost_caches_lose_the_room_that_running_requests_hold(clock: Clock) -> None:
-    cache = Cache(1000, predictor=Told(lambda _: None), clock=clock)
-    running = cache.arrive("running", tokens(0, 640))
-    cache.compute(running)
-    for i in range(1, 21):
-        cache.serve(str(i), tokens(i, 64))
-    assert 0 < cache.plugin._in_use < 640 / 64 + 2
-    cache.end(running, [7])
-    held = cache.plugin._in_use
-    cache.serve("other", tokens(30, 64))
-    assert cache.plugin._in_use < held
-
-
-def test_nothing_is_learned_from_tokens_that_do_not_name_the_prompt(clock: Clock) -> None:
-    cache = Cache(1000, predictor=Told(lambda _: None), clock=clock)
-    for i in range(3):
-        clock[0] += 10
-        req = cache.arrive(str(i), tokens(0, 640))
-        req.input_embeds = [[0.0]]
-        cache.compute(req)
-        cache.end(req, [7])
-    assert cache.plugin.reuses == 0 and cache.plugin.ghosts.asked == 0
-    assert cache.plugin.failures == 0
-
-
 def test_a_reset_forgets_what_hints_retain(clock: Clock) -> None:
     cache = Cache(1000, predictor=Told(lambda _: 0.0), clock=clock, hints_share=0.5)
     cache.serve("0", tokens(0), custom_params={"lpc_retain_seconds": 600})
@@ -437,14 +381,3 @@ def test_a_tree_of_another_kind_is_in_its_own_lru_and_is_built_once_where_that_i
     assert len(built) == (2 if flag is None else 1)
     assert cache.context.params.tree_core_backend == "rust"
     assert len([record for record in caplog.records if "Stock LRU instead" in record.message]) == 1
-
-
-def test_it_can_be_made_to_refuse_to_start(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LPC_ON_UNKNOWN_ENGINE", "refuse")
-    with pytest.raises(EngineUnsupported, match="--tp-size 2"):
-        Cache(500, predictor=Told(lambda _: 0.0), clock=clock, tp_size=2)
-
-
-def test_without_the_policy_it_is_off(clock: Clock) -> None:
-    cache = Cache(500, policy="lru", predictor=Told(lambda _: 0.0), clock=clock)
-    assert not hasattr(cache.tree, "lpc")
