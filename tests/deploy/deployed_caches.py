@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.processes import Server, free_port
-from tests.deploy.chart import charted
 from tests.deploy.test_compose import configured
 from tests.deploy.test_first_prediction import environment_of
 from tests.deploy.test_kubernetes import Object, containers, kustomized, named, pods, render, secret_data
@@ -175,17 +174,11 @@ def from_kustomize(folder: Path, models: Path, address: str) -> Rendered:
     return from_objects(render(tree / "overlays/gateway"), folder, models, (secrets / "clients" / CLIENT).read_text())
 
 
-def from_chart(folder: Path, models: Path, address: str) -> Rendered:
-    """With the values of the overlay of that name."""
-    objects = charted("gateway", "--set", f"gateway.names={{{address}}},gateway.clients={{{CLIENT}}}")
-    return from_objects(objects, folder, models, secret_data(objects, "lpc-gateway-clients")[CLIENT].decode())
-
-
 KINDS: dict[str, Callable[[Path, Path, str], Rendered]] = {
     "compose": from_compose,
     "kustomize": from_kustomize,
-    "helm": from_chart,
 }
+"""The chart's objects are the overlay's: `test_helm.py`."""
 
 
 class Process(Server):

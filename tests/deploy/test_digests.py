@@ -55,13 +55,3 @@ def test_make_digests_pins_every_reference(
         matches = [m for file in digests.files(tree) for m in digests.reference(image).finditer(file.read_text())]
         assert matches and {match["digest"] for match in matches} == {f"@{NEW}"}
     assert 'base.name="docker.io/library/python:3.11.14-slim-bookworm"' in (tree / "Dockerfile").read_text()
-
-
-@pytest.mark.parametrize("answer", ["exit 1", "echo sha256:short", "echo"])
-def test_without_a_registrys_answer_files_stay_as_they_are(
-    tree: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
-    before = {file: file.read_text() for file in digests.files(tree)}
-    registry(tmp_path_factory.mktemp("path") / "bin", answer, monkeypatch)
-    assert digests.main(tree) == 1
-    assert {file: file.read_text() for file in digests.files(tree)} == before

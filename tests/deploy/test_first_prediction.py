@@ -19,7 +19,6 @@ from benchmarks.processes import free_port
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.deploy.chart import charted
 from tests.deploy.test_kubernetes import Object, example, named, pods, rendered, secret_data
 from tests.dockerfile import stages
 from tests.eventually import until
@@ -28,8 +27,6 @@ from tests.tiny_model import build_tiny_artifact
 IMAGE = stages()[1]["cpu"]
 MANIFESTS: dict[str, Callable[[], list[Object]]] = {
     "kustomize minimal": lambda: rendered("minimal"),
-    "kustomize node": lambda: rendered("node"),
-    "helm": lambda: charted("minimal"),
     "one pod": lambda: [*example("vllm-one-pod"), *rendered("minimal")],
 }
 CAN_BE_OTHERS = os.geteuid() == 0 and shutil.which("setpriv") is not None

@@ -101,13 +101,3 @@ def test_a_client_more_gets_a_token_and_the_others_keep_theirs() -> None:
     assert after["app"] == before["app"] != after["other"]
     lines = secret_data(second, "lpc-gateway-access")["clients"].decode().splitlines()
     assert lines[0] == secret_data(first, "lpc-gateway-access")["clients"].decode().strip() and lines[1].startswith("other: ")
-
-
-def test_another_name_gets_a_new_certificate_and_tokens_stay() -> None:
-    first = charted("gateway")
-    second = upgraded(first, "--set", "gateway.names={10.1.2.3}")
-    authority = secret_data(second, "lpc-predictor-tls")["ca.crt"]
-    assert authority != secret_data(first, "lpc-predictor-tls")["ca.crt"]
-    for name in ("lpc-gateway-access", "lpc-engine-access"):
-        before, after = secret_data(first, name), secret_data(second, name)
-        assert after["ca.crt"] == authority and after["token"] == before["token"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.test_kubernetes import OVERLAYS, example, named, pods, rendered
+from tests.deploy.test_kubernetes import OVERLAYS, example, pods, rendered
 from tests.dockerfile import stages
 
 
@@ -64,18 +64,6 @@ def test_the_minimal_overlay_needs_nothing_but_kubernetes() -> None:
     }
     (_, pod) = next(pods(objects))
     assert all(set(volume) == {"name", "emptyDir"} for volume in pod["spec"]["volumes"])
-
-
-def test_engines_ask_the_sidecar_of_their_own_node() -> None:
-    objects = rendered("node")
-    assert named(objects, "DaemonSet", "lpc-predictor")
-    service = named(objects, "Service", "lpc-predictor")["spec"]
-    assert service["internalTrafficPolicy"] == "Local" and "clusterIP" not in service
-    address = named(objects, "ConfigMap", "lpc-engine")["data"]["LPC_PREDICTOR_ADDRESS"]
-    assert address == f"dns:///lpc-predictor.lpc.svc:{service['ports'][0]['port']}"
-    headless = named(rendered("cpu"), "Service", "lpc-predictor-headless")
-    shared = named(rendered("cpu"), "ConfigMap", "lpc-engine")["data"]["LPC_PREDICTOR_ADDRESS"]
-    assert shared == f"dns:///{headless['metadata']['name']}.lpc.svc:{headless['spec']['ports'][0]['port']}"
 
 
 def test_engine_and_sidecar_of_one_pod_may_share_the_socket() -> None:

@@ -11,15 +11,10 @@ import grpc
 import httpx
 import pytest
 import redis
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from eviction_client.predictor_client import PredictorClient
-from eviction_client.settings import ClientSettings
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-from lpc.wire.access import access_of
-from tests.deploy.deployed_caches import KINDS, Deployed, deployed, own_address
-from tests.dockerfile import ROOT
+from tests.deploy.deployed_caches import Deployed, deployed, own_address
 from tests.eventually import until
 from tests.tiny_model import build_tiny_artifact
 
@@ -40,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[pytest.param("compose", marks=pytest.mark.nightly), "kustomize"])
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Deployed]:
     assert ADDRESS is not None
     with deployed(request.param, tmp_path_factory.mktemp(request.param), models, ADDRESS) as found:
@@ -93,27 +88,6 @@ def test_a_pod_without_a_token_is_refused(running: Deployed, token: str | None) 
     assert refusal(running, token=token) is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_plain_text_is_refused(running: Deployed) -> None:
-    assert refusal(running, token=running.token, plain=True) is grpc.StatusCode.UNAVAILABLE
-
-
-def test_the_certificate_is_for_the_name_in_the_manifests(running: Deployed) -> None:
-    options = [("grpc.ssl_target_name_override", running.host)]
-    credentials = grpc.ssl_channel_credentials(running.authority)
-    with grpc.secure_channel(running.sidecar, credentials, options=options) as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def test_an_engine_with_the_manifests_settings_is_served(running: Deployed) -> None:
-    settings = ClientSettings(**{name.removeprefix("LPC_").lower(): value for name, value in running.engine.items()})  # type: ignore[arg-type]
-    client = PredictorClient(settings.predictor_address, access=access_of(settings))
-    try:
-        until(lambda: client.healthy)
-    finally:
-        client.close()
-
-
 def test_the_doctor_finds_a_healthy_sidecar_with_an_engines_settings(running: Deployed) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
     command = [sys.executable, "-m", "lpc", "doctor", "--json"]
@@ -121,12 +95,6 @@ def test_the_doctor_finds_a_healthy_sidecar_with_an_engines_settings(running: De
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
     for name in ("certificate", "health", "model"):
         assert checks[name]["status"] == "ok", checks[name]
-
-
-def test_the_probe_needs_neither_certificate_nor_token(running: Deployed) -> None:
-    command = [sys.executable, str(ROOT / "deploy/image/healthcheck.py"), f"unix://{running.socket}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_caches_redis_asks_for_its_password(running: Deployed) -> None:
