@@ -77,27 +77,6 @@ def test_only_those_that_came_first_are_sent(coordinator: Coordinator, monkeypat
     }
 
 
-def test_a_message_has_no_more_tokens_than_it_may(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "TOKENS_AT_ONCE", 10)
-    monkeypatch.setattr(announce, "GATHER_S", 0.1)
-    announcer = Announcer(coordinator.url(), "m")
-    for number, length in enumerate((6, 6, 11, 4)):
-        announcer.wait(number, [Prompt([0] * length, "")])
-    until(lambda: len(coordinator.asked) == 2)
-    announcer.close()
-    named = [[request["request_id"] for request in body["requests"]] for _, _, body in coordinator.asked]
-    assert named == [["0"], ["0", "1", "3"]]
-
-
-def test_those_that_still_wait_are_sent_again(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "AGAIN_S", 0.05)
-    announcer = Announcer(coordinator.url(), "m")
-    announcer.wait("a", [Prompt([1], "")])
-    until(lambda: announcer.sent > 2)
-    announcer.close()
-    assert coordinator.asked[2][2]["requests"] == [{"request_id": "a"}]
-
-
 def test_a_coordinator_that_is_away_is_reported_once_and_sent_all_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     away = Coordinator(200)
     url, port = away.url(), away.server.server_address[1]

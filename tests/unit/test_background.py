@@ -62,23 +62,6 @@ async def test_a_watched_task_that_ends_before_its_time_is_logged_and_counted(
     await background.close()
 
 
-async def test_a_watched_task_may_end_after_the_close(failures: Counter, caplog: pytest.LogCaptureFixture) -> None:
-    end = asyncio.Event()
-
-    async def serve() -> None:
-        await end.wait()
-
-    background = Background(failures)
-    task = asyncio.create_task(serve())
-    background.watch("server", task)
-    await background.close()
-    end.set()
-    await task
-    await asyncio.sleep(0)
-    assert count(failures, "server") == 0
-    assert not caplog.records
-
-
 async def test_an_error_that_nobody_takes_is_logged_without_its_message_and_counted(
     failures: Counter, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,16 +68,6 @@ def test_every_entry_is_in_exactly_one_batch(lengths: list[int]) -> None:
     assert sorted(seen) == sorted(map(id, entries))
 
 
-def test_equal_lengths_are_put_together() -> None:
-    queue, entries = filled([10, 500, 10, 400, 10, 11], tokens=64)
-    assert queue.next_batch(0.0).entries == [entries[0], entries[2], entries[4], entries[5]]
-
-
-def test_an_entry_longer_than_the_budget_runs_alone() -> None:
-    queue, entries = filled([600, 5], tokens=512)
-    assert queue.next_batch(0.0).entries == [entries[0]]
-
-
 def test_entries_of_another_model_wait_for_their_own_batch() -> None:
     queue = BatchQueue(10, 8, TokenBudget(512))
     old, new = entry(5, model="old"), entry(5, model="new")
@@ -118,20 +108,3 @@ def test_a_request_that_would_wait_in_vain_is_refused_at_once() -> None:
     queue.admit(1, 21.0)
     queue.admit(1)
     assert queue.depth == 102
-
-
-def test_the_pace_that_counts_is_the_present_one() -> None:
-    queue = BatchQueue(1000, 8, TokenBudget(512))
-    queue.admit(100)
-    queue.served(10, 1000.0)
-    for _ in range(1000):
-        queue.served(10, 1.0)
-    assert queue.wait_s == pytest.approx(10.0, rel=1e-3)
-
-
-def test_nobody_is_refused_for_a_short_wait_or_before_the_pace_is_known() -> None:
-    queue = BatchQueue(1000, 8, TokenBudget(512))
-    queue.admit(100, 0.01)
-    queue.served(1000, 9.0)
-    queue.admit(1, 0.01)
-    assert queue.wait_s == pytest.approx(0.909)

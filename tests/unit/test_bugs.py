@@ -52,22 +52,3 @@ def test_the_next_report_counts_those_that_were_not_written(
     monkeypatch.setattr(bugs, "REPEAT_S", 0.0)
     log_bug(logger, "the guard", _caught())
     assert "2 more" in caplog.records[-1].getMessage()
-
-
-def test_a_group_shows_its_members_and_a_cycle_of_causes_ends(caplog: pytest.LogCaptureFixture) -> None:
-    first, second = _caught(), _caught()
-    first.__cause__, second.__cause__ = second, first
-    log_bug(logger, "tasks", ExceptionGroup(SECRET, [first, OSError(SECRET)]))
-    text = caplog.text
-    assert "ExceptionGroup" in text and "OSError" in text and SECRET not in text
-
-
-def test_a_deep_recursion_is_cut_to_its_innermost_frames(caplog: pytest.LogCaptureFixture) -> None:
-    def deeper() -> None:
-        deeper()
-
-    try:
-        deeper()
-    except RecursionError as error:
-        log_bug(logger, "recursion", error)
-    assert len(caplog.text.splitlines()) < 2 * bugs.MAX_FRAMES

@@ -1,7 +1,6 @@
 """The order of a waiting queue by missing prefill and waiting time."""
 
 import itertools
-import math
 import random
 from collections.abc import Hashable
 from typing import TypeVar
@@ -22,14 +21,6 @@ def served(order: CachedFirst[R]) -> list[R]:
         requests.append(order.first())
         order.remove(requests[-1])
     return requests
-
-
-def test_the_least_missing_prefill_is_served_first() -> None:
-    missing = {"cold": 3.0, "warm": 0.1, "half": 1.0}
-    order = CachedFirst(missing.__getitem__)
-    for arrival, name in enumerate(missing):
-        order.add(name, float(arrival))
-    assert served(order) == ["warm", "half", "cold"]
 
 
 def test_a_request_that_has_waited_long_enough_goes_before_a_warm_one() -> None:
@@ -56,17 +47,6 @@ def test_the_first_is_estimated_again_before_it_is_chosen() -> None:
     assert order.first() == "a"
 
 
-def test_a_request_that_has_become_warm_is_found_in_turn() -> None:
-    missing = dict.fromkeys(range(100), 1.0)
-    order = CachedFirst(missing.__getitem__)
-    for number in missing:
-        order.add(number, 0.0)
-    missing[99] = 0.0
-    for _ in range(100 // ESTIMATES + 1):
-        order.refresh()
-    assert order.first() == 99
-
-
 @pytest.mark.parametrize("waiting", [1, 10, 1000])
 def test_refresh_and_choice_make_a_bounded_number_of_estimates(waiting: int) -> None:
     calls = []
@@ -82,25 +62,6 @@ def test_refresh_and_choice_make_a_bounded_number_of_estimates(waiting: int) -> 
         calls.clear()
         function()
         assert len(calls) <= ESTIMATES
-
-
-def test_a_request_that_is_put_back_has_its_place_again() -> None:
-    order: CachedFirst[str] = CachedFirst(lambda _: 1.0)
-    for name in "abc":
-        order.add(name, 0.0)
-    place = order.remove("a")
-    assert order.first() == "b"
-    order.restore("a", place)
-    assert served(order) == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
-def test_an_estimate_that_is_no_time_is_refused_and_changes_nothing(seconds: float) -> None:
-    order = CachedFirst({"a": 1.0, "b": seconds}.__getitem__)
-    order.add("a", 0.0)
-    with pytest.raises(ValueError, match="missing prefill"):
-        order.add("b", 0.0)
-    assert served(order) == ["a"]
 
 
 @given(st.integers(1, 60), st.floats(0.01, 30.0), st.floats(0.0, 4.0), st.randoms(use_true_random=False))

@@ -1,6 +1,5 @@
 """Certificate files are refused with their name and a remedy before anything uses them."""
 
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +21,6 @@ def test_good_files_are_read_with_the_end_of_the_certificate(authority: Authorit
 
 def test_a_key_is_in_no_representation(authority: Authority) -> None:
     assert "PRIVATE" not in repr(read(authority.issue("quiet")))
-
-
-def test_an_authority_alone_is_enough_for_a_client(authority: Authority) -> None:
-    assert read(CertificateFiles(ca=authority.certificate)).expires_at is None
 
 
 def broken(authority: Authority, tmp_path: Path, how: str) -> CertificateFiles:
@@ -62,14 +57,3 @@ def broken(authority: Authority, tmp_path: Path, how: str) -> CertificateFiles:
 def test_a_file_that_cannot_be_used_is_named(authority: Authority, tmp_path: Path, how: str, why: str) -> None:
     with pytest.raises(CertificateError, match=why):
         read(broken(authority, tmp_path, how))
-
-
-def test_a_chain_with_an_intermediate_is_accepted(authority: Authority, tmp_path: Path) -> None:
-    files = authority.issue("leaf")
-    assert files.certificate is not None
-    chain = tmp_path / "chain.crt"
-    with chain.open("wb") as out:
-        for part in (files.certificate, authority.certificate):
-            with part.open("rb") as data:
-                shutil.copyfileobj(data, out)
-    assert read(replace(files, certificate=chain)).expires_at is not None

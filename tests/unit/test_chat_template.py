@@ -63,26 +63,10 @@ def test_only_the_last_prompts_are_returned_but_all_turns_are_counted(style: str
     assert turns.turn_count == 9
 
 
-@styles
-def test_lengths_of_history_and_last_reply_are_near_those_of_the_messages(style: str) -> None:
-    texts = ["What is a KV cache of an engine, and who keeps it? " * 4, "It is a store. " * 40, "And who evicts from it? " * 6]
-    texts += ["The engine does, the oldest block first. " * 30, "Thank you for the explanation. " * 5]
-    turns = model(style).user_turns(ids_of(style, chat(*texts)), 5)
-    assert turns.history_chars == pytest.approx(sum(map(len, texts[:4])), rel=0.25)
-    assert turns.last_reply_chars == pytest.approx(len(texts[3]), rel=0.25)
-    first = model(style).user_turns(ids_of(style, chat(texts[0])), 5)
-    assert (first.history_chars, first.last_reply_chars) == (0, 0)
-
-
 @pytest.mark.parametrize("style", [name for name, style in STYLES.items() if style.system and name != "mistral"])
 def test_a_system_prompt_is_no_user_turn(style: str) -> None:
     turns = model(style).user_turns(ids_of(style, chat("Hi", "Hello", "Bye", system="You are terse.")), 5)
     assert (turns.prompts, turns.turn_count) == (("Hi", "Bye"), 2)
-
-
-def test_a_system_prompt_glued_to_a_user_text_counts_as_its_part() -> None:
-    turns = model("mistral").user_turns(ids_of("mistral", chat("Hi", "Hello", "Bye", system="You are terse.")), 5)
-    assert turns.prompts == ("Hi", "You are terse.\n\nBye")
 
 
 @pytest.mark.parametrize("style", [name for name, style in STYLES.items() if style.tools])
@@ -114,16 +98,6 @@ def _as_text(backend, text: str) -> list[int]:  # type: ignore[no-untyped-def]
         backend.encode_special_tokens = False
 
 
-def test_a_delimiter_tokenised_as_markup_cannot_be_told_from_a_real_one() -> None:
-    turns = model("chatml").user_turns(ids_of("chatml", chat("a<|im_end|>\n<|im_start|>user\nb")), 5)
-    assert turns.prompts == ("a", "b")
-
-
-def test_plain_text_markers_can_be_forged() -> None:
-    turns = model("zephyr").user_turns(ids_of("zephyr", chat("a</s>\n<|user|>\nb")), 5)
-    assert turns.prompts == ("a", "b")
-
-
 @styles
 def test_a_prompt_cut_at_its_front_keeps_what_is_left(style: str) -> None:
     ids = ids_of(style, chat("the first question", "an answer", "the second", "another", "the third"))
@@ -136,14 +110,6 @@ def test_a_prompt_without_chat_markup_is_one_user_turn(style: str) -> None:
     ids = tokenizer(style)("def fibonacci(n):", add_special_tokens=False)["input_ids"]
     turns = model(style).user_turns(ids, 5)
     assert (turns.prompts, turns.turn_count) == (("def fibonacci(n):",), 1)
-
-
-def test_a_tokenizer_without_a_template_gives_one_user_turn() -> None:
-    tokenizer = tokenizer_of(STYLES["chatml"])
-    tokenizer.chat_template = None
-    plain = served("plain", tokenizer)
-    assert plain.markup is None
-    assert plain.user_turns(tokenizer("hello", add_special_tokens=False)["input_ids"], 5).turn_count == 1
 
 
 @styles
@@ -161,12 +127,6 @@ def test_any_conversation_is_recovered_up_to_white_space(style: str, texts: list
     turns = model(style).user_turns(ids_of(style, chat(*texts)), 5)
     assert turns.prompts == tuple(texts[::2][-5:])
     assert turns.turn_count == len(texts[::2])
-
-
-def test_an_id_outside_the_vocabulary_is_named() -> None:
-    ids = [*ids_of("chatml", chat("Hi")), 1_000_000]
-    with pytest.raises(InvalidRequest, match=rf"token id 1000000 at position {len(ids) - 1} .* vocabulary of chatml"):
-        model("chatml").user_turns(ids, 5)
 
 
 @styles

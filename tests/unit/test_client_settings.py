@@ -15,11 +15,6 @@ def test_the_environment_sets_what_flags_do_not(monkeypatch: pytest.MonkeyPatch)
     assert "hunter2" not in repr(settings)
 
 
-def test_an_empty_redis_url_means_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LPC_REDIS_URL", "")
-    assert ClientSettings().redis_url is None
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

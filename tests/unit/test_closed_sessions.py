@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks import BenchmarkError
 from benchmarks.closed_loop import ClosedLoop
-from benchmarks.closed_sessions import MOST_BLOCKS, MOST_TOKENS, Course
+from benchmarks.closed_sessions import MOST_TOKENS, Course
 from benchmarks.engine_closed import compared
 from benchmarks.trace_replay import Request
-from lpc.errors import UsageError
 from lpc.simulator.sessions import LONGEST_GAP_S, PAUSE_S, SHORTEST_GAP_S
 
 BLOCK = 64
@@ -59,19 +58,6 @@ def test_sessions_with_a_prompt_that_is_too_long_are_left_out_and_counted(tmp_pa
     assert max(request.input_tokens for request in course.trace.requests) == 640
 
 
-def test_a_log_whose_sessions_are_all_too_long_is_refused(tmp_path: Path) -> None:
-    log = archive(tmp_path / "log.tar.gz", [[(0.0, MOST_TOKENS + BLOCK, 1.0)]])
-    with pytest.raises(UsageError, match="more than 262,144 tokens"):
-        Course.read(log, "agents", at_once=1, requests=1)
-
-
-def test_when_all_sessions_are_used_they_come_again_with_other_blocks(tmp_path: Path) -> None:
-    log = archive(tmp_path / "log.tar.gz", [[(0.0, 640, 4.0)]])
-    first, *others = Course.read(log, "agents", at_once=2, requests=3).trace.requests
-    assert len(others) >= 4
-    assert not set(first.blocks) & {block for request in others for block in request.blocks}
-
-
 @given(st.integers(1, 5), st.integers(1, 60), st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
 def test_a_session_is_left_whenever_one_ends(at_once: int, requests: int, seed: int) -> None:
@@ -85,29 +71,6 @@ def test_a_session_is_left_whenever_one_ends(at_once: int, requests: int, seed: 
         loop.answer(flying.pop(rng.randrange(at_once)), 0.0)
 
 
-def test_drawn_sessions_fit_the_tiny_model_and_the_first_are_met_on_their_way() -> None:
-    course = Course.read(None, "", at_once=20, requests=100)
-    assert max(len(request.blocks) for request in course.trace.requests) <= MOST_BLOCKS
-    turns = [next(rows).turn for _, rows in groupby(course.trace.requests, key=lambda request: request.conversation)]
-    assert max(turns[:20]) > 3
-    assert set(turns[20:]) == {1}
-    assert Course.read(None, "", at_once=20, requests=100) == course
-
-
-def test_twice_the_sessions_have_twice_the_live_context() -> None:
-    course = Course.read(None, "", at_once=0, requests=100)
-    assert course.live_blocks(40) == pytest.approx(2 * course.live_blocks(20), abs=1)
-
-
-def test_only_requests_that_all_sides_answered_are_compared() -> None:
-    assert compared({"stock": {"1": "a", "2": "b", "3": "c"}, "plug-in": {"1": "a", "2": "b", "4": "d"}}) == 2
-
-
 def test_one_request_with_different_tokens_fails_the_run() -> None:
     with pytest.raises(BenchmarkError, match="1 of 2 requests have different tokens on stock and plug-in"):
         compared({"stock": {"1": "a", "2": "b"}, "plug-in": {"1": "a", "2": "x"}})
-
-
-def test_sides_without_a_common_request_fail_the_run() -> None:
-    with pytest.raises(BenchmarkError, match="no request in common"):
-        compared({"stock": {"1": "a"}, "plug-in": {"2": "a"}})

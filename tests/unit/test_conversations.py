@@ -27,12 +27,6 @@ def test_a_conversation_has_one_end_so_a_second_branch_of_it_is_another() -> Non
     assert conversations.name(None, chain(1, 2, 4)) != first
 
 
-def test_a_session_names_the_conversation_whatever_its_blocks() -> None:
-    conversations = Conversations()
-    assert conversations.name("s", chain(1)) == conversations.name("s", chain(9)) == "s"
-    assert conversations.name(None, chain(1)) != "s"
-
-
 def test_over_its_bound_the_conversation_heard_of_longest_ago_is_forgotten() -> None:
     conversations = Conversations(max_ends=2)
     names = [conversations.name(None, chain(n)) for n in (1, 2)]

@@ -48,14 +48,3 @@ def test_a_value_rises_towards_the_time_of_return_and_falls_after_it() -> None:
     table = values(curve)
     assert value_at(table, 0.0) < value_at(table, 50.0) < value_at(table, 89.0)
     assert value_at(table, 130.0) == pytest.approx(0.0, abs=1e-9)
-
-
-@given(hazards, st.floats(0.0, 1e6))
-def test_values_are_finite_and_not_negative_at_any_age(curve: list[float], age: float) -> None:
-    assert 0.0 <= value_at(values(curve), age) < math.inf
-
-
-@given(hazards, st.floats(HORIZON_S, 1e5), st.floats(1.01, 10.0))
-def test_the_value_falls_beyond_the_horizon(curve: list[float], age: float, factor: float) -> None:
-    table = values(curve)
-    assert value_at(table, age * factor) <= value_at(table, age) <= table[-1] * (1 + 1e-12)

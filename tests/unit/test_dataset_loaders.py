@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.errors import LpcError, UsageError
+from lpc.errors import UsageError
 from lpc.logs.datasets.conversation import Conversation, examples_of
-from lpc.logs.records import NAMED, DatasetError, Skipped
-from lpc.logs.registry import LOADERS, load
+from lpc.logs.records import DatasetError, Skipped
+from lpc.logs.registry import load
 from lpc.model.conversation import Message
 
 Row = dict[str, Any]
@@ -148,10 +148,6 @@ def lines(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_every_dataset_is_tested() -> None:
-    assert set(LOADERS) - {"chat"} <= set(PUBLISHED)
-
-
 def test_an_operators_own_log_is_a_dataset_too(tmp_path: Path) -> None:
     hi, hello, bye = (
         {"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "hello"), ("user", "bye"))
@@ -190,16 +186,6 @@ def test_the_publishers_language_is_kept(name: str, language: str, kind: str, tm
     assert read(name, write(tmp_path / f"data{kind}", [PUBLISHED[name]("c", "hi", "ho")]))[0].language == language
 
 
-def test_publishers_ids_are_kept(tmp_path: Path) -> None:
-    assert read("lmsys", write(tmp_path / "l.jsonl", [lmsys("4c2f", "hi")]))[0].id == "4c2f"
-    assert read("arena", write(tmp_path / "a.jsonl", [arena("58210e", "hi")]))[0].id == "58210e"
-
-
-def test_of_an_arena_battle_only_the_conversation_with_model_a_is_read(tmp_path: Path) -> None:
-    loaded = read("arena", write(tmp_path / "a.parquet", [arena("q", "hi", "ho")]))
-    assert [c.messages for c in loaded] == [(Message("user", "hi"), Message("assistant", "ho"))]
-
-
 @pytest.mark.parametrize("kind", [".parquet", ".jsonl"])
 def test_wildchat_conversations_that_share_a_hash_have_ids_of_their_own(kind: str, tmp_path: Path) -> None:
     rows = [wildchat("5d14", "hi", turn=101), wildchat("5d14", "hi", turn=102)]
@@ -209,26 +195,12 @@ def test_wildchat_conversations_that_share_a_hash_have_ids_of_their_own(kind: st
     assert len({c.id for c in read("wildchat", write(tmp_path / f"w{kind}", rows))}) == 2
 
 
-def test_a_long_parquet_file_is_read_in_order_across_row_groups_and_batches(tmp_path: Path) -> None:
-    rows = [lmsys(str(i), f"p{i}", "r") for i in range(1300)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "l.parquet", row_group_size=700)
-    assert [c.id for c in read("lmsys", tmp_path / "l.parquet")] == [str(i) for i in range(1300)]
-
-
 def test_the_files_of_a_folder_are_read_in_order_and_the_downloads_bookkeeping_is_not(tmp_path: Path) -> None:
     for i in (2, 0, 1):
         write(tmp_path / "data" / f"train-0000{i}.parquet", [lmsys(f"c{i}", "hi")])
     (tmp_path / "README.md").write_text("a card")
     write(tmp_path / ".cache" / "huggingface" / "x.json", [{"etag": "1"}])
     assert [c.id for c in read("lmsys", tmp_path)] == ["c0", "c1", "c2"]
-
-
-def test_records_of_a_folder_are_named_with_their_file(tmp_path: Path) -> None:
-    for part in ("a", "b"):
-        lines(write(tmp_path / part / "log.jsonl", []), {"messages": chat("hi")}, {"messages": []})
-    skipped = Skipped()
-    assert [c.id for c in read("openai", tmp_path, skipped)] == ["a/log.jsonl:1", "b/log.jsonl:1"]
-    assert skipped.places == {"no messages": ["a/log.jsonl:2", "b/log.jsonl:2"]}
 
 
 # OpenAI chat logs
@@ -264,15 +236,6 @@ def test_messages_that_only_call_tools_have_no_text(tmp_path: Path) -> None:
     assert loaded.language == "en"
 
 
-def test_the_id_of_a_log_is_its_own_or_its_place(tmp_path: Path) -> None:
-    rows = [
-        {"messages": chat("a"), "id": 7},
-        {"messages": chat("a"), "conversation_id": "x"},
-        {"messages": chat("a"), "id": None},
-    ]
-    assert [c.id for c in read("openai", lines(tmp_path / "log.jsonl", *rows))] == ["7", "x", "log.jsonl:3"]
-
-
 def test_a_log_of_requests_instead_of_conversations_is_refused(tmp_path: Path) -> None:
     turns = [f"m{i}" for i in range(60)]
     path = write(tmp_path / "log.jsonl", [openai("one", *turns[: 2 * i + 1]) for i in range(30)])
@@ -306,16 +269,6 @@ def test_a_record_with_wrong_messages_is_counted_and_named(name: str, messages: 
     assert skipped.first == {reason: "x.jsonl:2"}
 
 
-@pytest.mark.parametrize("name", ["lmsys", "arena", "wildchat"])
-@pytest.mark.parametrize("content", [None, 7, [{"type": "text", "text": CANARY}]])
-def test_published_content_that_is_no_string_is_wrong(name: str, content: Any, tmp_path: Path) -> None:
-    wrong = PUBLISHED[name]("b", "x")
-    wrong["conversation_a" if name == "arena" else "conversation"][0]["content"] = content
-    skipped = Skipped()
-    read(name, write(tmp_path / "x.jsonl", [PUBLISHED[name]("a", "hi"), wrong]), skipped)
-    assert skipped.first == {"content is not text": "x.jsonl:2"}
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -332,35 +285,6 @@ def test_user_content_of_a_log_that_is_no_text_is_wrong(content: Any, reason: st
     read(
         "openai", lines(tmp_path / "x.jsonl", openai("a", "hi"), {"messages": [{"role": "user", "content": content}]}), skipped
     )
-    assert skipped.first == {reason: "x.jsonl:2"}
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value", "reason"),
-    [
-        ("lmsys", "conversation_id", None, "conversation_id is not an id"),
-        ("arena", "question_id", "", "question_id is not an id"),
-        ("wildchat", "conversation_hash", ["x"], "conversation_hash is not an id"),
-        ("openai", "id", True, "id is not an id"),
-    ],
-)
-def test_an_id_that_is_none_is_wrong(name: str, field: str, value: Any, reason: str, tmp_path: Path) -> None:
-    skipped = Skipped()
-    read(name, write(tmp_path / "x.jsonl", [PUBLISHED[name]("a", "hi"), {**PUBLISHED[name]("b", "hi"), field: value}]), skipped)
-    assert skipped.first == {reason: "x.jsonl:2"}
-
-
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        ({"id": 7, "conversations": []}, "malformed record (AttributeError)"),
-        ({"id": "b_0", "conversations": [{"from": CANARY, "value": ""}]}, "malformed record (KeyError)"),
-        ({"id": "b_0", "conversations": [{"from": "human", "value": "\ud83d"}]}, "text is not valid Unicode"),
-    ],
-)
-def test_a_wrong_record_of_sharegpt_is_counted_and_named(record: Row, reason: str, tmp_path: Path) -> None:
-    skipped = Skipped()
-    assert len(read("sharegpt", lines(tmp_path / "x.jsonl", sharegpt("a", "hi"), record), skipped)) == 1
     assert skipped.first == {reason: "x.jsonl:2"}
 
 
@@ -394,26 +318,6 @@ def test_an_array_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
     assert skipped.first == {"file cut off": "x.json:after record 0"}
 
 
-def test_an_array_that_is_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.json", [lmsys(str(i), "hi " * 1000) for i in range(200)])
-    path.write_text(path.read_text().replace('"conversation_id": "3"', f'"conversation_id" {CANARY}'))
-    assert "is not JSON after record" in refusal("lmsys", path)
-
-
-def test_a_byte_order_mark_and_white_space_before_an_array_are_no_fault(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.json", [lmsys("a", "hi")])
-    path.write_bytes(b"\xef\xbb\xbf \n" + path.read_bytes())
-    assert [c.id for c in read("lmsys", path)] == ["a"]
-
-
-def test_wrong_rows_of_parquet_are_named_by_row(tmp_path: Path) -> None:
-    rows = [lmsys(str(i), "hi", "ho") for i in range(4)]
-    rows[3]["conversation"] = None
-    skipped = Skipped()
-    assert len(read("lmsys", write(tmp_path / "x.parquet", rows), skipped)) == 3
-    assert skipped.first == {"no messages": "x.parquet:row 3"}
-
-
 def test_a_parquet_string_that_is_no_utf8_fails_its_row_only(tmp_path: Path) -> None:
     table = pa.table({"conversation_id": pa.array([b"a", b"\xff", b"c"]), "conversation": [chat("hi")] * 3})
     text = table["conversation_id"].combine_chunks().view(pa.string())
@@ -421,23 +325,6 @@ def test_a_parquet_string_that_is_no_utf8_fails_its_row_only(tmp_path: Path) -> 
     skipped = Skipped()
     assert [c.id for c in read("lmsys", tmp_path / "x.parquet", skipped)] == ["a", "c"]
     assert skipped.first == {"not readable as UTF-8": "x.parquet:row 1"}
-
-
-def test_columns_of_parquet_that_are_not_needed_do_no_harm(tmp_path: Path) -> None:
-    late = pa.array([2**62], pa.timestamp("us"))  # no Python datetime holds it
-    turn = pa.StructArray.from_arrays([pa.array(["hi"]), pa.array(["user"]), late], ["content", "role", "timestamp"])
-    conversation = pa.ListArray.from_arrays([0, 1], turn)
-    table = pa.table({"conversation_hash": ["h"], "timestamp": late, "conversation": conversation})
-    pq.write_table(table, tmp_path / "x.parquet")
-    assert read("wildchat", tmp_path / "x.parquet")[0].messages == (Message("user", "hi"),)
-
-
-def test_all_wrong_records_are_counted_and_the_first_are_named() -> None:
-    skipped = Skipped()
-    for i in range(NAMED + 5):
-        skipped.note("not JSON", f"x.jsonl:{i}")
-    assert skipped.counts["not JSON"] == NAMED + 5
-    assert skipped.places["not JSON"] == [f"x.jsonl:{i}" for i in range(NAMED)]
 
 
 # How many may be wrong
@@ -456,31 +343,12 @@ def test_more_than_ten_and_one_in_a_hundred_wrong_records_are_refused(
         assert len(read("openai", path)) == good
 
 
-def test_the_limit_is_settable_and_each_run_counts_for_itself(tmp_path: Path) -> None:
-    path = lines(tmp_path / "x.jsonl", openai("a", "hi"), *["no\n"] * 3)
-    assert "3 of 4" in refusal("openai", path, Skipped(wrong_share=0.5, wrong_floor=2))
-    assert read("openai", path, Skipped(wrong_share=0.75, wrong_floor=2))
-    skipped = Skipped(counts={"not JSON": 50})
-    assert read("openai", path, skipped)
-    assert skipped.counts["not JSON"] == 53
-
-
 def test_a_dataset_without_one_good_record_is_refused_however_small(tmp_path: Path) -> None:
     message = refusal("openai", lines(tmp_path / "x.jsonl", {"prompt": CANARY}))
     assert "has no readable record of the dataset openai: no field messages: 1 (first: x.jsonl:1)" in message
 
 
 # Wrong files and wrong choices
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("written", PUBLISHED)
-@pytest.mark.parametrize("chosen", PUBLISHED)
-def test_a_file_of_another_dataset_is_refused_with_that_ones_name(written: str, chosen: str, kind: str, tmp_path: Path) -> None:
-    if written == chosen:
-        return
-    path = write(tmp_path / f"x{kind}", [PUBLISHED[written]("a", CANARY, CANARY)])
-    assert f"is not a file of the dataset {chosen}, it looks like {written}" in refusal(chosen, path)
 
 
 def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_read() -> None:
@@ -492,25 +360,6 @@ def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_re
         load("openai")
 
 
-def test_what_keeps_the_first_conversation_from_being_read_is_refused_before_the_caller_reads(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="it looks like arena"):
-        load("lmsys", write(tmp_path / "x.jsonl", [arena("a", "hi")]))
-
-
-def test_sharegpt_without_one_whole_conversation_is_refused(tmp_path: Path) -> None:
-    later = {**sharegpt("a", "hi"), "id": "a_4"}
-    assert "has no whole conversation of the dataset sharegpt" in refusal("sharegpt", lines(tmp_path / "x.jsonl", later))
-
-
-def test_the_command_line_shows_a_refusal_without_a_traceback() -> None:
-    assert isinstance(DatasetError("no such file"), LpcError)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_missing_file_is_refused(name: str, tmp_path: Path) -> None:
-    assert refusal(name, tmp_path / "none.jsonl") == f"no such file or folder: {tmp_path / 'none.jsonl'}"
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("kind", [".jsonl", ".json"])
 @pytest.mark.parametrize("contents", ["", " \n\n"])
@@ -518,15 +367,6 @@ def test_an_empty_file_is_refused(name: str, kind: str, contents: str, tmp_path:
     path = tmp_path / f"x{kind}"
     path.write_text(contents)
     assert refusal(name, path).startswith(f"{path} is empty")
-
-
-def test_files_without_records_are_refused_also_among_others(tmp_path: Path) -> None:
-    write(tmp_path / "a.json", [lmsys("a", "hi")])
-    (tmp_path / "b.json").write_text("[]")
-    assert refusal("lmsys", tmp_path).startswith(f"{tmp_path / 'b.json'} is empty")
-    table = pa.Table.from_pylist([lmsys("a", "hi")])
-    pq.write_table(table.slice(0, 0), tmp_path / "x.parquet")
-    assert refusal("lmsys", tmp_path / "x.parquet").startswith(f"{tmp_path / 'x.parquet'} is empty")
 
 
 def test_parquet_that_is_none_or_is_cut_off_is_refused(tmp_path: Path) -> None:
@@ -543,30 +383,11 @@ def test_parquet_that_is_none_or_is_cut_off_is_refused(tmp_path: Path) -> None:
     assert "fetch it again" in refusal("lmsys", path)
 
 
-def test_parquet_with_no_known_column_is_refused(tmp_path: Path) -> None:
-    assert "no field conversation: 1" in refusal("lmsys", write(tmp_path / "x.parquet", [{"instruction": CANARY}]))
-
-
-def test_a_json_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
-    path = lines(tmp_path / "x.json", lmsys("a", CANARY))
-    assert refusal("lmsys", path) == f"{path} is not a JSON array: rename it to .jsonl if it has one JSON object per line"
-
-
-def test_a_file_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl.gz").write_bytes(b"\x1f\x8b")
-    assert "is none of .parquet, .jsonl, .json" in refusal("lmsys", tmp_path / "x.jsonl.gz")
-
-
 def test_folders_without_files_or_with_two_kinds_are_refused(tmp_path: Path) -> None:
     assert "no .parquet, .jsonl, .json file in" in refusal("lmsys", tmp_path)
     write(tmp_path / "a.parquet", [lmsys("a", "hi")])
     write(tmp_path / "a.jsonl", [lmsys("a", "hi")])
     assert "holds .jsonl and .parquet files" in refusal("lmsys", tmp_path)
-
-
-def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / ("y" * 300 + ".jsonl")
-    assert refusal("lmsys", path) == f"cannot read {path}: File name too long"
 
 
 # The split

@@ -4,13 +4,10 @@ import json
 from itertools import islice
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.errors import UsageError
-from lpc.logs import registry
-from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of, split_of
+from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.logs.records import Skipped
 from lpc.model.conversation import Message
@@ -51,41 +48,6 @@ def test_a_missing_segment_leaves_the_end_unknown(tmp_path: Path) -> None:
     assert skipped.first["segment missing"] == "a from message 4"
 
 
-def test_as_records_every_segment_is_a_conversation_that_ends(tmp_path: Path) -> None:
-    path = tmp_path / "sharegpt.json"
-    path.write_text(json.dumps([segment("a", 0, 4), segment("b", 2, 2), segment("a", 4, 6)]))
-    found = list(registry.load("sharegpt", path, records=True))
-    assert [(one.id, len(one.messages), one.ended) for one in found] == [("a_0", 4, True), ("b_2", 2, True), ("a_4", 6, True)]
-    # Counts begin anew with each record.
-    assert [[turn.turns.turn_count for turn in examples_of(one, 5)] for one in found] == [[1, 2], [1], [1, 2, 3]]
-    with pytest.raises(UsageError, match="only the conversations of sharegpt are cut into records, not those of lmsys"):
-        registry.load("lmsys", path, records=True)
-
-
-def test_a_conversation_without_its_start_is_left_out(tmp_path: Path) -> None:
-    loaded, skipped = load(tmp_path, [segment("a", 2, 2)])
-    assert [conversation.id for conversation in loaded] == ["last"]
-    assert skipped.counts["first segment missing"] == 1
-
-
-def test_a_file_that_is_cut_off_gives_what_it_has_and_its_last_conversation_has_no_end(tmp_path: Path) -> None:
-    loaded, skipped = load(tmp_path, [segment("a", 0, 2), segment("b", 0, 2)], cut=20)
-    assert [(c.id, c.ended) for c in loaded] == [("a", True), ("b", False)]
-    assert skipped.counts["file cut off"] == 1
-
-
-def test_malformed_records_are_counted_and_named(tmp_path: Path) -> None:
-    bad: list[object] = [
-        {"id": "x_0"},
-        {"id": "x_y", "conversations": []},
-        {"id": "z_0", "conversations": [{"from": "martian", "value": ""}]},
-    ]
-    loaded, skipped = load(tmp_path, [segment("a", 0, 2), *bad])
-    assert [conversation.id for conversation in loaded] == ["a", "last"]
-    assert sum(skipped.counts.values()) == 3
-    assert skipped.first["malformed record (ValueError)"] == "sharegpt.json:record 2"
-
-
 def test_each_user_turn_is_an_example_and_only_the_last_does_not_continue() -> None:
     messages = tuple(Message(("user", "assistant")[i % 2], f"m{i}") for i in range(5))
     examples = list(examples_of(Conversation("a", messages), window=2))
@@ -97,22 +59,9 @@ def test_each_user_turn_is_an_example_and_only_the_last_does_not_continue() -> N
     assert [(e.turns.history_chars, e.turns.last_reply_chars) for e in examples] == [(0, 0), (4, 2), (8, 2)]
 
 
-def test_the_last_turn_of_a_cut_conversation_is_no_example() -> None:
-    messages = tuple(Message("user", f"m{i}") for i in range(3))
-    assert [e.turns.turn_count for e in examples_of(Conversation("a", messages, ended=False), 5)] == [1, 2]
-
-
 @given(st.text(min_size=1), st.sampled_from(["", " ", "\n"]))
 def test_a_first_prompt_has_one_side_whatever_its_case_and_white_space(text: str, padding: str) -> None:
     assert conversation_key(text) == conversation_key(padding + text + padding)
-
-
-def test_the_split_has_the_documented_shares() -> None:
-    sides = [split_of(conversation_key(str(i))) for i in range(20_000)]
-    shares = {side: sides.count(side) / len(sides) for side in ("train", "validation", "evaluation")}
-    assert abs(shares["train"] - 0.45) < 0.02
-    assert abs(shares["validation"] - 0.05) < 0.01
-    assert abs(shares["evaluation"] - 0.5) < 0.02
 
 
 def test_no_real_conversation_and_no_first_prompt_is_on_two_sides() -> None:

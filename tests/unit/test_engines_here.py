@@ -67,14 +67,3 @@ def test_a_release_that_nobody_has_tried_is_a_warning(site: Path) -> None:
     install(site, "vllm", "0.99.0", V1)
     row = rows()["vLLM, GPU pool"]
     assert row.status == "warn" and "tried at start" in row.advice and "0.32.0" in row.advice
-
-
-def test_a_switch_for_an_engine_that_is_not_there_is_a_warning(site: Path) -> None:
-    install(site, "vllm", "0.32.0", V1)
-    row = rows(vllm_v0=True)["vLLM V0, GPU pool"]
-    assert row.status == "warn" and row.advice == "unset LPC_VLLM_V0"
-
-
-def test_a_sglang_without_the_hook_is_refused_with_the_reason(site: Path) -> None:
-    install(site, "sglang", "0.5.21", {"srt/__init__.py": ""})
-    assert "0.5.21: refused: it has no sglang/srt/" in rows()["SGLang, radix cache"].found

@@ -51,11 +51,6 @@ def test_every_error_is_drawn_once_and_every_drawn_one_exists(existing: dict[str
     assert everywhere == set(existing)
 
 
-@pytest.mark.parametrize("module", [errors, predictor_service.errors, eviction_client.errors])
-def test_no_tree_names_an_error_twice(module: object) -> None:
-    assert len(drawn(module)) == len(set(drawn(module)))
-
-
 def test_the_tree_says_where_each_error_is_defined(existing: dict[str, type[LpcError]]) -> None:
     for name, place in DRAWN.findall(errors.__doc__ or ""):
         if "." in place:

@@ -18,10 +18,6 @@ def after(*arrivals: float) -> GapHistory:
     return history
 
 
-def test_a_first_turn_has_no_gaps() -> None:
-    assert after(100.0).gaps is NO_GAPS
-
-
 def test_gaps_are_the_last_one_and_the_mean_of_the_logarithms() -> None:
     gaps = after(100.0, 120.0, 165.0).gaps
     assert gaps.last == 45
@@ -60,13 +56,6 @@ def by_simulator(arrivals: list[tuple[str, float]]) -> list[Gaps]:
         requests.append(TracedRequest(at, 100 * turns[name], 10, (), name, turns[name], "chat"))
     found = turns_in(Trace("t", 16, requests))
     return [Gaps(*gaps) for gaps in zip(found.last_gap, found.mean_log_gap, strict=True)]
-
-
-def test_two_requests_at_one_instant_are_one_turn_everywhere() -> None:
-    arrivals = [("a", 0.0), ("a", 50.0), ("b", 50.0), ("a", 50.0), ("a", 80.0)]
-    expected = [math.nan, 50, math.nan, 50, 30]
-    assert [gaps.last for gaps in by_sidecar(arrivals)] == pytest.approx(expected, nan_ok=True)
-    assert [gaps.last for gaps in by_simulator(arrivals)] == pytest.approx(expected, nan_ok=True)
 
 
 # Whole seconds, so that instants coincide and the trace's clock and the sidecar's agree to the last digit.

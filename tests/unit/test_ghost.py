@@ -51,12 +51,6 @@ def test_a_ghost_cache_holds_what_the_real_queue_would() -> None:
     assert {block.block_id for block in queue} == set(range(32, 40))
 
 
-def test_a_prompt_hits_up_to_its_first_missing_block() -> None:
-    cache: GhostCache[int] = GhostCache(8, 1, value_enabled=False, clock=Clock())
-    cache.use([Freed([1, 2, 3], 0)])
-    assert cache.hits([1, 2, 9, 3]) == 2
-
-
 def test_the_guard_enables_the_value_where_it_hits_more_and_disables_it_when_it_loses() -> None:
     """A round of 100 prompts in a cache of 64: least recent use hits nothing, the value keeps some."""
     clock = Clock()

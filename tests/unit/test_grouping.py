@@ -3,7 +3,7 @@
 import pytest
 
 from eviction_client.grouping import COUNTED, GROUPS, NEW_TOKENS, ReplyEnds, group_of
-from eviction_client.reuse import REPLY_ENDS, ReuseMonitor, Stretch
+from eviction_client.reuse import REPLY_ENDS, Stretch
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,6 @@ from eviction_client.reuse import REPLY_ENDS, ReuseMonitor, Stretch
 def test_what_is_new_at_the_end_of_a_prompt_makes_the_group(stretches: list[Stretch], group: int) -> None:
     assert NEW_TOKENS == (1024, 4096, 16384)
     assert group_of(stretches, 16) == group < GROUPS
-
-
-def test_a_block_is_new_once_and_stays_known_whatever_is_evicted() -> None:
-    monitor = ReuseMonitor(GROUPS, remembered=1000)
-    prompt = range(300)
-    first = monitor.admitted(prompt, 0.0)
-    assert group_of(first, 16) == 2
-    monitor.finished(prompt, first, 0, 1.0)
-    assert group_of(monitor.admitted(range(310), 60.0), 16) == 0
 
 
 def test_the_frequent_ends_of_replies_get_numbers_and_keep_them() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lpc.model.returns.groups import GROUPS, PROBES, UNUSED_S, CurveGroups, signatures
+from lpc.model.returns.groups import GROUPS, UNUSED_S, CurveGroups
 from lpc.model.returns.hazards import AGES, INTERVALS
 
 
@@ -16,20 +16,6 @@ def join(groups: CurveGroups, curve: np.ndarray, at: float = 0.0) -> int:
     return int(groups.join(curve[None, :], at)[0])
 
 
-def hazards_of(rate: float) -> np.ndarray:
-    """Return the hazards of a group of one curve."""
-    groups = CurveGroups()
-    join(groups, exponential(rate))
-    return groups.snapshot().hazards[0]
-
-
-def value(curve: np.ndarray, place: int) -> float:
-    """Return the Gittins index of a curve at an age: the best rate of returns per second of waiting, over all later ages."""
-    later = range(place + 1, len(AGES))
-    room = [np.trapezoid(1.0 - curve[place : end + 1], AGES[place : end + 1]) for end in later]
-    return max((curve[end] - curve[place]) / spent for end, spent in zip(later, room, strict=True))
-
-
 def far_apart(count: int) -> list[np.ndarray]:
     """Return curves of conversations that hardly ever return to those that return within a second."""
     return [exponential(rate) for rate in 10.0 ** np.linspace(-11.5, 0, count)]
@@ -40,34 +26,6 @@ def test_like_curves_have_one_group_and_others_another() -> None:
     assert join(groups, exponential(0.01)) == join(groups, exponential(0.0105)) == 1
     assert join(groups, exponential(0.0001)) == 2
     assert join(groups, exponential(0.01)) == 1
-
-
-def test_a_batch_joins_as_its_curves_would_one_by_one() -> None:
-    curves = np.array([exponential(rate, share) for rate in (1e-4, 1e-3, 1e-2, 0.1) for share in (0.1, 0.9)] * 2)
-    one_by_one = CurveGroups()
-    numbers = [join(one_by_one, curve) for curve in curves]
-    batch = CurveGroups()
-    assert batch.join(curves, 0.0).tolist() == numbers
-    assert np.allclose(batch.snapshot().hazards, one_by_one.snapshot().hazards)
-
-
-def test_a_large_batch_moves_a_group_no_further_than_its_curves() -> None:
-    groups = CurveGroups()
-    join(groups, exponential(0.010))
-    assert set(groups.join(np.array([exponential(0.011)] * 500), 0.0).tolist()) == {1}
-    assert np.allclose(groups.snapshot().hazards[0], hazards_of(0.011), rtol=0.01)
-
-
-def test_signatures_are_the_logarithms_of_the_retention_values() -> None:
-    curves = np.array([exponential(0.01), exponential(0.0001, 0.3), np.minimum(AGES / 100.0, 0.9), np.zeros(len(AGES))])
-    assert np.allclose(signatures(curves), [[np.log(max(value(curve, probe), 1e-12)) for probe in PROBES] for curve in curves])
-
-
-def test_a_group_follows_the_curves_that_join_it_and_keeps_its_number() -> None:
-    groups = CurveGroups()
-    for step in range(400):
-        assert join(groups, exponential(0.0005 * 1.002**step)) == 1
-    assert groups.snapshot().hazards[0][5] > 1.5 * hazards_of(0.0005)[5]
 
 
 def test_there_are_at_most_so_many_groups() -> None:
@@ -137,10 +95,3 @@ def test_a_curve_that_is_not_one_has_no_group_and_changes_none() -> None:
     assert join(groups, np.full(len(AGES), np.nan)) == 0
     assert np.array_equal(groups.snapshot().hazards, before)
     assert join(groups, exponential(0.01)) == 1
-
-
-@pytest.mark.parametrize("curve", [np.zeros(len(AGES)), np.ones(len(AGES))])
-def test_a_curve_of_nobody_or_everybody_is_a_curve(curve: np.ndarray) -> None:
-    groups = CurveGroups()
-    assert join(groups, curve) == 1
-    assert np.isfinite(groups.snapshot().hazards).all()

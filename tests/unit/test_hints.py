@@ -69,42 +69,11 @@ def test_a_flood_of_hints_retains_no_more_than_the_share() -> None:
     assert (cache.retained.granted, cache.retained.refused, cache.retained.held) == (10, 90, 10)
 
 
-def test_a_request_larger_than_the_share_is_not_retained_in_part() -> None:
-    cache = Cache(100, share=0.1)
-    cache.use(range(11), 3600.0)
-    assert cache.last == set() and cache.retained.refused == 11
-
-
 def test_a_conversation_that_asks_at_each_turn_counts_each_block_once() -> None:
     cache = Cache(100, share=0.1)
     for turn in range(2, 11):
         cache.use(range(turn), 3600.0)
     assert cache.last == set(range(10)) and cache.retained.refused == 0
-
-
-def test_a_block_used_again_without_a_hint_makes_room_for_another() -> None:
-    cache = Cache(100, share=0.1)
-    cache.use(range(10), 3600.0)
-    cache.use(range(10))
-    cache.use(range(20, 30), 3600.0)
-    assert cache.last == set(range(20, 30))
-
-
-def test_a_refused_hint_leaves_a_block_no_longer_than_its_last_use() -> None:
-    cache = Cache(100, share=0.1)
-    cache.use(range(10), 3600.0)
-    cache.use(range(11), 3600.0)
-    assert cache.last == set() and cache.retained.held == 0
-
-
-def test_a_retention_whose_time_is_over_makes_room_for_another() -> None:
-    cache = Cache(100, share=0.1)
-    cache.use(range(10), 60.0)
-    cache.use(range(20, 30), 60.0)
-    assert cache.last == set(range(10))
-    cache.now += 60
-    cache.use(range(20, 30), 60.0)
-    assert cache.last == set(range(20, 30)) and cache.retained.held == 10
 
 
 def chain(*names: str) -> list[BlockHash]:
@@ -117,13 +86,6 @@ def test_a_conversation_owns_the_blocks_of_all_its_turns_until_another_uses_them
     assert owners.used("a", chain("system", "a1", "a2")) == 0
     assert owners.used("b", chain("system", "b1")) == 1
     assert owners.used("a", chain("system", "a1", "a2")) == 1
-
-
-def test_without_a_session_a_request_owns_only_what_it_was_the_first_to_use() -> None:
-    owners = Owners(100)
-    owners.used(None, chain("system"))
-    assert owners.used(None, chain("system", "a1")) == 1
-    assert owners.used(None, chain("system", "a1", "a2")) == 2
 
 
 def test_a_prompt_that_somebody_repeats_belongs_to_nobody() -> None:

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -99,29 +98,6 @@ def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o007 == 0
 
 
-def test_a_file_is_written_when_it_has_its_rows_and_the_rest_at_the_end(tmp_path: Path) -> None:
-    with opened(tmp_path, rows=10) as (log, fates):
-        for number in range(25):
-            log.labelled(label(number))
-        until(lambda: fates == {"written": 20})
-        assert len(files(tmp_path)) == 2
-    assert [metadata_of(path)["rows"] for path in files(tmp_path)] == [10, 10, 5]
-    assert fates == {"written": 25}
-
-
-def test_a_file_is_written_when_its_first_row_is_old_enough(tmp_path: Path) -> None:
-    with opened(tmp_path, interval_s=0.3) as (log, fates):
-        log.labelled(label())
-        until(lambda: fates == {"written": 1})
-        assert len(files(tmp_path)) == 1
-
-
-def test_no_rows_no_file(tmp_path: Path) -> None:
-    with opened(tmp_path / "log", interval_s=0.1):
-        time.sleep(0.3)
-    assert list((tmp_path / "log").iterdir()) == []
-
-
 def test_a_file_holds_one_model_version_though_labels_of_two_come_mixed(tmp_path: Path) -> None:
     with opened(tmp_path, rows=100) as (log, _):
         for number in range(20):
@@ -144,44 +120,6 @@ def test_the_folder_is_bounded_and_the_oldest_files_go_first(tmp_path: Path) -> 
     assert 2 < len(files(tmp_path)) < 12
     assert files(tmp_path) == seen[-len(files(tmp_path)) :]
     assert (tmp_path / "not-ours.npz").exists()
-
-
-def test_a_file_over_the_bound_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with opened(tmp_path, rows=10, max_bytes=5_000) as (log, fates):
-        for number in range(10):
-            log.labelled(label(number))
-        until(lambda: fates == {"dropped": 10})
-    assert list(tmp_path.iterdir()) == []
-    assert "label_log_mib" in caplog.text
-
-
-def test_what_killed_processes_left_half_written_is_removed_after_a_while(tmp_path: Path) -> None:
-    for name, age in (("old", 3600), ("young", 10)):
-        path = tmp_path / f"labels-{name}.npz.partial"
-        path.write_bytes(b"PK")
-        os.utime(path, (time.time() - age,) * 2)
-    with opened(tmp_path) as (log, _):
-        log.labelled(label())
-    assert [path.name for path in tmp_path.glob("*.partial")] == ["labels-young.npz.partial"]
-
-
-def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    folder = tmp_path / "log"
-    folder.write_text("a file is in the way")
-    with opened(folder, rows=2) as (log, fates):
-        for _ in range(4):
-            log.labelled(label())
-        until(lambda: fates == {"dropped": 4})
-        assert [record.levelname for record in caplog.records] == ["ERROR"]
-        folder.unlink()
-        for _ in range(2):
-            log.labelled(label())
-        until(lambda: fates == {"dropped": 4, "written": 2})
-    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
-    assert "rows are dropped until it can" in caplog.messages[0]
 
 
 def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:

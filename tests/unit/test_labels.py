@@ -79,25 +79,6 @@ def test_with_an_id_a_return_after_the_horizon_is_seen_and_without_one_the_turn_
     assert labels._waiting == {} and not labels._late
 
 
-def test_turns_with_an_id_are_remembered_after_their_horizon_in_bounded_number() -> None:
-    labels = Labels(2, HORIZON, [])
-    for number in range(5):
-        at = number * HORIZON
-        labels.expire(at)
-        labels.arrive(from_prompt("x"), f"id {number}", at)
-    assert [turn.asked_at for turn in labels._late] == [2 * HORIZON, 3 * HORIZON]
-    assert len(labels._waiting) == 3
-
-
-def test_the_gap_is_from_arrival_to_arrival_and_none_without_a_next_turn() -> None:
-    sidecar = Sidecar()
-    sidecar.ask(chat("a"), at=10)
-    sidecar.ask(chat("a", "b"), at=32.5)
-    sidecar.outcomes()
-    assert sidecar.known[0].gap_s == 22.5
-    assert math.isnan(sidecar.known[1].gap_s)
-
-
 def test_a_turn_is_labelled_when_its_horizon_has_passed_and_not_before() -> None:
     sidecar = Sidecar()
     sidecar.ask(chat("a"), at=0)
@@ -108,22 +89,6 @@ def test_a_turn_is_labelled_when_its_horizon_has_passed_and_not_before() -> None
     assert list(sidecar.known) == [0] and len(sidecar.labels) == 1
 
 
-def test_a_next_turn_after_the_horizon_is_none() -> None:
-    sidecar = Sidecar()
-    sidecar.ask(chat("a"), at=0)
-    sidecar.ask(chat("a", "b"), at=HORIZON + 0.5)
-    assert sidecar.outcomes() == {0: False, 1: False}
-    assert math.isnan(sidecar.known[0].gap_s)
-
-
-def test_of_two_conversations_that_begin_alike_the_first_is_taken_for_the_one_that_continued() -> None:
-    sidecar = Sidecar()
-    sidecar.ask(chat("hi"), at=0)
-    sidecar.ask(chat("hi"), at=1)
-    sidecar.ask(chat("hi", "what is a cache"), at=2)
-    assert sidecar.outcomes() == {0: True, 1: False, 2: False}
-
-
 def test_a_turn_asked_again_is_one_row_with_the_last_prediction() -> None:
     sidecar = Sidecar()
     sidecar.ask(chat("hi"), at=0)
@@ -132,14 +97,6 @@ def test_a_turn_asked_again_is_one_row_with_the_last_prediction() -> None:
     assert sidecar.outcomes() == {0: True, 2: False}
     assert sidecar.known[2].turn.asked_at == 1
     assert sidecar.without == {"repeated": 1}
-
-
-def test_a_long_first_prompt_asked_again_is_one_row_and_a_short_one_another_conversation() -> None:
-    sidecar = Sidecar()
-    for prompt in ("hi", "x" * 64):
-        for _ in range(2):
-            sidecar.ask(chat(prompt), at=0)
-    assert list(sidecar.outcomes()) == [0, 1, 3]
 
 
 def test_an_id_joins_what_no_text_could() -> None:
@@ -158,23 +115,6 @@ def test_plain_prompts_and_cut_histories_without_an_id_get_no_label() -> None:
     sidecar.ask(with_turn_count(chat("hello", "again"), 7, 100), at=0)
     assert sidecar.outcomes() == {}
     assert sidecar.without == {"unidentified": 2} and len(sidecar.labels) == 0
-
-
-def test_a_caller_that_shows_its_last_prompts_only_is_recognised_with_and_without_its_own_count() -> None:
-    for count in (True, False):
-        sidecar = Sidecar()
-        for n in range(5, 10):
-            turns = chat(*TEN[n - 5 : n + 1])
-            sidecar.ask(with_turn_count(turns, n + 1, 100) if count else turns, at=float(n))
-        assert sidecar.outcomes() == {0: True, 1: True, 2: True, 3: True, 4: False}
-
-
-def test_a_loop_of_equal_prompts_is_told_from_a_retry_by_its_count() -> None:
-    sidecar = Sidecar()
-    for n in range(1, 9):
-        sidecar.ask(chat(*["continue"] * n), at=float(n))
-    sidecar.ask(chat(*["continue"] * 8), at=9)
-    assert sidecar.outcomes() == {0: True, 1: True, 2: True, 3: True, 4: True, 5: True, 6: True, 8: False}
 
 
 def test_a_request_that_was_never_answered_has_no_row_but_its_conversation_goes_on() -> None:
@@ -200,38 +140,6 @@ def test_a_full_memory_labels_no_new_turn_and_the_old_ones_rightly() -> None:
     assert sidecar.outcomes()[4] is False
 
 
-def test_no_memory_no_labels() -> None:
-    sidecar = Sidecar(capacity=0)
-    sidecar.ask(chat("a"), at=0)
-    assert sidecar.outcomes() == {} and sidecar.without == {}
-
-
-def test_what_waits_at_shutdown_is_counted_and_gets_no_label() -> None:
-    sidecar = Sidecar()
-    sidecar.ask(chat("a"), at=0)
-    sidecar.ask(chat("a", "b"), at=1)
-    sidecar.ask(chat("c"), at=1, answered=False)
-    sidecar.labels.close()
-    assert sidecar.outcomes() == {}
-    assert sidecar.without == {"shutdown": 2}
-
-
-def test_an_answer_after_the_horizon_is_lost_quietly() -> None:
-    sidecar = Sidecar()
-    turn = sidecar.labels.arrive(chat("a"), "", 0)
-    sidecar.outcomes()
-    sidecar.labels.answered(turn, Forecast(0.5, None, 3, MANIFEST))
-    assert sidecar.outcomes() == {}
-
-
-def test_the_row_is_what_is_known_when_the_turn_arrives() -> None:
-    sidecar = Sidecar()
-    sidecar.ask(chat("abc", "de"), at=0)
-    sidecar.outcomes()
-    turn = sidecar.known[0].turn
-    assert (turn.turn_count, turn.prompt_chars, turn.history_chars, turn.last_reply_chars) == (2, 2, 4, 1)
-
-
 def test_the_memory_holds_neither_text_nor_ids() -> None:
     sidecar = Sidecar()
     sidecar.ask(chat("canaryzebra", "canaryzebra"), at=0)
@@ -239,16 +147,6 @@ def test_the_memory_holds_neither_text_nor_ids() -> None:
     held: dict[str, Any] = {k: v for k, v in vars(sidecar.labels).items() if k in ("_turns", "_waiting")}
     assert len(sidecar.labels) == 2 and len(held) == 2
     assert b"canaryzebra" not in pickle.dumps(held)
-
-
-def test_a_text_has_another_name_in_another_process() -> None:
-    names = set()
-    for _ in range(2):
-        sidecar = Sidecar()
-        sidecar.ask(chat("a"), at=0)
-        sidecar.outcomes()
-        names.add(sidecar.known[0].turn.conversation)
-    assert len(names) == 2
 
 
 @given(st.lists(st.integers(0, 4), max_size=60), st.lists(st.booleans(), min_size=60, max_size=60))
@@ -283,20 +181,6 @@ def test_with_ids_texts_may_be_what_they_like(turns: list[tuple[int, str]]) -> N
         said.setdefault(speaker, []).append(text)
         numbers.setdefault(speaker, []).append(sidecar.ask(chat(*said[speaker]), at=at / 1000, name=str(speaker)))
     assert sidecar.outcomes() == {n: n != own[-1] for own in numbers.values() for n in own}
-
-
-@given(st.lists(st.integers(1, 3), max_size=30))
-def test_of_conversations_that_begin_alike_as_many_are_labelled_as_did_continue(lengths: list[int]) -> None:
-    sidecar = Sidecar()
-    for length in lengths:
-        for n in range(length):
-            sidecar.ask(chat(*["hi", f"user {sidecar.asked}: {'x' * 64}"][: n + 1]), at=0)
-            if n == 1:
-                break
-    outcomes = sidecar.outcomes()
-    firsts = [continues for number, continues in outcomes.items() if sidecar.known[number].turn.turn_count == 1]
-    assert sum(firsts) == sum(length > 1 for length in lengths)
-    assert len(firsts) == len(lengths)
 
 
 def test_threads_lose_no_turn() -> None:
@@ -347,16 +231,6 @@ def test_observers_hear_of_a_turn_in_the_order_of_its_life() -> None:
         ("labelled", 2, False),
     ]
     assert diaries[1].heard == diaries[0].heard
-
-
-def test_a_full_memory_hears_of_returns_and_labels_no_turn() -> None:
-    diary = Diary()
-    labels = Labels(1, HORIZON, [diary])
-    assert labels.arrive(chat("x" * 64), "", 1.0).labelled
-    turn = labels.arrive(chat("x" * 64, "b"), "", 3.0)
-    assert not turn.labelled
-    labels.answered(turn, Forecast(0.5, None, 3, MANIFEST))
-    assert diary.heard == [("returned", 1, 3.0)]
 
 
 def test_an_observer_that_raises_misses_one_label_and_the_others_are_labelled() -> None:

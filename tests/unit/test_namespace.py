@@ -19,9 +19,3 @@ def test_the_digest_is_the_same_in_every_process() -> None:
 )
 def test_different_namespaces_have_different_digests(one: Namespace, other: Namespace) -> None:
     assert one.digest != other.digest
-
-
-@pytest.mark.parametrize("wrong", [{"block_size": 0}, {"block_size": -16}])
-def test_values_without_meaning_are_refused(wrong: dict) -> None:
-    with pytest.raises(ValueError, match=r"must be (a )?positive"):
-        Namespace(**{"hash_algorithm": "a", "hash_seed": "0", "block_size": 16, "model": "m", **wrong})

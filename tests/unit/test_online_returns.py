@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.training.online_returns import calibration, evaluate_online_returns, forecast
+from lpc.training.online_returns import calibration, forecast
 
 
 def made_up(conversations: int = 900, seed: int = 0) -> Trace:
@@ -50,35 +50,3 @@ def test_returns_are_predicted_by_what_tells_them_apart(trace: Trace) -> None:
     for row in calibration(found):
         assert row["predicted"] == pytest.approx(row["observed"], abs=0.08)
         assert row["turns"] > 100
-
-
-def test_the_model_that_stopped_has_predicted_the_same_until_then_and_knows_no_more_afterwards(
-    trace: Trace,
-) -> None:
-    online, stopped = forecast(trace, 1800.0), forecast(trace, 1800.0, learning=False)
-    before = np.array([request.arrival < 1800 for request in trace.requests])
-    np.testing.assert_array_equal(online.hazard[:, before], stopped.hazard[:, before])
-    assert (online.judged == stopped.judged).all()
-    late = online.judged & np.array([request.arrival >= 1900 for request in trace.requests])
-    assert not np.array_equal(online.hazard[:, late], stopped.hazard[:, late])
-    assert len(np.unique(stopped.head_share[stopped.judged])) == 1
-
-
-def test_requests_at_one_instant_are_one_turn_and_what_cannot_be_recognised_is_not_judged(trace: Trace) -> None:
-    last = trace.requests[-1].arrival
-    twice = [TracedRequest(last + 1, 600, 50, (0, -1), "twice", 1, "") for _ in range(2)]
-    unknown = TracedRequest(last + 2, 600, 50, (0, -2), "unknown", 1, "", linkable=False)
-    found = forecast(Trace("t", 512, [*trace.requests, *twice, unknown]), last)
-    assert found.judged[-4:].tolist() == [True, False, True, False]
-
-
-def test_figures_are_of_the_turns_after_the_split_and_missing_where_nothing_was_predicted(trace: Trace) -> None:
-    figures = evaluate_online_returns(trace, 2400.0)
-    assert figures["turns"] == sum(request.arrival >= 2400 for request in trace.requests)
-    online, stopped = forecast(trace, 2400.0), forecast(trace, 2400.0, learning=False)
-    for name, said in ("mixture", online), ("counts", online), ("head", online), ("stopped", stopped):
-        expected = said.log_likelihoods()["mixture" if name == "stopped" else name][online.judged].mean()
-        assert figures["log_likelihood"][name] == pytest.approx(expected, abs=1e-4)
-    few = evaluate_online_returns(Trace("few", 512, trace.requests[:50]), 0.0)
-    assert (few["turns"], few["head_share"], set(few["log_likelihood"].values())) == (0, None, {None})
-    assert all(row["predicted"] is None for row in few["calibration"])

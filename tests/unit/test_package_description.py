@@ -22,20 +22,9 @@ def test_links_lead_into_the_repository_if_it_is_named() -> None:
     assert all(link.startswith("https://") for link in found)
 
 
-def test_without_a_repository_the_texts_stay() -> None:
-    text = hatch_build.described("See [the docs](docs/index.md) and [SemVer](https://semver.org/).", "")
-    assert text == "See the docs and [SemVer](https://semver.org/)."
-    assert all(link.startswith("https://") for link in targets(hatch_build.described(README, "")))
-
-
 def test_the_hook_sets_description_and_addresses() -> None:
     metadata: dict[str, Any] = {}
     hatch_build.Description(str(ROOT), {"repository": "https://example.org/lpc"}).update(metadata)
     assert metadata["readme"]["content-type"] == "text/markdown" and "https://example.org" in metadata["readme"]["text"]
     assert set(metadata["urls"]) == {"Repository", "Documentation", "Changelog", "Security"}
     assert set(PROJECT["dynamic"]) == set(metadata)
-
-
-def test_the_project_says_that_it_is_an_alpha() -> None:
-    assert "Development Status :: 3 - Alpha" in PROJECT["classifiers"]
-    assert all("Status ::" not in name or "Alpha" in name for name in PROJECT["classifiers"])

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import pytest
 
@@ -18,7 +18,6 @@ from eviction_client.predictor_client import PredictorCounters
 from eviction_client.prior import ReuseCurves
 from eviction_client.queue import Block
 from eviction_client.reuse import first_class
-from eviction_client.score import done_key
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
 from eviction_client.value_guard import ValueGuard
@@ -50,19 +49,6 @@ class Answers:
 
     def forget(self, request_id: Hashable) -> None:
         self.forgotten.append(request_id)
-
-    def close(self) -> None:
-        pass
-
-
-class Rounds:
-    """A background whose rounds are run by hand."""
-
-    def __init__(self, work: Callable[[], bool]) -> None:
-        self.work = work
-
-    def wake(self) -> None:
-        pass
 
     def close(self) -> None:
         pass
@@ -150,22 +136,6 @@ def test_without_a_prediction_that_counts_the_group_is_0(bench: Bench, completed
     assert bench.plugin.ended["unanswered" if completed else "aborted"] == 1
 
 
-def test_a_request_that_ends_before_its_prompt_was_looked_at_has_one_class() -> None:
-    bench = Bench(background=Rounds)
-    bench.admit("a", chain("a", 0, 3))
-    assert bench.finish("a", chain("a", 0, 3)).runs == [Run(3, 0)]
-    bench.plugin._background.work()  # type: ignore[attr-defined]
-    assert not bench.plugin._stretches and bench.plugin.settle(0.0)
-
-
-def test_a_prompt_that_was_computed_in_part_leaves_what_was_computed(bench: Bench) -> None:
-    bench.serve("a", chain("a", 0, 4))
-    bench.now += 5.0
-    bench.admit("b", [*chain("a", 0, 4), *chain("b", 0, 4)])
-    assert bench.finish("b", chain("a", 0, 4)[:3], completed=False).runs == [Run(3, 1)]
-    assert bench.finish("never computed", [], completed=False).runs == []
-
-
 def test_the_value_orders_once_enough_was_used_again_and_the_queue_follows(bench: Bench) -> None:
     queue: ValueQueue[Block] = ValueQueue(Block(-1), Block(-1), bench.plugin.classes, clock=bench.plugin.now)
     bench.plugin.follow(queue)
@@ -186,13 +156,6 @@ def test_the_guard_enables_the_value_where_it_hits_more() -> None:
     assert bench.plugin.failures == 0
 
 
-def test_ghost_caches_have_the_room_that_requests_leave(bench: Bench) -> None:
-    for _ in range(5000):
-        bench.plugin.in_use(300)
-    bench.loop(10, 5)
-    assert bench.plugin.ghosts.following(True).room == pytest.approx(100 / bench.plugin.ghosts.every, abs=1.0)
-
-
 def test_a_new_numbering_of_the_groups_forgets_which_group_was_which(bench: Bench) -> None:
     bench.answers.reuse_curves = ReuseCurves("one", {1: (0.1,) * INTERVALS})
     bench.loop(20, 10, every_s=5.0, group=1)
@@ -209,13 +172,6 @@ def test_hints_are_ignored_and_counted_unless_the_operator_enables_them(bench: B
     bench.serve("r", chain("r", 0, 2), hints=Hints(retain_s=200))
     assert bench.serve("s", chain("s", 0, 2), hints=Hints(done=True)) == [Run(2, 0)]
     assert bench.plugin.hinted == {"retain": 0, "done": 0, "off": 2}
-
-
-@pytest.mark.parametrize(("wanted", "allowed"), [(200.0, 200.0), (1e9, 3600.0)])
-def test_a_hint_asks_for_no_longer_than_the_operator_allows(wanted: float, allowed: float) -> None:
-    bench = Bench(hints_share=0.1)
-    bench.admit("r", chain("r", 0, 2))
-    assert bench.finish("r", chain("r", 0, 2), hints=Hints(retain_s=wanted)).retain_s == allowed
 
 
 def test_of_a_request_that_is_done_only_its_own_blocks_go_first() -> None:
@@ -253,33 +209,6 @@ def test_a_prefix_that_another_engines_conversations_hold_lies_in_the_class_that
     assert run.reuse_class % 2 == 1 and bench.plugin.raised == 1
 
 
-@pytest.mark.parametrize("holders", [0, 1])
-def test_what_one_conversation_alone_has_used_follows_its_latest_prediction(holders: int) -> None:
-    store = MemoryStore()
-    blocks = chain("history", 0, 2)
-    if holders:
-        store.record(ConversationId("same"), blocks, NOW + 610.0)
-    bench = pooled_bench(store)
-    assert bench.serve("again", blocks, session="same") == [Run(2, 0)]
-
-
-@pytest.mark.parametrize("key", [math.nan, 1.8e7, NOW + 1e6, -math.inf, math.inf])
-def test_what_cannot_be_a_key_is_counted_and_ignored(key: float) -> None:
-    bench = pooled_bench(MemoryStore())
-    blocks = chain("a", 0, 2)
-    bench.plugin._pooled[blocks[-1]] = key
-    assert bench.serve("a", blocks) == [Run(2, 0)]
-    assert bench.plugin.implausible == 1
-
-
-def test_while_lru_is_in_force_nothing_is_raised() -> None:
-    bench = pooled_bench(MemoryStore())
-    bench.plugin.value_enabled = False
-    blocks = chain("a", 0, 2)
-    bench.plugin._pooled[blocks[-1]] = NOW + 600.0
-    assert bench.serve("a", blocks) == [Run(2, 0)]
-
-
 def test_the_store_learns_how_long_each_stretch_is_worth_its_room() -> None:
     store = MemoryStore()
     bench = pooled_bench(store)
@@ -289,13 +218,6 @@ def test_the_store_learns_how_long_each_stretch_is_worth_its_room() -> None:
     bench.now += 5.0
     bench.serve("b", [*old, *new], session="s")
     assert store.scores([*old, *new]) == [NOW + 605.0] * 2 + [NOW + 5.0] * 2
-
-
-def test_the_store_learns_that_own_blocks_are_done() -> None:
-    store = MemoryStore()
-    bench = Bench(store, hints_share=0.1)
-    bench.serve("s", chain("s", 0, 2), hints=Hints(done=True))
-    assert store.scores(chain("s", 0, 2)) == [done_key(NOW)] * 2
 
 
 # What fails.
@@ -357,23 +279,6 @@ def test_the_value_comes_back_only_with_new_evidence_and_never_after_three_failu
             assert not bench.plugin.value_enabled, "the guard has begun again"
         bench.loop(60, 6, every_s=2.0)
         assert bench.plugin.value_enabled == (bench.plugin.tables is not None) == (failures < 3)
-
-
-def test_without_a_guard_a_failure_puts_lru_into_force_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(guard=False)
-    with monkeypatch.context() as broken:
-        broken.setattr("eviction_client.ghost.GhostCache.use", fail)
-        bench.serve("r", chain("r", 0, 1))
-    bench.loop(60, 6, every_s=2.0)
-    assert not bench.plugin.value_enabled
-
-
-def test_a_failure_of_what_shows_metrics_does_not_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = trusting_bench(monkeypatch)
-    bench.plugin.on_tick.append(fail)
-    bench.plugin._ticked_at = -math.inf
-    bench.serve("s", chain("s", 0, 1))
-    assert bench.plugin.value_enabled and (bench.plugin.failures, bench.plugin.guard_failures) == (1, 0)
 
 
 @pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])

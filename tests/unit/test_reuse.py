@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from eviction_client.curve import HORIZON_S, INTERVALS, KNOTS, retain_seconds, reused_between, value_at, values
-from eviction_client.reuse import FEWEST_REUSES, KINDS, PRIOR_WEIGHT, ReuseMonitor, Stretch, first_class
+from eviction_client.curve import HORIZON_S, INTERVALS, value_at
+from eviction_client.reuse import FEWEST_REUSES, KINDS, ReuseMonitor, Stretch, first_class
 
 
 def monitor_of(groups: int = 1) -> ReuseMonitor:
@@ -50,20 +50,6 @@ def test_a_block_that_returns_after_a_minute_is_worth_most_shortly_before_it() -
     assert value_at(looped, 75.0) > 2 * value_at(looped, 1.0)
 
 
-def test_a_value_that_rises_first_is_below_a_price_twice() -> None:
-    table = [1.0 if 20.0 <= age < 60.0 else 0.1 for age in KNOTS]
-    assert retain_seconds(table, 0.5) == 0.0
-    assert retain_seconds(table, 0.5, 30.0) == 60.0
-
-
-def test_uses_between_two_ages_follow_the_hazards() -> None:
-    hazards = [0.0, 0.0, 0.0, 0.0, 0.5, 0.2] + [0.0] * (INTERVALS - 6)  # between 10 and 15 s, and 15 and 20 s
-    assert reused_between(hazards, 0.0, 15.0) == pytest.approx(0.5)
-    assert reused_between(hazards, 0.0, HORIZON_S) == pytest.approx(1.0 - 0.5 * 0.8)
-    assert reused_between(hazards, 12.5, 15.0) == pytest.approx(1.0 - 0.5**0.5)
-    assert reused_between(hazards, 20.0, HORIZON_S) == 0.0
-
-
 def test_blocks_that_still_wait_lower_the_value() -> None:
     def after(silent: int) -> float:
         monitor = monitor_of()
@@ -97,17 +83,6 @@ def test_a_wrong_prediction_gives_way_to_what_happens() -> None:
     assert value_at(after[0], 5.0) < value_at(after[KINDS + 2], 5.0) / 10
 
 
-def test_how_a_reply_ended_has_a_curve_of_its_own() -> None:
-    monitor = monitor_of()
-    for turn in range(600):
-        ask(monitor, [f"tool {turn % 3}"], 2.0 * turn, reply_end=1)
-        ask(monitor, [f"user {turn % 200}"], 2.0 * turn + 1.0, reply_end=2)
-    tables = monitor.fit(1200.0)
-    assert tables is not None
-    # Both were used again before; the tool's prompts after 6 s, the user's after 400 s.
-    assert value_at(tables[first_class(0, 1) + 1], 4.0) > 10 * value_at(tables[first_class(0, 2) + 4], 4.0)
-
-
 def test_what_is_remembered_and_watched_is_bounded() -> None:
     monitor = ReuseMonitor(1, remembered=500)
     for turn in range(3000):
@@ -116,18 +91,6 @@ def test_what_is_remembered_and_watched_is_bounded() -> None:
             monitor.fit(10.0 * turn)
     assert len(monitor._last_use) == 500
     assert sum(len(watch.blocks) for watch in monitor._watches) <= HORIZON_S / 10.0 + 101
-
-
-@pytest.mark.parametrize("groups", [1, 8])
-def test_a_class_that_was_never_seen_has_the_curve_of_its_gap(groups: int) -> None:
-    monitor = monitor_of(groups)
-    for turn in range(200):
-        ask(monitor, ["prompt"], 10.0 * turn)
-    tables = monitor.fit(2000.0)
-    assert tables is not None and len(tables) == groups * KINDS
-    assert PRIOR_WEIGHT > 0
-    assert tables[-KINDS] == tables[(groups - 1) * KINDS]
-    assert tables == [values(hazards) for hazards in monitor.curves]
 
 
 def test_after_a_new_numbering_of_the_groups_the_gaps_keep_what_was_counted() -> None:

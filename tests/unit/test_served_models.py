@@ -16,8 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from eviction_client.offer import look_at
 from lpc.errors import InvalidRequest
-from lpc.wire.tokenizer_files import NAMES
-from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel
+from predictor_service.errors import TokenizerFailed, TokenizerLoading
 from predictor_service.requests.decoders import check_decoder
 from predictor_service.requests.loading import MAX_TOKEN, LoadLimits, TokenizerError, TokenizerLoader, decoder_of
 from predictor_service.requests.offered import OfferedTokenizers
@@ -48,13 +47,6 @@ class CountingLoader(TokenizerLoader):
         if self._gate is not None:
             self._gate.wait(60)
         return super().load(source, offered=offered)
-
-
-def test_an_unknown_served_model_is_named_with_the_known_ones() -> None:
-    served = ServedModels({"b": "/x", "a": "/y"})
-    with pytest.raises(UnknownServedModel, match=r"'gpt-6'.*configured: a, b"):
-        served.get("gpt-6")
-    served.close()
 
 
 def test_a_served_model_is_loaded_from_its_folder_with_its_markup(folder: Path) -> None:
@@ -115,14 +107,6 @@ def test_a_template_that_never_ends_is_ended(folder: Path) -> None:
         loader.load(str(folder), offered=True)
 
 
-def test_what_is_being_read_ends_with_the_sidecar(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text(BOMB)
-    served = ServedModels({"m": str(folder)})
-    served.wait(0.5)
-    served.close()
-    loaded(served)  # else the process was left running
-
-
 def test_no_code_of_a_tokenizer_is_run(folder: Path, tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     (folder / "code.py").write_text(f"open({str(proof)!r}, 'w')\nclass Evil: pass\n")
@@ -138,15 +122,6 @@ def test_no_code_of_a_tokenizer_is_run(folder: Path, tmp_path: Path) -> None:
     assert not proof.exists()
 
 
-def test_an_id_far_outside_is_refused(folder: Path) -> None:
-    content = json.loads((folder / "tokenizer.json").read_text())
-    last = content["added_tokens"][-1]
-    content["model"]["vocab"][last["content"]] = last["id"] = 2**31
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(TokenizerError, match="its ids go up to 2147483649"):
-        TokenizerLoader().load(str(folder), offered=True)
-
-
 def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """Change a folder's tokenizer.json."""
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -158,12 +133,6 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 def test_a_token_without_a_bound_on_its_length_is_refused(folder: Path) -> None:
     rewritten(folder, lambda content: content["model"]["vocab"].update({"x" * (MAX_TOKEN + 1): 5000}))
     with pytest.raises(TokenizerError, match="a token of 1025 characters, more than 1024"):
-        TokenizerLoader().load(str(folder), offered=True)
-
-
-def test_an_added_token_without_a_bound_on_its_length_is_refused(folder: Path) -> None:
-    rewritten(folder, lambda content: content["added_tokens"][0].update(content="<" + "x" * MAX_TOKEN))
-    with pytest.raises(TokenizerError, match="a token of 1025 characters"):
         TokenizerLoader().load(str(folder), offered=True)
 
 
@@ -189,12 +158,6 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 def test_a_decoder_whose_cost_is_not_bounded_is_refused(decoder: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         check_decoder(decoder)
-
-
-def test_a_tokenizer_whose_decoder_is_a_regular_expression_is_refused(folder: Path) -> None:
-    rewritten(folder, lambda content: content.update(decoder=REGEX))
-    with pytest.raises(TokenizerError, match="its decoder has a step Replace"):
-        TokenizerLoader().load(str(folder), offered=True)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +266,3 @@ def test_what_is_kept_of_a_tokenizer_decodes_as_it_does(kind: str) -> None:
         for _ in range(300):
             ids = [rng.randrange(size) for _ in range(rng.randrange(1, 40))]
             assert kept.decode(ids, skip_special_tokens=special) == whole.decode(ids, skip_special_tokens=special)
-
-
-def test_the_files_that_transformers_writes_are_on_the_list(folder: Path) -> None:
-    assert {path.name for path in folder.iterdir()} <= set(NAMES)

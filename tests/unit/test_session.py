@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import onnxruntime as ort
 import pytest
 
-from benchmarks import BenchmarkError, inference
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings, ProviderError, open_session, why_no_cuda
 
@@ -33,20 +31,3 @@ def test_cuda_that_is_asked_for_and_cannot_be_used_is_one_error(tiny_models: Pat
         Model(tiny_models / "tiny" / "v1", InferenceSettings("cuda", 1))
     assert f"provider is cuda, but {no_cuda}" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_the_cpu_that_is_asked_for_needs_no_word(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    assert Model(tiny_models / "tiny" / "v1", InferenceSettings("cpu", 1)).provider == "cpu"
-    assert not caplog.records
-
-
-def test_the_curves_of_a_gpu_say_that_there_is_none(tiny_models: Path, no_cuda: str) -> None:
-    with pytest.raises(BenchmarkError, match="there is no CUDA to measure: "):
-        inference.run(tiny_models, "tiny", "cuda", quick=True)
-
-
-def test_a_build_without_cuda_names_the_extra() -> None:
-    if "CUDAExecutionProvider" in ort.get_available_providers():
-        pytest.skip("this build has CUDA")
-    assert "no CUDA: install learned-prefix-cache[gpu] in place of [server]" in (why_no_cuda() or "")

@@ -18,7 +18,7 @@ from eviction_client.engines.sglang.versions import why_not
 from eviction_client.plugin import Plugin
 from eviction_client.reuse import Stretch, first_class
 from eviction_client.settings import ClientSettings
-from eviction_client.value_queue import DONE, GOES_ON
+from eviction_client.value_queue import DONE
 
 NOW = 1.8e9
 TABLES = [
@@ -90,24 +90,6 @@ def test_done_goes_first_and_what_is_retained_last_until_its_time_is_over(value_
     assert order.get_priority(done) < order.get_priority(plain)
 
 
-def test_a_node_that_no_ended_request_has_used_goes_last_and_sinks() -> None:
-    order = Order()
-    stopped, known = node(1), node(2)
-    order.used([known], [2], NOW)
-    assert order.get_priority(stopped) > order.get_priority(known)
-    order.now = NOW + 600
-    assert order.get_priority(stopped) < order.get_priority(known)
-
-
-def test_a_later_use_replaces_class_age_and_retention() -> None:
-    order = Order()
-    one = node(1)
-    order.used([one], [GOES_ON], NOW, until=NOW + 1000)
-    order.now = NOW + 10
-    order.used([one], [0], NOW + 10)
-    assert order.get_priority(one) == (0, TABLES[0][0])
-
-
 def test_what_fails_is_told_and_leaves_the_order_of_last_access() -> None:
     order = Order()
     one = node(7)
@@ -126,21 +108,6 @@ def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:
     assert classes_of(two, [2 * BLOCK_TOKENS + 63, BLOCK_TOKENS, 900]) == [4, 8, 8], "a part of a block decides nothing"
     assert classes_of(two, [BLOCK_TOKENS - 1]) == [0]
     assert classes_of(ended(group=3), [30]) == [first_class(3)], "too short for a block: used once"
-
-
-def test_a_shared_node_is_not_done_because_of_a_block_that_reaches_beyond_it() -> None:
-    branch = ended((1, 4), (3, DONE))
-    assert classes_of(branch, [100, 92]) == [4, DONE]
-
-
-def test_chains_that_begin_alike_have_the_same_first_blocks() -> None:
-    shared = array("q", range(10 * BLOCK_TOKENS))
-    one, other = (TokenChain(shared + array("q", range(start, start + 100))) for start in (0, 5_000))
-    assert len(one) == 11 and list(one)[:10] == list(other)[:10] and one[10] != other[10]
-    assert TokenChain(shared, b"tenant")[0] != one[0]
-    assert TokenChain(array("q", [1, *list(shared)[1:]]))[9] != one[9], "a block's name tells all that is before it, too"
-    assert len(TokenChain(array("q", range(BLOCK_TOKENS - 1)))) == 0
-    assert one[:3] == [one[0], one[1], one[2]]
 
 
 def sources(folder: Path, seam: str) -> Path:
@@ -175,11 +142,6 @@ def test_a_release_without_the_hook_is_refused_with_its_name(tmp_path: Path) -> 
     assert reason is not None and "def checkpoint_into_tree" in reason and "unified_radix_cache.py" in reason
     (tmp_path / "sglang/srt/mem_cache/registry.py").unlink()
     assert why_not(tmp_path / "sglang") == "it has no sglang/srt/mem_cache/registry.py"
-
-
-def test_where_there_is_no_sglang_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert why_not() == "SGLang is not installed"
 
 
 def test_no_token_is_hashed_in_the_schedulers_thread() -> None:

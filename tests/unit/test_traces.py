@@ -9,8 +9,8 @@ import pytest
 
 from lpc.errors import UsageError
 from lpc.logs.traces import Trace, TracedRequest, TraceError, open_trace
-from lpc.logs.traces.chat import BLOCK_TOKENS, CHARS_PER_TOKEN, SETTLED_S, chat_conversations
-from lpc.logs.traces.mooncake import SHARED_AFTER, turn_bucket
+from lpc.logs.traces.chat import BLOCK_TOKENS, CHARS_PER_TOKEN, chat_conversations
+from lpc.logs.traces.mooncake import SHARED_AFTER
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
 SYSTEM = 0
@@ -93,19 +93,9 @@ def test_a_request_that_extends_all_full_blocks_of_an_earlier_one_is_its_next_tu
     assert [r.category for r in trace.requests] == ["turn1", "turn2", "turn3-4"]
 
 
-def test_a_full_last_block_counts(read: Read) -> None:
-    trace = read("mooncake", mooncake(0, 1, 2, partial=False), mooncake(9, 1, 3, 4), mooncake(20, 1, 2, 5))
-    assert conversations(trace) == [("c1", 1), ("c2", 1), ("c1", 2)]
-
-
 def test_the_deepest_match_wins_and_among_equals_the_latest(read: Read) -> None:
     lines = [mooncake(0, 1, 9), mooncake(1, 1, 2, 3, 9), mooncake(2, 1, 8), mooncake(3, 1, 2, 3, 4, 9), mooncake(4, 1, 7, 9)]
     assert conversations(read("mooncake", *lines)) == [("c1", 1), ("c1", 2), ("c1", 2), ("c1", 3), ("c1", 3)]
-
-
-def test_requests_of_one_instant_do_not_continue_each_other(read: Read) -> None:
-    trace = read("mooncake", mooncake(0, 1, 2, 3), mooncake(0, 1, 2, 4, 5))
-    assert conversations(trace) == [("c1", 1), ("c2", 1)]
 
 
 def test_a_prefix_that_many_prompts_share_makes_no_conversation(read: Read) -> None:
@@ -115,15 +105,6 @@ def test_a_prefix_that_many_prompts_share_makes_no_conversation(read: Read) -> N
     assert (first.turn, second.turn) == (1, 2)
     assert first.conversation == second.conversation != short.conversation
     assert (short.linkable, first.linkable) == (False, True)
-
-
-def test_a_prompt_of_no_full_block_is_not_linkable(read: Read) -> None:
-    assert not read("mooncake", mooncake(0, 1)).requests[0].linkable
-
-
-@pytest.mark.parametrize(("turn", "bucket"), [(1, "turn1"), (2, "turn2"), (4, "turn3-4"), (5, "turn5-8"), (9, "turn9+")])
-def test_turns_without_a_class_go_by_bucket(turn: int, bucket: str) -> None:
-    assert turn_bucket(turn) == bucket
 
 
 @pytest.mark.skipif(not MOONCAKE.exists(), reason="the Mooncake trace is not at hand")
@@ -156,20 +137,6 @@ def test_the_root_of_the_chain_of_parents_names_the_conversation(read: Read) -> 
     assert conversations(trace) == [("5", 1), ("5", 2), ("5", 3), ("8", 1)]
 
 
-def test_turns_whose_parent_came_before_the_trace_stay_together(read: Read) -> None:
-    trace = read("qwen", qwen(7, 1, parent=3, turn=4), qwen(8, 2, parent=7, turn=5), qwen(9, 3, parent=3, turn=4))
-    assert conversations(trace) == [("3", 4), ("3", 5), ("3", 4)]
-
-
-def test_chats_that_name_each_other_as_parents_end(read: Read) -> None:
-    assert len(read("qwen", qwen(1, 1, parent=2), qwen(2, 1, parent=1)).requests) == 2
-
-
-def test_equal_blocks_behind_different_prefixes_have_different_ids(read: Read) -> None:
-    first, second = read("qwen", qwen(1, 1, blocks=(1, 5)), qwen(2, 2, blocks=(2, 5))).requests
-    assert first.blocks[1] != second.blocks[1]
-
-
 # Chat logs
 
 
@@ -182,21 +149,12 @@ def test_a_chat_line_is_a_request_whose_tokens_are_the_gateway_s(read: Read) -> 
     assert (request.arrival, request.input_tokens, request.output_tokens, request.category) == (0, 11, 3, "support")
 
 
-def test_a_priority_is_vllms(read: Read) -> None:
-    assert [r.priority for r in read("chat", chat(0, "a"), chat(1, "b", priority=-3)).requests] == [0, -3]
-
-
 def test_tokens_are_estimated_from_characters_where_the_gateway_has_none(read: Read) -> None:
     request = read("chat", chat(0, "x" * 4000, response="y" * 400)).requests[0]
     assert 1000 <= request.input_tokens <= 1010
     assert request.output_tokens == 400 / CHARS_PER_TOKEN
     assert len(request.blocks) == -(-request.input_tokens // BLOCK_TOKENS)
     assert request.category == "chat"
-
-
-@pytest.mark.parametrize("time", ["2026-01-02T03:04:05Z", "2026-01-02T03:04:05", "2026-01-02T04:04:05+01:00", 1767323045])
-def test_time_is_seconds_or_iso_8601_by_default_utc(read: Read, time: object) -> None:
-    assert read("chat", chat(time, "a")).start == 1767323045
 
 
 def test_a_turn_s_blocks_start_the_next_turn_s(read: Read) -> None:
@@ -231,31 +189,12 @@ def test_a_logged_response_tells_apart_conversations_that_open_alike(read: Read)
     assert conversations(trace) == [("c1", 1), ("c2", 1), ("c1", 2)]
 
 
-def test_users_do_not_share_conversations(read: Read) -> None:
-    trace = read("chat", chat(0, "hi", user="ann"), chat(1, "hi", "x", "c", user="bob"))
-    assert conversations(trace) == [("c1", 1), ("c2", 2)]
-
-
-def test_a_log_that_begins_in_mid_conversation_counts_the_user_messages(read: Read) -> None:
-    assert conversations(read("chat", chat(0, "a", "x", "b", "y", "c"))) == [("c1", 3)]
-
-
 def test_parts_of_text_are_one_message_and_other_parts_are_left_out(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "two"}]
     path = write(
         tmp_path, {"time": 0, "messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]}
     )
     assert [m.content for m in next(chat_conversations(path)).messages] == ["one two", ""]
-
-
-def test_each_conversation_to_embed_is_its_longest_request_and_that_one_s_response(tmp_path: Path) -> None:
-    path = write(
-        tmp_path, chat(0, "a", response="x"), chat(9, "a", "x", "b", response="y"), chat(SETTLED_S + 9, "new", response="z")
-    )
-    first, second = chat_conversations(path)
-    assert [m.content for m in first.messages] == ["a", "x", "b", "y"]
-    assert [m.role for m in first.messages] == ["user", "assistant"] * 2
-    assert (first.ended, second.ended) == (True, False)
 
 
 # Wrong lines and files
@@ -310,33 +249,12 @@ def test_a_wrong_line_is_counted_and_named(read: Read, format: str, wrong: dict[
     assert trace.skipped.first == {reason: "trace.jsonl:3"}
 
 
-def test_a_file_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD["mooncake"], GOOD["mooncake"])
-    path.write_text(path.read_text()[:-20])
-    trace = open_trace(path, "mooncake")
-    assert len(trace.requests) == 1
-    assert trace.skipped.first == {"last line cut off": "trace.jsonl:2"}
-
-
-def test_a_line_of_no_unicode_is_wrong(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD["mooncake"])
-    path.write_bytes(path.read_bytes() + b'{"\xff": 1}\n')
-    assert open_trace(path, "mooncake").skipped.counts == {"not JSON": 1}
-
-
 def test_ten_lines_may_always_be_wrong_and_eleven_of_a_small_file_may_not(read: Read) -> None:
     assert read("mooncake", GOOD["mooncake"], *["{"] * 10).skipped.counts == {"not JSON": 10}
     with pytest.raises(
         TraceError, match=r"11 of 12 lines of .*trace\.jsonl are wrong, more than 10: not JSON: 11 \(first: trace"
     ):
         read("mooncake", GOOD["mooncake"], *["{"] * 11)
-
-
-def test_the_limit_is_a_share_of_the_lines_that_a_caller_may_raise(read: Read) -> None:
-    lines = [GOOD["mooncake"]] * 100 + ["{"] * 20
-    with pytest.raises(TraceError, match="raise --skip-limit"):
-        read("mooncake", *lines)
-    assert len(read("mooncake", *lines, skip_limit=0.2).requests) == 100
 
 
 def test_no_message_repeats_a_line(read: Read) -> None:

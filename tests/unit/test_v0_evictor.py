@@ -103,32 +103,6 @@ def test_by_value_each_part_of_a_chain_leaves_in_the_order_of_its_class_the_deep
     assert evicted(ours) == [22, 21, 31, 30, 12, 11, 10, 20]
 
 
-def test_blocks_behind_the_known_chain_lie_in_its_last_class() -> None:
-    ours = evictor()
-    ours.queue.set_tables(TABLES)
-    ours.queue.value_enabled = True
-    finish(ours, 10, 4, [Run(1, 2), Run(2, 1)])
-    finish(ours, 20, 1, [Run(1, 0)])
-    assert evicted(ours) == [20, 13, 12, 11, 10]
-
-
-def test_without_values_the_order_is_stocks_whichever_rule_is_in_force() -> None:
-    ours = evictor()
-    ours.queue.value_enabled = True
-    finish(ours, 10, 2, [Run(2, 0)])
-    finish(ours, 20, 2, [Run(2, 0)])
-    assert evicted(ours) == [11, 21, 10, 20]
-
-
-def test_by_value_blocks_of_a_request_that_goes_on_leave_last() -> None:
-    ours = evictor()
-    ours.queue.set_tables(TABLES)
-    ours.queue.value_enabled = True
-    ours.placing(None, lambda: ours.add(1, 7, TOKENS, NOW))
-    finish(ours, 10, 1, [Run(1, 2)])
-    assert evicted(ours) == [10, 1]
-
-
 @pytest.mark.parametrize("value_enabled", [True, False])
 def test_hints_order_blocks_under_either_rule_within_their_share(value_enabled: bool) -> None:
     ours = evictor(hinted=2)
@@ -138,17 +112,6 @@ def test_hints_order_blocks_under_either_rule_within_their_share(value_enabled: 
     finish(ours, 20, 2, [Run(2, 1)], retain_s=60.0)  # more than hints may retain
     finish(ours, 30, 2, [Run(1, 2), Run(2, DONE)])
     assert evicted(ours) == [31, 21, 20, 30, 11, 10]
-
-
-def test_an_empty_evictor_and_a_block_that_is_not_free_raise_v0s_errors() -> None:
-    ours = evictor()
-    ours.queue.set_tables(TABLES)
-    for value_enabled in (False, True):
-        ours.queue.value_enabled = value_enabled
-        with pytest.raises(ValueError, match="No usable cache memory left"):
-            ours.evict()
-        with pytest.raises(ValueError, match="not in the evictor"):
-            ours.remove(3)
 
 
 def test_the_entry_point_loads_nothing_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,54 +83,6 @@ def test_a_chain_goes_from_its_deepest_block_whatever_the_classes_of_its_parts()
     assert ids(queue.popleft_n(5)) == [6, 1, 2, 4, 5]
 
 
-@given(st.integers(0, 2**32), st.booleans())
-def test_the_order_of_eviction_is_that_of_the_pops(seed: int, value: bool) -> None:
-    rng, clock = random.Random(seed), Clock()
-    queue = queue_of(clock)
-    queue.set_tables(
-        [peaked(rng.choice([5.0, 50.0, 500.0])) if rng.random() < 0.5 else decreasing(0.01) for _ in range(CLASSES)]
-    )
-    queue.value_enabled = value
-    number = 0
-    for _ in range(rng.randint(1, 12)):
-        parts = []
-        for _ in range(rng.randint(1, 4)):
-            length = rng.randint(1, 3)
-            parts.append(([Block(n) for n in range(number, number + length)], rng.randrange(CLASSES)))
-            number += length
-        queue.insert_chain(parts, clock.now)
-        for block in [block for block in queue if rng.random() < 0.1]:
-            queue.remove(block)
-        clock.now += rng.choice([0.3, 3.0, 30.0])
-    expected = ids(list(queue.eviction_order()))
-    assert ids(queue.popleft_n(len(queue))) == expected
-
-
-def test_of_sessions_that_return_after_the_same_time_those_freed_last_go_first() -> None:
-    clock = Clock()
-    queue = queue_of(clock)
-    queue.set_tables([peaked(200.0)] * CLASSES)
-    queue.value_enabled = True
-    for session in range(10):
-        clock.now += 10.0
-        queue.insert([Block(session)], 0, clock.now)
-    assert ids(queue.popleft_n(5)) == [9, 8, 7, 6, 5]
-
-
-def test_a_block_that_is_not_free_cannot_be_removed() -> None:
-    queue = queue_of(Clock())
-    with pytest.raises(ValueError, match="block 3 is not free"):
-        queue.remove(Block(3))
-
-
-def test_more_blocks_than_are_free_change_nothing() -> None:
-    queue = queue_of(Clock())
-    queue.insert([Block(1)], 0, 1.0)
-    with pytest.raises(ValueError, match="2 blocks asked for, 1 are free"):
-        queue.popleft_n(2)
-    assert ids(queue.popleft_n(1)) == [1]
-
-
 @pytest.mark.parametrize("value_enabled", [True, False])
 def test_done_goes_first_and_retained_last_under_either_rule(value_enabled: bool) -> None:
     clock = Clock()
@@ -165,18 +117,6 @@ def test_when_its_time_is_over_a_retained_run_lies_in_its_class_as_just_used(val
     assert ids(queue.popleft_n(5)) == [3, 4, 1, 2, 5]
 
 
-def test_a_retained_run_that_is_used_before_its_time_is_over_is_forgotten() -> None:
-    clock = Clock()
-    queue = queue_of(clock)
-    block = Block(1)
-    queue.retain([block], 0, clock.now + 60.0)
-    queue.remove(block)
-    queue.insert([block], 1, clock.now)
-    clock.now += 60.0
-    queue.expire(5)
-    assert queue.num_runs == 1 and ids(queue.popleft_n(1)) == [1]
-
-
 def test_a_request_that_goes_on_goes_last_and_sinks_if_it_never_resumes() -> None:
     clock = Clock()
     queue = queue_of(clock)
@@ -188,20 +128,6 @@ def test_a_request_that_goes_on_goes_last_and_sinks_if_it_never_resumes() -> Non
     clock.now += 600.0
     queue.insert([Block(3)], 0, clock.now)
     assert ids(list(queue.eviction_order())) == [2, 1, 3]
-
-
-def test_the_price_is_the_value_of_what_is_evicted() -> None:
-    clock = Clock()
-    queue = queue_of(clock)
-    table = decreasing(0.3)
-    queue.set_tables([table] * CLASSES)
-    queue.insert([Block(1), Block(2)], 0, clock.now)
-    clock.now += 10.0
-    queue.popleft()
-    assert queue.price == 0.0, "least recent use has no price"
-    queue.value_enabled = True
-    queue.popleft()
-    assert queue.price == pytest.approx(value_at(table, 10.0))
 
 
 @pytest.mark.parametrize("value_enabled", [True, False])
@@ -252,20 +178,6 @@ def test_a_block_that_several_wait_for_is_kept_until_the_last_of_them_is_served(
     queue.served("c")
     queue.insert([other], 0, clock.now)
     assert ids(queue.popleft_n(2)) == [0, 2]
-
-
-def test_a_block_that_was_evicted_although_needed_is_not_kept_with_its_next_content() -> None:
-    clock = Clock()
-    queue = queue_of(clock)
-    block = Block(0)
-    queue.insert([block], 0, clock.now)
-    queue.wait("a", [0])
-    assert queue.popleft() is block
-    queue.insert([block], 0, clock.now)
-    queue.insert([Block(1)], 0, clock.now + 1.0)
-    queue.wait("b", [0])
-    queue.served("a")
-    assert ids(list(queue.eviction_order())) == [1, 0]
 
 
 class Machine(RuleBasedStateMachine):
@@ -388,25 +300,6 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-@given(st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(1, 3)), min_size=1, max_size=30))
-def test_a_change_of_rule_gives_the_order_that_the_other_rule_would_have_had(frees: list[tuple[int, int]]) -> None:
-    def filled(first: bool, then: bool) -> list[int]:
-        clock = Clock()
-        queue = queue_of(clock)
-        queue.set_tables([decreasing(0.1), peaked(20.0), peaked(130.0), decreasing(0.5)])
-        queue.value_enabled = first
-        names = iter(range(1000))
-        for number, count in frees:
-            clock.now += 5.0
-            queue.insert([Block(next(names)) for _ in range(count)], number, clock.now)
-        clock.now += 1.0
-        queue.value_enabled = then
-        return ids(queue.popleft_n(len(queue)))
-
-    assert filled(first=True, then=False) == filled(first=False, then=False)
-    assert filled(first=False, then=True) == filled(first=True, then=True)
 
 
 class Slowly(ValueQueue[Block]):

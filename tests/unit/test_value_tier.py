@@ -1,7 +1,6 @@
 """A tier's chunks in the reuse classes of the requests that used them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,7 @@ from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, GhostCache, Ghosts
 from eviction_client.stores import BlockHash
-from eviction_client.value_queue import DONE, ValueQueue
+from eviction_client.value_queue import DONE
 from eviction_client.value_tier import ValueTier
 
 LOW, HIGH = range(2)
@@ -82,15 +81,6 @@ def test_hints_decide_under_either_rule_until_their_chunks_are_gone() -> None:
     assert not bench.tier.decides and bench.tier.evictions == {"value": 3, "lru": 0} and len(bench.tier) == 2
 
 
-def test_the_guard_counts_what_pool_and_tier_hit_together() -> None:
-    bench = Bench(guarded=True)
-    pool: GhostCache[BlockHash] = GhostCache(10, 2, value_enabled=True, clock=lambda: bench.now)
-    prompt = chain("p", 3)
-    pool.use([Freed(prompt, HIGH)])
-    bench.tier.learn(prompt, [Freed(prompt, HIGH)], pool)
-    assert bench.tier.ghosts.value_hits == bench.tier.ghosts.lru_hits == bench.tier.ghosts.asked > 0
-
-
 def test_what_a_waiting_request_will_load_goes_last_and_then_next() -> None:
     bench = Bench(known=False)
     bench.tier.wanted = False
@@ -108,34 +98,6 @@ def test_what_a_waiting_request_will_load_goes_last_and_then_next() -> None:
         bench.tier.served(request)
     assert not bench.tier.decides
     assert sorted(bench.order()[:3]) == ["a0", "a1", "b0"] and bench.order()[3:] == ["b1", "c1", "c0"]
-
-
-def test_if_too_few_may_go_none_is_chosen() -> None:
-    bench = Bench()
-    bench.use(chain("a", 3), Run(3, LOW))
-    assert bench.tier.choose(3, lambda content: content != b"a1") is None
-    assert bench.tier.choose(2, lambda content: content != b"a1") == [b"a2", b"a0"]
-
-
-def test_what_is_kept_is_passed_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(known=False)
-    bench.use(chain("kept", 60), Run(60, LOW))
-    bench.use(chain("b", 40), Run(40, LOW))
-    bench.tier.wait("waits", chain("kept", 60))
-    looked_at = 0
-    stock = ValueQueue._first_that_needs
-
-    def counted(queue: ValueQueue[Any], block: Any) -> Any:
-        nonlocal looked_at
-        looked_at += 1
-        return stock(queue, block)
-
-    monkeypatch.setattr(ValueQueue, "_first_that_needs", counted)
-    for _ in range(40):
-        (victim,) = bench.tier.choose(1, lambda _: True) or ()
-        assert bytes(victim).startswith(b"b")
-        bench.tier.evicted([victim], by="value")
-    assert looked_at == 60 + 60 + 40, "twice as it is passed over, and once as one goes"
 
 
 def test_the_tiers_ghost_caches_keep_what_the_pools_does_not_have() -> None:

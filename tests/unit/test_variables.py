@@ -28,14 +28,6 @@ def test_a_typing_error_is_named_with_the_nearest_name() -> None:
     ]
 
 
-def test_a_name_that_is_like_none_is_named_alone() -> None:
-    assert unknown_variables({"LPC_BANANA": "1"}) == ["LPC_BANANA is not a setting: see docs/reference/settings.md"]
-
-
-def test_each_side_knows_the_others_variables() -> None:
-    assert unknown_variables({"LPC_SERVED_MODEL": "qwen3", "LPC_SERVED_MODELS": "{}", "LPC_CONFIG": "lpc.toml"}) == []
-
-
 def test_what_kubernetes_sets_for_a_service_is_no_typing_error() -> None:
     links = {
         "LPC_PREDICTOR_SERVICE_HOST": "10.0.0.1",
