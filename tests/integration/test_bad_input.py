@@ -66,28 +66,6 @@ async def test_a_request_that_cannot_be_answered_is_refused_as_invalid(
         assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
 
 
-async def test_an_unknown_served_model_is_not_found(tiny_models: Path, served_models: dict[str, str]) -> None:
-    async with sidecar(tiny_models, served_models=served_models) as (stub, _):
-        with pytest.raises(grpc.aio.AioRpcError, match=r"'gpt-6' \(configured: broken, m\)") as refusal:
-            await stub.Predict(one(pb.Conversation(tokens=pb.TokenIds(ids=[1], served_model="gpt-6"))))
-    assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_a_served_model_that_cannot_be_loaded_is_a_failed_precondition(
-    tiny_models: Path, served_models: dict[str, str]
-) -> None:
-    async with sidecar(tiny_models, served_models=served_models) as (stub, _):
-        with pytest.raises(grpc.aio.AioRpcError, match="tokenizer of served model broken cannot be loaded") as refusal:
-            await stub.Predict(one(pb.Conversation(tokens=pb.TokenIds(ids=[1], served_model="broken"))))
-    assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-
-
-async def test_a_prompt_of_5_mb_is_answered(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as (stub, _):
-        answer = await stub.Predict(one(pb.Conversation(prompt="hello world " * (5 * MIB // 12))))
-    assert 0 < answer.prediction.probability < 1
-
-
 async def test_a_message_over_the_limit_is_refused(tiny_models: Path) -> None:
     async with sidecar(tiny_models, max_request_bytes=MIB) as (stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
@@ -108,14 +86,6 @@ async def test_bytes_that_cannot_be_decoded_are_the_callers_fault(tiny_models: P
             await channel.unary_unary(f"/lpc.v1.ContinuationPredictor/{method}")(data)
         assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
-
-
-async def test_undecodable_bytes_in_an_offer_end_it_with_the_same_status(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as (_, addresses), grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
-        call = channel.stream_unary("/lpc.v1.ContinuationPredictor/OfferTokenizer")(iter([b"\xff\xff\xff"]))
-        with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await call
-    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("count", [0, 257])

@@ -15,7 +15,6 @@ from eviction_client.settings import ClientSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
-from predictor_service.errors import StartError
 from tests.eventually import eventually
 from tests.integration.test_server import _scrape, chat, one, sidecar
 
@@ -95,12 +94,6 @@ async def test_clients_have_limits_of_their_own_with_a_hint_when_to_retry(tiny_m
     assert 'lpc_client_refusals_total{client="b",reason="rate"} 0.0' in text
 
 
-async def test_a_batch_counts_as_its_conversations(tiny_models: Path, tokens: Path) -> None:
-    async with sidecar(tiny_models, tokens=tokens, client_rate=0.5) as (stub, _):
-        await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello")] * 100), metadata=bearer(A))
-        assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
 async def test_a_revoked_token_is_refused_and_a_new_one_is_let_in(tiny_models: Path, tokens: Path) -> None:
     async with sidecar(tiny_models, tokens=tokens, reload_s=0.05) as (stub, addresses):
         assert await status(stub.Predict(one(chat("hello")), metadata=bearer(A))) is grpc.StatusCode.OK
@@ -131,26 +124,3 @@ async def test_tokens_are_in_no_log_metric_or_refusal(
     assert len(seen) == 3
     assert "the new token file is in use" in caplog.text
     assert "canarytoken" not in caplog.text + "".join(str(text) for text in seen)
-
-
-async def test_tokens_in_clear_on_the_network_are_warned_of(
-    tiny_models: Path, tokens: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with sidecar(tiny_models, tokens=tokens):
-        pass
-    assert "travel in clear" not in caplog.text
-    async with sidecar(tiny_models, tokens=tokens, host="0.0.0.0"):
-        pass
-    assert "travel in clear" in caplog.text
-
-
-async def test_a_sidecar_does_not_start_with_a_token_file_it_cannot_read(tiny_models: Path, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"cannot read .*nowhere"):
-        async with sidecar(tiny_models, tokens=tmp_path / "nowhere"):
-            pass
-
-
-async def test_a_message_over_the_limit_is_refused(tiny_models: Path, tokens: Path) -> None:
-    async with sidecar(tiny_models, tokens=tokens, max_request_bytes=4096) as (stub, _):
-        for text, expected in (("x" * 3000, grpc.StatusCode.OK), ("x" * 5000, grpc.StatusCode.RESOURCE_EXHAUSTED)):
-            assert await status(stub.Predict(one(chat(text)), metadata=bearer(A))) is expected

@@ -59,16 +59,6 @@ def test_serve_with_nothing_there_makes_the_model_that_ships_without_pytorch(ser
 
 
 @pytest.mark.timeout(900)
-def test_serve_makes_no_model_where_somebody_said_which(only: dict[str, str], tmp_path: Path) -> None:
-    result = subprocess.run(
-        [*LPC, "serve", "--port", "0", "--models", "models"], cwd=tmp_path, env=only, capture_output=True, text=True
-    )
-    assert result.returncode == 1
-    assert "no model in models/e5-small: make one with `lpc export`" in result.stderr
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.timeout(900)
 def test_a_newcomer_sees_a_gain_three_probabilities_and_a_command_that_works(
     served_once: tuple[Path, str], only: dict[str, str]
 ) -> None:

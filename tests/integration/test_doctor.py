@@ -25,10 +25,8 @@ from lpc.commands.doctor import show
 from tests.authority import Authority
 from tests.caching_sidecar import response_caches
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.guarded_redis import GuardedRedis
 from tests.integration.test_server import sidecar
-from tests.integration.test_tls import of, tls_redis, tls_sidecar
-from tests.integration.test_tokenizer_offer import send
+from tests.integration.test_tls import of, tls_sidecar
 from tests.only import ROOT, base_install, hide_all_but
 
 
@@ -72,25 +70,6 @@ async def test_response_caches_whose_redis_is_there_or_not(tiny_models: Path, tm
         away = (await looked(predictor_address=caches.sidecar.address))["response caches"]
     assert (there.status, there.found) == ("ok", "on, 0 answers of this client in the scope default")
     assert away.status == "fail" and "their Redis does not answer" in away.found
-
-
-async def test_token_ids_that_cannot_be_read(tiny_models: Path, tmp_path: Path) -> None:
-    async with sidecar(tiny_models, offered_tokenizers=tmp_path) as (_, addresses):
-        nobody = (await looked(predictor_address=f"127.0.0.1:{addresses.port}"))["token request"]
-    assert nobody.status == "warn" and "no engine has offered" in nobody.found and "plug-in" in nobody.advice
-    async with sidecar(tiny_models, offered_tokenizers_mib=0) as (_, addresses):
-        missing = (await looked(predictor_address=f"127.0.0.1:{addresses.port}", served_model="m"))["token request"]
-    assert missing.status == "fail" and "LPC_SERVED_MODELS" in missing.advice
-    async with sidecar(tiny_models, served_models={"m": str(tmp_path / "nowhere")}) as (_, addresses):
-        broken = (await looked(predictor_address=f"127.0.0.1:{addresses.port}"))["token request"]
-    assert broken.status == "fail" and "cannot be loaded from" in broken.found
-
-
-async def test_token_ids_of_an_engine_that_offered_its_tokenizer(tiny_models: Path, tmp_path: Path, tokenizer: Path) -> None:
-    async with sidecar(tiny_models, offered_tokenizers=tmp_path / "kept") as (_, addresses):
-        await send(f"127.0.0.1:{addresses.port}", tokenizer)
-        found = (await looked(predictor_address=f"127.0.0.1:{addresses.port}"))["token request"]
-    assert found.status == "ok" and "m: token ids were read (tokenizer offered by an engine" in found.found
 
 
 async def test_a_token_that_is_missing(tiny_models: Path, tmp_path: Path) -> None:
@@ -145,11 +124,6 @@ async def test_an_address_that_is_none(address: str, why: str) -> None:
     assert "health" not in found
 
 
-async def test_an_address_where_nothing_listens() -> None:
-    found = (await looked(predictor_address=f"127.0.0.1:{free_port()}"))["address"]
-    assert found.status == "fail" and "refused" in found.found and "lpc serve" in found.advice
-
-
 @contextlib.contextmanager
 def another_service() -> Iterator[int]:
     server = grpc.server(futures.ThreadPoolExecutor(1))
@@ -178,26 +152,6 @@ def test_a_redis_that_is_missing_or_locked(tmp_path: Path) -> None:
     assert locked.status == "fail" and "password" in locked.found + locked.advice
 
 
-def test_a_redis_user_with_too_little(guarded_redis: GuardedRedis) -> None:
-    enough = at_redis(guarded_redis.url, redis_timeout_s=5)
-    assert (enough["redis"].status, enough["clock"].status) == ("ok", "ok")
-    guarded_redis.allow("-time")
-    without = at_redis(guarded_redis.url, redis_timeout_s=5)["clock"]
-    assert without.status == "warn" and "+time" in without.advice
-    guarded_redis.allow("-zadd")
-    assert "security.md" in at_redis(guarded_redis.url, redis_timeout_s=5)["redis"].advice
-
-
-def test_a_redis_over_tls(authority: Authority, tmp_path: Path) -> None:
-    with tls_redis(tmp_path, authority.issue("redis")) as url:
-        files = authority.issue("engine", days=3)
-        given = {"redis_ca": files.ca, "client_certificate": files.certificate, "client_key": files.key}
-        well = at_redis(url, redis_timeout_s=5, **given)
-        assert well["redis"].status == "ok"
-        assert well["redis certificate"].status == "warn"
-        assert at_redis(url, redis_timeout_s=5, redis_ca=files.ca)["redis"].status == "fail"
-
-
 @pytest.mark.parametrize(("ahead", "status"), [(0.0, "ok"), (3.0, "warn"), (-3.0, "warn"), (60.0, "fail"), (-60.0, "fail")])
 def test_a_clock_that_differs_from_redis(redis_server: RedisServer, ahead: float, status: str) -> None:
     import time
@@ -218,11 +172,6 @@ def test_a_hash_seed_that_is_not_shared(
     if seed is not None:
         monkeypatch.setenv("PYTHONHASHSEED", seed)
     assert at_redis(redis_server.url, redis_timeout_s=5)["hash seed"].status == status
-
-
-def test_a_slow_redis_is_warned_of(redis_server: RedisServer) -> None:
-    with patch.object(checks, "SLOW_REDIS_S", 0.0):
-        assert at_redis(redis_server.url, redis_timeout_s=5)["redis latency"].status == "warn"
 
 
 def test_a_check_that_breaks_is_a_finding_and_quotes_nothing() -> None:
@@ -278,9 +227,3 @@ async def test_the_base_install_suffices_and_nothing_heavy_is_loaded(tiny_models
     found = {check["check"]: check["status"] for check in json.loads("\n".join(answer))["checks"]}
     assert found["health"] == found["model"] == "ok"
     assert loaded == "[]"
-
-
-def test_a_variable_with_a_typing_error_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LPC_REDIS_ULR", "redis://secret")
-    found = {finding.check: finding for finding in examine(ClientSettings(predictor_address="127.0.0.1:1"))}["settings"]
-    assert (found.status, found.found, found.advice) == ("warn", "LPC_REDIS_ULR is not a setting", "is LPC_REDIS_URL meant?")

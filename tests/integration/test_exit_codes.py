@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.processes import free_port
 from lpc.commands.cli import app
 from tests.command import lpc
 from tests.integration.test_cli import served
@@ -43,20 +42,6 @@ def test_a_line_that_fails_is_named_and_the_others_are_answered(served: tuple[ob
     (said,) = result.stderr.decode().splitlines()
     assert said.startswith("lpc: line 2: ")
     assert result.returncode == 1
-
-
-def test_a_first_line_that_fails_does_not_turn_the_others_into_a_prompt(served: tuple[object, str]) -> None:
-    for wrong in ("42", '{"messages": ['):
-        result = lpc("predict", "--address", served[1], stdin=f"{wrong}\n{CHAT}".encode())
-        assert (rows(result.stdout), result.returncode) == (["2"], 1)
-
-
-@pytest.mark.parametrize(
-    "prompt", ["[INST] hello [/INST]", "[INST] hello\n[]", "42", "42\nis the answer", "{{ greeting }}", "["]
-)
-def test_text_that_is_not_json_is_a_prompt(served: tuple[object, str], prompt: str) -> None:
-    result = lpc("predict", "--address", served[1], stdin=prompt.encode())
-    assert (rows(result.stdout), result.returncode) == (["1"], 0), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -112,14 +97,6 @@ def test_a_wrong_call_ends_with_2_and_without_a_traceback(command: list[str], tm
     )
     assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
     assert "Traceback" not in done.output and "internal error" not in done.output
-
-
-def test_debug_shows_the_traceback_of_an_error() -> None:
-    command = ["predict", "--address", f"127.0.0.1:{free_port()}"]
-    short, full = lpc(*command, stdin=b"hello"), lpc("--debug", *command, stdin=b"hello")
-    assert len(short.stderr.splitlines()) == 1
-    assert b"Traceback" in full.stderr and full.stderr.splitlines()[-1:] == short.stderr.splitlines()
-    assert short.returncode == full.returncode == 1
 
 
 def test_an_unexpected_error_is_one_line_that_names_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

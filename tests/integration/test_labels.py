@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -14,21 +13,18 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from benchmarks.processes import Sidecar as Process
 from lpc.model import label_rows
-from lpc.model.conversation import Message, UserTurns, from_messages
+from lpc.model.conversation import Message, from_messages
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import Addresses, Parts, running
-from predictor_service.settings import ServiceSettings
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
 from tests.label_log import rows_of
-from tests.tiny_model import build_tiny_artifact
 from tests.tuned import command, tuned
 
 HORIZON = 3600.0
@@ -133,84 +129,6 @@ async def test_a_row_is_what_embedding_the_conversation_offline_gives(tiny_model
         assert row["tokens"] == len(features.input_ids)
         assert (row["prompt_chars"], row["history_chars"]) == (len(turns.prompts[-1]), turns.history_chars)
         assert row["last_reply_chars"] == turns.last_reply_chars == (7 if n > 1 else 0)
-
-
-def test_the_way_of_a_gpu_gives_both_outputs_too(tiny_models: Path) -> None:
-    """Bound inputs and outputs, as on CUDA, on the CPU's session."""
-    model = Model(tiny_models / "tiny" / "v1", InferenceSettings("cpu", 1))
-    batch = [model.encode(UserTurns((prompt,), 1)) for prompt in PROMPTS]
-    plain = model.run_with_embeddings(batch)
-    model.provider = "cuda"
-    assert model.run_with_embeddings(batch) == plain
-    assert model.run(batch) == plain[0]
-
-
-async def test_batches_are_labelled_too(tiny_models: Path, tmp_path: Path) -> None:
-    async with sidecar(tiny_models, label_log=tmp_path) as running_:
-        first = [chat([f"{prompt} first"]) for prompt in PROMPTS]
-        await running_.stub.PredictBatch(pb.PredictBatchRequest(conversations=first))
-        running_.now += 5
-        second = [chat([f"{prompt} first", "and then"]) for prompt in PROMPTS[:3]]
-        await running_.stub.PredictBatch(pb.PredictBatchRequest(conversations=second))
-        running_.now += HORIZON
-        await running_.until("lpc_label_memory_turns 0.0")
-    found = rows_of(tmp_path)
-    assert sorted(row["continues"] for row in found if row["turn_count"] == 1) == [False] * 4 + [True] * 3
-    assert [row["continues"] for row in found if row["turn_count"] == 2] == [False] * 3
-
-
-async def test_calibration_is_counted_without_a_log(tiny_models: Path, tmp_path: Path) -> None:
-    async with sidecar(tiny_models) as running_:
-        answers = [await running_.ask(chat(PROMPTS[:n])) for n in range(1, 5)]
-        await running_.ask(chat(PROMPTS[:4]))
-        await running_.ask(pb.Conversation(prompt="no name"))
-        with pytest.raises(grpc.aio.AioRpcError):
-            await running_.ask(pb.Conversation())
-        assert "lpc_label_memory_turns 4.0" in await _scrape(running_.addresses)
-        running_.now += HORIZON
-        text = await running_.until("lpc_label_memory_turns 0.0")
-    counted: dict[str, float] = {"true": 0, "false": 0}
-    total = 0.0
-    for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        for continued in counted:
-            if name.startswith("lpc_labelled_predictions_total{") and f'continued="{continued}"' in name:
-                counted[continued] += float(value)
-        if name.startswith("lpc_labelled_probability_sum_total{"):
-            total += float(value)
-    assert counted == {"true": 3, "false": 1}
-    assert total == pytest.approx(sum(answer.probability for answer in answers), abs=1e-5)
-    assert 'lpc_unlabelled_predictions_total{reason="unidentified"} 1.0' in text
-    assert 'lpc_unlabelled_predictions_total{reason="repeated"} 1.0' in text
-    assert 'lpc_label_rows_total{result="written"} 0.0' in text
-
-
-async def test_no_memory_no_labels(tiny_models: Path) -> None:
-    async with sidecar(tiny_models, label_memory_turns=0) as running_:
-        await running_.ask(chat(PROMPTS[:1]))
-        assert "lpc_label_memory_turns 0.0" in await _scrape(running_.addresses)
-
-
-def test_a_log_without_a_memory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="label_log needs label_memory_turns above 0"):
-        ServiceSettings(label_log=tmp_path, label_memory_turns=0)
-
-
-async def test_a_new_model_version_gets_files_of_its_own(tiny_models: Path, tmp_path: Path) -> None:
-    root, log = tmp_path / "models", tmp_path / "log"
-    shutil.copytree(tiny_models, root)
-    async with sidecar(root, label_log=log, reload_s=0.05) as running_:
-        await running_.ask(chat(PROMPTS[:1]))
-        await asyncio.to_thread(build_tiny_artifact, root, version="v2")
-        await running_.until('version="v2"')
-        assert (await running_.ask(chat(PROMPTS[:2]))).model_version == "v2"
-        running_.now += HORIZON
-        await running_.until("lpc_label_memory_turns 0.0")
-    found = {
-        label_rows.metadata_of(path)["model_version"]: label_rows.read(path)["continues"].tolist()
-        for path in log.glob(label_rows.FILES)
-    }
-    assert found == {"v1": [True], "v2": [False]}
 
 
 async def test_a_full_disk_disturbs_no_answer_and_is_used_again(tiny_models: Path, small_disk: Path) -> None:

@@ -3,16 +3,12 @@
 import math
 import random
 
-import numpy as np
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.policies.lpc import FEWEST, GIVEN_UP_S, MEAN_GAP_S, Continuations
-from lpc.simulator.policies.workload_aware import fit_exponential
-from lpc.simulator.workload import Cost, Turn, Workload, from_trace
-from lpc.simulator.workloads import WORKLOADS
+from lpc.simulator.workload import Workload, from_trace
 
 BLOCK = 16
 
@@ -94,71 +90,3 @@ def test_a_policy_goes_on_learning_while_hits_are_counted(policy: str) -> None:
     from_the_start = evicted(policy, 0.0)
     assert from_the_start == evicted(policy, 3000.0)
     assert from_the_start != evicted("lru", 0.0)
-
-
-def test_continuations_are_counted_by_turn_number_once_a_turn_is_old_enough() -> None:
-    learnt = Continuations()
-    assert (learnt.share(1), learnt.mean_gap_s) == (0.5, MEAN_GAP_S)
-    for number in range(FEWEST):  # every second first turn is followed 20 s later
-        at = 100.0 * number
-        learnt.add(Turn(f"{number}", 1, "", 16, 0, [], []), at)
-        if number % 2:
-            learnt.add(Turn(f"{number}", 2, "", 16, 0, [], []), at + 20.0)
-    learnt.add(Turn("late", 1, "", 16, 0, [], []), 100.0 * FEWEST + GIVEN_UP_S)
-    assert learnt.share(1) == pytest.approx(0.5, abs=0.01)
-    assert learnt.share(2) < 0.05
-    assert learnt.mean_gap_s == 20.0
-
-
-def test_inverted_predictions_cost_next_to_nothing_on_a_whole_workload() -> None:
-    """Chats beside jobs that scan: there predictions gain most, and so their opposite costs most."""
-    work = WORKLOADS["batch-scan"](requests=3_000)
-    lru, value, inverted = (
-        simulate(work, work.working_set_tokens() // 50, lambda n, made=made: made(n))  # type: ignore[misc]
-        for made in (
-            lambda n: REGISTRY["lru"](n, work, PolicySettings()),
-            lambda n: REGISTRY["value"](n, work, PolicySettings()),
-            lambda n: REGISTRY["value"](n, work, PolicySettings(invert=True)),
-        )
-    )
-    bound = 0.005 * lru.all_prompt_tokens
-    assert inverted.all_hit_tokens > lru.all_hit_tokens - bound
-    assert inverted.all_hit_tokens < value.all_hit_tokens
-
-
-def test_the_exponential_fit_finds_its_law_in_censored_times() -> None:
-    generator = np.random.default_rng(0)
-    window = generator.uniform(0, 300, 20_000)
-    gap = np.where(generator.random(20_000) < 0.6, generator.exponential(120, 20_000), np.inf)
-    seen = gap <= window
-    q, tau = fit_exponential(gap[seen].tolist(), window[~seen].tolist())
-    assert q == pytest.approx(0.6, abs=0.03)
-    assert tau == pytest.approx(120, rel=0.08)
-
-
-def closed(gaps: list[float]) -> Workload:
-    first = [
-        Turn(f"{i}", 1, "chat", 64, 16, range(100 * i, 100 * i + 4), range(100 * i, 100 * i + 5), arrival=float(i))
-        for i in range(3)
-    ]
-    for i, turn in enumerate(first):
-        turn.next = Turn(f"{i}", 2, "chat", 96, 16, range(100 * i, 100 * i + 6), range(100 * i, 100 * i + 7), gap=gaps[i])
-    return Workload("closed", BLOCK, first, True, 0.0, 1e6)
-
-
-def test_in_a_closed_workload_the_next_turn_follows_the_end_of_the_last() -> None:
-    work = closed([10.0, 20.0, 30.0])
-    result = simulate(work, 10_000, lambda b: REGISTRY["lru"](b, work, PolicySettings()), cost=Cost(64.0, 0.5))
-    first = work.arrivals[0]
-    assert first.next is not None
-    assert first.next.arrival == pytest.approx(0 + 64 / 64 + 16 * 0.5 + 10)
-    assert (result.requests, result.hit_tokens) == (6, 3 * 5 * BLOCK)
-
-
-def test_belady_knows_who_comes_back_first() -> None:
-    work = closed([1000.0, 20.0, 500.0])
-    rates = {
-        n: simulate(work, 17 * BLOCK, lambda b, n=n: REGISTRY[n](b, work, PolicySettings())).hit_tokens
-        for n in ("lru", "belady")
-    }  # type: ignore[misc]
-    assert rates["belady"] > rates["lru"]

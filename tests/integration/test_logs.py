@@ -66,12 +66,6 @@ def test_every_line_is_a_json_object_with_the_same_fields(tiny_models: Path, ser
     assert messages[-1] == "stopped"
 
 
-def test_text_where_it_is_asked_for(tiny_models: Path, served: Path) -> None:
-    lines = said(tiny_models, served, LPC_LOG_FORMAT="text")
-    assert re.fullmatch(r"\S+ \S+ INFO lpc\.model\.session inference runs on the CPU: .+\n", lines[0])
-    assert re.fullmatch(r"\S+ \S+ INFO predictor_service\.serving serving tiny v1 \(fp32\) on cpu\n", lines[1])
-
-
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
     logger = logging.getLogger()

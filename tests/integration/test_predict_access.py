@@ -88,12 +88,6 @@ async def test_what_is_missing_or_wrong_is_one_clear_error(tiny_models: Path, au
             assert len(said.splitlines()) == 1, said
 
 
-async def test_a_token_is_not_sent_in_clear_over_the_network(tmp_path: Path) -> None:
-    result = await lpc("predict", "--address", "192.0.2.1:50051", LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path))
-    assert result.returncode == 2
-    assert b"the token would travel in clear" in result.stderr and TOKEN.encode() not in result.stderr
-
-
 @pytest.mark.parametrize("with_socket", [True, False])
 async def test_the_demo_scores_on_a_guarded_sidecar(
     tiny_models: Path, authority: Authority, tmp_path: Path, with_socket: bool

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from pathlib import Path
 from typing import ClassVar
 
 import grpc
@@ -151,13 +150,6 @@ def test_the_request_carries_what_the_engine_knows_and_not_its_request_id() -> N
     assert "secret-id" not in str(request)
 
 
-def test_an_answer_is_taken_once() -> None:
-    with serving(Sidecar()) as address, asking(address) as client:
-        client.ask("r", token_ids=[1])
-        assert answer_of(client, "r")
-        assert client.take("r") is None
-
-
 @pytest.mark.parametrize(
     ("code", "fate"),
     [
@@ -176,17 +168,6 @@ def test_an_error_counts_by_its_status_and_costs_the_next_request_nothing(code: 
         sidecar.answer = prediction
         client.ask("good", token_ids=[1])
         assert answer_of(client, "good")
-
-
-@pytest.mark.parametrize("probability", [float("nan"), -1.0, 2.0])
-def test_a_probability_that_is_none_is_no_answer(probability: float) -> None:
-    def broken(request: pb.PredictRequest, context: object) -> pb.PredictResponse:
-        return pb.PredictResponse(prediction=pb.Prediction(probability=probability))
-
-    with serving(Sidecar(broken)) as address, asking(address) as client:
-        client.ask("r", token_ids=[1])
-        assert until(lambda: client.counters.failed == 1)
-        assert client.take("r") is None
 
 
 @pytest.mark.parametrize(
@@ -229,14 +210,6 @@ def test_only_a_request_that_cannot_be_encoded_by_a_bug_is_logged_with_its_frame
         assert ("messages.py" in caplog.text) == bool(bugs) and "a user's text" not in caplog.text
 
 
-def test_a_request_id_of_any_kind_raises_nothing() -> None:
-    with serving(Sidecar()) as address, asking(address) as client:
-        for odd in ([], {}, None, 3.5):
-            client.ask(odd, token_ids=[1])  # type: ignore[arg-type]
-            client.take(odd)  # type: ignore[arg-type]
-            client.forget(odd)  # type: ignore[arg-type]
-
-
 def test_forgetting_a_request_in_flight_cancels_it_at_the_sidecar() -> None:
     sidecar = silent()
     with serving(sidecar) as address, asking(address) as client:
@@ -272,29 +245,6 @@ def test_requests_over_the_capacity_push_out_the_oldest() -> None:
             client.ask(n, token_ids=[1], timeout_s=600)
         assert client.waiting == 10
         assert client.counters.late == 15
-
-
-def test_what_waits_for_a_call_of_its_own_is_late_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eviction_client.predictor_client.MOST_IN_FLIGHT", 1)
-    sidecar = silent()
-    with serving(sidecar) as address, asking(address) as client:
-        client.ask("first", token_ids=[1], timeout_s=600)
-        assert until(lambda: sidecar.requests)
-        client.ask("second", token_ids=[2], timeout_s=0.2)
-        assert until(lambda: client.counters.late == 1)
-        client.ask("third", token_ids=[3], timeout_s=600)
-        sidecar.awake.set()
-        assert answer_of(client, "third")
-    assert [request.conversation.tokens.ids[0] for request in sidecar.requests] == [1, 3]
-
-
-def test_answers_nobody_takes_are_pushed_out_too() -> None:
-    with serving(Sidecar()) as address, asking(address, capacity=10) as client:
-        for n in range(25):
-            client.ask(n, token_ids=[n + 1])
-            assert until(lambda n=n: client.counters.answered == n + 1)
-        assert client.take(0) is None
-        assert client.take(24) is not None
 
 
 def test_asking_reads_no_prompt_in_the_callers_thread() -> None:
@@ -366,16 +316,6 @@ def test_what_one_sidecar_refuses_another_is_asked() -> None:
             client.ask(n, token_ids=[n + 1])
             assert answer_of(client, n)  # type: ignore[arg-type]
     assert full.requests and len(idle.requests) == before + 20
-
-
-def test_all_sidecars_behind_an_address_are_asked_in_turn() -> None:
-    sidecars = Sidecar(), Sidecar()
-    with serving(sidecars[0]) as one, serving(sidecars[1]) as two, asking(f"ipv4:{one},{two}") as client:
-        for n in range(20):
-            client.ask(n, token_ids=[n + 1])
-            assert answer_of(client, n)  # type: ignore[arg-type]
-        assert until(lambda: min(len(sidecar.requests) for sidecar in sidecars) > 0)
-    assert sum(len(sidecar.requests) for sidecar in sidecars) == 20
 
 
 def test_what_is_too_long_for_the_sidecar_costs_the_others_nothing() -> None:
@@ -471,13 +411,6 @@ def test_a_sidecar_that_is_stopped_in_order_loses_nothing() -> None:
         assert client.counters.answered == asked
 
 
-def test_a_unix_socket_is_an_address(tmp_path: Path) -> None:
-    address = f"unix://{tmp_path}/sidecar.sock"
-    with serving(Sidecar(), address), asking(address) as client:
-        client.ask("r", token_ids=[1])
-        assert answer_of(client, "r")
-
-
 @pytest.mark.parametrize("address", ["", "no such host:1", "unix:///no/such/socket", "127.0.0.1:99999", "\0"])
 def test_an_address_that_leads_nowhere_costs_answers_only(address: str) -> None:
     with asking(address) as client:
@@ -501,24 +434,6 @@ def test_losing_and_finding_the_sidecar_is_one_line_each(
         probes = client._probed_at
         assert until(lambda: client._probed_at > probes)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
-
-
-def test_every_request_has_one_fate_through_kills_and_restarts() -> None:
-    """A sidecar process killed with kill -9 and restarted, three times, while an engine keeps asking."""
-    address = f"127.0.0.1:{free_port()}"
-    asked = 0
-    with asking(address, timeout_s=3) as client:
-        for _ in range(3):
-            with process(address):
-                for _ in range(50):
-                    client.ask(f"r{asked}", token_ids=[1] * 1000)
-                    asked += 1
-                before = client.counters.answered
-                client.ask(f"r{asked}", token_ids=[1])
-                asked += 1
-                assert until(lambda before=before: client.counters.answered > before)
-        assert until(lambda: client.waiting == 0)
-        assert client.counters.ended == asked
 
 
 def test_the_interpreter_ends_without_close() -> None:

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from benchmarks.processes import RedisServer
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
-from eviction_client.stores import open_store
-from eviction_client.stores.redis import RedisStore
-from lpc.commands.checks import examine
 from lpc.wire.redis_connection import RedisUrl
-from tests.redis_stores import BLOCKS, NAMESPACE, A, flushed, storing
+from tests.redis_stores import BLOCKS, A, flushed, storing
 
 AWKWARD = "a/b#c?d%e@f:g[h]i j%41"
 
@@ -50,39 +47,6 @@ def test_a_raw_mark_in_the_password_is_one_error_that_says_what_to_do(mark: str,
     with pytest.raises(ValueError, match=r"write / as %2F.*LPC_REDIS_PASSWORD_FILE") as caught:
         settings(redis_url=at(locked, f"engine:s3{mark}cret@"))
     assert "s3" not in str(caught.value) and "cret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["redis://h:x", "redis://h:99999", "unix://", "unix://h/p", "http://h", "h:6379", "redis://h?db=x", "redis://h?foo=1"],
-)
-def test_other_urls_that_cannot_be_read(url: str) -> None:
-    with pytest.raises(ValueError, match="redis_url"):
-        settings(redis_url=url)
-
-
-@pytest.mark.parametrize("url", ["unix:///run/r.sock?db=1", "unix://u:p@/run/r@1.sock", "redis://[::1]:7/0", "rediss://h"])
-def test_urls_that_can(url: str) -> None:
-    assert settings(redis_url=url).redis_url is not None
-
-
-def test_the_encoded_password_works(locked: RedisServer) -> None:
-    with contextlib.closing(
-        open_store(settings(redis_url=at(locked, f"engine:{quote(AWKWARD, safe='')}@")), NAMESPACE)
-    ) as store:
-        assert isinstance(store, RedisStore)
-        store.check()
-
-
-def test_a_file_has_it_as_it_is(locked: RedisServer, tmp_path: Path) -> None:
-    file = tmp_path / "password"
-    file.write_text(AWKWARD)
-    chosen = settings(redis_url=at(locked, "engine@"), redis_password_file=file)
-    with contextlib.closing(open_store(chosen, NAMESPACE)) as store:
-        assert isinstance(store, RedisStore)
-        store.check()
-    found = {finding.check: finding for finding in examine(chosen)}
-    assert found["redis"].status == "ok" and found["clock"].status == "ok"
 
 
 def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_path: Path) -> None:

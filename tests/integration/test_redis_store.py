@@ -1,7 +1,6 @@
 """What only the Redis store does: share, survive every way in which a Redis can be missing, and speak to a Cluster."""
 
 import contextlib
-import socket
 import threading
 import time
 from pathlib import Path
@@ -10,13 +9,9 @@ import pytest
 from redis.backoff import ConstantBackoff
 
 from benchmarks.processes import RedisServer, free_port
-from eviction_client.settings import ClientSettings
-from eviction_client.stores import ConversationId, MemoryStore, open_store
-from eviction_client.stores.layout import LIMIT, MEMBER_BYTES, UNIT, floor
+from eviction_client.stores import ConversationId
+from eviction_client.stores.layout import LIMIT, UNIT, floor
 from eviction_client.stores.namespace import Namespace
-from eviction_client.stores.redis import RedisStore
-from lpc.wire.redis_connection import Connection
-from tests.deploy.deployed_caches import own_address
 from tests.eventually import until
 from tests.redis_stores import BLOCKS, NAMESPACE, A, B, flushed, refusal, storing
 
@@ -28,15 +23,6 @@ def test_two_engines_of_one_namespace_pool_their_scores(redis_server: RedisServe
         other.record(B, BLOCKS[:4], 5.0)
         assert other.flush()
         assert one.shared(BLOCKS) == dict.fromkeys(BLOCKS[:4], 5.0)
-
-
-def test_a_conversation_that_moves_to_another_engine_still_replaces_its_score(redis_server: RedisServer) -> None:
-    with storing(redis_server.url) as one, storing(redis_server.url) as other:
-        one.record(A, BLOCKS, 5.0)
-        assert one.flush()
-        other.record(A, BLOCKS, 1.0)
-        assert other.flush()
-        assert one.scores(BLOCKS) == [1.0] * len(BLOCKS)
 
 
 @pytest.mark.parametrize(
@@ -121,25 +107,10 @@ def test_while_redis_is_away_nothing_waits_for_it_and_memory_stays_bounded() -> 
         assert not store.flush() and store.failures == 2
 
 
-def test_a_record_that_a_bug_has_made_is_forgotten(redis_server: RedisServer) -> None:
-    with storing(redis_server.url) as store:
-        store.record(A, [7], 1.0)  # type: ignore[list-item]
-        with pytest.raises(TypeError):
-            store.flush()
-        store.record(A, BLOCKS, 1.0)
-        assert store.flush() and store.scores(BLOCKS) == [1.0] * len(BLOCKS)
-
-
 def test_an_unreachable_redis_is_named() -> None:
     port = free_port()
     message = refusal(f"redis://:a-secret@127.0.0.1:{port}/0")
     assert f"127.0.0.1:{port}" in message and "a-secret" not in message
-
-
-def test_a_redis_that_never_answers_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hole:
-        message = refusal(f"redis://127.0.0.1:{hole.getsockname()[1]}/0")
-    assert "did not answer within 0.5 s" in message
 
 
 @pytest.mark.parametrize(
@@ -175,29 +146,6 @@ def test_a_user_without_rights_learns_which_are_needed_and_they_suffice(tmp_path
             assert store.failures == 0
 
 
-def test_a_read_only_replica_is_named(tmp_path: Path) -> None:
-    with (
-        RedisServer(tmp_path / "primary") as primary,
-        RedisServer(tmp_path / "replica", replicaof=f"127.0.0.1 {primary.port}") as replica,
-    ):
-        message = refusal(replica.url)
-    assert "read-only replica" in message
-
-
-def test_a_malformed_url_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="redis"):
-        Connection("http://127.0.0.1")
-    with pytest.raises(ValueError, match="redis://"):
-        ClientSettings(redis_url="http://:hunter2@127.0.0.1")  # type: ignore[arg-type]
-
-
-def test_without_a_url_scores_stay_in_memory(redis_server: RedisServer) -> None:
-    assert isinstance(open_store(ClientSettings(), NAMESPACE), MemoryStore)
-    store = open_store(ClientSettings(redis_url=redis_server.url), NAMESPACE)  # type: ignore[arg-type]
-    assert isinstance(store, RedisStore)
-    store.close()
-
-
 def test_a_server_that_lost_the_script_gets_it_again(redis_server: RedisServer) -> None:
     with storing(redis_server.url) as store, contextlib.closing(redis_server.client()) as client:
         store.record(A, BLOCKS, 1.0)
@@ -221,29 +169,6 @@ def test_tag_and_score_share_a_double_exactly_until_2106(redis_server: RedisServ
         store.record(A, BLOCKS, latest - 3 * UNIT)
         assert store.flush()
         assert store.scores(BLOCKS) == [latest - UNIT] * len(BLOCKS)
-
-
-def test_a_member_fits_a_sixteen_byte_allocation(redis_server: RedisServer) -> None:
-    """Why MEMBER_BYTES is what it is: one byte more costs sixteen per block."""
-
-    def usage(member_bytes: int) -> int:
-        with contextlib.closing(redis_server.client()) as client:
-            client.flushall()
-            client.zadd("z", {n.to_bytes(member_bytes, "big"): float(n) for n in range(members)})
-            return int(client.memory_usage("z", samples=0))
-
-    members = 20_000  # each draws its level by chance: 11 bytes of spread; of the mean over so many, 0.1
-    assert usage(MEMBER_BYTES + 1) - usage(MEMBER_BYTES) >= 15 * members
-    assert abs(usage(MEMBER_BYTES) - usage(8)) < members
-
-
-def test_protected_mode_is_named(tmp_path: Path) -> None:
-    address = own_address()
-    if address is None:
-        pytest.skip("this machine has no address but its own")
-    with RedisServer(tmp_path, bind="*", protected_mode="yes") as server:
-        message = refusal(f"redis://{address}:{server.port}/0")
-    assert "protected mode" in message
 
 
 def test_each_cause_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -101,15 +101,6 @@ def test_a_worse_head_is_not_published(root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "head.safetensors").exists()
 
 
-def test_the_same_log_again_publishes_nothing(root: Path, tmp_path: Path) -> None:
-    log = log_of(root, tmp_path / "log")
-    first = learn(root, log)
-    again = learn(root, log)
-    assert first["published"] and not again["published"]
-    assert again["reason"] == "it is the live head"
-    assert again["differences"]["brier"]["mean"] == pytest.approx(0, abs=1e-6)
-
-
 async def test_a_promoted_version_is_compared_with_and_then_left_for_the_published_one(root: Path, tmp_path: Path) -> None:
     first = learn(root, log_of(root, tmp_path / "log"))["version"]
     promote(root / "tiny", "v1")
@@ -168,11 +159,3 @@ def test_nothing_is_published_when_the_live_version_changed_meanwhile(
     with pytest.raises(ExportError, match="was live when training began and is not any more"):
         learn(root, log)
     assert served(root / "tiny").name == first
-
-
-def test_an_export_beside_a_promoted_version_says_that_it_is_not_served(root: Path, tmp_path: Path) -> None:
-    promote(root / "tiny", "v1")
-    where = ("--models", str(root), "--name", "tiny", "--encoder", str(root / ".encoder-tiny"), "--precision", "fp32")
-    code, said = lpc("export", *where, "--head", str(root / ".head-v1.safetensors"), "--version", "v2")
-    assert code == 0, said
-    assert "note: sidecars serve v1, which is promoted or newer; `lpc models promote v2` changes that" in said

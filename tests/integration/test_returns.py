@@ -18,15 +18,12 @@ from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import Addresses, Parts, running
-from tests.eventually import eventually
 from tests.integration.test_server import _scrape
-from tests.tiny_model import build_tiny_artifact
 from tests.tuned import tuned
 
 START = 1_700_000_000.0
 LONG, SHORT = 20_000, 20
 """Characters of prompts."""
-NIGHT_S = 10 * 3600.0
 DAY_S = 86_400.0
 
 
@@ -126,27 +123,6 @@ async def test_who_returns_and_who_does_not_have_groups_whose_curves_say_so(tiny
     assert "lpc_return_model_head_share 0.5" in metrics
 
 
-async def test_what_is_learnt_is_served_without_anybody_asking_for_a_refit(tiny_models: Path) -> None:
-    async with sidecar(tiny_models, refit_s=0.05) as running_:
-        running_.model.refit, refit = lambda now: None, running_.model.refit  # type: ignore[method-assign]
-        await running_.traffic(4)
-        assert await running_.groups_of_both() == [0, 0]
-        running_.model.refit = refit  # type: ignore[method-assign]
-        await eventually(running_.tells_them_apart)
-        assert "lpc_return_refit_seconds_count 0.0" not in await _scrape(running_.addresses)
-
-
-async def test_a_night_without_traffic_forgets_nothing(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as running_:
-        await running_.traffic(5)
-        before = running_.model.quality.returns
-        for _ in range(20):
-            running_.now += NIGHT_S / 20
-            running_.model.refit(running_.now)
-        assert await running_.tells_them_apart()
-        assert running_.model.quality.returns == before
-
-
 @pytest.mark.parametrize("step", [DAY_S, -DAY_S])
 async def test_a_clock_that_steps_by_a_day_raises_nothing_and_learning_goes_on(
     tiny_models: Path, step: float, caplog: pytest.LogCaptureFixture
@@ -167,22 +143,6 @@ async def test_a_clock_that_steps_by_a_day_raises_nothing_and_learning_goes_on(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert 'lpc_requests_total{method="PredictBatch",status="OK"}' in metrics
     assert metrics.count('method="PredictBatch",status=') == 2  # the other one is the time of its creation
-
-
-async def test_another_model_version_goes_on_learning(tmp_path: Path) -> None:
-    build_tiny_artifact(tmp_path)
-    async with sidecar(tmp_path, reload_s=0.05) as running_:
-        await running_.traffic(4)
-        before = running_.model.quality
-        build_tiny_artifact(tmp_path, version="v2")
-
-        async def reloaded() -> bool:
-            return (await running_.stub.GetModelInfo(pb.GetModelInfoRequest())).model_version == "v2"
-
-        await eventually(reloaded)
-        assert await running_.tells_them_apart()
-        await running_.traffic(2)
-        assert running_.model.quality.returns > before.returns + 30
 
 
 async def test_a_restart_keeps_what_was_learnt(tiny_models: Path, tmp_path: Path) -> None:
@@ -243,15 +203,6 @@ async def test_a_state_that_is_damaged_or_foreign_is_one_warning_and_a_fresh_sta
             assert await running_.groups_of_both() == [0, 0], name
 
 
-async def test_a_state_that_cannot_be_written_stops_nothing(
-    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    async with sidecar(tiny_models, returns_state=tmp_path / "file" / "state") as running_:
-        await running_.traffic(1)
-    assert "what was learnt of returns could not be written (FileExistsError)" in caplog.text
-
-
 async def test_the_same_turn_asked_again_is_no_return(tiny_models: Path) -> None:
     turn = named(LONG, "a", 1)
     async with sidecar(tiny_models) as running_:
@@ -262,27 +213,6 @@ async def test_the_same_turn_asked_again_is_no_return(tiny_models: Path) -> None
         running_.now += 30.0
         await running_.ask(named(LONG, "a", 2))
         assert running_.model.quality[:2] == (2, 1)
-
-
-async def test_conversations_are_recognised_by_their_prompts(tiny_models: Path) -> None:
-    """Two users begin alike, go on differently, and both return once."""
-
-    def chat(*prompts: str) -> pb.Conversation:
-        return pb.Conversation(chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content=text) for text in prompts]))
-
-    async with sidecar(tiny_models) as running_:
-        for conversation in (chat("hello"), chat("hello"), chat("hello", "one"), chat("hello", "two")):
-            running_.now += 10.0
-            await running_.ask(conversation)
-        assert running_.model.quality[:2] == (4, 2)
-
-
-async def test_a_request_that_fails_teaches_nothing(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as running_:
-        await running_.ask(named(LONG, "a", 1))
-        running_.now += 10.0
-        await running_.ask(pb.Conversation(prompt=" ", conversation_id="a"))
-        assert running_.model.quality[:2] == (1, 0)
 
 
 async def test_a_fault_in_the_return_model_costs_no_prediction(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:

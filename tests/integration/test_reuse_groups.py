@@ -20,9 +20,8 @@ from eviction_client.prior import ReuseCurves
 from lpc.v1 import predictor_pb2 as pb
 from tests import tuned
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import eventually, until
+from tests.eventually import until
 from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving
-from tests.integration.test_returns import LONG, named, sidecar
 
 RETURN_S = 1.2
 
@@ -80,28 +79,6 @@ def test_a_client_has_the_groups_and_the_curves_of_its_sidecar_which_are_sent_on
         assert sidecar.sent == 2
 
 
-def test_a_client_of_two_sidecars_keeps_one_numbering_and_is_sent_the_curves_of_each_once() -> None:
-    one, two = Grouping(message([flat(0.0), flat(0.5)])), Grouping(message([flat(0.5), flat(0.0)], epoch="other"))
-    two.version = 7
-    with serving(one) as first, serving(two) as second, asking(f"ipv4:{first},{second}") as client:
-        groups: dict[int, set[int]] = {1: set(), 2: set()}
-        for _ in range(20):
-            for n in (1, 2, 2):  # odd, so that neither sidecar is asked for the same group each time
-                groups[n] |= set(groups_of(client, n))
-        curves = client.reuse_curves
-        assert curves is not None
-        # Group 1 of the one is group 2 of the other, whichever numbering is in use.
-        assert groups == {1: {1, 2}, 2: {1, 2}}
-        assert (one.sent, two.sent) == (1, 1)
-
-
-def test_a_client_of_a_sidecar_without_groups_has_neither(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(Sidecar()) as address, asking(address) as client:
-        assert groups_of(client, 5) == [0]
-        assert client.reuse_curves is None
-    assert "curves" not in caplog.text
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -124,32 +101,6 @@ def test_unusable_curves_are_sent_and_logged_once_and_those_before_stay_in_use(
         assert client.reuse_curves == ReuseCurves("e", {1: flat(0.5)})
     assert sidecar.sent == 2
     assert caplog.text.count("reuse curves cannot be used") == 1
-
-
-async def test_answers_carry_the_curves_when_groups_are_founded_unless_they_are_known_or_not_wanted(tiny_models: Path) -> None:
-    async with sidecar(tiny_models, refit_s=0.05) as running_:
-
-        async def ask(*known: int) -> pb.PredictResponse:
-            conversation = named(LONG, "one", 1)
-            return await running_.stub.Predict(pb.PredictRequest(conversation=conversation, known_curves=known))
-
-        info = await running_.stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert info.reuse_curves.epoch and not info.reuse_curves.curves
-        first = await ask(0)
-        assert not first.curves_version and not first.HasField("reuse_curves")
-        await running_.traffic(5)
-
-        async def with_curves() -> pb.PredictResponse | None:
-            answer = await ask(0)
-            return answer if answer.curves_version else None
-
-        answer = await eventually(with_curves)
-        assert answer.reuse_curves.epoch == info.reuse_curves.epoch
-        assert tuple(answer.reuse_curves.edges_s) == EDGES
-        assert answer.prediction.reuse_group in {curve.group for curve in answer.reuse_curves.curves}
-        again = await ask(answer.curves_version)
-        assert again.curves_version != answer.curves_version or not again.HasField("reuse_curves")
-        assert not (await ask()).HasField("reuse_curves")
 
 
 @contextmanager

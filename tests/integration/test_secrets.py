@@ -109,10 +109,3 @@ def handshake(sidecar: Path, authority: Path, name: str) -> bool:
             except ssl.SSLWantReadError:
                 continue
     return True
-
-
-@pytest.mark.parametrize("options", [("--client", "a/b"), ("--client", ""), ("--name", "bücher")])
-def test_a_name_that_cannot_be_is_refused_in_one_line(options: tuple[str, str], tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["secrets", str(tmp_path), *options])
-    assert done.exit_code == 2 and done.output.startswith("lpc: invalid ") and done.output.count("\n") == 1
-    assert not contents(tmp_path)

@@ -26,7 +26,6 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.errors import StartError
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Addresses, Parts, running
-from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually
 from tests.tiny_model import build_tiny_artifact
 from tests.tuned import tuned
@@ -74,19 +73,6 @@ async def test_a_chat_gets_a_probability_and_where_its_time_went(tiny_models: Pa
     assert answer.turn_count == 2
     assert answer.model_version == "v1"
     assert answer.timing.infer_us > 0
-
-
-async def test_the_three_forms_of_input_agree(tiny_models: Path, tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(STYLES["chatml"])
-    tokenizer.save_pretrained(tmp_path)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hello world"}], tokenize=False, add_generation_prompt=True
-    )
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    tokens = pb.Conversation(tokens=pb.TokenIds(ids=ids, served_model="m"))
-    async with sidecar(tiny_models, served_models={"m": str(tmp_path)}) as (stub, _):
-        answers = [await stub.Predict(one(c)) for c in (chat("hello world"), pb.Conversation(prompt="hello world"), tokens)]
-    assert len({answer.prediction.probability for answer in answers}) == 1
 
 
 async def test_a_batch_keeps_its_order_and_one_bad_item_fails_alone(tiny_models: Path) -> None:
@@ -195,21 +181,6 @@ async def test_a_full_queue_refuses_and_recovers(tiny_models: Path) -> None:
         assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
 
 
-async def test_a_batch_that_does_not_fit_into_the_queue_is_refused_whole(tiny_models: Path) -> None:
-    async with sidecar(tiny_models, max_queue_items=4) as (stub, addresses):
-        with pytest.raises(grpc.aio.AioRpcError, match="at most 4 may"):
-            await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello")] * 5))
-        assert "lpc_queue_depth 0.0" in await _scrape(addresses)
-
-
-async def test_callers_that_go_away_leave_no_trace_in_the_queue(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as (stub, addresses):
-        calls = [stub.Predict(one(chat("hello " * 20_000)), timeout=0.02) for _ in range(40)]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert {r.code() for r in results if isinstance(r, grpc.aio.AioRpcError)} <= {grpc.StatusCode.DEADLINE_EXCEEDED}
-        await shown(addresses, "lpc_queue_depth 0.0")
-
-
 async def test_a_new_version_is_served_without_a_failed_request(tiny_models: Path, tmp_path: Path) -> None:
     root = tmp_path / "models"
     shutil.copytree(tiny_models, root)
@@ -273,12 +244,6 @@ async def test_a_sidecar_without_a_good_version_says_what_is_wrong(tiny_models: 
             pass
 
 
-async def test_a_sidecar_without_any_version_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="make one with `lpc export`"):
-        async with sidecar(tmp_path):
-            pass
-
-
 @pytest.mark.parametrize("setting", ["port", "metrics_port"])
 async def test_an_occupied_port_is_named(tiny_models: Path, setting: str) -> None:
     with socket.socket() as taken:
@@ -288,20 +253,6 @@ async def test_an_occupied_port_is_named(tiny_models: Path, setting: str) -> Non
         with pytest.raises(StartError, match=rf"127\.0\.0\.1:{port}"):
             async with sidecar(tiny_models, **{setting: port}):
                 pass
-
-
-async def test_requests_in_flight_are_answered_while_the_server_drains(tiny_models: Path) -> None:
-    async with AsyncExitStack() as stack:
-        async with sidecar(tiny_models) as (_, addresses):
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}"))
-            stub = rpc.ContinuationPredictorStub(channel)
-            await stub.GetModelInfo(pb.GetModelInfoRequest())
-            batch = pb.PredictBatchRequest(conversations=[chat("hello " * 2_000)] * 128)
-            call = asyncio.ensure_future(stub.PredictBatch(batch))
-            while "lpc_tokenize_seconds_count 0.0" in await _scrape(addresses):
-                await asyncio.sleep(0.001)
-            assert not call.done()
-        assert all(result.prediction.probability > 0 for result in (await call).results)
 
 
 async def test_calls_in_flight_are_answered_before_the_sidecar_ends(tiny_models: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -10,14 +9,12 @@ import pytest
 
 from benchmarks.processes import RedisServer
 from lpc.model.arrivals import GapHistory
-from lpc.model.conversation import UserTurns
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Past
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.redis_connection import Connection
 from predictor_service.batching.prepare import Preparation
-from predictor_service.labels.memory import Labels, Turn, TurnObserver
-from predictor_service.labels.names import LOOKED_AT
+from predictor_service.labels.memory import Labels
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import ServedModels
@@ -120,18 +117,6 @@ async def is_labelled(one: Sidecar, count: int) -> bool:
     return sum((await labelled(one)).values()) == count
 
 
-async def test_without_redis_each_sidecar_knows_its_own_turns_only(tiny_models: Path) -> None:
-    """As docs/explanation/learning.md says: to the first sidecar the conversation has ended."""
-    async with fleet(tiny_models, "") as (a, b):
-        await a.ask(turn(PROMPTS[0]))
-        await set_clocks([a, b], 30)
-        await b.ask(turn(*PROMPTS[:2]))
-        await set_clocks([a, b], HORIZON_S)
-        await eventually(lambda: is_labelled(a, 1))
-        assert await labelled(a) == {"true": 0.0, "false": 1.0}
-        assert await shows(a, "lpc_sightings_shared 0.0")
-
-
 async def test_a_turn_asked_again_elsewhere_is_neither_a_return_nor_learnt_twice(
     tiny_models: Path, redis_server: RedisServer
 ) -> None:
@@ -151,18 +136,6 @@ async def test_a_turn_asked_again_elsewhere_is_neither_a_return_nor_learnt_twice
         assert await labelled(a) == {"true": 1.0, "false": 0.0}
         assert await labelled(b) == {"true": 0.0, "false": 1.0}
         assert (await counts(b, "lpc_unlabelled_predictions_total"))["repeated"] == 1
-
-
-async def test_what_a_sidecar_sees_return_itself_no_other_one_takes(tiny_models: Path, redis_server: RedisServer) -> None:
-    async with fleet(tiny_models, redis_server.url) as (a, b):
-        await a.ask(turn("hi"))
-        await set_clocks([a, b], 10)
-        await a.ask(turn("hi", "how are you"))
-        await set_clocks([a, b], 10)
-        # Another user, whose first turn nobody has seen.
-        await b.ask(turn("hi", "what is a cache"))
-        found = [await counts(one, "lpc_sightings_total") for one in (a, b)]
-        assert (found[0]["own"], found[1]["elsewhere"], found[1]["first"]) == (1, 0, 1)
 
 
 async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
@@ -220,28 +193,10 @@ def test_of_several_turns_under_one_name_the_one_whose_count_fits_is_taken_else_
         assert taken[0] == seen(1, 2)
 
 
-def test_under_one_name_there_is_room_for_a_bounded_number(redis_server: RedisServer) -> None:
-    with contextlib.closing(redis_server.client()) as client:
-        for n in range(LOOKED_AT + 10):
-            records.put(client, [(b"n", seen(n))], 60)
-        (there,) = records.look(client, [b"n"])
-        assert [int.from_bytes(one.turn, "big") for one in there] == list(range(10, LOOKED_AT + 10))
-
-
 def test_a_record_is_read_as_it_was_written_and_a_broken_one_is_passed_over() -> None:
     one = seen(7, 3)
     assert list(SharedTurn.all_in(one.pack() + one.pack()[:-1])) == [one]
     assert list(SharedTurn.all_in(None)) == []
-
-
-def test_a_return_that_is_told_late_changes_nothing() -> None:
-    """The conversation has come back here before the news of its turn elsewhere is read."""
-    labels = Labels(100, HORIZON_S, [])
-    turns = UserTurns(("one",), 1)
-    first = labels.arrive(turns, "c", 100.0)
-    labels.arrive(UserTurns(("two",), 2), "c", 170.0)
-    labels.returned_elsewhere(first, 130.0)
-    assert first.next_at == 170.0
 
 
 async def test_the_engines_user_of_redis_may_do_all_of_it(tiny_models: Path, guarded_redis: GuardedRedis) -> None:
@@ -254,55 +209,6 @@ async def test_the_engines_user_of_redis_may_do_all_of_it(tiny_models: Path, gua
         assert (await counts(b, "lpc_sightings_total"))["own"] == 1
         await asyncio.sleep(1)
         assert guarded_redis.refused() == set()
-
-
-class Returns(TurnObserver):
-    """Notes which turns returned."""
-
-    def __init__(self, found: list[Turn]) -> None:
-        self.found = found
-
-    def returned(self, turn: Turn) -> None:
-        self.found.append(turn)
-
-
-async def test_turns_whose_token_ids_nobody_can_read_return_elsewhere_too(redis_server: RedisServer) -> None:
-    """They are known by the id of their conversation."""
-    now = [1_700_000_000.0]
-    returned: list[Turn] = []
-    sides: list[tuple[Preparation, TurnRegistry]] = []
-    for _ in range(2):
-        labels = Labels(100, HORIZON_S, [Returns(returned)])
-        shared = TurnRegistry(Connection(redis_server.url), labels, Metrics())
-        parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-        prepared = Preparation(parser, labels, Metrics(), registry=shared, threads=1, clock=lambda: now[0])
-        sides.append((prepared, shared))
-    try:
-        for _, shared in sides:
-            while shared.key is None:
-                await asyncio.sleep(0.01)
-        ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
-        first = await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id="c"))
-        now[0] += 30.0
-        ids.ids.extend(range(200))
-        second = await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id="c"))
-        assert math.isnan(first.facts.growth_tokens)
-        assert (second.facts.growth_tokens, second.facts.last_gap) == (200, 30)
-        assert second.conversation == first.conversation
-        while not returned:
-            await asyncio.sleep(0.05)
-        assert returned == [first] and first.next_at == now[0]
-        # The registry keeps no turn that the sidecar has forgotten.
-        assert len(sides[0][1]._mine) == 1
-        returned.clear()
-        del first, second
-        for _, shared in sides:
-            shared._labels.close()
-            await eventually(lambda shared=shared: not shared._mine)  # type: ignore[misc]
-    finally:
-        for prepared, shared in sides:
-            prepared.close()
-            shared.close()
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from lpc.logs.datasets.conversation import split_of
 from lpc.simulator import run
 from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.describe import describe
-from lpc.simulator.engine import Result, simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.engine import Result
+from lpc.simulator.policies import REGISTRY
 from lpc.simulator.run import Run, WorkloadSpec, build, slowdown, sweep
 from lpc.simulator.sample import load_sample, write_sample
 from lpc.simulator.summary import QUEUE, derived
@@ -152,38 +152,6 @@ def agents_file(path: Path) -> Path:
     return path
 
 
-def test_agent_sessions_run_so_many_at_a_time_and_share_nothing(tmp_path: Path) -> None:
-    path = agents_file(tmp_path / "a.tar.gz")
-    done = RUN.invoke(
-        app,
-        [
-            "simulate",
-            "--trace",
-            str(path),
-            "--format",
-            "agents",
-            "--active",
-            "3",
-            "--policies",
-            "lru,infinite",
-            "--capacity",
-            "50%",
-            "--seeds",
-            "2",
-            "--output",
-            str(tmp_path / "a.json"),
-        ],
-    )
-    assert done.exit_code == 0, done.output
-    workload, working_set = build(WorkloadSpec(trace=path, format="agents", active=3))
-    assert working_set == 12 * 17 * 64
-    starts = [turn.arrival for turn in workload.arrivals if turn.turn == 1]
-    assert starts[:3] == [0.0, 0.0, 0.0]
-    assert starts[3] == pytest.approx(215.0)
-    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
-    assert {row["seed"] for row in rows} == {0, 1}
-
-
 def test_agent_sessions_run_in_a_closed_loop_so_many_at_a_time(tmp_path: Path) -> None:
     path = agents_file(tmp_path / "a.tar.gz")
     asked = ["simulate", "--trace", str(path), "--format", "agents", "--closed", "--requests", "80"]
@@ -233,13 +201,6 @@ def test_the_slowdown_is_that_of_the_requests_served_in_both_runs() -> None:
 
     assert slowdown(other, stock) == pytest.approx(6 / 4)
     assert slowdown(other, Result()) is None
-
-
-def test_the_waiting_queue_of_an_open_workload_is_refused() -> None:
-    done = RUN.invoke(app, ["simulate", "--workload", "loop", "--policies", "lru", "--capacity", "5%", "--keep-waiting"])
-
-    assert done.exit_code == 2
-    assert "add --closed" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -317,21 +278,6 @@ def test_the_sample_is_replayed_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
 
     assert done.returncode == 0, done.stderr
-
-
-def test_another_head_needs_embeddings_to_look_at(tmp_path: Path) -> None:
-    done = RUN.invoke(app, ["simulate", "--head", str(tmp_path / "head.safetensors"), "--policies", "lru"])
-
-    assert done.exit_code == 2
-    assert "give --embeddings with --head" in " ".join(done.stderr.split())
-
-
-def test_a_predictors_memory_comes_out_of_the_cache_of_those_who_use_it(qwen: Path) -> None:
-    spec = WorkloadSpec(trace=qwen, format="qwen")
-    big = 60_000
-    rows = sweep([Run(spec, name, big, predictor_gib=gib) for name in ("lpc", "lru") for gib in (0.0, 4.0)])
-    assert rows[1]["hit_rate"] < rows[0]["hit_rate"]
-    assert rows[2]["hit_rate"] == rows[3]["hit_rate"]
 
 
 def test_what_follows_from_the_rows_is_right() -> None:
@@ -429,12 +375,6 @@ def test_wrong_lines_are_counted_and_too_many_refused(qwen: Path, tmp_path: Path
     assert "spoilt.jsonl:2" in done.stderr
 
 
-def test_without_embeddings_sharegpt_says_how_to_make_them(tmp_path: Path) -> None:
-    done = RUN.invoke(app, ["simulate", "--embeddings", str(tmp_path), "--policies", "lru", "--capacity", "100K"])
-    assert done.exit_code == 1
-    assert "lpc embed" in done.stderr
-
-
 MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
 
 
@@ -442,29 +382,6 @@ AGENTS = MOONCAKE.with_name("claude_code_sessions.tar.gz")
 needs_data = pytest.mark.skipif(
     not (MOONCAKE.exists() and AGENTS.exists()), reason="the real traces are not beside the checkout"
 )
-
-
-@pytest.mark.nightly
-@needs_data
-@pytest.mark.parametrize(
-    ("spec", "share"), [(WorkloadSpec(MOONCAKE), 0.02), (WorkloadSpec(AGENTS, "agents"), 0.1)], ids=["mooncake", "agents"]
-)
-def test_a_constant_prior_evicts_on_real_traces_what_lru_evicts(spec: WorkloadSpec, share: float) -> None:
-    workload, working_set = build(spec)
-    for turn in workload.arrivals:
-        turn.probability = 0.8
-    evicted: dict[str, list[int]] = {"lru": [], "lpc": []}
-    for name, gone in evicted.items():
-        simulate(
-            workload,
-            round(share * working_set),
-            lambda blocks, name=name: REGISTRY[name](blocks, workload, PolicySettings(tau=100)),
-            on_evict=lambda now, blocks, gone=gone: gone.extend(blocks),
-        )
-    for turn in workload.arrivals:
-        turn.probability = None
-    assert evicted["lpc"] == evicted["lru"]
-    assert len(evicted["lru"]) > 10_000
 
 
 @pytest.mark.nightly
@@ -492,14 +409,6 @@ def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> No
     assert "documents" in done.output and "few-shot" in done.output
 
 
-def test_a_generated_workload_is_counted_after_500_requests_or_from_the_second_asked_for() -> None:
-    usual, _ = build(WorkloadSpec(workload="documents"))
-    whole, _ = build(WorkloadSpec(workload="documents", count_from=0.0))
-
-    assert usual.count_from == usual.arrivals[500].arrival > 0
-    assert whole.count_from == 0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -515,13 +424,6 @@ def test_what_of_generated_workloads_cannot_be_run_is_said(options: list[str], m
 
     assert done.exit_code != 0
     assert message in " ".join(done.output.split())
-
-
-def test_a_generated_workload_can_be_described(tmp_path: Path) -> None:
-    done = RUN.invoke(app, ["simulate", "--workload", "documents", "--describe", "--output", str(tmp_path / "d.json")])
-    assert done.exit_code == 0, done.output
-
-    assert json.loads((tmp_path / "d.json").read_text())["requests"] == 5_000
 
 
 def test_json_alone_is_printed_to_standard_output() -> None:

@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
-
-from predictor_service.settings import ServiceSettings
 
 SIDECAR, ENGINE, POD = 10001, 10002, 2000
 """User ids of sidecar and engine, and the pod's fsGroup: a supplementary group of all its containers."""
@@ -95,16 +92,3 @@ def test_mode_0660_lets_in_the_pods_other_users_and_nobody_else(tiny_models: Pat
             assert socket.stat().st_gid == POD
             assert ask(socket, ENGINE, POD) == "v1"
             assert "Permission denied" in ask(socket, ENGINE)
-
-
-def test_it_runs_as_a_user_that_this_machine_does_not_know(tiny_models: Path, pod: Path) -> None:
-    """As OpenShift starts containers: a user id of the namespace's range, in the group 0."""
-    socket, user = pod / "predictor.sock", 1_000_650_000
-    with serving(tiny_models, socket, None, user, 0):
-        assert ask(socket, user) == "v1"
-
-
-@pytest.mark.parametrize("mode", ["660 ", "rw-rw----", "0999", "0060", "1660"])
-def test_what_is_no_mode_is_refused_with_two_that_are(mode: str) -> None:
-    with pytest.raises(ValidationError, match=r"use 0600 .* or 0660"):
-        ServiceSettings(unix_socket_mode=mode)

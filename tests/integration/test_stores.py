@@ -21,7 +21,6 @@ from tests.guarded_redis import GuardedRedis
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
 A, B, C = ConversationId("a"), ConversationId("b"), ConversationId("c")
-EMPTY = Callable[[], None]
 
 
 class Bench:
@@ -97,25 +96,11 @@ def test_every_store_pools_by_the_one_law(bench: Bench, records: list) -> None:
 
 
 @law
-@given(of_different_conversations, st.randoms(use_true_random=False))
-def test_pooling_does_not_depend_on_the_order_of_conversations(bench: Bench, records: tuple, random) -> None:
-    shuffled = list(records)
-    random.shuffle(shuffled)
-    assert bench.after(records) == bench.after(shuffled)
-
-
-@law
 @given(of_different_conversations)
 def test_pooling_is_the_maximum_over_conversations(bench: Bench, records: tuple) -> None:
     pooled = bench.after(records)
     for candidate, found in zip(BLOCKS, pooled, strict=True):
         assert found == max((score for _, blocks, score in records if candidate in blocks), default=None)
-
-
-@law
-@given(records)
-def test_every_record_may_be_delivered_twice(bench: Bench, records: list) -> None:
-    assert bench.after(records) == bench.after([record for record in records for _ in range(2)])
 
 
 @law
@@ -163,52 +148,3 @@ def test_trimming_forgets_what_has_sunk_and_nothing_else(store: BlockStore) -> N
     store.trim(now)
     known = [score is not None for score in store.scores(BLOCKS)]
     assert known == [False, False, True, True, False, False]
-
-
-def test_a_block_forgotten_by_trimming_is_private_again(store: BlockStore) -> None:
-    now = time.time()
-    long_ago = now - 7200
-    store.record(A, BLOCKS, long_ago)
-    store.record(B, BLOCKS, long_ago)
-    assert store.flush()
-    store.trim(now)
-    store.record(C, BLOCKS, 9.0)
-    store.record(C, BLOCKS, 4.0)
-    assert store.flush()
-    assert store.scores(BLOCKS) == [4.0] * len(BLOCKS)
-
-
-def test_more_blocks_than_one_chunk_are_recorded_and_trimmed(store: BlockStore) -> None:
-    many = [BlockHash(n.to_bytes(4, "big") * 4) for n in range(30_000)]
-    now = time.time()
-    store.record(A, many, now - 7200)
-    assert store.flush()
-    assert None not in store.scores(many)
-    store.trim(now)
-    assert set(store.scores(many)) == {None}
-
-
-def test_scores_of_today_come_back_within_a_thirtieth_of_a_second_and_never_higher(store: BlockStore) -> None:
-    exact = 1_790_000_000.123
-    store.record(A, BLOCKS, exact)
-    assert store.flush()
-    (stored,) = set(store.scores(BLOCKS))
-    assert stored is not None
-    assert 0 <= exact - stored < 1 / 30
-
-
-def test_hashes_that_differ_only_in_their_last_bytes_are_different_blocks(store: BlockStore) -> None:
-    """vLLM appends the number of the KV-cache group to the hash of the content."""
-    groups = [BlockHash(b"\x07" * 32 + group.to_bytes(4, "big")) for group in range(3)]
-    for group, candidate in enumerate(groups):
-        store.record(A, [candidate], float(group))
-    assert store.flush()
-    assert store.scores(groups) == [0.0, 1.0, 2.0]
-
-
-def test_a_closed_store_takes_calls_and_does_nothing(store: BlockStore) -> None:
-    store.close()
-    store.close()
-    store.record(A, BLOCKS, 1.0)
-    store.trim(time.time())
-    assert store.shared(BLOCKS) == {}

@@ -14,7 +14,6 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.processes import RedisServer, free_port
-from eviction_client.errors import StoreError
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
@@ -22,14 +21,12 @@ from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
-from lpc.wire.certificates import CertificateError, CertificateFiles
-from lpc.wire.redis_connection import Connection
+from lpc.wire.certificates import CertificateFiles
 from predictor_service.errors import StartError
 from predictor_service.server import Addresses, running
-from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.eventually import eventually
-from tests.integration.test_server import _scrape, chat, one
+from tests.integration.test_server import chat, one
 from tests.tuned import tuned
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
@@ -89,29 +86,6 @@ async def test_mutual_tls_refuses_clients_without_a_certificate_or_with_a_strang
         assert 0 < await probability(address, **of(authority.issue("engine"))) < 1
         assert await refused(address, predictor_ca=authority.certificate)
         assert await refused(address, **of(replace(stranger, ca=authority.certificate)))
-
-
-async def test_the_unix_socket_stays_plain_and_private_beside_mutual_tls(
-    tiny_models: Path, authority: Authority, tmp_path: Path
-) -> None:
-    path = tmp_path / "run" / "lpc.sock"
-    files = authority.issue("sidecar")
-    async with tls_sidecar(tiny_models, files, mutual=True, unix_socket=path):
-        assert path.stat().st_mode & 0o777 == 0o600
-        assert 0 < await probability(f"unix://{path}") < 1
-        # One set of settings for all engines: the certificates of the TCP port do no harm.
-        assert 0 < await probability(f"unix://{path}", **of(authority.issue("engine"))) < 1
-
-
-async def test_the_engines_client_speaks_mutual_tls(tiny_models: Path, authority: Authority) -> None:
-    async with tls_sidecar(tiny_models, authority.issue("sidecar"), mutual=True) as addresses:
-        address = f"127.0.0.1:{addresses.port}"
-        settings = ClientSettings(predictor_address=address, **of(authority.issue("engine")))  # type: ignore[arg-type]
-        client = PredictorClient(address, access=access_of(settings))
-        try:
-            await eventually(lambda: client.healthy)
-        finally:
-            await asyncio.to_thread(client.close)
 
 
 async def test_new_certificates_are_used_without_a_restart(tiny_models: Path, tmp_path: Path) -> None:
@@ -216,14 +190,6 @@ async def test_a_sidecar_does_not_start_with_files_it_cannot_use(
 
 
 @pytest.mark.parametrize(
-    "given", [{"tls_certificate": "a"}, {"tls_key": "a"}, {"tls_client_ca": "a"}, {"tls_client_ca": "a", "tls_key": "b"}]
-)
-def test_half_a_tls_setting_is_refused(given: dict[str, str]) -> None:
-    with pytest.raises(ValidationError, match="tls_certificate and tls_key"):
-        ServiceSettings(**given)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
     ("given", "why"),
     [
         ({"client_certificate": "a", "predictor_ca": "c"}, "client_certificate and client_key go together"),
@@ -279,51 +245,8 @@ def test_scores_are_shared_over_mutual_tls_with_redis(authority: Authority, tmp_
             store.close()
 
 
-def test_what_is_wrong_with_a_redis_over_tls_is_said(authority: Authority, tmp_path: Path) -> None:
-    def refusal(url: str, files: CertificateFiles) -> Exception:
-        store = RedisStore(Connection(url, files=files), NAMESPACE)
-        try:
-            with pytest.raises(StoreError) as caught:
-                store.check()
-        finally:
-            store.close()
-        return caught.value
-
-    ours = CertificateFiles(ca=authority.certificate)
-    with tls_redis(tmp_path / "a", authority.issue("redis")) as url:
-        assert "set LPC_CLIENT_CERTIFICATE and LPC_CLIENT_KEY" in str(refusal(url, ours))
-        stranger = Authority(tmp_path / "stranger").certificate
-        assert "is not signed by the authority given" in str(refusal(url, CertificateFiles(ca=stranger)))
-        assert "a file of LPC_REDIS_CA" in str(refusal(url, CertificateFiles(ca=tmp_path / "nowhere")))
-    with tls_redis(tmp_path / "b", authority.issue("expired", days=-1), mutual=False) as url:
-        assert "has expired" in str(refusal(url, ours))
-    with tls_redis(tmp_path / "c", authority.issue("elsewhere", san="DNS:elsewhere"), mutual=False) as url:
-        assert "subjectAltName must contain it" in str(refusal(url, ours))
-
-
 def test_metadata_of_an_access_is_in_no_representation(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hunter2")
     access = access_of(ClientSettings(predictor_token_file=tmp_path / "token"))()
     assert "hunter2" not in repr(access)
     assert access.metadata == (("authorization", "Bearer hunter2"),)
-
-
-def test_a_token_file_is_read_at_each_connection(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    access = access_of(ClientSettings(predictor_token_file=file))
-    for token in ("first", "second"):
-        file.write_text(f"{token}\n")
-        assert access().metadata == (("authorization", f"Bearer {token}"),)
-    file.write_text("\n")
-    with pytest.raises(CertificateError, match="is empty"):
-        access()
-    file.unlink()
-    with pytest.raises(CertificateError, match="cannot read the token in"):
-        access()
-
-
-async def test_the_scrape_says_when_the_certificate_ends(tiny_models: Path, authority: Authority) -> None:
-    async with tls_sidecar(tiny_models, authority.issue("sidecar", days=30), mutual=False) as addresses:
-        text = await _scrape(addresses)
-    line = next(line for line in text.splitlines() if line.startswith("lpc_certificate_expiry_timestamp_seconds "))
-    assert abs(float(line.split()[1]) - time.time() - 30 * 86_400) < 300

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,12 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.processes import free_port
 from eviction_client.offer import NoTokenizer, look_at
 from eviction_client.predictor_client import PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.requests import offered
 from predictor_service.requests.loading import LoadLimits
 from predictor_service.server import Addresses, Parts
 from tests.chat_templates import STYLES, tokenizer_of
@@ -123,42 +120,6 @@ async def test_a_second_engine_and_a_restarted_sidecar_are_sent_nothing(
         assert counted["lpc_tokenizer_offers_total['known']"] >= 1 + start
 
 
-async def test_each_of_several_sidecars_gets_the_tokenizer(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
-    ids = ids_of(tokenizer_of(STYLES["chatml"]), *TURNS)
-    async with (
-        receiving(tiny_models, tmp_path / "one") as (_, one_),
-        receiving(tiny_models, tmp_path / "two") as (_, two),
-    ):
-        client = engine(f"ipv4:127.0.0.1:{one_.port},127.0.0.1:{two.port}", folder)
-        numbers = iter(range(100_000))
-
-        def eight_read() -> bool:
-            asked = [next(numbers) for _ in range(8)]
-            for n in asked:
-                client.ask(n, token_ids=ids)
-            while client.waiting:
-                time.sleep(0.005)
-            answers = [client.take(n) for n in asked]
-            return all(answer is not None and not answer.unread for answer in answers)
-
-        try:
-            await eventually(lambda: asyncio.to_thread(eight_read))
-        finally:
-            client.close()
-        received = [(await metrics_of(at))["lpc_tokenizer_offers_total['received']"] for at in (one_, two)]
-    assert received == [1, 1]
-
-
-async def test_engines_that_begin_together_send_it_once(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
-    async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
-        clients = [engine(f"127.0.0.1:{addresses.port}", folder) for _ in range(4)]
-        await eventually(lambda: all(client.tokenizer_state == "ready" for client in clients))
-        for client in clients:
-            client.close()
-        counted = await metrics_of(addresses)
-    assert counted["lpc_tokenizer_offers_total['received']"] == 1
-
-
 async def test_an_engine_that_dies_while_it_sends_leaves_the_sending_to_the_next(
     tiny_models: Path, tmp_path: Path, folder: Path
 ) -> None:
@@ -179,6 +140,7 @@ async def test_an_engine_that_dies_while_it_sends_leaves_the_sending_to_the_next
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [files.digest]
 
 
+@pytest.mark.nightly
 async def test_a_tokenizer_that_hangs_holds_up_nobody_and_its_engine_is_answered_too(
     tiny_models: Path, tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,21 +178,6 @@ async def test_a_tokenizer_that_hangs_holds_up_nobody_and_its_engine_is_answered
     assert sum("the predictor does not read the prompts of m" in line for line in said) == 1, "the engine"
 
 
-async def test_configured_tokenizers_come_before_offered_ones(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
-    llama = tmp_path / "llama"
-    tokenizer_of(STYLES["llama3"]).save_pretrained(llama)
-    ids = ids_of(tokenizer_of(STYLES["llama3"]), *TURNS)
-    async with receiving(tiny_models, tmp_path / "kept", served_models={"m": str(llama)}) as (_, addresses):
-        client = engine(f"127.0.0.1:{addresses.port}", folder)
-        await eventually(lambda: client.tokenizer_state == "ready")
-        client.ask("r", token_ids=ids)
-        await eventually(lambda: client.waiting == 0)
-        answer = client.take("r")
-        client.close()
-    assert answer is not None and not answer.unread and answer.turn_count == 2
-    assert not list((tmp_path / "kept").iterdir())
-
-
 async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_lengths(
     tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,24 +198,6 @@ async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_length
     assert sum("LPC_SERVED_MODELS" in line and "does not read the prompts of m" in line for line in lines) == 1
 
 
-async def test_ids_of_another_vocabulary_are_said_and_answered(
-    tiny_models: Path, tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
-        client = engine(f"127.0.0.1:{addresses.port}", folder)
-        await eventually(lambda: client.tokenizer_state == "ready")
-        client.ask("r", token_ids=[1, 10**9])
-        await eventually(lambda: client.waiting == 0)
-        answer = client.take("r")
-        client.close()
-        counted = await metrics_of(addresses)
-    assert answer is not None and answer.unread
-    assert counted["lpc_unread_prompts_total['foreign']"] == 1
-    lines = [record.message for record in caplog.records]
-    assert sum("was offered the tokenizer of m did not read a prompt" in line for line in lines) == 1
-    assert sum("outside the vocabulary of m" in line for line in lines) == 1
-
-
 @pytest.mark.parametrize("settings", [{"offered_tokenizers_mib": 0}, {"offered_tokenizers": Path("/proc/nowhere")}])
 async def test_a_sidecar_that_takes_none_says_so(
     tiny_models: Path, tmp_path: Path, folder: Path, settings: dict[str, object]
@@ -284,56 +213,3 @@ async def test_a_sidecar_that_takes_none_says_so(
     assert answer is not None and answer.unread
     assert counted["lpc_tokenizer_offers_total['refused']"] == 1
     assert not (tmp_path / "kept").exists()
-
-
-async def test_files_that_changed_since_they_were_offered_are_not_taken(
-    tiny_models: Path, tmp_path: Path, folder: Path
-) -> None:
-    files = look_at(files_of(folder)())
-    offer = pb.TokenizerOffer(
-        served_model="m", digest=files.digest, files=[pb.TokenizerFile(name=n, bytes=b) for n, b in files.sizes.items()]
-    )
-    async with receiving(tiny_models, tmp_path / "kept") as (stub, addresses):
-        data = b"x" * sum(files.sizes.values())
-        answer = await stub.OfferTokenizer(iter([pb.OfferTokenizerRequest(offer=offer), pb.OfferTokenizerRequest(data=data)]))
-        status = answer.status
-        assert status.state == pb.TOKENIZER_STATE_REFUSED and "do not have the digest" in status.message
-        counted = await metrics_of(addresses)
-    assert counted["lpc_tokenizer_offers_total['damaged']"] == 1
-    assert list((tmp_path / "kept").iterdir()) == []
-
-
-async def test_one_that_was_removed_from_the_sidecar_is_asked_for_again(
-    tiny_models: Path, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = tmp_path / "kept"
-    async with receiving(tiny_models, kept) as (_, addresses):
-        await send(f"127.0.0.1:{addresses.port}", folder)
-    (digest,) = kept.iterdir()
-    (digest / "tokenizer.json").write_text("{}")
-    async with receiving(tiny_models, kept) as (_, addresses):
-        await send(f"127.0.0.1:{addresses.port}", folder)
-        counted = await metrics_of(addresses)
-    assert counted["lpc_tokenizer_offers_total['received']"] == 1
-    assert offered.OfferedTokenizers(kept, 2**20).intact(digest.name)
-
-
-async def test_a_client_that_makes_no_offer_is_refused_as_before_and_says_why(
-    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
-        client = PredictorClient(f"127.0.0.1:{addresses.port}", served_model="m", timeout_s=60)
-        for n in range(3):
-            client.ask(n, token_ids=[1])
-        await eventually(lambda: client.waiting == 0)
-        client.close()
-    assert client.counters.failed == 3
-    assert sum("the predictor refuses requests (NOT_FOUND)" in record.message for record in caplog.records) == 1
-
-
-async def test_nobody_listens_then_nothing_is_offered(folder: Path) -> None:
-    client = engine(f"127.0.0.1:{free_port()}", folder)
-    client.ask("r", token_ids=[1])
-    await asyncio.sleep(0.3)
-    assert client.tokenizer_state == "unknown"
-    client.close()

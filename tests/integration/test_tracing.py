@@ -5,10 +5,7 @@ import contextlib
 import json
 import logging
 import os
-import re
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,13 +18,10 @@ import pytest
 from benchmarks.processes import free_port
 from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
-from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.log_lines import JsonFormatter
 from predictor_service.errors import StartError
 from predictor_service.requests.parser import RequestParser
-from predictor_service.rpc.tracing import standard_endpoint
 from predictor_service.server import Parts
-from tests.authority import Authority
 from tests.integration.test_server import chat, one, traced
 from tests.otlp_collector import Collector, attributes
 
@@ -74,23 +68,6 @@ async def test_a_call_and_its_prediction_are_spans_below_the_callers(tiny_models
     assert {pair.key: pair.value.string_value for pair in resource.attributes}["service.name"] == "lpc-predictor"
 
 
-async def test_each_conversation_of_a_batch_has_a_span_with_its_own_status(tiny_models: Path) -> None:
-    with Collector() as collector:
-        async with traced(tiny_models, collector.endpoint) as (stub, _):
-            await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello"), pb.Conversation()]))
-        spans = collector.spans
-    (call,) = [span for span in spans if span.name == f"{METHOD}/PredictBatch"]
-    predictions = [span for span in spans if span.name == "predict"]
-    assert {(attributes(p)["lpc.input"], attributes(p)["rpc.response.status_code"]) for p in predictions} == {
-        ("chat", "OK"),
-        ("none", "INVALID_ARGUMENT"),
-    }
-    assert {p.parent_span_id for p in predictions} == {call.span_id}
-    assert not call.parent_span_id
-    assert {p.status.code for p in predictions} == {call.status.STATUS_CODE_UNSET, call.status.STATUS_CODE_ERROR}
-    assert {p.status.message for p in predictions} == {""} and not any(p.events for p in predictions)
-
-
 async def test_errors_and_deadlines_are_the_status_of_the_call(tiny_models: Path) -> None:
     class Slow(RequestParser):
         def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
@@ -135,23 +112,6 @@ async def test_the_standard_variables_choose_what_is_sampled(
     assert len(collector.spans) == spans
 
 
-@pytest.mark.parametrize("metadata", [(("traceparent", "nonsense"),), (("traceparent", "00-" + "0" * 60),)])
-async def test_a_wrong_traceparent_begins_a_trace(tiny_models: Path, metadata: tuple[tuple[str, str], ...]) -> None:
-    with Collector() as collector:
-        async with traced(tiny_models, collector.endpoint) as (stub, _):
-            await stub.Predict(one(chat("hello")), metadata=metadata)
-    assert len(collector.spans) == 2
-    assert TRACE not in {span.trace_id.hex() for span in collector.spans}
-
-
-async def test_the_collector_may_want_tls(tiny_models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authority.certificate))
-    with Collector(authority.issue("collector")) as collector:
-        async with traced(tiny_models, collector.endpoint) as (stub, _):
-            await stub.Predict(one(chat("hello")))
-            assert len(await asyncio.to_thread(collector.wait_for, 2)) == 2
-
-
 @contextlib.contextmanager
 def black_hole() -> Iterator[str]:
     """Accepts connections and never says a word."""
@@ -179,35 +139,6 @@ async def test_a_collector_that_is_gone_or_silent_costs_spans_only(
             await asyncio.wait_for(stack.aclose(), 10)
 
 
-@pytest.mark.parametrize("collector", [nobody, black_hole])
-def test_a_process_whose_collector_is_gone_ends_in_time(
-    tiny_models: Path, collector: "type[contextlib.AbstractContextManager[str]]"
-) -> None:
-    with collector() as endpoint:
-        env = {"LPC_UNIX_SOCKET": "", "LPC_METRICS_PORT": "", "LPC_PORT": "0", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
-        command = [sys.executable, "-m", "lpc", "serve", "--models", str(tiny_models), "--model", "tiny"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}) as process:
-            assert process.stderr is not None
-            line = next(line for line in process.stderr if "listening on" in line)
-            address = re.search(r"127\.0\.0\.1:\d+", line)
-            assert address is not None
-            with grpc.insecure_channel(address[0]) as channel:
-                stub = rpc.ContinuationPredictorStub(channel)
-                assert stub.Predict(one(chat("hello")), timeout=30, wait_for_ready=True).prediction.probability > 0
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=30)  # then Kubernetes would kill it
-            assert process.returncode == 0
-            assert "Traceback" not in said, said
-
-
-async def test_an_endpoint_without_the_package_is_one_clear_error(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    monkeypatch.delitem(sys.modules, "predictor_service.rpc.otlp", raising=False)
-    with pytest.raises(StartError, match=r"opentelemetry\.sdk\.trace is missing: pip install 'learned-prefix-cache\[otel\]'"):
-        async with traced(tiny_models, "http://127.0.0.1:4317"):
-            pass
-
-
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
@@ -223,22 +154,6 @@ async def test_a_wrong_variable_is_one_clear_error(
     monkeypatch.setenv(name, value)
     with pytest.raises(StartError, match=why):
         async with traced(tiny_models, "http://127.0.0.1:4317"):
-            pass
-
-
-def test_where_traces_go() -> None:
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4317"}
-    assert standard_endpoint({}) is None
-    assert standard_endpoint(environment) == "http://all:4317"
-    assert standard_endpoint(environment | {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://traces:4317"}) == "http://traces:4317"
-    assert standard_endpoint(environment | {"OTEL_TRACES_EXPORTER": "none"}) is None
-    assert standard_endpoint(environment | {"OTEL_SDK_DISABLED": "true"}) is None
-
-
-@pytest.mark.parametrize("wrong", ["collector:4317", "http://", "ftp://collector"])
-async def test_an_endpoint_must_be_a_url(tiny_models: Path, wrong: str) -> None:
-    with pytest.raises(StartError, match="must be http://host:port"):
-        async with traced(tiny_models, wrong):
             pass
 
 

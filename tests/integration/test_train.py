@@ -12,14 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.commands.cli import app
-from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of, split_of
+from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.logs.datasets.language import language_of
-from lpc.model.conversation import Message
 from lpc.model.features import SCALARS
-from lpc.training.embedding import EmbeddingError, load_embedded
+from lpc.training.embedding import load_embedded
 from lpc.training.evaluate import evaluate
 from lpc.training.head import Head
-from lpc.training.quality import intervals
 from lpc.training.train import CANDIDATES, choose, train
 
 WIDTH = 8
@@ -102,16 +100,7 @@ def test_our_recipe_uses_the_lengths_and_beats_the_papers(embeddings: Path, head
     assert {"turn 1", "language en", "language de"} <= set(result["default"]["groups"])
 
 
-def test_training_again_gives_the_same_file_and_a_card_with_its_figures(few: Path, tmp_path: Path) -> None:
-    result = train(few, tmp_path / "head.safetensors", recipe="default")
-    train(few, tmp_path / "again/head.safetensors", recipe="default")
-    assert (tmp_path / "head.safetensors").read_bytes() == (tmp_path / "again/head.safetensors").read_bytes()
-    card = (tmp_path / "CARD.md").read_text()
-    assert f"MCC {result['mcc']}" in card
-    assert "Intended use" in card
-    assert "Limits" in card
-
-
+@pytest.mark.nightly
 def test_the_recipe_is_chosen_without_the_evaluation_half(few: Path) -> None:
     data = load_embedded(few)
     spoilt = load_embedded(few)
@@ -120,30 +109,6 @@ def test_the_recipe_is_chosen_without_the_evaluation_half(few: Path) -> None:
     spoilt.continues.flags.writeable = True
     spoilt.continues[evaluation] = True
     assert choose(data, CANDIDATES[:2], seed=0) == choose(spoilt, CANDIDATES[:2], seed=0)
-
-
-def test_too_few_examples_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(EmbeddingError, match="at least 50 of each are needed: embed more conversations"):
-        train(write_embeddings(tmp_path / "few", 40), tmp_path / "head", recipe="lpc")
-
-
-def test_the_interval_of_few_conversations_is_wider_than_that_of_as_many_single_turns() -> None:
-    generator = np.random.default_rng(0)
-    label = np.repeat(generator.random(60) < 0.6, 50)
-    p = np.clip(np.repeat(generator.random(60), 50) * 0.5 + label * 0.3, 0.01, 0.99)
-    together = intervals(p, label, 0.5, np.repeat(np.arange(60), 50).astype(str))["auc"]
-    alone = intervals(p, label, 0.5, np.arange(3000).astype(str))["auc"]
-    assert together[1] - together[0] > 2 * (alone[1] - alone[0])
-
-
-def test_every_shard_has_all_splits(tmp_path: Path) -> None:
-    from lpc.training.embedding import _shards
-
-    exchange = [(role, turn) for turn in range(4) for role in ("user", "assistant")]
-    chats = [Conversation(str(i), tuple(Message(role, f"{i} {turn}") for role, turn in exchange)) for i in range(1200)]
-    shards = _shards([example for chat in chats for example in examples_of(chat, 5)])
-    assert len(shards) == 3
-    assert all({example.split for example in shard} == {"train", "validation", "evaluation"} for shard in shards)
 
 
 def test_the_command_line_trains_evaluates_and_names_what_is_missing(few: Path, tmp_path: Path) -> None:

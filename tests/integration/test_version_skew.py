@@ -23,18 +23,16 @@ from eviction_client.settings import ClientSettings
 from lpc.cache.client import ResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.commands.conversations import asking
-from lpc.gateway.settings import GatewaySettings
 from lpc.v1 import predictor_pb2 as pb
 from tests.caching_sidecar import ResponseCaches, response_caches
-from tests.engine_double import EngineDouble, served
 from tests.eventually import eventually
-from tests.integration.gateway.conftest import a_gateway, chat
 
 OLDER = Path(__file__).parents[1] / "data" / "older_contract.binpb"
 PREDICTOR, CACHE = "lpc.v1.ContinuationPredictor", "lpc.cache.v1.ResponseCache"
 UNKNOWN = 9999
-ANONYMOUS = {"gateway_cache_anonymous": True} if "gateway_cache_anonymous" in GatewaySettings.model_fields else {}
 BODY = b'{"id": "1", "choices": [{"message": {"role": "assistant", "content": "Paris"}, "finish_reason": "stop"}]}'
+
+RELEASES = ["older", pytest.param("newer", marks=pytest.mark.nightly)]
 
 
 class Contract:
@@ -142,7 +140,7 @@ def cache_question(contract: Contract) -> Any:
     return question
 
 
-@pytest.mark.parametrize("release", ["older", "newer"])
+@pytest.mark.parametrize("release", RELEASES)
 def test_a_client_of_another_release_asks_the_present_sidecars_cache(
     caches: ResponseCaches, release: str, request: pytest.FixtureRequest
 ) -> None:
@@ -164,7 +162,7 @@ def test_a_client_of_another_release_asks_the_present_sidecars_cache(
         assert call("Invalidate", "InvalidateRequest", scope="default").done
 
 
-@pytest.mark.parametrize("release", ["older", "newer"])
+@pytest.mark.parametrize("release", RELEASES)
 def test_a_client_of_another_release_asks_the_present_sidecar_for_predictions(
     caches: ResponseCaches, release: str, request: pytest.FixtureRequest
 ) -> None:
@@ -205,7 +203,7 @@ def lookup_answer(contract: Contract, result: str) -> Any:
 
 
 @pytest.mark.parametrize("result", ["hit", "miss", "neither"])
-@pytest.mark.parametrize("release", ["older", "newer"])
+@pytest.mark.parametrize("release", RELEASES)
 def test_the_present_cache_client_asks_a_sidecar_of_another_release(
     release: str, result: str, request: pytest.FixtureRequest
 ) -> None:
@@ -226,25 +224,6 @@ def test_the_present_cache_client_asks_a_sidecar_of_another_release(
         client.close()
 
 
-@pytest.mark.parametrize("result", ["hit", "miss", "neither"])
-@pytest.mark.parametrize("release", ["older", "newer"])
-async def test_the_present_gateway_asks_a_sidecar_of_another_release(
-    release: str, result: str, request: pytest.FixtureRequest
-) -> None:
-    contract: Contract = request.getfixturevalue(release)
-    with serving(contract, CACHE, of_cache(contract, lookup_answer(contract, result))) as sidecar:
-        async with (
-            served(EngineDouble()) as engine,
-            # Whatever a gateway caches by default, this one caches for callers without a name.
-            a_gateway(engine, sidecar=sidecar, **ANONYMOUS) as gateway,
-        ):
-            answer = await gateway.ask(chat("capital of France?"))
-    assert answer.status_code == 200
-    used = (release, result) == ("older", "hit")
-    assert ("Paris" in answer.text) == used
-    assert len(engine.completions) == (not used)
-
-
 def of_predictor(contract: Contract) -> Answers:
     """Return a server that answers each question with 0.25, and nothing else that it need not."""
 
@@ -257,7 +236,7 @@ def of_predictor(contract: Contract) -> Answers:
     }
 
 
-@pytest.mark.parametrize("release", ["older", "newer"])
+@pytest.mark.parametrize("release", RELEASES)
 async def test_the_present_engine_and_lpc_predict_ask_a_sidecar_of_another_release(
     release: str, request: pytest.FixtureRequest
 ) -> None:
