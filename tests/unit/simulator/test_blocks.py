@@ -14,6 +14,7 @@ from lpc.simulator.policies import REGISTRY, Policy, PolicySettings
 from lpc.simulator.policy import Chunk
 from lpc.simulator.segments import Path, Paths
 from lpc.simulator.workload import Turn, Workload
+from tests.nightly import LONG
 from tests.unit.simulator.replay import OneByOne, workload
 
 POLICIES = sorted(REGISTRY)
@@ -144,7 +145,7 @@ STEPS = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 20.0, 400.0]), STARTS | st
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("closed", [True, False])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20 if LONG else 8, deadline=None)
 @given(steps=STEPS)
 def test_no_block_is_lost_doubled_or_taken_from_a_running_request(policy: str, closed: bool, steps: list) -> None:
     """Requests start and end at random; a set of content ids tells what the cache must hold."""

@@ -52,12 +52,6 @@ def test_time_to_first_token_is_that_of_the_tokens_not_cached() -> None:
     assert result.hit_rate == 0.32
 
 
-def test_the_last_token_of_a_prompt_is_computed_even_if_all_its_blocks_are_cached() -> None:
-    result = replay(open_workload(turn([1, 2], tokens=32), turn([1, 2], 10.0, tokens=32)), 10)
-
-    assert result.hit_tokens == 16
-
-
 def test_a_request_holds_its_blocks_for_prefill_and_output() -> None:
     # The first needs 4 of 4 blocks for 0.033 s of prefill and 3 s of output.
     first, second = turn([1, 2], output=30), turn([5], 1.0)
@@ -67,40 +61,12 @@ def test_a_request_holds_its_blocks_for_prefill_and_output() -> None:
     assert result.ttft == pytest.approx([0.033, 3.033 - 1.0 + 0.017])
 
 
-def test_requests_wait_in_their_order_even_if_a_later_one_would_fit() -> None:
-    running = turn([1, 2], output=20)  # 4 blocks of 6
-    large, small = turn([5, 6, 7], 1.0), turn([9], 1.5, tokens=16)
-    result = replay(open_workload(running, large, small), 6)
-
-    assert result.waited == 2
-    assert result.ttft == pytest.approx([0.033, 2.033 - 1.0 + 0.049, 2.033 - 1.5 + 0.049 + 0.016])
-
-
-def test_a_request_larger_than_the_cache_is_refused_and_counted_and_the_next_is_served() -> None:
-    workload = open_workload(
-        turn([1, 2, 3], tokens=49, output=16), turn([1], 1.0, tokens=48, output=16), turn([1], 5.0, tokens=17)
-    )
-    result = replay(workload, 4)
-
-    assert (result.refused, result.requests, result.waited) == (1, 2, 0)
-    assert result.prompt_tokens == 65
-
-
 def test_the_next_turn_of_a_closed_workload_comes_its_gap_after_the_end() -> None:
     first, second = turn([1], output=10), turn([1, 2], gap=5.0)
     result = replay(closed_workload([first, second]), 10)
 
     assert second.arrival == pytest.approx(0.017 + 1.0 + 5.0)
     assert result.ttft[1] == pytest.approx((33 - 16) / 1000)
-
-
-def test_where_another_engine_decodes_blocks_are_free_after_the_prompt() -> None:
-    workload = open_workload(turn([1, 2], output=30), turn([5], 1.0))
-    workload.decodes = False
-    result = replay(workload, 4)
-
-    assert result.waited == 0
-    assert result.ttft == pytest.approx([0.033, 0.017])
 
 
 class Counted(Policy[Any]):
@@ -225,11 +191,3 @@ def test_a_reply_has_the_blocks_that_the_conversation_s_next_prompt_has_in_its_p
     assert replies(first, replace(goes_on, blocks=(0, 9, 10, 11, 12, 13))) == [[], []]
     assert replies(first, replace(goes_on, input_tokens=50, blocks=(0, 1, 2))) == [[2], []]
     assert replies(first, goes_on, decodes=False) == [[], []]
-
-
-def test_the_next_prompt_hits_the_reply_that_it_repeats() -> None:
-    first = TracedRequest(0.0, 40, 45, (0, 1), "a", 1, "")
-    second = TracedRequest(9.0, 100, 5, (0, 1, 2, 3, 4, 5), "a", 2, "")
-    result = replay(from_trace(Trace("t", SIZE, [first, second]), count_from=0.0), 20)
-
-    assert result.hit_tokens == 5 * SIZE

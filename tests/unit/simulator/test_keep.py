@@ -13,6 +13,7 @@ from lpc.simulator.cache import BlockCache
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.segments import Path
 from lpc.simulator.workload import Turn
+from tests.nightly import LONG
 from tests.unit.simulator.replay import make
 
 
@@ -118,7 +119,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("policy", sorted(REGISTRY))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15 if LONG else 6, deadline=None)
 @given(steps=STEPS)
 def test_while_requests_wait_no_block_is_lost_and_one_that_is_needed_goes_only_if_no_other_is_free(
     policy: str, steps: list[tuple[str, int, int]]

@@ -126,8 +126,8 @@ def test_the_command_replays_a_tier_and_refuses_what_is_not_one(tmp_path: Path) 
 
 def test_table_page_and_picture_show_what_the_tier_serves(tmp_path: Path) -> None:
     lines = []
-    for n in range(300):
-        chat, number = n % 60, n // 60
+    for n in range(100):
+        chat, number = n % 20, n // 20
         blocks = [100 * chat + place for place in range(4 + number)]
         lines.append({"timestamp": 10_000 * n, "input_length": 512 * len(blocks), "output_length": 100, "hash_ids": blocks})
     log = tmp_path / "log.jsonl"

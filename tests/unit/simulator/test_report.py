@@ -15,6 +15,7 @@ from lpc.simulator.report import write_html
 from lpc.simulator.summary import QUEUE, derived
 from lpc.simulator.workload import Cost
 from tests.integration.test_learned_policies import trace
+from tests.integration.test_simulate import qwen_file
 
 
 @pytest.mark.parametrize(
@@ -124,10 +125,12 @@ def test_a_page_of_few_rows_has_one_gain(found: list[dict[str, Any]], tmp_path: 
 
 
 def test_lpc_simulate_writes_the_page_for_the_size_that_is_yours(tmp_path: Path) -> None:
-    asked = ["simulate", "--workload", "few-shot", "--policies", "lru,value", "--capacity", "2%,20%", "--cache", "5%"]
+    log = qwen_file(tmp_path / "log.jsonl")
+    asked = ["simulate", "--trace", str(log), "--format", "qwen", "--policies", "lru,value"]
+    asked += ["--capacity", "2%", "--cache", "5%"]
     done = CliRunner().invoke(app, [*asked, "--html", str(tmp_path / "p.html"), "--picture", str(tmp_path / "p.png")])
     assert done.exit_code == 0, done.output
     assert "(5% of this traffic's working set)" in " ".join(done.output.split())
     page = (tmp_path / "p.html").read_text("utf-8")
-    assert "<h1>few-shot" in page
+    assert "<h1>log.jsonl" in page
     assert "(5% of this traffic&#39;s working set)" in re.findall(r'<p class="gain">(.*?)</p>', page)[0]

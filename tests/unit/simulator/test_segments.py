@@ -7,6 +7,7 @@ import pytest
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.workload import Turn, Workload
+from tests.nightly import LONG
 
 BLOCK = 16
 POLICIES = sorted(REGISTRY)
@@ -51,7 +52,7 @@ def evictions(policy: str, workload: Workload, blocks: int, *, blockwise: bool) 
     return result.hit_tokens, gone
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 if LONG else 1))
 @pytest.mark.parametrize("blocks", [90, 400])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_evicts_segments_as_it_evicts_blocks(
