@@ -18,13 +18,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from benchmarks.bare_scheduler import Engine, conversations, vllm_config
-from eviction_client.ended import Run
 from eviction_client.engines.vllm import conformance
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
-from tests.engine.pool_course import HIGH, LOW, MIDDLE, STEP_S, TABLES, Ending, PoolEngine, course
-from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the check at start")
 
@@ -45,41 +42,6 @@ def test_this_vllm_passes_and_the_check_leaves_no_trace(caplog: pytest.LogCaptur
         assert conformance.why_not(engine.scheduler) is None
     assert (engine.pool.get_num_free_blocks(), engine.pool.free_block_queue) == before
     assert not caplog.records
-
-
-@pytest.mark.parametrize("value_enabled", [False, True])
-@pytest.mark.parametrize("seed", range(8 if LONG else 3))
-def test_while_nothing_is_known_the_pool_is_as_with_its_own_queue_after_every_operation(seed: int, value_enabled: bool) -> None:
-    stock = course(PoolEngine(learned=False), seed)
-    ours = course(PoolEngine(learned=True, value_enabled=value_enabled), seed)
-    for number, (expected, found) in enumerate(zip(stock, ours, strict=True)):
-        assert found == expected, number
-
-
-def test_chains_and_their_parts_leave_the_pool_in_the_order_of_their_values() -> None:
-    engine = PoolEngine(learned=True)
-    plugin = engine.plugin
-    plugin.tables = TABLES
-    names = ("high", "low", "middle", "split")
-    chains = {name: engine.allocate(4, 4) for name in names}
-    engine.block_pool.get_new_blocks(engine.block_pool.get_num_free_blocks())
-    plugin.runs = {"high": [Run(4, HIGH)], "low": [Run(4, LOW)], "middle": [Run(4, MIDDLE)]}
-    plugin.runs["split"] = [Run(1, HIGH), Run(4, LOW)]
-    for name, (blocks, hashes) in chains.items():
-        plugin.time += STEP_S
-        engine.free(Ending(name, blocks, hashes=hashes, block_size=engine.block_size))
-
-    def ids(name: str, start: int = 0) -> list[int]:
-        return [block.block_id for block in reversed(chains[name][0][start:])]
-
-    by_use = [number for name in names for number in ids(name)]
-    by_value = [*ids("low"), *ids("split", 1), *ids("middle"), *ids("high"), ids("split")[-1]]
-    for value_enabled, expected in ((True, by_value), (False, by_use), (True, by_value)):
-        plugin.value_enabled = value_enabled
-        plugin.time += STEP_S
-        engine.schedule()
-        assert engine.order() == expected
-    assert [block.block_id for block in engine.block_pool.get_new_blocks(9)] == by_value[:9]
 
 
 Drift = Callable[[pytest.MonkeyPatch], None]

@@ -22,7 +22,6 @@ from benchmarks.cpu_tier import connector
 from eviction_client.background import AtOnce
 from eviction_client.ended import Run
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
 from eviction_client.value_queue import DONE
@@ -262,18 +261,6 @@ def test_what_a_later_release_adds_goes_to_its_own_policy(monkeypatch: pytest.Mo
     assert seen == [(1, 2)]
 
 
-def test_alone_it_is_vllms_lru_and_says_once_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    manager = CPUOffloadingManager(num_chunks=8, cache_policy=POLICY, cache_policy_module_path=MODULE)
-    for number in range(3):
-        context = ReqContext(req_id=str(number))
-        manager.on_new_request(context)
-        manager.prepare_store([key_of(bytes([number]) * 32)], context)
-        manager.on_request_finished(context)
-    (warning,) = [record.getMessage() for record in caplog.records if "learned prefix cache" in record.getMessage()]
-    assert "--scheduler-cls" in warning
-    assert manager._policy.tier is None
-
-
 # Under the scheduler.
 
 
@@ -333,14 +320,6 @@ def test_what_waits_behind_a_cold_request_is_kept_in_the_tier_behind_what_the_po
     engine.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
     assert not tier.decides or tier.value_enabled
     assert not tier._queue.keeps
-
-
-@pytest.mark.parametrize("named", ["lru", "arc"])
-def test_whose_policy_an_operator_names_keeps_it(named: str, tiered: Callable[..., Any]) -> None:
-    engine = tiered(connector(50, eviction_policy=named))
-    assert not isinstance(policy_of(engine), LearnedCachePolicy)
-    assert engine.scheduler.lpc.plugin.tiers == []
-    assert values_of(engine.scheduler.lpc)["lpc_tier_stock_fallback", ""] == 0.0
 
 
 def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:

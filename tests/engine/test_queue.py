@@ -87,10 +87,25 @@ class QueueInTheRealPool(RuleBasedStateMachine):
             give_hash(self.pool, block, content)
         self.running.append((taken, chain_of(contents)))
 
-    @precondition(lambda self: self.free)
+    @property
+    def cached(self) -> list[int]:
+        return [block for block in sorted(self.free) if self.pool.blocks[block].block_hash is not None]
+
+    @precondition(lambda self: self.cached)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        """A block leaves the prefix cache and keeps its place among the free ones."""
+        self.pool.evict_blocks({data.draw(st.sampled_from(self.cached))})
+
+    @precondition(lambda self: not self.running)
+    @rule()
+    def reset(self) -> None:
+        assert self.pool.reset_prefix_cache() and not self.cached
+
+    @precondition(lambda self: self.cached)
     @rule(data=st.data())
     def hit(self, data: st.DataObject) -> None:
-        block = self.pool.blocks[data.draw(st.sampled_from(sorted(self.free)))]
+        block = self.pool.blocks[data.draw(st.sampled_from(self.cached))]
         self.pool.touch([block])
         del self.free[block.block_id]
         self.running.append(([block], [bytes(block.block_hash or b"")[:-4]]))

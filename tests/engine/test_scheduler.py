@@ -269,26 +269,6 @@ def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pyt
     assert len(body["token_ids"]) >= 32
 
 
-def test_a_clock_that_fails_does_not_reach_the_scheduler() -> None:
-    engine = Engine(100)
-    request = engine.add("a", list(range(6, 86)), 1)
-    del engine.now
-    assert engine.scheduler.schedule().num_scheduled_tokens == {"a": request.num_tokens}
-    assert engine.scheduler.lpc.plugin.failures > 0
-    engine.scheduler.shutdown()  # else its thread would log a failure of its own, in a later test
-
-
-def test_an_aborted_request_has_no_group() -> None:
-    engine = Engine(100, background=AtOnce)
-    predicted(engine, 3)
-    engine.add("a", list(range(6, 86)), 50)
-    for _ in range(4):
-        engine.step()
-    engine.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    assert set(classes_of(engine).values()) == {0}
-    assert engine.scheduler.lpc.plugin.ended["aborted"] == 1
-
-
 @pytest.mark.parametrize("guard", [True, False])
 def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(guard: bool) -> None:
     engine = Engine(100, tell=lambda _: CONTINUES, guard=guard)
@@ -363,18 +343,6 @@ def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes(
     assert "a" not in scheduler.requests
     assert list(classes_of(engine).values()) == [PREDICTED] * 5
     assert max(ages_of(engine).values()) < 1.0
-
-
-def test_sessions_of_two_tenants_are_two_and_no_salt_is_told() -> None:
-    engine = Engine(100)
-    names = []
-    engine.told.ask = lambda *_, conversation_id, **__: names.append(conversation_id)  # type: ignore[method-assign]
-    for salt in (None, "tenant one", "tenant two", "tenant one"):
-        request = engine.add(f"r{len(names)}", range(6, 46), 3, {"session_id": "s1"}, salt=salt)
-        assert request.cache_salt == salt
-    plain, one, two, again = names
-    assert plain == "s1" and one == again
-    assert len({plain, one, two}) == 3 and "tenant" not in one + two
 
 
 def test_a_failing_hook_costs_neither_request_nor_order(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -140,19 +139,15 @@ class Fleet:
         self.sidecar.signal(signal.SIGKILL)
         self.redis.kill()
 
-    def chats(
-        self, label: str, count: int = 24, turns: int = 3, reply: int = 160, stock: Sequence[VllmServer] = ()
-    ) -> list[float]:
-        """Multi-turn chats on both engines at once; all requests must succeed. Returns the seconds of each. Replies: tokens."""
+    def chats(self, label: str, count: int = 24, turns: int = 3, reply: int = 160, stock: Sequence[VllmServer] = ()) -> int:
+        """Multi-turn chats on both engines at once; all requests must succeed. Returns how many. Replies: tokens."""
         engines = stock or self.engines
 
-        def chat(number: int) -> list[float]:
+        def chat(number: int) -> int:
             client = engines[number % 2].client()
             messages: list[dict[str, str]] = [{"role": "system", "content": "Answer briefly. " + SECRET}]
-            took = []
             for turn in range(turns):
                 messages.append({"role": "user", "content": f"{label} {number} {turn}: " + "what then? " * 8})
-                started = time.perf_counter()
                 answer = client.chat.completions.create(
                     model="tiny",
                     messages=messages,
@@ -160,12 +155,11 @@ class Fleet:
                     temperature=0,
                     extra_body={"ignore_eos": True, "vllm_xargs": {"lpc_retain_seconds": 0}},
                 )
-                took.append(time.perf_counter() - started)
                 messages.append({"role": "assistant", "content": answer.choices[0].message.content or "-"})
-            return took
+            return turns
 
         with ThreadPoolExecutor(6) as threads:
-            return [seconds for took in threads.map(chat, range(count)) for seconds in took]
+            return sum(threads.map(chat, range(count)))
 
 
 @pytest.fixture(scope="module")
@@ -219,37 +213,6 @@ def test_two_engines_hit_and_tell_their_metrics(fleet: Fleet) -> None:
         assert metrics["lpc_value_enabled", ""] in (0, 1)
 
 
-@pytest.fixture
-def busy_machine() -> Iterator[None]:
-    """As many processes as cores, that do nothing but compute."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
-    yield
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def ended(fleet: Fleet) -> tuple[float, float]:
-    """Requests that came to their end, and those of them for which a prediction came, in time or late."""
-    by = [{label: n for (name, label), n in e.metrics().items() if name == "lpc_requests_ended_total"} for e in fleet.engines]
-    predicted = sum(counts.get("prediction", 0.0) for counts in by)
-    return predicted + sum(counts.get("unanswered", 0.0) for counts in by), predicted + sum(
-        counts.get("late", 0.0) for counts in by
-    )
-
-
-@pytest.mark.timeout(600)
-def test_short_replies_on_a_busy_machine_end_with_a_prediction_in_95_of_100(fleet: Fleet, busy_machine: None) -> None:
-    time.sleep(2)  # metrics are written once a second
-    before = ended(fleet)
-    fleet.chats("short", count=48, reply=8)
-    assert until(lambda: ended(fleet)[0] - before[0] == 144)
-    until(lambda: ended(fleet)[1] - before[1] == 144, 15)  # an answer is worthless after ten seconds
-    share = (ended(fleet)[1] - before[1]) / 144
-    print(f"{share:.1%} of 144 short requests ended with a prediction")
-    assert share >= 0.95
-
-
 def test_the_plug_in_speaks_in_vllms_log(fleet: Fleet) -> None:
     for engine in fleet.engines:
         lines = [line for line in engine.log.read_text().splitlines() if "learned prefix cache: on" in line]
@@ -271,7 +234,7 @@ def drifted(fleet: Fleet) -> Iterator[VllmServer]:
 
 @pytest.mark.timeout(400)
 def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_says_so_once(fleet: Fleet, drifted: VllmServer) -> None:
-    assert len(fleet.chats("drifted", count=4, reply=8, stock=[drifted, drifted])) == 12
+    assert fleet.chats("drifted", count=4, reply=8, stock=[drifted, drifted]) == 12
     lines = [line for line in drifted.log.read_text().splitlines() if "learned prefix cache" in line]
     assert len(lines) == 1
     assert re.search(r"ERROR .* does not work in this vLLM .* evicts blocks in the order .* Stock LRU instead", lines[0])
@@ -293,31 +256,18 @@ def test_both_engines_scores_are_under_one_namespace_and_no_text_is_in_redis_or_
     assert not any("swordfish" in engine.log.read_text() for engine in fleet.engines)
 
 
-@pytest.fixture
-def stock(fleet: Fleet) -> Iterator[list[VllmServer]]:
-    servers = [VllmServer(fleet.folder, fleet.model) for _ in range(2)]
-    for server in servers:
-        server.wait()
-    yield servers
-    for server in servers:
-        server.stop()
-
-
 @pytest.mark.timeout(900)
-def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet, stock: list[VllmServer]) -> None:
-    fleet.chats("warm", stock=stock)
-    seconds = {"stock vLLM": fleet.chats("stock", stock=stock), "all well": fleet.chats("well")}
+def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet) -> None:
     fleet.sidecar.signal(signal.SIGSTOP)
-    seconds["sidecar silent"] = fleet.chats("silent")
+    fleet.chats("sidecar silent")
     fleet.sidecar.signal(signal.SIGCONT)
     fleet.sidecar.signal(signal.SIGKILL)
-    seconds["sidecar killed"] = fleet.chats("killed")
+    fleet.chats("sidecar killed")
     fleet.redis.freeze()
-    seconds["Redis silent too"] = fleet.chats("redis silent")
+    fleet.chats("Redis silent too")
     fleet.redis.thaw()
     fleet.redis.kill()
-    seconds["both killed"] = fleet.chats("both")
-    seconds["stock vLLM, once more"] = fleet.chats("stock again", stock=stock)
+    fleet.chats("both killed")
     fleet.redis.start()
     fleet.sidecar.start()
     assert until(lambda: all(engine.metrics()["lpc_predictor_connected", ""] for engine in fleet.engines), 60)
@@ -325,12 +275,8 @@ def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet, stock: list[
     rounds = 0
     while rounds < 10 and sum(map(scored, fleet.engines)) <= before:
         rounds += 1
-        seconds["back"] = fleet.chats(f"back {rounds}")
+        fleet.chats(f"back {rounds}")
         time.sleep(2)
     assert sum(map(scored, fleet.engines)) > before
     assert until(lambda: all(engine.metrics()["lpc_store_healthy", ""] for engine in fleet.engines), 60)
-    for name, took in seconds.items():
-        print(
-            f"{name}: {len(took)} requests, median {1000 * statistics.median(took):.0f} ms, longest {1000 * max(took):.0f} ms"
-        )
     assert all(engine.metrics()["lpc_failures_total", ""] == 0 for engine in fleet.engines)

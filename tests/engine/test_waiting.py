@@ -12,7 +12,7 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue, PriorityRequestQu
 from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, vllm_config
-from eviction_client.cached_first import AGEING, ESTIMATES
+from eviction_client.cached_first import AGEING
 from eviction_client.engines.vllm import conformance
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.waiting import CachedFirstQueue, CachedPrompts
@@ -83,15 +83,6 @@ def test_every_request_gets_stocks_output(asynchronous: bool, window: int | None
     assert window or ours.preempted > 0
     assert queue_of(engine).cached_first and engine.scheduler.lpc.plugin.failures == 0
     assert not queue_of(engine)._waiting and not queue_of(engine)._begun and not queue_of(engine)._popped
-
-
-def test_while_no_two_requests_wait_nothing_differs(asynchronous: bool) -> None:
-    made = conversations(2, 40, spread_s=2000.0)
-    stock = Engine(60, learned=True, asynchronous=asynchronous).run(made)
-    engine = engine_of(60, asynchronous=asynchronous)
-    ours = engine.run(made)
-    assert (ours.outputs, ours.evicted, ours.course) == (stock.outputs, stock.evicted, stock.course)
-    assert len(stock.evicted) > 100 and queue_of(engine).overtaking == 0
 
 
 def warm_and_cold(engine: Engine, *, cold_tokens: int) -> None:
@@ -265,25 +256,6 @@ def test_after_a_failure_it_is_first_come_first_served_and_no_request_is_lost(pa
     assert ours.outputs == stock.outputs
     assert not queue.cached_first and engine.scheduler.lpc.plugin.failures == 1
     assert values_of(engine.scheduler.lpc)["lpc_cached_first", ""] == 0.0
-
-
-def test_a_step_looks_at_a_bounded_number_of_long_waiting_requests() -> None:
-    engine = engine_of(100, max_seqs=1)
-    warm_and_cold(engine, cold_tokens=200)
-    for number in range(200):
-        engine.add(f"long {number}", [number % 250, *(range(250)), *range(250)] * 4, 1)
-    prompts = queue_of(engine)._prompts
-    find, looks = prompts._find, []
-
-    def counted(*args: Any) -> object:
-        looks.append(args)
-        return find(*args)
-
-    prompts._find = counted
-    for _ in range(60):
-        looks.clear()
-        engine.step()
-        assert len(looks) <= 2 * ESTIMATES * 2 * 4  # refresh and choice, and each request's prompt may have been looked for
 
 
 @left_alone

@@ -1,27 +1,22 @@
 """`lpc doctor` against real servers: what is well is said, and each thing that can be wrong is found and named."""
 
 import asyncio
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent import futures
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from unittest.mock import patch
 
-import grpc
 import pytest
 
 from benchmarks.processes import RedisServer, free_port
 from eviction_client.settings import ClientSettings
 from lpc.commands import checks, cli
 from lpc.commands.checks import Finding, examine
-from lpc.commands.doctor import show
 from tests.authority import Authority
 from tests.caching_sidecar import response_caches
 from tests.chat_templates import STYLES, tokenizer_of
@@ -124,26 +119,6 @@ async def test_an_address_that_is_none(address: str, why: str) -> None:
     assert "health" not in found
 
 
-@contextlib.contextmanager
-def another_service() -> Iterator[int]:
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield port
-    finally:
-        server.stop(0).wait()
-
-
-async def test_another_service_and_one_that_is_silent() -> None:
-    with another_service() as port:
-        found = (await looked(predictor_address=f"127.0.0.1:{port}"))["health"]
-    assert found.status == "fail" and "another gRPC service" in found.advice
-    with socket.create_server(("127.0.0.1", 0)) as hole, patch.object(checks, "TIMEOUT_S", 0.5):
-        found = (await looked(predictor_address=f"127.0.0.1:{hole.getsockname()[1]}"))["health"]
-    assert found.status == "fail"
-
-
 def test_a_redis_that_is_missing_or_locked(tmp_path: Path) -> None:
     gone = at_redis(f"redis://:a-secret@127.0.0.1:{free_port()}/0")["redis"]
     assert gone.status == "fail" and "LPC_REDIS_URL" in gone.advice and "a-secret" not in str(gone)
@@ -181,18 +156,6 @@ def test_a_check_that_breaks_is_a_finding_and_quotes_nothing() -> None:
     with patch.object(checks, "_redis", broken):
         found = {finding.check: finding for finding in examine(ClientSettings(predictor_address="127.0.0.1:1"))}
     assert found["redis"].status == "fail" and "RuntimeError" in found["redis"].found and "hunter2" not in str(found)
-
-
-def test_the_exit_status_and_both_forms_of_output(capsys: pytest.CaptureFixture[str]) -> None:
-    well, bad = Finding("address", "ok", "[::1]:1 is up"), Finding("redis", "fail", "gone", "start it")
-    assert show([well, replace(bad, status="warn")], as_json=False) == 0
-    assert show([well, bad], as_json=False) == 1
-    table = capsys.readouterr().out
-    assert "[::1]:1 is up" in table and "start it" in table
-    assert show([well, bad], as_json=True) == 1
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["ok"] is False
-    assert answer["checks"][1] == {"check": "redis", "status": "fail", "found": "gone", "advice": "start it"}
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

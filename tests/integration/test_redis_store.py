@@ -113,22 +113,6 @@ def test_an_unreachable_redis_is_named() -> None:
     assert f"127.0.0.1:{port}" in message and "a-secret" not in message
 
 
-@pytest.mark.parametrize(
-    ("options", "login", "says"),
-    [
-        ({"requirepass": "right"}, "", "asks for a password"),
-        ({"requirepass": "right"}, ":wr0ng-secret@", "refuses this user or password"),
-        ({"maxmemory": "1"}, "", "out of memory"),
-        ({"include": "old.conf"}, "", "version 6.2 or later"),
-    ],
-)
-def test_what_a_redis_lacks_is_named(tmp_path: Path, options: dict[str, str], login: str, says: str) -> None:
-    (tmp_path / "old.conf").write_text('rename-command ZMSCORE ""\n')
-    with RedisServer(tmp_path, **options) as server:
-        message = refusal(f"redis://{login}127.0.0.1:{server.port}/0")
-    assert says in message and "wr0ng" not in message
-
-
 def test_a_user_without_rights_learns_which_are_needed_and_they_suffice(tmp_path: Path) -> None:
     commands = "+eval +zmscore +zadd +zcount +zremrangebyrank +pexpire"
     with RedisServer(tmp_path) as server, contextlib.closing(server.client()) as admin:
@@ -169,14 +153,3 @@ def test_tag_and_score_share_a_double_exactly_until_2106(redis_server: RedisServ
         store.record(A, BLOCKS, latest - 3 * UNIT)
         assert store.flush()
         assert store.scores(BLOCKS) == [latest - UNIT] * len(BLOCKS)
-
-
-def test_each_cause_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with RedisServer(tmp_path) as server, contextlib.closing(server.client()) as admin:
-        admin.execute_command("ACL", "SETUSER", "engine", "on", ">other", "~lpc:*", "+@read")
-        with storing(f"redis://engine:p@127.0.0.1:{server.port}/0") as store:
-            store.record(A, BLOCKS, time.time())
-            assert until(lambda: store.flush() or store.failures >= 2)
-            admin.execute_command("ACL", "SETUSER", "engine", ">p")
-            assert until(lambda: store.flush() or "does not let this user" in caplog.text)
-    assert [caplog.text.count(cause) for cause in ("refuses this user", "does not let this user")] == [1, 1]

@@ -106,11 +106,6 @@ def named(chars: int, name: str, turn_count: int) -> pb.Conversation:
     return pb.Conversation(chat=pb.ChatMessages(messages=messages), conversation_id=name, turn_count=turn_count)
 
 
-async def test_a_cold_sidecar_gives_no_group_to_anyone(tiny_models: Path) -> None:
-    async with sidecar(tiny_models) as running_:
-        assert await running_.ask(named(LONG, "a", 1), named(SHORT, "b", 1)) == [0, 0]
-
-
 async def test_who_returns_and_who_does_not_have_groups_whose_curves_say_so(tiny_models: Path) -> None:
     async with sidecar(tiny_models) as running_:
         await running_.traffic(4)

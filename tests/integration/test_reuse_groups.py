@@ -128,6 +128,7 @@ def lpc_serve(folder: Path, port: int, models: Path, served_model: Path) -> Iter
             process.wait(30)
 
 
+@pytest.mark.nightly
 def test_from_conversations_that_return_to_groups_and_curves_in_the_client(tiny_models: Path, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(STYLES["chatml"])
     tokenizer.save_pretrained(tmp_path / "served")

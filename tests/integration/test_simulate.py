@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -16,15 +14,13 @@ from lpc.logs.datasets.conversation import split_of
 from lpc.simulator import run
 from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.describe import describe
-from lpc.simulator.engine import Result
 from lpc.simulator.policies import REGISTRY
-from lpc.simulator.run import Run, WorkloadSpec, build, slowdown, sweep
+from lpc.simulator.run import Run, WorkloadSpec, build, sweep
 from lpc.simulator.sample import load_sample, write_sample
 from lpc.simulator.summary import QUEUE, derived
 from lpc.simulator.workloads import WORKLOADS
 from lpc.training.spread import Workers
 from tests.integration.test_learned_policies import trace
-from tests.integration.test_train import WIDTH, write_embeddings
 
 RUN = CliRunner()
 
@@ -194,15 +190,6 @@ def test_the_waiting_queue_of_a_closed_loop_is_shown_and_what_it_costs_the_worst
     assert rows["cached-first, keep"]["worst_slowdown"] > 1
 
 
-def test_the_slowdown_is_that_of_the_requests_served_in_both_runs() -> None:
-    stock, other = Result(), Result()
-    stock.latency_of = {("a", 1): 1.0, ("a", 2): 3.0, ("b", 1): 2.0, ("c", 1): 1.0}
-    other.latency_of = {("a", 1): 4.0, ("a", 2): 2.0, ("b", 1): 1.0, ("a", 3): 99.0}
-
-    assert slowdown(other, stock) == pytest.approx(6 / 4)
-    assert slowdown(other, Result()) is None
-
-
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
@@ -221,43 +208,6 @@ def test_a_closed_loop_that_cannot_be_run_is_refused(tmp_path: Path, option: lis
     assert reason in " ".join(done.stderr.split())
 
 
-@pytest.fixture
-def sharegpt_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkloadSpec:
-    import torch
-
-    from lpc.logs.datasets.conversation import Conversation
-    from lpc.model.conversation import Message
-    from lpc.simulator import embedded
-    from lpc.training.head import Head
-
-    folder = write_embeddings(tmp_path / "embeddings", 3000)
-    head = Head(WIDTH, 1, metadata={"features": {"scalars": ["turn_count"]}})
-    torch.manual_seed(0)
-    head.save(tmp_path / "head.safetensors")
-    chats = [
-        Conversation(f"c{i}", (Message("user", f"conversation {i}"), Message("assistant", "words " * 60)) * 30)
-        for i in range(3000)
-    ]
-    monkeypatch.setattr(embedded, "load_sharegpt", lambda: iter(chats))
-    return WorkloadSpec(embeddings=folder, head=tmp_path / "head.safetensors", active=20)
-
-
-def test_sharegpt_is_drawn_with_its_seed_and_asks_the_head(sharegpt_spec: WorkloadSpec) -> None:
-    from dataclasses import replace
-
-    workload, _ = build(sharegpt_spec)
-    again, _ = build(replace(sharegpt_spec, active=20))
-    other, _ = build(replace(sharegpt_spec, seed=1))
-    shapes = [[(t.input_tokens, t.arrival, t.probability) for t in w.arrivals] for w in (workload, again, other)]
-    assert shapes[0] == shapes[1] != shapes[2]
-    assert len({p for _, _, p in shapes[0]}) > 100
-    rows = sweep([Run(sharegpt_spec, name, 8_000) for name in ("lru", "lpc", "belady")])
-    assert rows[0]["hit_rate"] < rows[2]["hit_rate"]
-    slower = sweep([Run(replace(sharegpt_spec, think_time=400.0), "lru", 40_000)])[0]
-    assert slower["think_time_s"] == 400
-    assert (sharegpt_spec.embeddings / "lengths.parquet").exists()
-
-
 def test_the_sample_is_whole_conversations_of_the_evaluation_half(tmp_path: Path) -> None:
     found = load_sample()
 
@@ -267,17 +217,6 @@ def test_the_sample_is_whole_conversations_of_the_evaluation_half(tmp_path: Path
     assert all(0 < p < 1 for row in found for p in row.probability)
     write_sample(found, tmp_path / "again.parquet")
     assert load_sample(tmp_path / "again.parquet") == found
-
-
-def test_the_sample_is_replayed_without_torch() -> None:
-    program = (
-        "import sys; from lpc.commands import simulation; from lpc.simulator.run import Run, WorkloadSpec, sweep; "
-        "rows = sweep([Run(WorkloadSpec(), 'lru', 160_000)]); assert 0.05 < rows[0]['hit_rate'] < 0.5; "
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
-
-    assert done.returncode == 0, done.stderr
 
 
 def test_what_follows_from_the_rows_is_right() -> None:

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from lpc.commands.cli import app
 from lpc.logs.datasets.conversation import conversation_key, split_of
-from lpc.logs.datasets.language import language_of
 from lpc.model.features import SCALARS
 from lpc.training.embedding import load_embedded
 from lpc.training.evaluate import evaluate
@@ -127,16 +126,3 @@ def test_the_command_line_trains_evaluates_and_names_what_is_missing(few: Path, 
     assert {"mcc", "f1_macro", "auc", "brier", "ece", "examples"} <= set(found["lpc"])
     missing = run.invoke(app, ["evaluate", "--embeddings", str(few), "--heads", str(tmp_path / "no")])
     assert (missing.exit_code, "no heads in" in missing.output) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "language"),
-    [
-        ("Wie geht es dir heute? Kannst du mir bitte bei meinen Hausaufgaben helfen?", "de"),
-        ("What is the best way to evict blocks from a cache, and why is that so?", "en"),
-        ("fix", "und"),
-        ("", "und"),
-    ],
-)
-def test_the_language_is_told_where_the_text_is_long_enough(text: str, language: str) -> None:
-    assert language_of(text) == language

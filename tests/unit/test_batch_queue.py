@@ -68,15 +68,6 @@ def test_every_entry_is_in_exactly_one_batch(lengths: list[int]) -> None:
     assert sorted(seen) == sorted(map(id, entries))
 
 
-def test_entries_of_another_model_wait_for_their_own_batch() -> None:
-    queue = BatchQueue(10, 8, TokenBudget(512))
-    old, new = entry(5, model="old"), entry(5, model="new")
-    queue.put(old, 0.0)
-    queue.put(new, 0.0)
-    assert queue.next_batch(0.0).entries == [old]
-    assert queue.next_batch(0.0).entries == [new]
-
-
 def test_entries_whose_caller_has_gone_or_whose_deadline_passed_are_not_run() -> None:
     queue = BatchQueue(10, 8, TokenBudget(512))
     gone, late, alive = entry(5), entry(5, deadline=1.0), entry(5, deadline=3.0)

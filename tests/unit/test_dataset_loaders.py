@@ -148,23 +148,6 @@ def lines(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_an_operators_own_log_is_a_dataset_too(tmp_path: Path) -> None:
-    hi, hello, bye = (
-        {"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "hello"), ("user", "bye"))
-    )
-    lines = [
-        {"time": 1, "session_id": "a", "messages": [hi], "response": "hello"},
-        {"time": 30, "session_id": "a", "messages": [hi, hello, bye], "response": "see you"},
-    ]
-    path = tmp_path / "log.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (conversation,) = load("chat", path)
-    assert [message.content for message in conversation.messages] == ["hi", "hello", "bye", "see you"]
-    path.write_text("{}\n")
-    with pytest.raises(DatasetError, match="has no request of this format"):
-        load("chat", path)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_dataset_is_read_in_all_kinds_of_files_with_its_text_as_it_is(name: str, kind: str, tmp_path: Path) -> None:
@@ -176,14 +159,6 @@ def test_a_dataset_is_read_in_all_kinds_of_files_with_its_text_as_it_is(name: st
     assert [[m.role for m in c.messages] for c in loaded] == [list(("user", "assistant") * 3)[: 5 - i] for i in range(3)]
     assert len({c.id for c in loaded}) == 3
     assert not skipped.counts
-
-
-@pytest.mark.parametrize(
-    ("name", "language"), [("lmsys", "English"), ("arena", "English"), ("wildchat", "French"), ("openai", ""), ("sharegpt", "")]
-)
-@pytest.mark.parametrize("kind", [".parquet", ".jsonl"])
-def test_the_publishers_language_is_kept(name: str, language: str, kind: str, tmp_path: Path) -> None:
-    assert read(name, write(tmp_path / f"data{kind}", [PUBLISHED[name]("c", "hi", "ho")]))[0].language == language
 
 
 @pytest.mark.parametrize("kind", [".parquet", ".jsonl"])
@@ -215,25 +190,6 @@ def test_the_text_parts_of_a_content_list_are_joined(kind: str, tmp_path: Path) 
     ]
     path = write(tmp_path / f"log{kind}", [{"messages": [{"role": "user", "content": parts}]}])
     assert read("openai", path)[0].messages == (Message("user", "What is this?"),)
-
-
-def test_messages_that_only_call_tools_have_no_text(tmp_path: Path) -> None:
-    messages = [
-        {"role": "developer", "content": "be brief"},
-        {"role": "user", "content": "weather?"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]},
-        {"role": "tool", "content": "rain", "tool_call_id": "1"},
-        {"role": "assistant", "refusal": "no"},
-    ]
-    loaded = read("openai", lines(tmp_path / "log.jsonl", {"messages": messages, "language": "en"}))[0]
-    assert loaded.messages == (
-        Message("developer", "be brief"),
-        Message("user", "weather?"),
-        Message("assistant", ""),
-        Message("tool", "rain"),
-        Message("assistant", ""),
-    )
-    assert loaded.language == "en"
 
 
 def test_a_log_of_requests_instead_of_conversations_is_refused(tmp_path: Path) -> None:
@@ -318,15 +274,6 @@ def test_an_array_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
     assert skipped.first == {"file cut off": "x.json:after record 0"}
 
 
-def test_a_parquet_string_that_is_no_utf8_fails_its_row_only(tmp_path: Path) -> None:
-    table = pa.table({"conversation_id": pa.array([b"a", b"\xff", b"c"]), "conversation": [chat("hi")] * 3})
-    text = table["conversation_id"].combine_chunks().view(pa.string())
-    pq.write_table(table.set_column(0, "conversation_id", text), tmp_path / "x.parquet")
-    skipped = Skipped()
-    assert [c.id for c in read("lmsys", tmp_path / "x.parquet", skipped)] == ["a", "c"]
-    assert skipped.first == {"not readable as UTF-8": "x.parquet:row 1"}
-
-
 # How many may be wrong
 
 
@@ -381,13 +328,6 @@ def test_parquet_that_is_none_or_is_cut_off_is_refused(tmp_path: Path) -> None:
     assert "is not a Parquet file" in refusal("lmsys", path)
     path.write_bytes(whole[:40] + bytes(600) + whole[640:])
     assert "fetch it again" in refusal("lmsys", path)
-
-
-def test_folders_without_files_or_with_two_kinds_are_refused(tmp_path: Path) -> None:
-    assert "no .parquet, .jsonl, .json file in" in refusal("lmsys", tmp_path)
-    write(tmp_path / "a.parquet", [lmsys("a", "hi")])
-    write(tmp_path / "a.jsonl", [lmsys("a", "hi")])
-    assert "holds .jsonl and .parquet files" in refusal("lmsys", tmp_path)
 
 
 # The split

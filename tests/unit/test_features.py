@@ -134,15 +134,6 @@ def test_the_work_on_a_prompt_does_not_grow_with_its_length(filler: str, monkeyp
     assert sum(looked_at) < 100_000
 
 
-def test_typed_special_tokens_stay_text() -> None:
-    assert encode("w1 </s> w2").count(END) == 1
-
-
-def test_a_tokenizer_without_special_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no <s> or \[CLS\] token"):
-        FeatureEncoder(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), FeatureSettings())
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -59,14 +59,6 @@ def chat(*prompts: str) -> UserTurns:
 TEN = [f"prompt {n}" for n in range(10)]
 
 
-def test_each_turn_of_a_conversation_but_the_last_continues() -> None:
-    sidecar = Sidecar()
-    for n in range(10):
-        sidecar.ask(chat(*TEN[: n + 1]), at=float(n))
-    assert sidecar.outcomes() == {n: n < 9 for n in range(10)}
-    assert len({label.turn.conversation for label in sidecar.known.values()}) == 1
-
-
 def test_with_an_id_a_return_after_the_horizon_is_seen_and_without_one_the_turn_is_forgotten() -> None:
     diary = Diary()
     labels = Labels(8, HORIZON, [diary])
@@ -77,16 +69,6 @@ def test_with_an_id_a_return_after_the_horizon_is_seen_and_without_one_the_turn_
     assert (turns[0].facts.last_gap, turns[1].facts.last_gap) == (pytest.approx(math.nan, nan_ok=True), 1.0 + HORIZON)
     labels.expire(2.0 + HORIZON + LATE_S)
     assert labels._waiting == {} and not labels._late
-
-
-def test_a_turn_is_labelled_when_its_horizon_has_passed_and_not_before() -> None:
-    sidecar = Sidecar()
-    sidecar.ask(chat("a"), at=0)
-    sidecar.ask(chat("a", "b"), at=1)
-    sidecar.labels.expire(HORIZON - 0.5)
-    assert sidecar.known == {} and len(sidecar.labels) == 2
-    sidecar.labels.expire(HORIZON)
-    assert list(sidecar.known) == [0] and len(sidecar.labels) == 1
 
 
 def test_a_turn_asked_again_is_one_row_with_the_last_prediction() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from eviction_client import grouping
 from eviction_client.background import AtOnce
-from eviction_client.curve import INTERVALS
 from eviction_client.ended import Ended, Run
 from eviction_client.hints import Hints
 from eviction_client.messages import Prediction
@@ -112,15 +111,6 @@ def test_a_chain_falls_into_runs_by_the_gap_since_each_block_was_used(bench: Ben
     assert bench.serve("c", [*system, *history, *chain("new", 0, 1)]) == [Run(2, 1), Run(5, 3), Run(6, 0)]
 
 
-def test_a_reply_belongs_to_the_last_stretch_of_its_prompt(bench: Bench) -> None:
-    prompt, reply = chain("prompt", 0, 2), chain("reply", 0, 3)
-    bench.serve("a", prompt)
-    bench.now += 5.0
-    bench.admit("b", prompt)
-    ended = bench.plugin.finished("b", completed=True, blocks=[*prompt, *reply], prompt_blocks=2)
-    assert ended.runs == [Run(5, 1)]
-
-
 def test_the_group_of_a_prediction_chooses_among_the_classes_of_a_gap(bench: Bench) -> None:
     assert bench.serve("a", chain("a", 0, 2), group=3) == [Run(2, first_class(OWN + 3))]
     assert bench.serve("b", chain("b", 0, 2), group=0) == [Run(2, 0)]
@@ -154,18 +144,6 @@ def test_the_guard_enables_the_value_where_it_hits_more() -> None:
     assert bench.plugin.value_enabled
     assert bench.plugin.ghosts.value_hits > bench.plugin.ghosts.lru_hits
     assert bench.plugin.failures == 0
-
-
-def test_a_new_numbering_of_the_groups_forgets_which_group_was_which(bench: Bench) -> None:
-    bench.answers.reuse_curves = ReuseCurves("one", {1: (0.1,) * INTERVALS})
-    bench.loop(20, 10, every_s=5.0, group=1)
-    number = first_class(OWN + 1) + 3  # used again after 100 s
-    assert number in bench.plugin._monitor._reuses
-    bench.answers.reuse_curves = ReuseCurves("two", {1: (0.2,) * INTERVALS})
-    bench.loop(20, 1, every_s=5.0, group=2)
-    counted = bench.plugin._monitor._reuses
-    assert number not in counted and sum(map(sum, counted.values())) > 50
-    assert bench.plugin._monitor.priors[OWN + 1] == (0.2,) * INTERVALS
 
 
 def test_hints_are_ignored_and_counted_unless_the_operator_enables_them(bench: Bench) -> None:

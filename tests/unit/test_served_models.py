@@ -1,7 +1,6 @@
 """Tokenizers are loaded in the background, in a process of their own; nobody waits for one, and a bad one is left alone."""
 
 import json
-import random
 import re
 import shutil
 import threading
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from eviction_client.offer import look_at
 from lpc.errors import InvalidRequest
 from predictor_service.errors import TokenizerFailed, TokenizerLoading
 from predictor_service.requests.decoders import check_decoder
-from predictor_service.requests.loading import MAX_TOKEN, LoadLimits, TokenizerError, TokenizerLoader, decoder_of
+from predictor_service.requests.loading import MAX_TOKEN, LoadLimits, TokenizerError, TokenizerLoader
 from predictor_service.requests.offered import OfferedTokenizers
 from predictor_service.requests.served_model import ServedModel
 from predictor_service.requests.served_models import RETRY_S, ServedModels
@@ -234,35 +232,3 @@ def test_an_offered_tokenizer_that_fails_is_tried_less_and_less(folder: Path, tm
             pass
     served.close()
     assert len(loads) < 8, loads
-
-
-def unigram() -> Tokenizer:
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=60, special_tokens=["<s>", "<unk>"], unk_token="<unk>", show_progress=False)
-    made.train_from_iterator(["the quick brown fox jumps over the lazy dog", "hello world"] * 10, trainer)
-    return made
-
-
-def word_piece() -> Tokenizer:
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=80, special_tokens=["[UNK]", "[CLS]"], show_progress=False)
-    made.train_from_iterator(["the quick brown fox jumps over the lazy dog", "hello world"] * 10, trainer)
-    made.add_special_tokens(["<|late|>"])
-    return made
-
-
-@pytest.mark.parametrize("kind", [*STYLES, "unigram", "word piece"])
-def test_what_is_kept_of_a_tokenizer_decodes_as_it_does(kind: str) -> None:
-    made = {"unigram": unigram, "word piece": word_piece}
-    whole = made[kind]() if kind in made else tokenizer_of(STYLES[kind]).backend_tokenizer
-    kept = Tokenizer.from_str(decoder_of(whole))
-    size = whole.get_vocab_size(with_added_tokens=True)
-    assert kept.get_vocab_size(with_added_tokens=True) == size
-    assert kept.get_added_tokens_decoder().keys() == whole.get_added_tokens_decoder().keys()
-    rng = random.Random(0)
-    for special in (True, False):
-        for _ in range(300):
-            ids = [rng.randrange(size) for _ in range(rng.randrange(1, 40))]
-            assert kept.decode(ids, skip_special_tokens=special) == whole.decode(ids, skip_special_tokens=special)

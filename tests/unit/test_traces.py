@@ -9,7 +9,7 @@ import pytest
 
 from lpc.errors import UsageError
 from lpc.logs.traces import Trace, TracedRequest, TraceError, open_trace
-from lpc.logs.traces.chat import BLOCK_TOKENS, CHARS_PER_TOKEN, chat_conversations
+from lpc.logs.traces.chat import BLOCK_TOKENS
 from lpc.logs.traces.mooncake import SHARED_AFTER
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
@@ -83,10 +83,6 @@ def test_a_mooncake_line_is_a_request_in_seconds_since_the_first(read: Read) -> 
     assert trace.requests[1] == TracedRequest(1.5, 924, 9, (3, 4), "c2", 1, "turn1")
 
 
-def test_requests_are_in_order_of_arrival_whatever_the_file_s(read: Read) -> None:
-    assert [r.arrival for r in read("mooncake", mooncake(9, 3, 4), mooncake(5, 1, 2)).requests] == [0, 4]
-
-
 def test_a_request_that_extends_all_full_blocks_of_an_earlier_one_is_its_next_turn(read: Read) -> None:
     trace = read("mooncake", mooncake(0, 1, 2, 3), mooncake(9, 1, 2, 4, 5), mooncake(20, 1, 2, 4, 6, 7))
     assert conversations(trace) == [("c1", 1), ("c1", 2), ("c1", 3)]
@@ -149,14 +145,6 @@ def test_a_chat_line_is_a_request_whose_tokens_are_the_gateway_s(read: Read) -> 
     assert (request.arrival, request.input_tokens, request.output_tokens, request.category) == (0, 11, 3, "support")
 
 
-def test_tokens_are_estimated_from_characters_where_the_gateway_has_none(read: Read) -> None:
-    request = read("chat", chat(0, "x" * 4000, response="y" * 400)).requests[0]
-    assert 1000 <= request.input_tokens <= 1010
-    assert request.output_tokens == 400 / CHARS_PER_TOKEN
-    assert len(request.blocks) == -(-request.input_tokens // BLOCK_TOKENS)
-    assert request.category == "chat"
-
-
 def test_a_turn_s_blocks_start_the_next_turn_s(read: Read) -> None:
     first, second, other = read(
         "chat", chat(0, "q" * 500), chat(9, "q" * 500, "a" * 500, "r" * 500), chat(10, "Q" + "q" * 499)
@@ -174,11 +162,6 @@ def test_a_logged_reply_has_the_blocks_that_the_next_prompt_has_where_it_repeats
     assert read("chat", chat(0, "q" * 500)).requests[0].with_reply is None
 
 
-def test_a_session_id_names_the_conversation(read: Read) -> None:
-    trace = read("chat", chat(0, "a", session_id=1), chat(1, "a", session_id=2), chat(2, "b", session_id=1))
-    assert conversations(trace) == [("s:1", 1), ("s:2", 1), ("s:1", 2)]
-
-
 def test_without_a_session_id_a_request_continues_the_latest_whose_messages_start_its_own(read: Read) -> None:
     trace = read("chat", chat(0, "a"), chat(1, "b"), chat(2, "a", "x", "c"), chat(3, "a", "x", "c", "y", "d"))
     assert conversations(trace) == [("c1", 1), ("c2", 1), ("c1", 2), ("c1", 3)]
@@ -187,14 +170,6 @@ def test_without_a_session_id_a_request_continues_the_latest_whose_messages_star
 def test_a_logged_response_tells_apart_conversations_that_open_alike(read: Read) -> None:
     trace = read("chat", chat(0, "hi", response="x"), chat(1, "hi", response="y"), chat(2, "hi", "x", "c"))
     assert conversations(trace) == [("c1", 1), ("c2", 1), ("c1", 2)]
-
-
-def test_parts_of_text_are_one_message_and_other_parts_are_left_out(tmp_path: Path) -> None:
-    parts = [{"type": "text", "text": "one "}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "two"}]
-    path = write(
-        tmp_path, {"time": 0, "messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]}
-    )
-    assert [m.content for m in next(chat_conversations(path)).messages] == ["one two", ""]
 
 
 # Wrong lines and files

@@ -3,10 +3,8 @@
 import math
 import random
 from itertools import islice, pairwise
-from typing import Any
 
 import pytest
-from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -300,63 +298,3 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-class Slowly(ValueQueue[Block]):
-    """Remembers nothing between two evictions."""
-
-    def popleft_n(self, n: int) -> list[Block]:
-        self._going = None
-        return super().popleft_n(n)
-
-
-OPERATIONS = st.one_of(
-    st.tuples(st.just("free"), st.integers(0, CLASSES - 1), st.integers(1, 5)),
-    st.tuples(st.just("chain"), st.integers(0, CLASSES - 1), st.integers(0, CLASSES - 1)),
-    st.tuples(
-        st.sampled_from([*["pop"] * 3, "reuse", "touch", "empty", "wait", "served"]), st.integers(1, 2), st.integers(0, 9)
-    ),
-    st.tuples(st.sampled_from(["step", "switch", "tables"]), st.booleans(), st.integers(0, 3)),
-)
-
-
-# A run in the midst of its class, which goes first because a run of its chain in another class is worth little, ends otherwise.
-@example([("free", 0, 1), ("chain", 0, 1), ("free", 0, 1), ("pop", 1, 0), ("reuse", 1, 0), ("pop", 1, 0)])
-@given(st.lists(OPERATIONS, min_size=10, max_size=80))
-def test_what_is_remembered_of_the_last_eviction_changes_nothing(operations: list[tuple[str, Any, int]]) -> None:
-    def course(cls: type[ValueQueue[Block]]) -> list[float]:
-        clock, taken, names, waiters = Clock(), [], iter(range(1000)), iter(range(1000))
-        queue = cls(Block(-1), Block(-1), CLASSES, clock=clock)
-        queue.set_tables([decreasing(0.1), peaked(20.0), peaked(130.0), decreasing(0.5)][:CLASSES])
-        queue.value_enabled = True
-        for kind, first, second in operations:
-            clock.now += 0.05
-            free = sorted(ids(list(queue)))
-            if kind == "free":
-                queue.insert([Block(next(names)) for _ in range(second)], first, clock.now)
-            elif kind == "chain":
-                queue.insert_chain([([Block(next(names)) for _ in range(3)], number) for number in (first, second)], clock.now)
-            elif kind == "pop" and len(free) >= first:
-                taken += ids(queue.popleft_n(first))
-            elif kind == "reuse" and taken:  # of the chain that was evicted from
-                for block in [block for block in queue if taken[-1] < block.block_id <= taken[-1] + 3 - first]:
-                    queue.remove(block)
-            elif kind == "touch" and free:
-                name = free[second % len(free)]
-                queue.remove(next(block for block in queue if block.block_id == name))
-            elif kind == "empty":
-                queue.prepend_n([Block(next(names))])
-            elif kind == "wait":
-                queue.wait(next(waiters), free[second % 7 :: 7])
-            elif kind == "served":
-                queue.served(second % 7)
-            elif kind == "step":
-                clock.now += 20.0 * second
-                queue.step()
-            elif kind == "switch":
-                queue.value_enabled = first
-            elif kind == "tables":
-                queue.set_tables([decreasing(0.1 * (second + number + 1)) for number in range(CLASSES)])
-        return [*taken, round(queue.price, 9), *ids(list(queue.eviction_order()))]
-
-    assert course(ValueQueue) == course(Slowly)
