@@ -110,7 +110,8 @@ def test_two_groups_that_tell_the_future_hit_more_than_stock(asynchronous: bool,
     assert engine.scheduler.lpc.plugin.failures == 0
 
 
-@at_night_also_asynchronous
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_inverted_predictions_are_only_another_way_of_grouping(asynchronous: bool) -> None:
     made = conversations(4, 1200, spread_s=4000.0)
     right = oracle(made)
@@ -124,6 +125,7 @@ def test_inverted_predictions_are_only_another_way_of_grouping(asynchronous: boo
     assert guarded.hit_rate(since=0.25) > stock.hit_rate(since=0.25) - 1
 
 
+@pytest.mark.timeout(600)
 @at_night_also_asynchronous
 def test_the_value_comes_into_force_where_it_hits_more(asynchronous: bool) -> None:
     made = conversations(4, 1200, spread_s=4000.0)
