@@ -26,6 +26,8 @@ class Ended:
         first_class: reuse class of blocks that were used for the first time; see `eviction_client.reuse.first_class`.
         runs: the reuse classes of its blocks, from the chain's start; empty without blocks.
         retain_s: seconds for which a hint retains all of them; 0: no hint.
+        token_ids: of its prompt; empty: unknown.
+        salt: which keeps tenants apart.
     """
 
     request_id: Hashable
@@ -36,3 +38,5 @@ class Ended:
     first_class: int
     runs: Sequence[Run]
     retain_s: float = 0.0
+    token_ids: Sequence[int] = ()
+    salt: str = ""

@@ -26,9 +26,9 @@ FOLDER: Final = "LPC_METRICS_DIR"
 LABEL: Final = "engine"
 
 Values = dict[tuple[str, str], float]
-"""(metric, value of its own label or "") to value."""
+"""(metric, values of its own labels with commas between or "") to value."""
 
-# Name: (kind, help, its own label).
+# Name: (kind, help, its own labels with commas between).
 METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_predictions": (Counter, "Requests asked of the predictor, and what became of them.", "fate"),
     "lpc_requests_ended": (Counter, "Ended requests by what their group came from.", "by"),
@@ -43,6 +43,23 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     ),
     "lpc_tier_value_enabled": (Gauge, "1 while retention values order an offload tier, 0 while it is LRU.", "tier"),
     "lpc_fallback_share": (Gauge, "Share of the completed requests that ended without a prediction.", ""),
+    "lpc_prompt_tokens": (Counter, "Prompt tokens: cached, or why they were not.", "source"),
+    "lpc_tenant_prompt_tokens": (
+        Counter,
+        "The same for requests with a cache salt, by digest of the salt; after 20 salts the rest is `others`.",
+        "tenant,source",
+    ),
+    "lpc_evicted_tokens": (Counter, "Prompt tokens that were evicted, by seconds since their last use, at most.", "unused"),
+    "lpc_evicted_blocks": (
+        Counter,
+        "Sampled blocks of prompts that were evicted: all, and those that other caches would have had.",
+        "cache",
+    ),
+    "lpc_changed_tokens": (
+        Counter,
+        "Prompt tokens behind a place where a conversation's prompt was changed, by tokens before that place, at least.",
+        "before",
+    ),
     "lpc_hints": (Counter, "Ended requests with hints by hint; off: LPC_HINTS_SHARE is 0.", "hint"),
     "lpc_hinted_blocks": (
         Counter,
@@ -106,7 +123,7 @@ class EngineMetrics:
         folder = os.environ.get(FOLDER)
         self._file = Path(folder) / f"{os.getpid()}.prom" if folder and "PROMETHEUS_MULTIPROC_DIR" not in os.environ else None
         for name, (kind, text, label) in METRICS.items():
-            labels = (LABEL, label) if label else (LABEL,)
+            labels = (LABEL, *label.split(",")) if label else (LABEL,)
             metric = (
                 Counter(name, text, labels) if kind is Counter else Gauge(name, text, labels, multiprocess_mode="mostrecent")
             )
@@ -120,7 +137,7 @@ class EngineMetrics:
             return
         for (name, value_of_label), value in values.items():
             metric = self._metrics[name]
-            child = metric.labels(self._engine, value_of_label) if METRICS[name][2] else metric.labels(self._engine)
+            child = metric.labels(self._engine, *(value_of_label.split(",") if METRICS[name][2] else ()))
             if isinstance(child, Gauge):
                 child.set(value)
             else:

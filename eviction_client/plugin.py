@@ -25,6 +25,7 @@ from eviction_client.curve import HORIZON_S, retain_seconds
 from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, Ghosts, sampled
 from eviction_client.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
+from eviction_client.misses import Misses
 from eviction_client.predictor import BasePredictor
 from eviction_client.prior import ReuseCurves
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
@@ -87,6 +88,13 @@ class _Started(NamedTuple):
     kept: bool
 
 
+class _Served(NamedTuple):
+    """A request whose prompt is computed from now on, with so many of its tokens cached."""
+
+    request_id: Hashable
+    cached: int
+
+
 class Plugin:
     """Gives the blocks of one engine their reuse classes. Methods are for the scheduler's thread, but for ``on_tick``'s.
 
@@ -113,6 +121,7 @@ class Plugin:
         clock: of :meth:`now`.
         on_tick: called about every second, in the background.
         tiers: below the engine's cache.
+        misses: where prompt tokens came from.
     """
 
     def __init__(
@@ -145,7 +154,7 @@ class Plugin:
         self._in_use = 0.0
         self._reply_ends = grouping.ReplyEnds()
         self.clock = MonotoneClock(clock)
-        self._events: deque[_Started | Ended] = deque(maxlen=MAX_WAITING)
+        self._events: deque[_Started | _Served | Ended] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
         self._stretches: OrderedDict[Hashable, list[Stretch]] = OrderedDict()
         """Of running requests. Written by the background only."""
@@ -158,6 +167,7 @@ class Plugin:
         self._to_ask = False
         self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=REMEMBERED * capacity)
         self.ghosts: Ghosts[BlockHash] = Ghosts(capacity, self.classes, sampled, clock=self.now)
+        self.misses = Misses(capacity, block_tokens, every=self.ghosts.every)
         self._fitted_at = -math.inf
         self._ticked_at = self._trimmed_at = time.monotonic()
         self._background = background(self._round)
@@ -180,6 +190,10 @@ class Plugin:
         """
         self._append(_Started(request_id, blocks, self.now(), kept))
 
+    def served(self, request_id: Hashable, cached: int) -> None:
+        """Note that a request that was `started` is served, with so many tokens of its prompt cached, here or in a tier."""
+        self._append(_Served(request_id, cached))
+
     def finished(
         self,
         request_id: Hashable,
@@ -190,6 +204,8 @@ class Plugin:
         reply_end: Hashable = None,
         session: str | None = None,
         hints: Hints = NO_HINTS,
+        token_ids: Sequence[int] = (),
+        salt: str = "",
     ) -> Ended:
         """Return the reuse classes of a request that has ended, and what its hints ask for.
 
@@ -201,6 +217,8 @@ class Plugin:
             prompt_blocks: how many of these its prompt filled.
             reply_end: equal for replies that end alike; see `eviction_client.grouping.ReplyEnds`.
             session: names the conversation in all engines, if the caller knows it.
+            token_ids: its prompt. Must not change afterwards.
+            salt: which keeps tenants apart.
         """
         now = self.now()
         prediction = self.predictor.take(request_id)
@@ -223,7 +241,7 @@ class Plugin:
                 Run(own_from, run.reuse_class) for run in runs if run.end >= own_from > 0
             ][:1]
             runs.append(Run(len(blocks), DONE))
-        ended = Ended(request_id, session, blocks, prompt_blocks, now, first, runs, retain_s)
+        ended = Ended(request_id, session, blocks, prompt_blocks, now, first, runs, retain_s, token_ids, salt)
         for tier in self.tiers:
             tier.ended(ended)
         self._append(ended)
@@ -305,7 +323,7 @@ class Plugin:
         """Classes with a curve of their own."""
         return self._monitor.seen if self.tables is not None else 0
 
-    def _append(self, event: "_Started | Ended") -> None:
+    def _append(self, event: "_Started | _Served | Ended") -> None:
         if len(self._events) == MAX_WAITING:
             self._handled += 1  # the oldest goes
         self._events.append(event)
@@ -396,6 +414,8 @@ class Plugin:
             try:
                 if isinstance(event, _Started):
                     self._arrive(event)
+                elif isinstance(event, _Served):
+                    self.misses.served(event.request_id, event.cached)
                 else:
                     self._end(event)
             finally:
@@ -410,15 +430,20 @@ class Plugin:
     def _arrive(self, admitted: _Started) -> None:
         stretches = self._monitor.admitted(admitted.prompt, admitted.at)
         self._stretches[admitted.request_id] = stretches
+        self._explain(self.misses.arrived, admitted.request_id, admitted.prompt, stretches, admitted.at)
         if admitted.kept:
             above = self.ghosts.following(self.value_enabled)
             for tier in self.tiers:
                 tier.ghosts.wait(admitted.request_id, admitted.prompt, above=above)
             self.ghosts.wait(admitted.request_id, admitted.prompt)
         if len(self._stretches) > MAX_RUNNING:
-            self._served(self._stretches.popitem(last=False)[0])
+            oldest = self._stretches.popitem(last=False)[0]
+            self._served(oldest)
+            self.misses.forget(oldest)
         if self.store is not None:
             self._lately.extend(admitted.prompt[end - 1] for end, _ in stretches)
+            if stretches and not stretches[-1].gap:  # whether the first unknown block is known elsewhere
+                self._lately.append(admitted.prompt[stretches[-2].end if len(stretches) > 1 else 0])
             self._to_ask = True
 
     def _end(self, ended: Ended) -> None:
@@ -430,6 +455,13 @@ class Plugin:
         self._monitor.finished(prompt, stretches, ended.first_class, ended.at)
         starts = (0, *(run.end for run in ended.runs))
         freed = [Freed(ended.blocks[start : run.end], run.reuse_class) for start, run in zip(starts, ended.runs, strict=False)]
+        self._explain(
+            self.misses.ended,
+            ended,
+            ghosts={"lru": self.ghosts.following(False), "value": self.ghosts.following(True)},
+            elsewhere=self._pooled,
+            in_use=self._in_use,
+        )
         above = self.ghosts.following(self.value_enabled)
         for tier in self.tiers:  # first: what the pool has of this request is what it had before
             tier.learn(prompt, freed, above)
@@ -442,6 +474,13 @@ class Plugin:
             for blocks, reuse_class in freed:
                 key = done_key(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
                 self.store.record(name, blocks, key)
+
+    def _explain(self, explain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Have misses counted. If that fails, the guard can still judge."""
+        try:
+            explain(*args, **kwargs)
+        except Exception as error:
+            self.failed(error)
 
     def _served(self, request_id: Hashable) -> None:
         for ghosts in (self.ghosts, *(tier.ghosts for tier in self.tiers)):

@@ -40,6 +40,13 @@ def values_of_plugin(plugin: Plugin) -> Values:
         ("lpc_predictor_connected", ""): float(plugin.predictor.healthy),
         ("lpc_store_healthy", ""): float(plugin.store is not None and plugin.store.healthy),
     }
+    misses = plugin.misses
+    values |= {("lpc_prompt_tokens", source): tokens for source, tokens in misses.tokens.items()}
+    values |= {("lpc_evicted_tokens", unused): tokens for unused, tokens in misses.unused.items()}
+    values |= {("lpc_evicted_blocks", cache): blocks for cache, blocks in misses.followed.items()}
+    values |= {("lpc_changed_tokens", before): tokens for before, tokens in misses.changed.items()}
+    for tenant, sources in list(misses.tenants.items()):
+        values |= {("lpc_tenant_prompt_tokens", f"{tenant},{source}"): tokens for source, tokens in sources.items()}
     values |= {("lpc_tokenizer_state", state): float(state == plugin.predictor.tokenizer_state) for state in STATES}
     for tier in plugin.tiers:
         values["lpc_tier_value_enabled", tier.name] = float(tier.value_enabled)

@@ -231,6 +231,8 @@ class Hooks:
                     reply_end=reply_end_of(request),
                     session=session_of(request),
                     hints=hints_of(request),
+                    token_ids=request.prompt_token_ids or (),
+                    salt=request.cache_salt or "",
                 )
                 if self.retention is not None and ended.retain_s:
                     salt = request.cache_salt or ""

@@ -202,6 +202,7 @@ class Hooks:
             reply_end=_reply_end(seq),
             session=group.session,
             hints=group.hints,
+            token_ids=seq.prompt_token_ids,
         )
 
     def _hashes(self, seq: Any, blocks: int) -> list[BlockHash]:

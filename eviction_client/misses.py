@@ -1,0 +1,261 @@
+"""Why prompt tokens were not cached, counted block by block from hashes alone.
+
+Each token of a prompt is counted under one source (`SOURCES`). A block that an earlier request has used and that the engine
+did not find was evicted. A block that is unknown begins something new, unless the same conversation has sent something else at
+this place before. What is remembered is bounded, so blocks that were used long ago count as new.
+
+The methods belong to the background (:mod:`eviction_client.plugin`); the counters may be read from any thread.
+"""
+
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from eviction_client.ended import Ended
+from eviction_client.ghost import GhostCache, sampled
+from eviction_client.reuse import GAPS, Stretch
+from eviction_client.stores.base import BlockHash
+
+SOURCES: Final = (
+    "cached",
+    "evicted",
+    "new",
+    "changed",
+    "reply_changed",
+    "other_salt",
+    "other_engine",
+    "short",
+)
+"""Where prompt tokens come from: the cache, or why not.
+
+- ``evicted``: an earlier request has used the block, and it was gone.
+- ``new``: no request has used the block before.
+- ``changed``: new, and the conversation's last prompt was another one at this place: an edited history, a time stamp, another
+  order of tools. Known for conversations with a session only.
+- ``reply_changed``: as ``changed``, within the last reply: its reasoning was left out, for example.
+- ``other_salt``: the first block was used under another cache salt, adapter or media.
+- ``other_engine``: another engine of the fleet has used the block lately, as the store of shared blocks tells.
+- ``short``: the end of a prompt that fills no block, or its last block. Engines compute at least one token.
+"""
+UNUSED: Final = (*(f"{bound:g}" for bound in GAPS), "+Inf")
+"""Upper bounds of the time since the last use of evicted blocks, seconds."""
+CHANGED_FROM: Final = (0, 1024, 8192)
+"""Tokens before the place where a prompt was changed: at least so many."""
+REMEMBERED: Final = 4
+"""Blocks of replies that are remembered, in caches."""
+TIMES: Final = (2, 4)
+"""Larger caches that are followed under LRU, in caches."""
+MOST_TENANTS: Final = 20
+"""Tenants with counters of their own; all others count as one."""
+OTHERS: Final = "others"
+MOST_SESSIONS: Final = 50_000
+MOST_FIRST_BLOCKS: Final = 10_000
+_UNKNOWN: Final = 0
+
+
+class _Chain(NamedTuple):
+    """The last chain of a conversation: blocks of its prompt, and with the reply."""
+
+    prompt: int
+    blocks: int
+
+
+class LruCache:
+    """Hashes of blocks, the least recently used evicted first. ``room``: how many."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._blocks: OrderedDict[BlockHash, None] = OrderedDict()
+
+    def hits(self, prompt: Iterable[BlockHash]) -> int:
+        """Return how many blocks of a prompt are cached, from its start without a gap."""
+        number = 0
+        for number, block in enumerate(prompt, 1):
+            if block not in self._blocks:
+                return number - 1
+        return number
+
+    def use(self, chain: Sequence[BlockHash]) -> None:
+        """Hold a finished request's blocks. Of these the deepest is evicted first."""
+        blocks = self._blocks
+        for block in reversed(chain):
+            blocks.pop(block, None)
+            blocks[block] = None
+        while len(blocks) > self.room:
+            blocks.popitem(last=False)
+
+
+class Misses:
+    """Counts the prompt tokens of one engine by source.
+
+    Args:
+        capacity: blocks of the engine's cache.
+        block_tokens: of a block.
+        every: one block in so many is followed in the larger caches.
+
+    Attributes:
+        tokens: by source.
+        unused: evicted tokens by the time since their last use; see `UNUSED`.
+        changed: tokens of ``changed`` by the place where the prompt was changed; see `CHANGED_FROM`.
+        followed: sampled evicted blocks: ``all``, and those that other caches would have had: ``lru`` and ``value`` of the same
+            size, ``lru_2`` and ``lru_4`` of twice and four times the size.
+        tenants: tokens by source, by digest of the cache salt, of at most MOST_TENANTS and OTHERS.
+    """
+
+    def __init__(self, capacity: int, block_tokens: int, *, every: int) -> None:
+        self.tokens = dict.fromkeys(SOURCES, 0)
+        self.unused = dict.fromkeys(UNUSED, 0)
+        self.changed = dict.fromkeys(map(str, CHANGED_FROM), 0)
+        self.followed = dict.fromkeys(("all", "lru", "value", *(f"lru_{times}" for times in TIMES)), 0)
+        self.tenants: dict[str, dict[str, int]] = {}
+        self.block_tokens = block_tokens
+        self._capacity = capacity
+        self._every = every
+        self._caches = {f"lru_{times}": LruCache(times * capacity // every) for times in TIMES}
+        self._arrived: dict[Hashable, list[Stretch]] = {}
+        self._cached: dict[Hashable, int] = {}
+        self._replies: OrderedDict[BlockHash, float] = OrderedDict()
+        """When blocks of replies were made that no prompt has had yet."""
+        self._sessions: OrderedDict[str, _Chain] = OrderedDict()
+        self._first: OrderedDict[int, BlockHash] = OrderedDict()
+        """The last first block by its tokens."""
+
+    def arrived(
+        self, request_id: Hashable, prompt: Sequence[BlockHash], stretches: Iterable[Stretch], at: float
+    ) -> None:
+        """Note what is known of a prompt's blocks.
+
+        Args:
+            stretches: all of the prompt, as the reuse monitor has found them. It knows nothing of replies.
+            at: seconds since the epoch.
+        """
+        pieces: list[Stretch] = []
+        replies, start = self._replies, 0
+        for end, gap in stretches:
+            if gap == _UNKNOWN:
+                while start < end and (made := replies.pop(prompt[start], None)) is not None:
+                    start += 1
+                    pieces.append(Stretch(start, 1 + bisect_right(GAPS, at - made)))
+            pieces.append(Stretch(end, gap))
+            start = end
+        self._arrived[request_id] = pieces
+
+    def served(self, request_id: Hashable, cached: int) -> None:
+        """Note that a request is served, with so many tokens of its prompt cached."""
+        if request_id in self._arrived:
+            self._cached[request_id] = cached
+
+    def forget(self, request_id: Hashable) -> None:
+        """Forget a request that has not ended."""
+        self._arrived.pop(request_id, None)
+        self._cached.pop(request_id, None)
+
+    def ended(
+        self,
+        ended: Ended,
+        *,
+        ghosts: Mapping[str, GhostCache[BlockHash]],
+        elsewhere: Mapping[BlockHash, float],
+        in_use: float,
+    ) -> None:
+        """Count a request's prompt.
+
+        Args:
+            ghosts: ``lru`` and ``value``, before they use the request.
+            elsewhere: blocks that other conversations of the fleet hold.
+            in_use: blocks that requests hold, on average.
+        """
+        pieces, cached = self._arrived.pop(ended.request_id, None), self._cached.pop(ended.request_id, None)
+        prompt = ended.blocks[: ended.prompt_blocks]
+        if pieces is not None and cached is not None and ended.token_ids:
+            self._count(ended, prompt, pieces, min(cached, len(ended.token_ids)), ghosts, elsewhere)
+        self._remember(ended, prompt, in_use)
+
+    def _count(
+        self,
+        ended: Ended,
+        prompt: Sequence[BlockHash],
+        pieces: Sequence[Stretch],
+        cached: int,
+        ghosts: Mapping[str, GhostCache[BlockHash]],
+        elsewhere: Mapping[BlockHash, float],
+    ) -> None:
+        size = self.block_tokens
+        # The last token of a prompt is always computed, and with it its block.
+        most = min((len(ended.token_ids) - 1) // size, len(prompt)) * size
+        counts = Counter(cached=cached)
+        done = evicted_to = cached
+        for end, gap in pieces:
+            tokens = min(end * size, most) - done
+            if tokens <= 0:
+                continue
+            if gap == _UNKNOWN:
+                source = self._source(ended, prompt, done // size, elsewhere)
+                if source == "changed":
+                    self.changed[str(max(bound for bound in CHANGED_FROM if bound <= done))] += tokens
+            else:
+                source, evicted_to = "evicted", done + tokens
+                self.unused[UNUSED[gap - 1]] += tokens
+            counts[source] += tokens
+            done += tokens
+        counts["short"] += len(ended.token_ids) - done
+        for source, tokens in counts.items():
+            self.tokens[source] += tokens
+        if ended.salt:
+            of_tenant = self._of_tenant(ended.salt)
+            for source, tokens in counts.items():
+                of_tenant[source] += tokens
+        if evicted_to > cached:
+            self._follow(prompt, cached // size, evicted_to // size, ghosts)
+
+    def _source(self, ended: Ended, prompt: Sequence[BlockHash], depth: int, elsewhere: Mapping[BlockHash, float]) -> str:
+        """Return why a block is unknown."""
+        if prompt[depth] in elsewhere:
+            return "other_engine"
+        chain = self._sessions.get(ended.session) if ended.session else None
+        if chain is not None and depth < chain.blocks:
+            return "changed" if depth < chain.prompt else "reply_changed"
+        if depth == 0 and self._first.get(self._content(ended), prompt[0]) != prompt[0]:
+            return "other_salt"
+        return "new"
+
+    def _follow(self, prompt: Sequence[BlockHash], start: int, end: int, ghosts: Mapping[str, GhostCache[BlockHash]]) -> None:
+        """Note which caches would have had the blocks from ``start`` to before ``end``."""
+        followed = [(depth, block) for depth, block in enumerate(prompt) if sampled(block, self._every)]
+        blocks = [block for _, block in followed]
+        before = sum(depth < start for depth, _ in followed)
+        within = sum(start <= depth < end for depth, _ in followed)
+        self.followed["all"] += within
+        for name, cache in (*ghosts.items(), *self._caches.items()):
+            self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
+
+    def _remember(self, ended: Ended, prompt: Sequence[BlockHash], in_use: float) -> None:
+        for times, cache in zip(TIMES, self._caches.values(), strict=True):
+            cache.room = max(int(times * self._capacity - in_use) // self._every, 1)
+            cache.use([block for block in ended.blocks if sampled(block, self._every)])
+        replies = self._replies
+        for block in ended.blocks[ended.prompt_blocks :]:
+            replies.pop(block, None)
+            replies[block] = ended.at
+        while len(replies) > REMEMBERED * self._capacity:
+            replies.popitem(last=False)
+        if ended.session:
+            self._sessions.pop(ended.session, None)
+            self._sessions[ended.session] = _Chain(ended.prompt_blocks, len(ended.blocks))
+            if len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        if prompt:
+            self._first[self._content(ended)] = prompt[0]
+            if len(self._first) > MOST_FIRST_BLOCKS:
+                self._first.popitem(last=False)
+
+    def _content(self, ended: Ended) -> int:
+        return hash(tuple(ended.token_ids[: self.block_tokens]))
+
+    def _of_tenant(self, salt: str) -> dict[str, int]:
+        name = blake2b(salt.encode(), digest_size=4).hexdigest()
+        if name not in self.tenants and len(self.tenants) >= MOST_TENANTS:
+            name = OTHERS
+        return self.tenants.setdefault(name, dict.fromkeys(SOURCES, 0))

@@ -1,0 +1,170 @@
+"""Where prompt tokens come from: against a cache of which everything is remembered, and source by source."""
+
+import hashlib
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+import pytest
+
+from eviction_client.background import AtOnce
+from eviction_client.misses import MOST_TENANTS, OTHERS, SOURCES
+from eviction_client.plugin import Plugin
+from eviction_client.settings import ClientSettings
+from eviction_client.stores import BlockHash, ConversationId, MemoryStore
+from benchmarks.told import Told
+
+BLOCK = 4
+
+
+def hashed(token_ids: Sequence[int], salt: str = "") -> list[BlockHash]:
+    """Return the hashes of a prompt's full blocks, each of all tokens before its end, as engines make them."""
+    ends = range(BLOCK, len(token_ids) + 1, BLOCK)
+    return [BlockHash(hashlib.sha256(f"{salt}/{list(token_ids[:end])}".encode()).digest()) for end in ends]
+
+
+class Engine:
+    """An engine with a plug-in and an LRU cache of ``blocks`` blocks, in which each request takes no time."""
+
+    def __init__(self, blocks: int, store: MemoryStore | None = None) -> None:
+        self.now = 1.8e9
+        self.room = blocks
+        self.held: OrderedDict[BlockHash, None] = OrderedDict()
+        self.plugin = Plugin(
+            ClientSettings(),
+            capacity=blocks,
+            block_tokens=BLOCK,
+            predictor=Told(lambda _: None),
+            store=store,
+            clock=lambda: self.now,
+            background=AtOnce,
+        )
+        self.count = 0
+
+    def serve(self, prompt: Sequence[int], reply: Sequence[int] = (), *, salt: str = "", session: str | None = None) -> Counter[str]:
+        """Serve a request; return what its tokens were counted as."""
+        self.now += 1.0
+        self.count += 1
+        before = Counter(self.plugin.misses.tokens)
+        blocks, chain = hashed(prompt, salt), hashed([*prompt, *reply], salt)
+        found = 0
+        while found < (len(prompt) - 1) // BLOCK and blocks[found] in self.held:
+            found += 1
+        self.plugin.started(self.count, blocks)
+        self.plugin.served(self.count, found * BLOCK)
+        self.plugin.finished(
+            self.count,
+            completed=True,
+            blocks=chain,
+            prompt_blocks=len(blocks),
+            session=session,
+            token_ids=list(prompt),
+            salt=salt,
+        )
+        for block in reversed(chain):
+            self.held.pop(block, None)
+            self.held[block] = None
+        while len(self.held) > self.room:
+            self.held.popitem(last=False)
+        counted = Counter(self.plugin.misses.tokens)
+        counted.subtract(before)
+        return +counted
+
+
+def words(number: int, start: int = 0) -> list[int]:
+    return list(range(start, start + number))
+
+
+def test_every_token_of_a_random_trace_is_counted_as_a_memory_of_everything_would() -> None:
+    engine, rng = Engine(40), random.Random(5)
+    ever: set[BlockHash] = set()
+    last_use: dict[BlockHash, float] = {}
+    chats: list[list[int]] = [[] for _ in range(6)]
+    expected: Counter[str] = Counter()
+    unused: Counter[str] = Counter()
+    for turn in range(400):
+        chat = rng.choice(chats)
+        if len(chat) > 60:
+            chat.clear()
+        chat.extend(rng.randrange(1_000_000) for _ in range(rng.randrange(1, 14)))
+        prompt = list(chat)
+        chat.extend(rng.randrange(1_000_000) for _ in range(rng.randrange(12)))
+        blocks = hashed(prompt)
+        full = (len(prompt) - 1) // BLOCK
+        cached = 0
+        while cached < full and blocks[cached] in engine.held:
+            cached += 1
+        for block in blocks[cached:full]:
+            expected["evicted" if block in ever else "new"] += BLOCK
+            if block in ever:
+                age = engine.now + 1.0 - last_use[block]
+                unused[next(str(bound) for bound in (10, 60, 300, 1200) if age < bound)] += BLOCK
+        expected["cached"] += cached * BLOCK
+        expected["short"] += len(prompt) - full * BLOCK
+        engine.serve(prompt, chat[len(prompt) :])
+        for block in hashed(chat):
+            ever.add(block)
+            last_use[block] = engine.now
+        assert sum(engine.plugin.misses.tokens.values()) == sum(expected.values()), turn
+    assert +Counter(engine.plugin.misses.tokens) == expected
+    assert min(expected[source] for source in ("cached", "evicted", "new", "short")) > 200
+    assert +Counter(engine.plugin.misses.unused) == unused
+    assert engine.plugin.failures == 0
+
+
+def test_a_changed_history_and_a_reply_that_was_not_sent_back_are_told_apart_by_session() -> None:
+    engine = Engine(1000)
+    assert engine.serve(words(40), words(20, 500), session="s") == {"new": 36, "short": 4}
+    # The reply comes back without its first tokens: reasoning that the chat template leaves out.
+    assert engine.serve([*words(40), *words(15, 505), *words(9, 900)], session="s") == {
+        "cached": 40,
+        "reply_changed": 20,
+        "short": 4,
+    }
+    assert engine.serve([*words(8), 77, *words(31, 9)], session="s") == {"cached": 8, "changed": 28, "short": 4}
+    assert engine.serve([*words(8), 78, *words(31, 9)], session="another") == {"cached": 8, "new": 28, "short": 4}
+    assert engine.plugin.misses.changed == {"0": 28, "1024": 0, "8192": 0}
+
+
+def test_the_same_text_under_another_salt_is_not_new_and_each_salt_is_a_tenant() -> None:
+    engine = Engine(1000)
+    assert engine.serve(words(9), salt="a") == {"new": 8, "short": 1}
+    assert engine.serve(words(9), salt="b") == {"other_salt": 8, "short": 1}
+    assert engine.serve(words(9), salt="b") == {"cached": 8, "short": 1}
+    assert engine.serve(words(9, 50), salt="b") == {"new": 8, "short": 1}
+    for number in range(2 * MOST_TENANTS):
+        engine.serve(words(9), salt=f"tenant {number}")
+    tenants = engine.plugin.misses.tenants
+    assert len(tenants) == MOST_TENANTS + 1
+    assert sum(sum(tokens.values()) for tokens in tenants.values()) == 9 * (4 + 2 * MOST_TENANTS)
+    assert tenants[OTHERS]["other_salt"] == 8 * (2 * MOST_TENANTS + 2 - MOST_TENANTS)
+    assert not any("tenant" in name for name in tenants)
+
+
+def test_what_another_engine_has_used_is_not_new() -> None:
+    store = MemoryStore()
+    for owner in ("x", "y"):
+        store.record(ConversationId(owner), hashed(words(40)), 1.8e9 + 100)
+    engine = Engine(1000, store)
+    assert engine.serve(words(40)) == {"other_engine": 36, "short": 4}
+
+
+@pytest.mark.parametrize(("between", "had"), [(100, {"lru_2", "lru_4"}), (220, {"lru_4"})])
+def test_it_is_known_which_larger_cache_would_have_had_what_was_evicted(between: int, had: set[str]) -> None:
+    engine = Engine(80)
+    engine.serve(words(61))
+    for number in range(between):
+        engine.serve(words(5, 1000 + 10 * number))
+    assert engine.serve(words(61)) == {"evicted": 60, "short": 1}
+    followed = engine.plugin.misses.followed
+    assert {name for name, blocks in followed.items() if blocks} - {"all"} == had
+    assert followed["all"] == 15
+
+
+def test_a_request_that_was_never_served_is_not_counted() -> None:
+    engine = Engine(100)
+    engine.plugin.started("a", hashed(words(40)))
+    engine.plugin.finished("a", completed=False, blocks=(), prompt_blocks=0, token_ids=words(40))
+    engine.plugin.finished("b", completed=True, blocks=hashed(words(40)), prompt_blocks=10, token_ids=words(40))
+    assert not any(engine.plugin.misses.tokens.values())
+    assert set(engine.plugin.misses.tokens) == set(SOURCES)
