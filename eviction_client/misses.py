@@ -122,9 +122,7 @@ class Misses:
         self._first: OrderedDict[int, BlockHash] = OrderedDict()
         """The last first block by its tokens."""
 
-    def arrived(
-        self, request_id: Hashable, prompt: Sequence[BlockHash], stretches: Iterable[Stretch], at: float
-    ) -> None:
+    def arrived(self, request_id: Hashable, prompt: Sequence[BlockHash], stretches: Iterable[Stretch], at: float) -> None:
         """Note what is known of a prompt's blocks.
 
         Args:
@@ -228,7 +226,8 @@ class Misses:
         before = sum(depth < start for depth, _ in followed)
         within = sum(start <= depth < end for depth, _ in followed)
         self.followed["all"] += within
-        for name, cache in (*ghosts.items(), *self._caches.items()):
+        caches: dict[str, GhostCache[BlockHash] | LruCache] = {**ghosts, **self._caches}
+        for name, cache in caches.items():
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
     def _remember(self, ended: Ended, prompt: Sequence[BlockHash], in_use: float) -> None:

@@ -22,6 +22,7 @@ from lpc.commands.export import export
 from lpc.commands.gateway import gateway
 from lpc.commands.outcome import end_with, fail
 from lpc.commands.predict import predict
+from lpc.commands.report import report
 from lpc.commands.secrets import secrets
 from lpc.commands.serve import serve
 from lpc.commands.simulate import simulate
@@ -81,7 +82,7 @@ def lpc(
     """Learned prefix caching: keep the conversations that go on."""
 
 
-for command in (serve, gateway, secrets, demo, predict, doctor, embed, train, evaluate, simulate, export):
+for command in (serve, gateway, secrets, demo, predict, doctor, report, embed, train, evaluate, simulate, export):
     app.command()(command)
 cache.app.command("calibrate")(calibrate)
 app.add_typer(cache.app, name="cache")

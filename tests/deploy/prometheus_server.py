@@ -1,6 +1,7 @@
 """A real Prometheus, and a page of metrics as vLLM writes them."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from eviction_client.metrics import METRICS, EngineMetrics
 
 class Prometheus:
     def __init__(self, address: str) -> None:
-        self._api = f"http://{address}/api/v1"
+        self.address = f"http://{address}"
+        self._api = f"{self.address}/api/v1"
 
     def get(self, path: str, **parameters: str) -> Any:
         with urlopen(f"{self._api}/{path}?{urlencode(parameters)}", timeout=10) as answer:
@@ -99,7 +101,8 @@ def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
         def do_GET(self) -> None:
             queries = 1000 * next(scrapes)
             values = {
-                (name, label and "x"): float(queries if kind is Counter else 1) for name, (kind, _, label) in METRICS.items()
+                (name, re.sub("[a-z]+", "x", label)): float(queries if kind is Counter else 1)
+                for name, (kind, _, label) in METRICS.items()
             }
             values |= {("lpc_failures", ""): float(queries) if failing else 0.0, ("lpc_fallback_share", ""): 0.0}
             values |= {("lpc_stock_fallback", ""): 0.0, ("lpc_tier_stock_fallback", ""): 0.0}

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from benchmarks.told import Told
 from eviction_client.background import AtOnce
 from eviction_client.misses import MOST_TENANTS, OTHERS, SOURCES
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
-from benchmarks.told import Told
 
 BLOCK = 4
 
@@ -41,7 +41,9 @@ class Engine:
         )
         self.count = 0
 
-    def serve(self, prompt: Sequence[int], reply: Sequence[int] = (), *, salt: str = "", session: str | None = None) -> Counter[str]:
+    def serve(
+        self, prompt: Sequence[int], reply: Sequence[int] = (), *, salt: str = "", session: str | None = None
+    ) -> Counter[str]:
         """Serve a request; return what its tokens were counted as."""
         self.now += 1.0
         self.count += 1

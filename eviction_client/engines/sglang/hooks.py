@@ -179,6 +179,7 @@ class Hooks:
         """Note the end of a request."""
         blocks = _chain_of(req, up_to)
         self.plugin.in_use(self._protected_size() // BLOCK_TOKENS)
+        self.plugin.served(req.rid, req.cached_tokens)
         return self.plugin.finished(
             req.rid,
             completed=completed(req),
@@ -187,6 +188,8 @@ class Hooks:
             reply_end=reply_end_of(req),
             session=session_of(req),
             hints=Hints.of(arguments_of(req)),
+            token_ids=req.origin_input_ids,
+            salt=req.cache_salt or "",
         )
 
     def _path_of(self, node_id: Any) -> list[Any]:

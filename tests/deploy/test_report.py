@@ -1,0 +1,91 @@
+"""`lpc report` on the metrics of a plug-in: read from the engine itself, and from a real Prometheus that scrapes it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, start_http_server
+from typer.testing import CliRunner
+
+from benchmarks.processes import free_port
+from eviction_client.metrics import EngineMetrics
+from eviction_client.plugin_metrics import values_of_plugin
+from lpc.commands.cli import app
+from tests.deploy.prometheus_server import prometheus
+from tests.eventually import until
+from tests.unit.test_misses import Engine, words
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[tuple[Engine, EngineMetrics, str]]:
+    """An engine with a plug-in that has served three prompts, and the address of its metrics."""
+    served, metrics = Engine(40), EngineMetrics("0")
+    served.serve(words(121), salt="a")
+    served.serve(words(161, 1000), salt="b")
+    served.serve(words(121), salt="a")
+    metrics.update(values_of_plugin(served.plugin))
+    server, thread = start_http_server(port := free_port(), addr="127.0.0.1", registry=REGISTRY)
+    yield served, metrics, f"127.0.0.1:{port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def lpc(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_a_report_of_an_engine_says_what_was_missed_why_and_who_would_have_had_it(
+    engine: tuple[Engine, EngineMetrics, str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "why.png"
+    found = lpc("report", "--engine", f"http://{engine[2]}", "--picture", picture)
+    assert found.exit_code == 0, found.output
+    for words_of_it in ("403 prompt tokens", "LRU, twice the size", "100.0%", "up to 10 s"):
+        assert words_of_it in found.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    figures = json.loads(lpc("report", "--engine", f"http://{engine[2]}", "--json").stdout)
+    assert {source: row["tokens"] for source, row in figures["by_source"].items() if row["tokens"]} == {
+        "new": 280,
+        "evicted": 120,
+        "short": 3,
+    }
+    assert figures["evicted_by_seconds_unused"] == {"10": 120}
+    assert figures["evicted_share_that_other_caches_had"] == {"lru": 0.0, "value": 0.0, "lru_2": 1.0, "lru_4": 1.0}
+    assert sorted(sum(tokens.values()) for tokens in figures["tenants"].values()) == [161, 242]
+
+
+def test_a_report_of_a_prometheus_has_the_last_hours(engine: tuple[Engine, EngineMetrics, str], tmp_path: Path) -> None:
+    served, metrics, address = engine
+    (tmp_path / "rules.yml").write_text("groups: []\n")
+    with prometheus(tmp_path, tmp_path / "rules.yml", {"engine": address}) as server:
+        until(lambda: server.query("lpc_prompt_tokens_total"))
+        for _ in range(50):
+            served.serve(words(121))
+            served.serve(words(161, 1000))
+        metrics.update(values_of_plugin(served.plugin))
+
+        def counted() -> Any:
+            found = lpc("report", "--prometheus", server.address, "--hours", "0.1", "--json")
+            return found if found.exit_code == 0 and json.loads(found.stdout)["prompt_tokens"] > 12_000 else None
+
+        figures = json.loads(until(counted).stdout)
+    assert figures["by_source"]["evicted"]["share"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "either --prometheus"),
+        (("--engine", "127.0.0.1:8000"), 2, "begins with http://"),
+        (("--engine", "http://127.0.0.1:1"), 1, "refused"),
+        (("--prometheus", "http://127.0.0.1:1"), 1, "refused"),
+    ],
+)
+def test_what_cannot_be_read_is_one_clear_line(arguments: tuple[str, ...], code: int, said: str) -> None:
+    found = lpc("report", *arguments)
+    assert found.exit_code == code
+    assert said in found.stderr and len(found.stderr.splitlines()) == 1
