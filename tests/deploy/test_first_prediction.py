@@ -22,7 +22,6 @@ from tests.chat_templates import STYLES, tokenizer_of
 from tests.deploy.test_kubernetes import Object, example, named, pods, rendered, secret_data
 from tests.dockerfile import stages
 from tests.eventually import until
-from tests.tiny_model import build_tiny_artifact
 
 IMAGE = stages()[1]["cpu"]
 MANIFESTS: dict[str, Callable[[], list[Object]]] = {
@@ -40,15 +39,6 @@ class Container:
     environment: dict[str, str]
     engine: dict[str, str]
     user: tuple[int, int]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model under the name that the manifests serve, as the image carries one."""
-    root = tmp_path_factory.mktemp("image") / "models"
-    root.mkdir()
-    build_tiny_artifact(root, name="e5-small")
-    return root
 
 
 def environment_of(container: Object, objects: list[Object]) -> dict[str, str]:

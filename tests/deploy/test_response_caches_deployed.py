@@ -16,7 +16,6 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from tests.deploy.deployed_caches import Deployed, deployed, own_address
 from tests.eventually import until
-from tests.tiny_model import build_tiny_artifact
 
 ADDRESS = own_address()
 pytestmark = [
@@ -24,15 +23,6 @@ pytestmark = [
     pytest.mark.timeout(300),  # several processes are started
 ]
 BODY = {"model": "m", "messages": [{"role": "user", "content": "What did the doctor say?"}], "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model under the name that the manifests serve."""
-    root = tmp_path_factory.mktemp("image") / "models"
-    root.mkdir()
-    build_tiny_artifact(root, name="e5-small")
-    return root
 
 
 @pytest.fixture(scope="module", params=[pytest.param("compose", marks=pytest.mark.nightly), "kustomize"])

@@ -2,5 +2,19 @@
 
 import importlib.util
 
+import pytest
+
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def asynchronous(request: pytest.FixtureRequest) -> bool:
+    """Whether vLLM's scheduler plans a step ahead."""
+    return bool(request.param)
+
+
+@pytest.fixture(params=[None, 64], ids=["full", "hybrid"])
+def window(request: pytest.FixtureRequest) -> int | None:
+    """Tokens of the sliding window of a hybrid model."""
+    return request.param

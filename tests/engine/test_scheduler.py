@@ -34,16 +34,6 @@ at_night_also_asynchronous = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def asynchronous(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-@pytest.fixture(params=[None, 64], ids=["full", "hybrid"])
-def window(request: pytest.FixtureRequest) -> int | None:
-    return request.param
-
-
 def classes_of(engine: Engine) -> dict[int, int]:
     """The reuse class of each free block with content."""
     queue, found, number = engine.pool.free_block_queue, {}, None
@@ -128,7 +118,7 @@ def test_inverted_predictions_are_only_another_way_of_grouping(asynchronous: boo
 @pytest.mark.timeout(600)
 @at_night_also_asynchronous
 def test_the_value_comes_into_force_where_it_hits_more(asynchronous: bool) -> None:
-    made = conversations(4, 1200, spread_s=4000.0)
+    made = conversations(4, 600, spread_s=2000.0)
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
     engine = Engine(260, tell=oracle(made), guard=True, asynchronous=asynchronous, background=AtOnce)
     guarded = engine.run(made)

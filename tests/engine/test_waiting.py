@@ -29,16 +29,6 @@ left_alone = pytest.mark.refuses(
 )
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def asynchronous(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-@pytest.fixture(params=[None, 64], ids=["full", "hybrid"])
-def window(request: pytest.FixtureRequest) -> int | None:
-    return request.param
-
-
 def engine_of(blocks: int, **settings: Any) -> Engine:
     return Engine(blocks, schedule="cached-first", **settings)
 

@@ -17,7 +17,6 @@ from lpc.simulator.describe import describe
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.run import Run, WorkloadSpec, build, sweep
 from lpc.simulator.sample import load_sample, write_sample
-from lpc.simulator.summary import QUEUE, derived
 from lpc.simulator.workloads import WORKLOADS
 from lpc.training.spread import Workers
 from tests.integration.test_learned_policies import trace
@@ -217,50 +216,6 @@ def test_the_sample_is_whole_conversations_of_the_evaluation_half(tmp_path: Path
     assert all(0 < p < 1 for row in found for p in row.probability)
     write_sample(found, tmp_path / "again.parquet")
     assert load_sample(tmp_path / "again.parquet") == found
-
-
-def test_what_follows_from_the_rows_is_right() -> None:
-    def row(policy: str, capacity: int, rate: float, seed: int = 0) -> dict[str, object]:
-        return {
-            "workload": "w",
-            "policy": policy,
-            "capacity_tokens": capacity,
-            "capacity_fraction": capacity / 1000,
-            "think_time_s": None,
-            "seed": seed,
-            "engines": 1,
-            "sticky": True,
-            "tier_tokens": 0,
-            "predictor_gib": 0.0,
-            "inverted": False,
-            "hit_rate": rate,
-            "by_fraction": False,
-            "requests": 10,
-            "prompt_tokens": 1000,
-            "prefill_throughput_tokens_s": 1000.0,
-            "ttft_mean_s": 1.0,
-            "ttft_p99_s": 1.0,
-            **dict.fromkeys(
-                ("closed_loop", "throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load", *QUEUE), 0.0
-            ),
-            "queue": "fcfs",
-            "worst_slowdown": None,
-            "tier_rate": 0.0,
-        }
-
-    rows = [
-        row("lru", 100, 0.1),
-        row("lru", 200, 0.3),
-        row("value", 100, 0.2),
-        row("oracle", 100, 0.5),
-        row("value", 100, 0.24, seed=1),
-    ]
-    ours = next(r for r in derived(rows) if r["policy"] == "value")
-    assert ours["hit_rate"] == pytest.approx(0.22)
-    assert ours["spread"] == pytest.approx(0.02828, abs=1e-4)
-    assert ours["gain"] == pytest.approx(1.2)
-    assert ours["gap_closed"] == pytest.approx(0.3)
-    assert ours["prefill_mean_s"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("text", "value"), [("160K", 160_000), ("2M", 2_000_000), ("2%", 0.02), ("512", 512), ("1.5k", 1500)])

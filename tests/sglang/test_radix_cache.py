@@ -106,6 +106,19 @@ def test_under_least_recent_use_the_hits_are_those_of_sglangs_own_lru(backend: s
     assert ours.plugin.failures == 0
 
 
+@shows("a value that only falls with age, the same for all: LRU's hits")
+@pytest.mark.parametrize("seed", range(3))
+def test_with_one_falling_value_for_all_the_hits_are_those_of_lru(seed: int, clock: Clock) -> None:
+    lru = Cache(2500, policy="lru")
+    ours = Cache(2500, predictor=Told(lambda _: None), clock=clock)
+    values(ours)
+    side = SideBySide([lru, ours], clock, seed, plain=True)
+    side.run(250)
+    assert len(lru.evicted) > 20
+    assert side.hits[1] == side.hits[0] and sum(side.hits[0]) > 0
+    assert ours.plugin.failures == 0
+
+
 @shows("the leaf with the lowest value at its present age goes first")
 def test_a_class_whose_value_rises_goes_first_while_young_and_last_when_it_is_old(clock: Clock) -> None:
     for waited, first_out in ((10.0, 0), (200.0, 1)):

@@ -1,12 +1,12 @@
 """Waiting requests on their way from the plug-in to LMCache's coordinator: a real server, real HTTP."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from eviction_client import announce
 from eviction_client.announce import Announcer, Prompt
+from tests.eventually import until
 from tests.retaining import Coordinator
 
 
@@ -21,13 +21,6 @@ def coordinator() -> Iterator[Coordinator]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announce, "GATHER_S", 0.02)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_request_is_sent_with_its_tokens_once_and_no_more_when_it_is_served(coordinator: Coordinator) -> None:

@@ -11,16 +11,9 @@ from lpc.wire.tokens import TokenFileError
 from predictor_service.errors import Overloaded, Unauthenticated
 from predictor_service.metrics import Metrics
 from predictor_service.rpc.callers import LARGE, Bucket, Caller, CallerLimits, Callers
+from tests.clock import Clock
 
 TCP = "ipv4:10.0.0.7:4711"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def line(name: str, token: str) -> str:
@@ -32,7 +25,7 @@ def bearer(token: str) -> list[tuple[str, str]]:
 
 
 def test_a_bucket_holds_one_second_and_says_when_to_come_back() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     bucket = Bucket(10, clock)
     assert [bucket.take(1) for _ in range(10)] == [0.0] * 10
     assert bucket.take(1) == pytest.approx(0.1)
@@ -46,7 +39,7 @@ def test_a_bucket_holds_one_second_and_says_when_to_come_back() -> None:
 def test_no_client_gets_more_than_its_rate_but_for_one_bucket_and_one_batch(
     rate: float, steps: list[tuple[float, int]]
 ) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     bucket = Bucket(rate, clock)
     admitted = 0
     for pause, count in steps:

@@ -6,16 +6,7 @@ from eviction_client.curve import EDGES, INTERVALS, interval_of, values
 from eviction_client.ghost import Freed, GhostCache, Ghosts
 from eviction_client.queue import Block
 from eviction_client.value_queue import ValueQueue
-
-
-class Clock:
-    """Seconds, set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def every_block(content: int, every: int) -> bool:
@@ -37,7 +28,7 @@ def never() -> list[float]:
 
 
 def test_a_ghost_cache_holds_what_the_real_queue_would() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     cache: GhostCache[int] = GhostCache(8, 1, value_enabled=False, clock=clock)
     queue: ValueQueue[Block] = ValueQueue(Block(-1), Block(-1), 1, clock=clock)
     for start in range(0, 40, 4):
@@ -53,7 +44,7 @@ def test_a_ghost_cache_holds_what_the_real_queue_would() -> None:
 
 def test_the_guard_enables_the_value_where_it_hits_more_and_disables_it_when_it_loses() -> None:
     """A round of 100 prompts in a cache of 64: least recent use hits nothing, the value keeps some."""
-    clock = Clock()
+    clock = Clock(0.0)
     ghosts: Ghosts[int] = Ghosts(64, 2, every_block, clock=clock)
 
     def rounds(number: int) -> bool:

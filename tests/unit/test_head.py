@@ -27,7 +27,7 @@ RECIPES = pytest.mark.parametrize("recipe", [LPC, replace(OURS, dropout=0.1, bat
 
 @RECIPES
 def test_the_same_data_and_seed_give_the_same_head_and_another_seed_another(recipe: Recipe) -> None:
-    train, validation = side(2000, 0), side(500, 1)
+    train, validation = side(400, 0), side(100, 1)
     heads = [fit(recipe, train, validation, seed=seed, quiet=True) for seed in (7, 7, 8)]
     assert heads[0].digest() == heads[1].digest() != heads[2].digest()
 

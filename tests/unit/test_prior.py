@@ -7,15 +7,7 @@ import pytest
 from eviction_client.curve import EDGES, INTERVALS
 from eviction_client.prior import KEPT_S, MOST_GROUPS, BadCurves, Groups, ReuseCurves, curves_of
 from lpc.v1 import predictor_pb2 as pb
-
-
-class Clock:
-    """Seconds, set by hand."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def flat(hazard: float) -> tuple[float, ...]:

@@ -12,18 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from eviction_client.curve import EDGES, INTERVALS, interval_of, value_at, values
 from eviction_client.queue import Block
 from eviction_client.value_queue import DONE, GOES_ON, RENEWED_S, ValueQueue
+from tests.clock import Clock
 
 CLASSES = 4
-
-
-class Clock:
-    """Seconds, set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def queue_of(clock: Clock, classes: int = CLASSES) -> ValueQueue[Block]:

@@ -31,6 +31,7 @@ class Forgotten(TurnObserver):
         self.count += 1
 
 
+@pytest.mark.nightly
 def test_above_28_turns_a_second_features_keep_gaps_and_growth() -> None:
     labels = Labels(FIELDS["label_memory_turns"].default, FIELDS["label_horizon_s"].default, [])
     returns = TurnMemory(Constants().returns_turns)

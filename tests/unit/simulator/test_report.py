@@ -64,6 +64,18 @@ def rows(lru: tuple[float, ...], ours: tuple[float, ...]) -> list[dict[str, Any]
     return derived(found + [row("value", size, rate) for size, rate in zip(sizes, ours, strict=True)])
 
 
+def test_what_follows_from_the_rows_is_right() -> None:
+    same = {"requests": 10, "prompt_tokens": 1000, "prefill_throughput_tokens_s": 1000.0}
+    found = [row("lru", 100, 0.1, **same), row("lru", 200, 0.3, **same), row("oracle", 100, 0.5, **same)]
+    found += [row("value", 100, 0.2, **same), row("value", 100, 0.24, seed=1, **same)]
+    ours = next(r for r in derived(found) if r["policy"] == "value")
+    assert ours["hit_rate"] == pytest.approx(0.22)
+    assert ours["spread"] == pytest.approx(0.02828, abs=1e-4)
+    assert ours["gain"] == pytest.approx(1.2)
+    assert ours["gap_closed"] == pytest.approx(0.3)
+    assert ours["prefill_mean_s"] == pytest.approx(0.1)
+
+
 def test_the_gain_is_said_with_hits_prefill_first_token_and_the_smaller_cache() -> None:
     found = pairs(rows((0.1, 0.2, 0.4), (0.2, 0.3, 0.5)))
     # 100,000 tokens less to compute in 100 requests: 5 s, so 50 s in 1,000. LRU's 20% are ours at half the size.
