@@ -1,29 +1,14 @@
 """Groups of requests and their curves, from the sidecar's learning to the engine's client, over real gRPC."""
 
-import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.processes import free_port
 from eviction_client.curve import EDGES, INTERVALS
 from eviction_client.prior import ReuseCurves
 from lpc.v1 import predictor_pb2 as pb
-from tests import tuned
-from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import until
 from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving
-
-RETURN_S = 1.2
 
 
 def flat(hazard: float) -> tuple[float, ...]:
@@ -101,72 +86,3 @@ def test_unusable_curves_are_sent_and_logged_once_and_those_before_stay_in_use(
         assert client.reuse_curves == ReuseCurves("e", {1: flat(0.5)})
     assert sidecar.sent == 2
     assert caplog.text.count("reuse curves cannot be used") == 1
-
-
-@contextmanager
-def lpc_serve(folder: Path, port: int, models: Path, served_model: Path) -> Iterator[None]:
-    """Run the sidecar's process, which learns every second."""
-    settings = {
-        "LPC_MODELS": str(models),
-        "LPC_MODEL": "tiny",
-        "LPC_PORT": str(port),
-        "LPC_METRICS_PORT": "",
-        "LPC_UNIX_SOCKET": "",
-        "LPC_SERVED_MODELS": json.dumps({"a-model": str(served_model)}),
-        "LPC_RETURNS_STATE": str(folder / "returns.npz"),
-        "LPC_DRAIN_TIMEOUT_S": "0.2",
-    }
-    command = [sys.executable, "-m", *tuned.command(refit_s=1)]
-    with subprocess.Popen(command, env={**os.environ, **settings}, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            assert any("listening on" in line for line in process.stderr)
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            yield
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(30)
-
-
-@pytest.mark.nightly
-def test_from_conversations_that_return_to_groups_and_curves_in_the_client(tiny_models: Path, tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(STYLES["chatml"])
-    tokenizer.save_pretrained(tmp_path / "served")
-
-    def turn(number: int, words: int) -> list[int]:
-        messages = [{"role": "user", "content": "hello " * words}]
-        messages += [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "thank you"}] * (number - 1)
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    address = f"127.0.0.1:{(port := free_port())}"
-    with asking(address, timeout_s=60.0) as client:
-
-        def ask(name: str, number: int, words: int) -> int:
-            client.ask((name, number), token_ids=turn(number, words), conversation_id=name)
-            answer = answer_of(client, (name, number), 60.0)
-            assert answer is not None
-            return answer.group
-
-        with lpc_serve(tmp_path, port, tiny_models, tmp_path / "served"):
-            asked_at = {}
-            for n in range(120):
-                asked_at[n] = time.monotonic()
-                assert ask(f"returns {n}", 1, 30) >= 0
-                ask(f"does not {n}", 1, 3)
-            for n in range(120):
-                time.sleep(max(asked_at[n] + RETURN_S - time.monotonic(), 0.0))
-                ask(f"returns {n}", 2, 30)
-
-            def grouped() -> bool:
-                time.sleep(0.5)  # a crowd of conversations that never return would be learned from, too
-                group = ask(f"new {time.monotonic()}", 1, 30)
-                return group > 0 and group in client.reuse_curves.hazards
-
-            assert until(grouped, 60.0)
-            before = client.reuse_curves
-        assert client.reuse_curves == before
-        with lpc_serve(tmp_path, port, tiny_models, tmp_path / "served"):
-            assert ask("after the restart", 1, 30) > 0
-            assert client.reuse_curves.epoch == before.epoch
-            assert set(client.reuse_curves.hazards) >= set(before.hazards)
