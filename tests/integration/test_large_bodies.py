@@ -107,6 +107,7 @@ def mean_wait(channel: grpc.Channel, flood: tuple[str, bytes] | None = None) -> 
         flooding.join()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["harmless", *HOSTILE])
 def test_small_predictions_are_answered_while_large_bodies_come_in(channel: grpc.Channel, kind: str) -> None:
     send(channel, PREDICT, SMALL)

@@ -5,7 +5,6 @@ import contextlib
 import shutil
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -256,9 +255,11 @@ async def test_an_occupied_port_is_named(tiny_models: Path, setting: str) -> Non
 
 
 async def test_calls_in_flight_are_answered_before_the_sidecar_ends(tiny_models: Path) -> None:
+    ending = threading.Event()
+
     class Slow(RequestParser):
         def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
-            time.sleep(0.5)
+            ending.wait(60)
             return super().parse(conversation, window)
 
     async with AsyncExitStack() as stack:
@@ -268,5 +269,6 @@ async def test_calls_in_flight_are_answered_before_the_sidecar_ends(tiny_models:
             calls = [asyncio.ensure_future(stub.Predict(one(chat("hello")))) for _ in range(4)]
             while "lpc_queue_depth 4.0" not in await _scrape(addresses):
                 await asyncio.sleep(0.001)
+            asyncio.get_running_loop().call_later(0.5, ending.set)
         answers = [await call for call in calls]
     assert all(answer.prediction.probability > 0 for answer in answers)

@@ -84,9 +84,9 @@ def test_a_trace_is_replayed_into_table_pictures_and_json(qwen: Path, tmp_path: 
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) -> None:
     spec = WorkloadSpec(trace=qwen, format="qwen")
-    runs = [Run(spec, name, size) for name in ("lru", "value", "slru") for size in (0.03, 0.1)]
-    alone, together, all_cores = (sweep(runs, Workers(jobs)) for jobs in (1, 2, -1))
-    assert alone == together == all_cores
+    runs = [Run(spec, name, size) for name in ("lru", "slru") for size in (0.03, 0.1)]
+    alone, together = (sweep(runs, Workers(jobs)) for jobs in (1, 2))
+    assert alone == together
     run._build.cache_clear()
     assert sweep(runs) == alone
 
