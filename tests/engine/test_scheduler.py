@@ -231,21 +231,6 @@ def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(window: in
     assert retained() <= before
 
 
-@pytest.mark.parametrize("sessions", [True, False])
-def test_a_finished_branch_does_not_evict_the_trunk_of_others(asynchronous: bool, sessions: bool) -> None:
-    engine = Engine(100, hints_share=0.1, asynchronous=asynchronous)
-    trunk = list(range(6, 6 + 4 * BLOCK))
-    for name in ("other", "branch"):
-        arguments: dict[str, Any] = {"session_id": name} if sessions else {}
-        if name == "branch":
-            arguments["lpc_done"] = True
-        text = range(400 if name == "branch" else 300, (400 if name == "branch" else 300) + 2 * BLOCK)
-        finish(engine, name, trunk + list(text), arguments)
-    numbers = sorted(classes_of(engine).values())
-    assert numbers[:2] == [DONE] * 2, "its own blocks go first"
-    assert min(numbers[2:]) >= 0 and len(numbers) == 8, "the trunk and the other branch stay"
-
-
 def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "AFTER_S", 0.01)
     coordinator = Coordinator(200)
@@ -281,21 +266,6 @@ def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(guard: bool) -> 
     engine.pool.free_blocks(blocks)
     ordered = [block.block_id for block in queue.get_all_free_blocks()]
     assert ordered[-2:] == [block.block_id for block in blocks], "used since: it goes behind what did not resume"
-
-
-def test_classes_do_not_outlive_the_free_they_were_meant_for() -> None:
-    engine = Engine(100, background=AtOnce)
-    predicted(engine, 3)
-    first = engine.add("a", list(range(6, 86)), 2)
-    second = engine.add("b", list(range(6, 86)), 40)
-    for _ in range(6):
-        engine.step()
-    assert first.is_finished() and not second.is_finished()
-    shared = engine.scheduler.kv_cache_manager.get_blocks("b").blocks[0][:4]
-    assert all(block.ref_cnt == 1 for block in shared)
-    # Freed by nobody's request: the classes of a's free have gone with it.
-    engine.pool.free_blocks(list(reversed(shared)))
-    assert [classes_of(engine)[block.block_id] for block in shared] == [0] * 4
 
 
 def test_a_deferred_free_keeps_its_classes_and_its_age_counts_from_the_free() -> None:

@@ -7,46 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tiny_llama import BLOCK
-from benchmarks.trace_replay import ASSISTANT, END, PRINTABLE, USER, Replay, Request
-
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
-
-
-def replay(*prompts: tuple[int, list[int]], block_tokens: int = 512) -> Replay:
-    return Replay(block_tokens, [Request(0.0, "c", 1, "", tokens, 9, blocks) for tokens, blocks in prompts])
-
-
-def test_each_block_of_the_trace_is_one_of_the_engine() -> None:
-    same = replay((1024, [7, 8]), (1537, [7, 8, 9, 10]), (1024, [7, 11]))
-    first, second, third = (same.prompt(number) for number in range(3))
-    assert len(first) == 2 * BLOCK
-    assert second[: 2 * BLOCK] == first
-    assert third[:BLOCK] == first[:BLOCK]
-    assert third[BLOCK:] != first[BLOCK:]
-    assert set(first + second + third) <= set(PRINTABLE)
-
-
-def test_the_sidecar_sees_the_turns_and_the_last_reply_by_their_markup() -> None:
-    turns = [(600, 50), (1200, 5), (1800, 9)]
-    rows = [Request(0.0, "c", 1, "", prompt, reply, list(range(-(-prompt // 512)))) for prompt, reply in turns]
-    first, _, third = (Replay(512, rows).told(number) for number in range(3))
-    markers = {place: token for place, token in enumerate(third) if token < PRINTABLE.start}
-    assert markers == {
-        0: USER,
-        598: END,
-        599: ASSISTANT,
-        650: END,
-        651: USER,
-        1198: END,
-        1199: ASSISTANT,
-        1205: END,
-        1206: USER,
-        1798: END,
-        1799: ASSISTANT,
-    }
-    assert third[:600] == first
 
 
 def write_trace(file: Path) -> None:

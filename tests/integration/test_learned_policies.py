@@ -70,23 +70,3 @@ def test_a_constant_prior_is_lru(workload: Workload, capacity: int) -> None:
         )
     assert evicted["lpc"] == evicted["lru"]
     assert evicted["lru"]
-
-
-@pytest.mark.parametrize("policy", ["wa", "lpc", "lpc-turns", "reuse"])
-def test_a_policy_goes_on_learning_while_hits_are_counted(policy: str) -> None:
-    """What is evicted does not depend on when hits are counted, and is not what least recent use evicts."""
-
-    def evicted(name: str, count_from: float) -> list[int]:
-        work = from_trace(trace(50), count_from=count_from)
-        gone: list[int] = []
-        simulate(
-            work,
-            80 * BLOCK,
-            lambda blocks: REGISTRY[name](blocks, work, PolicySettings(guard=False)),
-            on_evict=lambda now, blocks: gone.extend(blocks),
-        )
-        return gone
-
-    from_the_start = evicted(policy, 0.0)
-    assert from_the_start == evicted(policy, 3000.0)
-    assert from_the_start != evicted("lru", 0.0)

@@ -1,7 +1,6 @@
 """Every dataset is read in its publisher's format; what is wrong is counted, named or refused, and never quoted."""
 
 import json
-import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lpc.errors import UsageError
-from lpc.logs.datasets.conversation import Conversation, examples_of
+from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.records import DatasetError, Skipped
 from lpc.logs.registry import load
 from lpc.model.conversation import Message
@@ -328,52 +325,3 @@ def test_parquet_that_is_none_or_is_cut_off_is_refused(tmp_path: Path) -> None:
     assert "is not a Parquet file" in refusal("lmsys", path)
     path.write_bytes(whole[:40] + bytes(600) + whole[640:])
     assert "fetch it again" in refusal("lmsys", path)
-
-
-# The split
-
-PROMPTS = st.text(st.sampled_from("ab ZÄéßσΣж你\t\n"), min_size=1, max_size=6).filter(lambda text: not text.isspace())
-DISGUISES: list[Callable[[str], str]] = [
-    str,
-    str.upper,
-    str.swapcase,
-    lambda text: f" \n{text}\t",
-    lambda text: text.replace(" ", " \u3000"),
-]
-
-
-def plain(text: str) -> str:
-    """What two first prompts share that are the same but for case and white space."""
-    return " ".join(text.upper().casefold().split())
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(PROMPTS, min_size=3, max_size=3),
-    st.lists(
-        st.tuples(st.integers(0, 2), st.sampled_from(DISGUISES), st.sampled_from(sorted(PUBLISHED)), st.integers(0, 3)),
-        min_size=5,
-        max_size=20,
-    ),
-    st.sampled_from(KINDS),
-)
-def test_no_conversation_and_no_first_prompt_is_on_two_sides_whatever_the_dataset(
-    prompts: list[str], drawn: list[tuple[int, Callable[[str], str], str, int]], kind: str
-) -> None:
-    rows: dict[str, list[Row]] = {}
-    for i, (prompt, disguise, name, more) in enumerate(drawn):
-        row = PUBLISHED[name](f"c{i}", disguise(prompts[prompt]), "reply", *("go on", "reply") * more)
-        rows.setdefault(name, []).append(row)
-    side_of_first_prompt: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, of_dataset in rows.items():
-            loaded = read(name, write(Path(folder, name + kind), of_dataset))
-            assert len(loaded) == len(of_dataset)
-            for conversation in loaded:
-                examples = list(examples_of(conversation, 5))
-                if not examples:
-                    assert not conversation.ended
-                    continue
-                assert len({example.conversation for example in examples}) == 1
-                (side,) = {example.split for example in examples}
-                assert side_of_first_prompt.setdefault(plain(conversation.messages[0].content), side) == side

@@ -154,17 +154,6 @@ def test_interleaved_conversations_of_different_texts_are_labelled_exactly(order
     assert len(pairs) == len({speaker for speaker, _ in pairs}) == len({name for _, name in pairs})
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["ok", "continue", "hi"])), max_size=60))
-def test_with_ids_texts_may_be_what_they_like(turns: list[tuple[int, str]]) -> None:
-    sidecar = Sidecar()
-    said: dict[int, list[str]] = {}
-    numbers: dict[int, list[int]] = {}
-    for at, (speaker, text) in enumerate(turns):
-        said.setdefault(speaker, []).append(text)
-        numbers.setdefault(speaker, []).append(sidecar.ask(chat(*said[speaker]), at=at / 1000, name=str(speaker)))
-    assert sidecar.outcomes() == {n: n != own[-1] for own in numbers.values() for n in own}
-
-
 def test_threads_lose_no_turn() -> None:
     sidecar = Sidecar(100_000)
     labels = sidecar.labels

@@ -151,24 +151,6 @@ def test_what_no_request_waits_for_any_more_goes_next_if_its_turn_had_come_and_e
     assert ids(queue.popleft_n(4)) == [0, 2, 3, 1]
 
 
-def test_a_block_that_several_wait_for_is_kept_until_the_last_of_them_is_served() -> None:
-    clock = Clock()
-    queue = queue_of(clock)
-    shared, own, other = Block(0), Block(1), Block(2)
-    queue.insert([own, shared], 0, clock.now)
-    queue.insert([other], 0, clock.now + 5.0)
-    for request in ("a", "b", "c"):
-        queue.wait(request, [0, 1] if request == "a" else [0])
-    queue.served("a")
-    assert ids(list(queue.eviction_order())) == [1, 2, 0]
-    queue.served("b")
-    assert ids(queue.popleft_n(2)) == [1, 2]
-    queue.served("c")
-    queue.served("c")
-    queue.insert([other], 0, clock.now)
-    assert ids(queue.popleft_n(2)) == [0, 2]
-
-
 class Machine(RuleBasedStateMachine):
     """Operations in any order, compared with a list of all free blocks and, under value, with a search over every block."""
 

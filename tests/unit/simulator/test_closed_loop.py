@@ -156,19 +156,3 @@ def test_the_next_request_comes_its_gap_after_the_answer_and_a_new_session_when_
     running = Counter(turn.conversation for _, turn in seen.arrivals)
     assert len(running) == len(firsts)
     assert result.requests == requests - requests // 4
-
-
-def test_a_session_whose_prompt_outgrows_the_cache_ends_and_another_one_starts() -> None:
-    large = [session(n, [(100, 1, 0.0), (10_000, 1, 1.0), (100, 1, 1.0)]) for n in range(3)]
-    result, seen = replay(loop(large, 2, 20), 100)
-
-    assert result.refused > 0
-    assert {turn.turn for turn in seen.ends} == {1}
-    assert len({turn.conversation for _, turn in seen.arrivals}) > 5
-
-
-def test_a_cache_that_holds_no_request_ends_the_run() -> None:
-    result, _ = replay(loop([session(1, [(10_000, 1, 0.0)])], 2, 20), 100)
-
-    assert result.requests == 0
-    assert result.figures()["throughput_tokens_s"] == 0

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.simulator import keep
 from lpc.simulator.blocks import Piece
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.policies import REGISTRY
@@ -95,20 +94,6 @@ def test_a_block_that_nobody_needs_any_more_returns_to_its_place(policy: str) ->
     cache.leave(second)
 
     assert cache.ask(6, 7) == [1, 2]
-
-
-def test_only_so_many_requests_count_and_the_next_one_when_one_has_been_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep, "KEPT_REQUESTS", 1)
-    cache = Cache(4)
-    for content in (1, 2, 3, 4):
-        cache.ask(content)
-    first = cache.wait(1)
-    cache.wait(3)
-    cache.wait(4)
-
-    assert cache.ask(5) == [2]
-    assert cache.ask(1, waited=first) == []
-    assert cache.ask(6, 7) == [4, 5]
 
 
 STEPS = st.lists(

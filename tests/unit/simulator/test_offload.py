@@ -111,19 +111,6 @@ def test_the_policy_that_ships_decides_behind_the_plug_in_and_nowhere_else() -> 
     assert counted("value", "value", guard=False) != counted("value", "lru", guard=False)
 
 
-def test_the_command_replays_a_tier_and_refuses_what_is_not_one(tmp_path: Path) -> None:
-    asked = ["simulate", "--workload", "few-shot", "--policies", "lru", "--capacity", "2%"]
-    written = tmp_path / "rows.json"
-    done = CliRunner().invoke(app, [*asked, "--tier", "2%", "--output", str(written)])
-    assert done.exit_code == 0, done.output
-    assert 0 < json.loads(written.read_text())["rows"][0]["tier_rate"] < 0.1
-
-    for more in (["--tier", "2%:5%"], ["--tier", "2%", "--tier-policy", "oracle"], ["--tier-policy", "value"]):
-        refused = CliRunner().invoke(app, [*asked, *more])
-        assert refused.exit_code == 2
-        assert "tier" in refused.output
-
-
 def test_table_page_and_picture_show_what_the_tier_serves(tmp_path: Path) -> None:
     lines = []
     for n in range(100):

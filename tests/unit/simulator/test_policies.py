@@ -3,7 +3,6 @@
 import pytest
 
 from lpc.simulator.policies import REGISTRY
-from lpc.simulator.workload import Cost
 from tests.unit.simulator.replay import OneByOne, run
 
 
@@ -116,17 +115,6 @@ def test_tlru_evicts_what_no_next_turn_needs_before_anything_older() -> None:
     assert order("lru") == [6, 5, 4, 3, 2, 1, 13, 12]
 
 
-@pytest.mark.parametrize(("prefill", "evicted"), [(20_000, [6, 5, 4, 3, 13]), (10_000, [6, 5, 13, 12, 4])])
-def test_tlru_needs_more_where_prompts_are_computed_more_slowly(prefill: float, evicted: list[int]) -> None:
-    # In the threshold 4000 tokens can be computed, or 2000: then A needs its first four blocks, and B one.
-    replay = OneByOne("tlru", 9, block_tokens=1000, cost=Cost(prefill_tokens_s=prefill))
-    replay.ask(1, 2, 3, 4, 5, 6, conversation="A")
-    replay.ask(11, 12, 13, conversation="B")
-    replay.ask(21, 22, 23, 24, 25)
-
-    assert replay.evicted == evicted
-
-
 def test_ttl_prefers_later_turns_until_their_time_is_over() -> None:
     replay = OneByOne("ttl", 3)
     replay.ask(1, turn=2, at=0)
@@ -139,29 +127,6 @@ def test_ttl_prefers_later_turns_until_their_time_is_over() -> None:
     for content in (5, 6, 7):
         replay.ask(content, at=300 + content)
     assert replay.evicted == [2, 3, 4, 1]
-
-
-def test_ttl_evicts_by_priority_then_by_recency() -> None:
-    replay = OneByOne("ttl", 6)
-    for content, turn in [(1, 3), (2, 2), (3, 2), (4, 9), (5, 6), (6, 5)]:
-        replay.ask(content, turn=turn)
-    replay.ask(*range(11, 17), turn=9)
-
-    # From turn 6 on the priority is 100.
-    assert replay.evicted == [2, 3, 1, 6, 4, 5]
-
-
-@pytest.mark.parametrize("ends", ["A", "B"])
-def test_the_oracle_keeps_a_shared_block_while_one_of_its_conversations_goes_on(ends: str) -> None:
-    replay = OneByOne("oracle", 3)
-    replay.ask(1, conversation="A", back_after=60)
-    replay.ask(1, conversation="B", back_after=60)
-    replay.ask(1, conversation=ends)
-    replay.ask(2)
-    replay.ask(3)
-    replay.ask(4)
-
-    assert 1 not in replay.evicted
 
 
 def test_belady_keeps_a_shared_block_for_each_conversation_that_comes_back() -> None:

@@ -1,18 +1,16 @@
 """Generated workloads: the same for a seed, consistent, and with something to win or lose at every capacity."""
 
-from collections import Counter
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.sessions import chain
 from lpc.simulator.workload import Turn, Workload
-from lpc.simulator.workloads import WORKLOADS, adversary
+from lpc.simulator.workloads import WORKLOADS
 from lpc.simulator.workloads.timeline import WARM_UP_REQUESTS, Timeline
 
 NAMES = tuple(WORKLOADS)
@@ -42,13 +40,6 @@ def shown(workload: Workload) -> list[tuple[object, ...]]:
 def hit_rate(workload: Workload, policy: str, share: float) -> float:
     capacity = int(share * workload.working_set_tokens())
     return simulate(workload, capacity, lambda blocks: REGISTRY[policy](blocks, workload, PolicySettings())).hit_rate
-
-
-def followed(workload: Workload, start: float, end: float, category: str) -> float:
-    turns = [
-        t for t in workload.arrivals if start <= t.arrival < end and t.category == category and t.turn < adversary.MOST_TURNS
-    ]
-    return float(np.mean([t.next is not None for t in turns]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,27 +101,6 @@ def test_the_trace_tells_policies_what_the_requests_are(name: str) -> None:
 @pytest.mark.parametrize("name", OPEN)
 def test_there_is_something_to_win_over_lru(name: str) -> None:
     assert hit_rate(drawn(name), "belady", 0.05) > hit_rate(drawn(name), "lru", 0.05) + 0.02
-
-
-def test_the_adversary_turns_around_what_foretold_returns() -> None:
-    workload = drawn("adversary", requests=3_000)
-    phase = adversary.PHASE_S
-
-    for category, first, then in (("a", 0.95, 0.02), ("b", 0.02, 0.95)):
-        # The phase at a turn's end decides; the ends of the phases are left out.
-        assert followed(workload, 0, phase - 30, category) == pytest.approx(first, abs=0.05)
-        assert followed(workload, phase, 2 * phase - 30, category) == pytest.approx(then, abs=0.1)
-        assert followed(workload, 2 * phase, 3 * phase - 30, category) == pytest.approx(first, abs=0.1)
-
-
-def test_lru_hits_nothing_of_a_loop_larger_than_the_cache() -> None:
-    workload = drawn("loop", requests=6_000)
-    uses = Counter(content for turn in workload.arrivals for content in turn.contents)
-    last = {turn.contents[-1] for turn in workload.arrivals if "?" in turn.conversation}
-
-    assert np.median([uses[content] for content in last]) >= 2
-    # Even without a forecast, Belady's rule keeps a part of each round: far more than LRU's.
-    assert hit_rate(workload, "belady", 0.1) > 1.3 * hit_rate(workload, "lru", 0.1)
 
 
 def test_at_the_cliff_lru_falls_from_all_hits_to_hardly_any() -> None:
