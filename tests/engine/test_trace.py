@@ -1,4 +1,4 @@
-"""Benchmark `engine --trace`: what the engine and the sidecar are given of a trace, and the whole command on a small one."""
+"""Benchmark `engine --trace`, whole, on a small trace."""
 
 import json
 import random

@@ -148,7 +148,7 @@ def test_an_artefact_that_is_there_is_kept_and_a_damaged_one_made_again(tmp_path
     assert verify(build_tiny_artifact(tmp_path)).created > created
 
 
-def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path) -> None:
+def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from itertools import islice
 
     import pyarrow.parquet as pq
@@ -156,7 +156,8 @@ def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path) -
     from lpc.logs.datasets.sharegpt import load_sharegpt
     from lpc.training.embedding import EmbeddingError, embed, load_embedded
 
-    conversations = list(islice(load_sharegpt(), 450))
+    monkeypatch.setattr("lpc.training.embedding.EXAMPLES_PER_SHARD", 200)
+    conversations = list(islice(load_sharegpt(), 60))
     artifact = tiny_models / "tiny" / "v1"
     out = tmp_path / "embedded"
     count = embed(conversations, artifact, out, dataset="test", threads=1)

@@ -85,6 +85,7 @@ def heads(embeddings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_our_recipe_uses_the_lengths_and_beats_the_papers(embeddings: Path, heads: Path) -> None:
     found = {name: heads / name / "head.safetensors" for name in ("lpc", "default")}
     result = evaluate(embeddings, found).figures
