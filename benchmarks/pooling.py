@@ -1,7 +1,7 @@
 """Benchmark `pooling`: two real vLLM engines on one log, without and with what they pool in Redis of shared blocks.
 
 Requests go to the engines in turn, or those of a conversation to one engine (sticky). `benchmarks.engine_replay` says how a log
-is replayed; what the store is asked is answered while the virtual clock stands. `make pooling-table` is the same simulated.
+is replayed; what the store is asked is answered while the virtual clock stands.
 """
 
 import contextlib

@@ -14,8 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from lpc.lmcache.chain import KeyChain, ObjectId
-from lpc.lmcache.events import Entry, Event, Kind, Tier
+from lpc.lmcache.events import Entry, Event, KeyChain, Kind, ObjectId, Tier
 
 NODE: Final = "node-a"
 CHUNK_TOKENS: Final = 256

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pages import head, small_pictures
-
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.run import Run, WorkloadSpec, sweep
 from lpc.simulator.workloads import WORKLOADS
@@ -22,6 +20,8 @@ POLICIES: Final = "lru,slru,ttl,reuse,value,oracle,belady"
 HELD_OUT: Final = "7001,7002,7003"
 """Seeds that nothing was tuned on."""
 SHARES: Final = (0.02, 0.08, 0.2)
+COLUMNS: Final = 4
+"""Of small pictures."""
 BELOW_AFTERWARDS: Final = 0.3
 """Points that the plug-in may be below LRU after the first 500 requests, ..."""
 BELOW_OVERALL: Final = 0.5
@@ -79,7 +79,8 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: Seque
             yield ""
             yield "Points of hit rate above LRU after the first 500 requests, in brackets over the whole run."
             yield ""
-            yield from head([f"{share:.0%}" for share in SHARES])
+            yield "| workload | " + " | ".join(f"{share:.0%}" for share in SHARES) + " |"
+            yield "|---|" + "---|" * len(SHARES)
             for name in names:
                 cells = (above(rows, name, share, inverted) for share in SHARES)
                 yield f"| `{name}` | " + " | ".join(f"{after:+.2f} ({whole:+.2f})" for after, whole in cells) + " |"
@@ -110,13 +111,28 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: Seque
 
 def draw(rows: Rows, names: Sequence[str], path: Path) -> None:
     """Draw the plug-in's distance from LRU, a small picture for each workload."""
+    import matplotlib as mpl
 
-    def one(axis: Any, name: str) -> None:
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    down = -(-len(names) // COLUMNS)
+    figure, axes = plt.subplots(down, COLUMNS, figsize=(13, 2.4 * down), squeeze=False)
+    for axis in axes.flat[len(names) :]:
+        axis.axis("off")
+    for axis, name in zip(axes.flat, names, strict=False):
         for inverted, how in ((False, "as learnt"), (True, "inverted")):
             axis.plot(range(len(SHARES)), [above(rows, name, share, inverted)[0] for share in SHARES], marker="o", label=how)
         axis.set_xticks(range(len(SHARES)), [f"{share:.0%}" for share in SHARES])
-
-    small_pictures(path, names, one, up="points above LRU", across="capacity, share of the working set")
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set_title(name, fontsize=9)
+        axis.grid(alpha=0.3)
+    axes.flat[0].legend(fontsize=7)
+    figure.supylabel("points above LRU")
+    figure.supxlabel("capacity, share of the working set")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@
     │   ├── RedisAway           lpc.wire.redis_reach: it does not answer
     │   └── RedisRefused        lpc.wire.redis_reach: it refused one command
     ├── ClientError             eviction_client.errors, where its own tree is drawn: engines and stores
-    ├── LMCacheUnfit            lpc.lmcache.errors: LMCache is not there, or configured so that nothing can be done from outside
+    ├── LMCacheUnfit            lpc.lmcache.settings: LMCache is missing, or configured so that nothing can be done from outside
     ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded
     ├── EmbeddingError          lpc.training.embedding: turns cannot be embedded or read again
     ├── HeadError               lpc.training.head_file: a head cannot be trained or read

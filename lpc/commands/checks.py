@@ -20,7 +20,7 @@ from eviction_client.stores.namespace import Namespace
 from lpc.commands.engines import examine_engines
 from lpc.commands.finding import Finding, Status
 from lpc.commands.sidecar_checks import response_caches, token_requests
-from lpc.lmcache.support import installed, why_not
+from lpc.lmcache.coordinator import installed, why_not
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import Access, access_of

@@ -30,11 +30,9 @@ def front(
     port: Annotated[int, typer.Option(help="Port to listen on; a node registers its own, so that one.")] = 8080,
 ) -> None:
     """Let only callers through to a node's HTTP who bring the token (LPC_LMCACHE_TOKEN_FILE)."""
-    from lpc.lmcache.serving import serve_front
-    from lpc.lmcache.tokens import token_of
+    from lpc.lmcache.gate import serve_front
 
-    settings = lmcache_settings()
-    token = token_of(settings)
+    token = lmcache_settings().token()
     if token is None:
         raise UsageError("a front without a token keeps nobody out: set LPC_LMCACHE_TOKEN_FILE")
     serve_front(to, token, host, port)

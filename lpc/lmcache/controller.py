@@ -15,6 +15,8 @@ import logging
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,19 +31,16 @@ from pydantic import BaseModel, Field
 
 from eviction_client import ClientSettings, PredictorClient
 from eviction_client.announce import ANNOUNCED
-from lpc.lmcache.chain import ALGORITHM, KeyChain, ObjectId
-from lpc.lmcache.clock import reported_at, steady
-from lpc.lmcache.errors import LMCacheUnfit
-from lpc.lmcache.events import NO_TOKENS, Entry, Event, Place
+from eviction_client.offer import NoTokenizer
+from lpc.lmcache.events import ALGORITHM, NO_TOKENS, Entry, Event, KeyChain, ObjectId, Place, reported_at, steady
 from lpc.lmcache.figures import exposition, status
 from lpc.lmcache.loop import Loop
 from lpc.lmcache.node import Node
 from lpc.lmcache.pins import SECTION, Retained
 from lpc.lmcache.service import Service
-from lpc.lmcache.settings import LMCacheSettings
-from lpc.lmcache.tokenizer import finder_of
-from lpc.lmcache.tokens import bearer, token_of
+from lpc.lmcache.settings import LMCacheSettings, LMCacheUnfit
 from lpc.wire.access import access_of
+from lpc.wire.tokenizer_files import NAMES
 
 logger = logging.getLogger(__name__)
 
@@ -91,14 +90,15 @@ class LearnedController(Controller):
         settings, client = LMCacheSettings(), ClientSettings()
         self._address = address
         self._registry = registry
-        self._token = token_of(settings)
+        token = settings.token()
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http: httpx.AsyncClient | None = None
         self._context: Any = None
         self._predictor = PredictorClient(
             client.predictor_address,
             served_model=client.served_model,
             access=access_of(client),
-            tokenizer=finder_of(settings),
+            tokenizer=None if settings.tokenizer is None else partial(_tokenizer_files, settings.tokenizer),
         )
         self._clock = steady()
         self.retained = Retained(self._clock)
@@ -143,9 +143,9 @@ class LearnedController(Controller):
     async def run(self, runtime: Any) -> AsyncIterator[None]:
         """Work while the coordinator serves."""
         # All that the coordinator itself asks its nodes carries the token as well: they share one gate.
-        runtime.http_client.headers.update(bearer(self._token))
+        runtime.http_client.headers.update(self._headers)
         # Nodes are in the cluster, and it asks itself: no proxy of this environment is on the way.
-        async with httpx.AsyncClient(headers=bearer(self._token), trust_env=False) as self._http:
+        async with httpx.AsyncClient(headers=self._headers, trust_env=False) as self._http:
             tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._keep_pins())]
             try:
                 yield
@@ -332,3 +332,11 @@ def _keys_of(objects: list[ObjectId]) -> list[Any]:
 
 def _key_of(object_: ObjectId) -> Any:
     return EncodedObjectKey(object_.hash, object_.model, object_.rank, object_.group, object_.salt).to_object_key()
+
+
+def _tokenizer_files(folder: Path) -> Mapping[str, Path]:
+    """Return the files of the served model's tokenizer, which the sidecar is offered."""
+    found = {name: folder / name for name in NAMES if (folder / name).is_file()}
+    if not found:
+        raise NoTokenizer(f"{folder} holds no tokenizer")
+    return found

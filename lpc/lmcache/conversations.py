@@ -10,8 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from lpc.lmcache.chain import ChunkId, KeyChain, packed
-from lpc.lmcache.events import Entry, Event
+from lpc.lmcache.events import ChunkId, Entry, Event, KeyChain, packed
 from lpc.lmcache.tree import Chunk, Conversation
 
 LONGEST_TURN_S: Final = 900.0

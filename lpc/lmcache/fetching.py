@@ -1,10 +1,14 @@
-"""Which conversations are fetched from disk into memory before they are asked for, and what became of those that were."""
+"""Which conversations are fetched from disk into memory before they are asked for, and what became of those that were.
+
+The share of fetched bytes that is used is controlled: the probability of a return that a fetch needs rises with each useless
+fetch and falls with each used one, so that their balance is at the share asked for (stochastic approximation, Robbins and Monro
+1951). It starts at that share, which is right if the curves are.
+"""
 
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from eviction_client.curve import retain_seconds, value_at
-from lpc.lmcache.budget import PrefetchBudget
 from lpc.lmcache.classes import Classes
 from lpc.lmcache.room import Room
 from lpc.lmcache.tree import Chunk, Conversation
@@ -14,6 +18,78 @@ COMES_S: Final = 15.0
 AT_ONCE: Final = 4
 """Fetches under way to one node. LMCache asks its disk for eight requests at once (--l2-prefetch-max-in-flight), look-ups and
 fetches in one queue: half of it stays free, so that no request waits behind what is fetched ahead."""
+
+STEP: Final = 0.005
+"""By which one fetch of the mean size moves the probability needed."""
+IDLE_STEP: Final = 0.0005
+"""By which it falls in a plan without a fetch."""
+MARGIN: Final = 0.05
+"""By which the share is aimed higher than it was asked for."""
+LEAST: Final = 0.1
+MOST: Final = 0.95
+
+
+class PrefetchBudget:
+    """Counts fetches of one node.
+
+    Args:
+        bytes_: of memory that may be held for what was fetched.
+        used_share: of the bytes fetched that shall be used, in (0, 1).
+
+    Attributes:
+        held: bytes of memory that conversations hold for which something was fetched: with it what they had there already.
+        prefetched, used, useless: bytes: asked for and come; of these used, and gone or given up without.
+        needed: probability of a return that a fetch needs now.
+        refused: fetches that there was no budget for.
+    """
+
+    def __init__(self, bytes_: int, used_share: float) -> None:
+        self.bytes = bytes_
+        self.held = 0
+        self.prefetched = 0
+        self.used = 0
+        self.useless = 0
+        self.refused = 0
+        self._size = 0.0
+        """Of a fetch, mean of the latest; bytes."""
+        self._aim = min(used_share + MARGIN, MOST)
+        self.needed = used_share
+
+    @property
+    def waiting(self) -> int:
+        """Bytes fetched that are neither used nor useless yet."""
+        return self.prefetched - self.used - self.useless
+
+    def take(self, size: int, held: int) -> bool:
+        """Fetch so many bytes, so that so many are held; return whether there was budget for it."""
+        if self.held + held > self.bytes:
+            self.refused += 1
+            return False
+        self.held += held
+        self.prefetched += size
+        self._size += (size - self._size) * (0.1 if self._size else 1.0)
+        return True
+
+    def untake(self, size: int) -> None:
+        """Take back what did not come."""
+        self.prefetched -= size
+
+    def release(self, held: int) -> None:
+        """Hold it no longer."""
+        self.held -= held
+
+    def idle(self) -> None:
+        """Nothing that was fetched waits, so nothing would ever lower what is needed: lower it."""
+        self.needed = max(self.needed - IDLE_STEP, LEAST)
+
+    def settle(self, used: int, useless: int) -> None:
+        """Note what has become of a fetch: so many bytes were used, so many were not."""
+        self.used += used
+        self.useless += useless
+        settled = used + useless
+        if settled > 0 and self._size:
+            step = STEP * min(settled / self._size, 1.0) * (self._aim - used / settled)
+            self.needed = min(max(self.needed + step, LEAST), MOST)
 
 
 @dataclass(slots=True, eq=False)

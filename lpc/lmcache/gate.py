@@ -4,17 +4,25 @@ It is a process of its own before a node or the coordinator, on the same port of
 that it listens on itself): LMCache listens on loopback, :func:`front` on the pod's address.
 """
 
+import asyncio
+import base64
+import contextlib
+import hmac
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import httpx
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from lpc.lmcache.tokens import brings
+from lpc.errors import UsageError
+from lpc.lmcache.settings import LMCacheUnfit
+from lpc.wire.listening import listen
 from lpc.wire.raw_path import BadTarget, raw_path, raw_target
 
 Scope = MutableMapping[str, Any]
@@ -90,7 +98,7 @@ def front(target: str, token: str) -> App:
     """Return what passes requests with the token on to ``target`` (host:port), and answers back."""
     base = httpx.URL(f"http://{target}")
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[dict[str, Any]]:
         async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
             yield {"http": client}
@@ -120,3 +128,53 @@ def front(target: str, token: str) -> App:
         return StreamingResponse(body(), answer.status_code, kept)
 
     return TokenGate(Starlette(routes=[Route("/{path:path}", pass_on, methods=METHODS)], lifespan=lifespan), token)
+
+
+def brings(header: str, token: str) -> bool:
+    """Say whether an Authorization header brings the token: as Bearer, or as the password of Basic.
+
+    LMCache's nodes can bring nothing but what is in the coordinator's URL, ``http://lpc:TOKEN@host:9300``, and that is Basic.
+    """
+    scheme, _, value = header.partition(" ")
+    brought = value.strip()
+    if scheme.lower() == "basic":
+        try:
+            brought = base64.b64decode(brought, validate=True).decode().partition(":")[2]
+        except ValueError:  # no base64, or no text
+            return False
+    elif scheme.lower() != "bearer":
+        return False
+    return hmac.compare_digest(brought.encode(), token.encode())
+
+
+def serve_front(target: str, token: str, host: str, port: int) -> None:
+    """Pass requests with the token on to ``target`` (host:port) until SIGINT or SIGTERM.
+
+    Raises UsageError: the target is not host:port. Raises LMCacheUnfit: the address cannot be listened on.
+    """
+    name, _, number = target.rpartition(":")
+    try:
+        if not name or not number.isdecimal():
+            raise ValueError
+        app = front(target, token)
+    except (ValueError, httpx.InvalidURL):
+        raise UsageError(f"--to {target} is not host:port, such as 127.0.0.1:8080") from None
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        reason = error.strerror
+        raise LMCacheUnfit(f"cannot listen on {host}:{port} ({reason}); choose another with --host and --port") from error
+    with listener:
+        print(f"lpc: {host}:{listener.getsockname()[1]} lets the token through to {target}", file=sys.stderr, flush=True)
+        _Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends in order; uvicorn's own raises the signal again afterwards, into whatever is still running."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, setattr, self, "should_exit", True)
+        yield

@@ -13,8 +13,7 @@ from typing import Any, Final, Protocol
 
 from eviction_client import Prediction
 from eviction_client.prior import ReuseCurves
-from lpc.lmcache.chain import ObjectId
-from lpc.lmcache.events import Event, Place
+from lpc.lmcache.events import Event, ObjectId, Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.node import Node, NodeError
 from lpc.lmcache.service import ENDED_S, Service

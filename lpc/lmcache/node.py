@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import httpx
 
-from lpc.lmcache.chain import ObjectId
+from lpc.lmcache.events import ObjectId
 
 TIMEOUT_S: Final = 10.0
 DELETED_AT_ONCE: Final = 2000

@@ -7,7 +7,7 @@ keeps its pins in (``--metadata-path``), and none outlives it by more than a res
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from lpc.lmcache.chain import ObjectId
+from lpc.lmcache.events import ObjectId
 
 SECTION: Final = "lpc_retained"
 """Name of the section in the coordinator's metadata."""

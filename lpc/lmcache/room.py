@@ -1,4 +1,4 @@
-"""One tier's room as this service counts it: what lies there, in the order in which it should go, and what room costs.
+"""Each tier's room as this service counts it: what lies there, in the order in which it should go, and what room costs.
 
 The order is the engines' own (:mod:`eviction_client.value_queue`): by retention value at the chunk's age, or least recently
 used first. A guard of the room's own chooses (:mod:`eviction_client.ghost`).
@@ -19,8 +19,7 @@ from eviction_client.curve import value_at
 from eviction_client.ghost import Freed, GhostCache, Ghosts, sampled
 from eviction_client.hints import Retained
 from eviction_client.value_queue import DONE, GOES_ON, Table, ValueQueue
-from lpc.lmcache.chain import ChunkId, ObjectId
-from lpc.lmcache.events import NO_TOKENS
+from lpc.lmcache.events import NO_TOKENS, ChunkId, ObjectId, Place
 from lpc.lmcache.tree import Chunk, Resident
 
 SPARED_S: Final = 3.0
@@ -289,6 +288,57 @@ class Room:
     def _fits(self) -> int:
         """Return how many chunks as those here lie below the watermark."""
         return max(int(self.capacity * self.watermark * len(self._here) / max(self.used, 1)), 1)
+
+
+class Rooms(dict[Place, Room]):
+    """Rooms by place. Arguments: as :class:`Room` has them."""
+
+    def __init__(self, watermark: float, hints_share: float, classes: int, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._made_of = watermark, hints_share, classes, clock
+        self._tables: Sequence[Table] | None = None
+        self._declared: dict[Place, tuple[int, dict[str, int]]] = {}
+
+    def __missing__(self, place: Place) -> Room:
+        room = self[place] = Room(0, *self._made_of)
+        room.refitted(self._tables)
+        return room
+
+    def refitted(self, tables: Sequence[Table] | None) -> None:
+        """Take the classes' values; None: nothing is known."""
+        self._tables = tables
+        for room in self.values():
+            room.refitted(tables)
+
+    def distrust(self) -> None:
+        """Put least recent use into force everywhere; see :meth:`Room.distrust`."""
+        self._tables = None
+        for room in self.values():
+            room.distrust()
+
+    def declare(self, place: Place, capacity: int, backend: str, revision: int) -> int:
+        """Note the capacity of one of a tier's media, bytes; return that of the tier: 0 where one of them has no bound.
+
+        Args:
+            revision: of the declaration; a newer one replaces all.
+        """
+        declared = self._declared.get(place)
+        if declared is None or declared[0] != revision:
+            declared = self._declared[place] = (revision, {})
+        declared[1][backend] = capacity
+        return sum(declared[1].values()) if all(declared[1].values()) else 0
+
+    def behind(self, node: str) -> list[Room]:
+        """Return the rooms behind a node's memory: its own disk, then what the fleet shares."""
+        return [self[place] for place in (Place("l2", node), Place("l2", "")) if place in self]
+
+    def leave(self, node: str) -> None:
+        """Forget a node's memory, which is empty, and of its disk the room where nothing lies in it."""
+        for place in (Place("l1", node), Place("l2", node)):
+            room = self.get(place)
+            if room is not None and not len(room):
+                del self[place]
+                self._declared.pop(place, None)
 
 
 _NO_CHUNK: Final = Chunk(ChunkId("", "", ""), None, 0, NO_TOKENS)

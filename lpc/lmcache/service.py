@@ -6,6 +6,7 @@ the order is that of least recent use.
 """
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from eviction_client import Prediction
@@ -13,14 +14,11 @@ from eviction_client.ghost import Freed
 from eviction_client.hints import MAX_RETAIN_S
 from eviction_client.prior import ReuseCurves
 from eviction_client.value_queue import DONE
-from lpc.lmcache.chain import ChunkId, KeyChain, ObjectId
 from lpc.lmcache.classes import CLASSES, Classes
 from lpc.lmcache.conversations import LONGEST_TURN_S, Conversations
-from lpc.lmcache.events import Event, Place
+from lpc.lmcache.events import ChunkId, Event, KeyChain, ObjectId, Place
 from lpc.lmcache.fetching import Candidate, Fetch, Fetching
-from lpc.lmcache.plan import Counters, Plan, State
-from lpc.lmcache.room import SPARED_S, Room
-from lpc.lmcache.rooms import Rooms
+from lpc.lmcache.room import SPARED_S, Room, Rooms
 from lpc.lmcache.settings import LMCacheSettings
 from lpc.lmcache.tree import Chunk, Conversation, Resident
 from lpc.lmcache.waiting import Waiting
@@ -39,6 +37,50 @@ PREFETCH_LONGEST_S: Final = 600.0
 """Longest time for which a conversation is fetched ahead."""
 CONSIDERED: Final = 1000
 """Conversations looked at in one plan as to whether they are to be fetched: some milliseconds. Of more, all in turn."""
+
+
+@dataclass(slots=True)
+class State:
+    """What is known of a conversation.
+
+    Attributes:
+        asked: the turn about which the sidecar was asked.
+        answered: it has answered, or cannot.
+        group: its answer; 0: none.
+        ended: the latest turn whose chunks have their classes.
+        reuse_class: of its deepest chunk then.
+        vain: the turn for which a fetch has found nothing.
+    """
+
+    asked: int = 0
+    answered: bool = False
+    group: int = 0
+    ended: int = 0
+    reuse_class: int = 0
+    vain: int = 0
+
+
+@dataclass
+class Plan:
+    """What to do now. ``delete``: objects by place; ``fetch``: what to fetch; ``ask``: whom to ask the sidecar about."""
+
+    delete: dict[Place, list[ObjectId]] = field(default_factory=dict)
+    fetch: list[Fetch] = field(default_factory=list)
+    ask: list[Conversation] = field(default_factory=list)
+
+
+@dataclass
+class Counters:
+    """Counted since the start, of returning turns.
+
+    Attributes:
+        turns: such turns.
+        memory_chunks, disk_chunks: of their prompts' chunks, found in memory, and loaded from further away when looked up.
+    """
+
+    turns: int = 0
+    memory_chunks: int = 0
+    disk_chunks: int = 0
 
 
 class Service:

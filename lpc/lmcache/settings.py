@@ -6,9 +6,14 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from lpc.errors import LpcError
 from lpc.wire.variables import none_if_empty
 
 Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+
+
+class LMCacheUnfit(LpcError):
+    """LMCache is not there, or so configured that nothing can be done from outside. The message says what to change."""
 
 
 class LMCacheSettings(BaseSettings):
@@ -49,3 +54,15 @@ class LMCacheSettings(BaseSettings):
     )
 
     _empty_is_none = field_validator("disk_bytes", "tokenizer", "token_file", mode="before")(none_if_empty)
+
+    def token(self) -> str | None:
+        """Return the token of ``token_file``; None: none is asked for. Raises LMCacheUnfit: it is empty or cannot be read."""
+        if self.token_file is None:
+            return None
+        try:
+            token = self.token_file.read_text().strip()
+        except OSError as error:
+            raise LMCacheUnfit(f"LPC_LMCACHE_TOKEN_FILE: {self.token_file} cannot be read: {error.strerror}") from None
+        if not token:
+            raise LMCacheUnfit(f"LPC_LMCACHE_TOKEN_FILE: {self.token_file} is empty: write a token into it")
+        return token

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from eviction_client import Block, BlockHash
 from eviction_client.value_queue import GOES_ON
-from lpc.lmcache.chain import ChunkId, ObjectId
+from lpc.lmcache.events import ChunkId, ObjectId
 
 
 class Shelf(Protocol):

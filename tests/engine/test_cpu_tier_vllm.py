@@ -20,20 +20,14 @@ pytestmark = pytest.mark.supports(
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
-import json, random, sys
+import json, sys
 from pathlib import Path
 from benchmarks.engine_run import settle
 settle()
 from benchmarks.cpu_tier import connector
-from benchmarks.engine_hits import oracle, serve
 from benchmarks.told import CONTINUES, Told
-rng = random.Random(8)
-system = [rng.randrange(6, 250) for _ in range(64)]
-texts = {}
-for n in range(90):
-    turns = 1 if rng.random() < 0.5 else rng.randint(2, 4)
-    text = [[rng.randrange(6, 250) for _ in range(rng.randint(60, 200))] for _ in range(turns)]
-    texts[f"c{n}"] = [system + text[0], *text[1:]]
+from tests.engine.serving import drawn, oracle, serve
+texts = drawn(90)
 def run(tier, think_s, **sides):
     return serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=think_s, guard=sides.pop('guard', False), **sides)
 told = []

@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.engine_run import settle
 settle()
 from benchmarks.cpu_tier import connector
-from benchmarks.engine_hits import serve
+from tests.engine.serving import serve
 rng = random.Random(8)
 texts = {}
 for n in range(50):

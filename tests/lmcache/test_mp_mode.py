@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.lmcache_stack import CHUNK_BYTES, HttpServer, environment, program
 from benchmarks.processes import free_port
-from lpc.lmcache.chain import KeyChain
+from lpc.lmcache.events import KeyChain
 from tests.eventually import until
 from tests.lmcache.conftest import CHUNKS, Stack
 

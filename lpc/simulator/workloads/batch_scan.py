@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 
 from lpc.simulator.workload import Workload
-from lpc.simulator.workloads.chat import SYSTEM_PROMPT
-from lpc.simulator.workloads.lengths import draw_lengths, lognormal, poisson_times
+from lpc.simulator.workloads.chat import SYSTEM_PROMPT, draw_lengths, lognormal, poisson_times
 from lpc.simulator.workloads.timeline import Timeline
 
 BLOCK_TOKENS: Final = 64

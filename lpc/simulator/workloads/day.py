@@ -18,10 +18,9 @@ from typing import Final
 from lpc.simulator.workload import Workload
 from lpc.simulator.workloads.agents import versions, work
 from lpc.simulator.workloads.batch_scan import scan
-from lpc.simulator.workloads.chat import converse
+from lpc.simulator.workloads.chat import converse, lognormal
 from lpc.simulator.workloads.documents import read_documents
 from lpc.simulator.workloads.few_shot import call
-from lpc.simulator.workloads.lengths import lognormal
 from lpc.simulator.workloads.timeline import Timeline
 
 BLOCK_TOKENS: Final = 64

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from lpc.simulator.workload import Workload
-from lpc.simulator.workloads.lengths import LATER_PROMPT, REPLY, lognormal, tokens_at
+from lpc.simulator.workloads.chat import LATER_PROMPT, REPLY, lognormal, tokens_at
 from lpc.simulator.workloads.timeline import Prefix, Timeline
 
 BLOCK_TOKENS: Final = 128

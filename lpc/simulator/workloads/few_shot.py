@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from lpc.simulator.workload import Workload
-from lpc.simulator.workloads.lengths import FIRST_PROMPT, lognormal, poisson_times, tokens_at
+from lpc.simulator.workloads.chat import FIRST_PROMPT, lognormal, poisson_times, tokens_at
 from lpc.simulator.workloads.timeline import Timeline
 
 BLOCK_TOKENS: Final = 32

@@ -16,8 +16,7 @@ from typing import Final
 import numpy as np
 
 from lpc.simulator.workload import Workload
-from lpc.simulator.workloads.chat import converse
-from lpc.simulator.workloads.lengths import lognormal
+from lpc.simulator.workloads.chat import converse, lognormal
 from lpc.simulator.workloads.timeline import Timeline
 
 BLOCK_TOKENS: Final = 64

@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from lpc.lmcache.clock import reported_at, steady
-from lpc.lmcache.events import Place
+from lpc.lmcache.events import Place, reported_at, steady
 from lpc.lmcache.room import SPARED_S
 from lpc.lmcache.service import ENDED_S, PAUSED_S
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words

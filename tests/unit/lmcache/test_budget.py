@@ -1,4 +1,4 @@
-from lpc.lmcache.budget import LEAST, MOST, PrefetchBudget
+from lpc.lmcache.fetching import LEAST, MOST, PrefetchBudget
 
 
 def test_the_budget_of_bytes_is_kept() -> None:

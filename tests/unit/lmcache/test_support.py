@@ -4,11 +4,8 @@ from pathlib import Path
 import pytest
 
 from lpc.errors import UsageError
-from lpc.lmcache.coordinator import with_controller
-from lpc.lmcache.errors import LMCacheUnfit
-from lpc.lmcache.settings import LMCacheSettings
-from lpc.lmcache.support import TESTED, why_not
-from lpc.lmcache.tokens import token_of
+from lpc.lmcache.coordinator import TESTED, why_not, with_controller
+from lpc.lmcache.settings import LMCacheSettings, LMCacheUnfit
 
 
 def test_the_in_process_mode_is_refused_in_every_release() -> None:
@@ -38,10 +35,10 @@ def test_an_extra_config_of_another_form_is_refused(raw: str) -> None:
 def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("  s3cret\n")
-    assert token_of(LMCacheSettings(token_file=file)) == "s3cret"
-    assert token_of(LMCacheSettings()) is None
+    assert LMCacheSettings(token_file=file).token() == "s3cret"
+    assert LMCacheSettings().token() is None
     file.write_text("\n")
     with pytest.raises(LMCacheUnfit, match="empty"):
-        token_of(LMCacheSettings(token_file=file))
+        LMCacheSettings(token_file=file).token()
     with pytest.raises(LMCacheUnfit, match="cannot be read"):
-        token_of(LMCacheSettings(token_file=file.parent / "none"))
+        LMCacheSettings(token_file=file.parent / "none").token()

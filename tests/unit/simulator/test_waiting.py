@@ -15,7 +15,7 @@ from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.segments import Path
 from lpc.simulator.waiting import Queueing
 from lpc.simulator.workload import Cost, Turn, Workload
-from lpc.simulator.workloads.cliff import cliff
+from lpc.simulator.workloads.agents import cliff
 from tests.unit.simulator.test_closed_loop import COST, LOGS, SIZE, loop, made
 
 STOCK = Queueing()

@@ -119,8 +119,7 @@ def test_too_few_requests_are_refused_by_name() -> None:
         timeline.workload("sparse", 2)
 
 
-def test_the_page_names_and_describes_every_workload() -> None:
+def test_the_page_names_every_workload() -> None:
     page = (Path(__file__).parents[3] / "docs/reference/policies.md").read_text()
 
-    for name, generator in WORKLOADS.items():
-        assert f"| `{name}` | {generator.description} | {generator.linked} |" in page
+    assert all(f"| `{name}` |" in page for name in WORKLOADS)

@@ -2,7 +2,7 @@
 
 The plug-in's sidecar is the real one over gRPC, in a process of its own. It starts knowing nothing and learns while it serves.
 The oracle knows of each turn whether its conversation has a later one in the trace, not when. What a run does:
-`benchmarks.sglang_replay`, where SGLang is installed.
+`benchmarks.sglang_run`, where SGLang is installed.
 """
 
 import contextlib
@@ -10,14 +10,28 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+from rich.table import Table
+
 from benchmarks import BenchmarkError
-from benchmarks.engine_trace import log_of, rows_of, run_all, show_sides, virtual_sidecar
-from benchmarks.sglang_replay import BLOCK
+from benchmarks.closed_sessions import Course
+from benchmarks.engine_closed import AT_ONCE, PREFILL_TOKENS_S, REQUESTS
+from benchmarks.engine_trace import (
+    QUICK_REQUESTS,
+    QUICK_SHARES,
+    SHARES,
+    SIDES,
+    log_of,
+    rows_of,
+    run_all,
+    show_sides,
+    virtual_sidecar,
+)
+from benchmarks.sglang_run import BLOCK
 from benchmarks.tiny_llama import build
 from benchmarks.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace
@@ -26,12 +40,10 @@ from lpc.wire.terminal import console
 
 ROOT: Final = Path(__file__).parents[1]
 PYTHON: Final = ROOT / ".venv-sglang" / "bin" / "python"
-SHARES: Final = (0.02, 0.05, 0.08)
-"""Capacities, of the working set: of what an infinite cache would hold."""
-SIDES: Final = ("plugin", "oracle", "stock")
-"""The slowest first."""
-QUICK_REQUESTS: Final = 4000
-QUICK_SHARES: Final = (0.03,)
+TOLD: Final = ("answered_share", "failures", "reuses", "switches")
+LIVE: Final = (1.0, 1.5, 2.0)
+"""Contexts of the sessions under way, in caches."""
+CLOSED_SIDES: Final = tuple(product(("lru", "plug-in"), ("fcfs", "lpm")))
 
 
 def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
@@ -46,8 +58,7 @@ def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick
         TraceError: the trace cannot be read.
         BenchmarkError: SGLang is not installed in .venv-sglang, or a run failed.
     """
-    if not PYTHON.exists():
-        raise BenchmarkError("SGLang is not installed in .venv-sglang: run make sglang first")
+    _check_sglang()
     trace = log_of(path, trace_format)
     if quick:
         trace = Trace(trace.name, trace.block_tokens, trace.requests[:QUICK_REQUESTS], trace.start)
@@ -72,7 +83,7 @@ def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick
         hit = {side: sum(figures["cached"][i] for i in counted) for side, figures in sides.items()}
         prompt = sum(sides["stock"]["prompt"][i] for i in counted)
         rows.append({"capacity_fraction": share, "tokens": sizes[share], "prompt_tokens": prompt, "cached_tokens": hit})
-        rows[-1] |= {name: sides["plugin"][name] for name in _TOLD}
+        rows[-1] |= {name: sides["plugin"][name] for name in TOLD}
     first = {key[1:]: figures["cached"] for key, figures in results.items() if key[0] == shares[0]}
     figures = {
         "trace": trace.name,
@@ -88,34 +99,69 @@ def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick
     return figures
 
 
-_TOLD: Final = ("answered_share", "failures", "reuses", "switches")
-
-
 def _run(folder: Path, requests: Path, models: Path, model: str, job: tuple[float, str, str], tokens: int) -> dict[str, Any]:
     """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError."""
     share, side, core = job
     home = folder / f"{side}-{core}-{share:g}"
     home.mkdir()
     VirtualClock(home / "clock")
-    command = ["benchmarks.sglang_replay", "--requests", str(requests), "--side", side]
-    command += ["--clock", str(home / "clock"), "--tokens", str(tokens), "--core", core]
     with contextlib.ExitStack() as stack:
+        address = None
         if side == "plugin":
-            serves = virtual_sidecar(home, models, model, build(home / "tiny"))
-            command += ["--predictor", stack.enter_context(serves).address]
-        return run_in_sglang(command)
+            address = stack.enter_context(virtual_sidecar(home, models, model, build(home / "tiny"))).address
+        arguments = {"side": side, "core": core, "tokens": tokens, "predictor": address}
+        return _in_sglang("trace", requests=str(requests), clock=str(home / "clock"), **arguments)
 
 
-def run_in_sglang(arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a module of the benchmarks where SGLang is installed; return the figures that it prints last.
+def run_closed(path: Path | None, trace_format: str) -> dict[str, Any]:
+    """Serve agents in a closed loop; print a table; return the figures.
+
+    SGLang's own LRU and the plug-in without a sidecar, each with its schedule policies `fcfs` and `lpm` (longest prefix first).
 
     Args:
-        arguments: the module, and its own.
+        path, trace_format: a log; without one the sessions are those of workload `cliff`.
 
     Raises:
-        BenchmarkError: it failed.
+        TraceError: the log cannot be read.
+        BenchmarkError: SGLang is not installed in .venv-sglang, or a run failed.
     """
-    command = [str(PYTHON), "-W", "ignore", "-m", *arguments]
+    _check_sglang()
+    sessions = Course.read(path, trace_format, at_once=AT_ONCE, requests=REQUESTS)
+    live = sessions.live_blocks(AT_ONCE)
+    jobs = list(product(LIVE, CLOSED_SIDES))
+    load = {"at_once": AT_ONCE, "requests": REQUESTS, "prefill_tokens_s": PREFILL_TOKENS_S}
+    with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
+        written = Path(temporary) / "requests.json"
+        written.write_text(json.dumps(sessions.written()))
+
+        def run_job(job: tuple[float, tuple[str, str]]) -> dict[str, Any]:
+            share, (eviction, schedule) = job
+            side = {"learned": eviction == "plug-in", "schedule": schedule, "load": load}
+            return _in_sglang("closed", requests=str(written), tokens=int(live / share) * BLOCK, **side)
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            finished = list(pool.map(run_job, jobs))
+    table = Table(title=f"{AT_ONCE} agents at a time in a closed loop, {sessions.trace.name}, SGLang, virtual time")
+    for column in ("contexts / cache", "eviction", "schedule policy", "hit rate", "prompt tokens/s", "mean s", "p99 s"):
+        table.add_column(column, justify="right")
+    rows = []
+    for (share, (eviction, schedule)), figures in zip(jobs, finished, strict=True):
+        rows.append({"live_contexts": share, "eviction": eviction, "schedule": schedule, **figures})
+        numbers = f"{figures['hit_rate']:.1%}", f"{figures['prompt_tokens_per_s']:,.0f}"
+        latency = f"{figures['latency_mean_s']:.1f}", f"{figures['latency_p99_s']:.1f}"
+        table.add_row(f"{share:g}", eviction, schedule, *numbers, *latency)
+    console().print(table)
+    return {"sessions": sessions.trace.name, "at_once": AT_ONCE, "rows": rows}
+
+
+def _check_sglang() -> None:
+    if not PYTHON.exists():
+        raise BenchmarkError("SGLang is not installed in .venv-sglang: run make sglang first")
+
+
+def _in_sglang(run: str, **arguments: object) -> dict[str, Any]:
+    """Run a function of `sglang_run.RUNS` where SGLang is installed; return its figures. Raises BenchmarkError."""
+    command = [str(PYTHON), "-W", "ignore", "-m", "benchmarks.sglang_run", json.dumps({"run": run, **arguments})]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     if ended.returncode:
