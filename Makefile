@@ -123,7 +123,7 @@ head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads,
 .PHONY: sample
 sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 10 minutes on two cores)
 	$(BIN)/lpc embed --out data/sharegpt-sample --split evaluation --limit 6144
-	$(BIN)/python -m lpc.simulator.sample data/sharegpt-sample
+	$(BIN)/python -m lpc.simulator.embedded data/sharegpt-sample
 
 .PHONY: workloads
 WORKLOADS :=

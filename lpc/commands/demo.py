@@ -67,10 +67,9 @@ def _show_gain(picture: Path, screen: "Console") -> None:
     """Simulate a small cache under an hour of chat, by least recent use and by the plug-in; print the table, draw it."""
     from rich.table import Table
 
-    from lpc.simulator.gain import nearest, pairs
     from lpc.simulator.report import draw_hit_rates, write_png
     from lpc.simulator.run import Run, WorkloadSpec, sweep
-    from lpc.simulator.summary import BASELINE, OURS, derived
+    from lpc.simulator.summary import BASELINE, OURS, derived, nearest, pairs
 
     runs = [Run(WorkloadSpec(workload="production"), policy, share) for share in SHARES for policy in (BASELINE, OURS)]
     summary = derived([{**row, "by_fraction": True} for row in sweep(runs)])

@@ -8,12 +8,11 @@ from lpc.commands.simulation_tables import print_description, print_engine_token
 from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.describe import trace_of
-from lpc.simulator.gain import nearest, pairs
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.report import draw_hit_rates, draw_tiers, draw_traffic, write_html, write_png
 from lpc.simulator.responses import TIERS, ResponseSpec
 from lpc.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
-from lpc.simulator.summary import derived
+from lpc.simulator.summary import derived, nearest, pairs
 from lpc.simulator.tier import TIER_POLICIES, TierPolicy, TierSpec, parse_tier
 from lpc.simulator.waiting import Queueing
 from lpc.simulator.workload import Cost

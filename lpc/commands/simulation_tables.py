@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from lpc.simulator.gain import Pair, about, sentence, tokens
+from lpc.simulator.amounts import about, tokens
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.report import TIER_HEADS, tier_cells
-from lpc.simulator.summary import BASELINE, OURS, Rows
+from lpc.simulator.summary import BASELINE, OURS, Pair, Rows, sentence
 from lpc.wire.terminal import console
 
 OF_OPEN: Final = ("of working set", "over LRU", "gap closed", "cache saved", "prefill, tokens/s", "TTFT mean, s")

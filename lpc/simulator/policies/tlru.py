@@ -5,20 +5,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from lpc.simulator.blocks import Piece
-from lpc.simulator.policies.keyed import KeyedPolicy
-from lpc.simulator.policy import PolicySettings, register
-from lpc.simulator.segments import Segment
+from lpc.simulator.policy import KeyedPolicy, PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
 
 
 class NeededPiece(Piece):
     """Blocks with the tokens, from the prefix's start, that the neediest of its conversations wants cached."""
 
-    __slots__ = ("need",)
-
-    def __init__(self, segment: Segment, start: int, size: int) -> None:
-        super().__init__(segment, start, size)
-        self.need = 0.0
+    need = 0.0
 
 
 @register

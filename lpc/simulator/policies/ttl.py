@@ -7,18 +7,13 @@ from typing import Final
 
 from lpc.simulator.blocks import Piece
 from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
-from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 
 class PrioritizedPiece(Piece):
     """Blocks with their priority, 0 to 100."""
 
-    __slots__ = ("priority",)
-
-    def __init__(self, segment: Segment, start: int, size: int) -> None:
-        super().__init__(segment, start, size)
-        self.priority = 0
+    priority = 0
 
 
 @register

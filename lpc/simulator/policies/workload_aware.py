@@ -1,14 +1,20 @@
-"""The workload-aware policy of KVCache Cache in the Wild (ATC 2025)."""
+"""The workload-aware policy of KVCache Cache in the Wild (ATC 2025).
+
+Free blocks are kept in classes whose members age alike, each ordered by time: at an eviction only the ends of W classes are
+compared, O(W). If the value of a block first rises and then falls with its age, its least is at one of the two ends.
+"""
 
 import math
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from lpc.simulator.policies.aging import AgingClasses, ClassKey
-from lpc.simulator.policy import PolicySettings, register
+from lpc.simulator.blocks import Piece
+from lpc.simulator.policy import Chunk, Policy, PolicySettings, give_up_first, register
+from lpc.simulator.segments import Segment
 from lpc.simulator.workload import Turn, Workload
 
 REFIT_S: Final = 60.0
@@ -17,15 +23,62 @@ GROWTH: Final = 1.1
 FEWEST_GAPS: Final = 20
 LIFE_RATE: Final = 0.01
 """Weight of an eviction in the running mean of the life of blocks."""
+CLAIMS: Final = 32
+"""Conversations that may claim a block."""
+
+
+class AgingPiece(Piece):
+    """Blocks with the conversations that claim them.
+
+    Attributes:
+        claims: by conversation, class and arrival of its latest turn that held the blocks. At most `CLAIMS`, the most valuable.
+        class_key, arrival: of the most valuable claim when they were last freed; seconds.
+    """
+
+    __slots__ = ("arrival", "claims", "class_key")
+
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        super().__init__(segment, start, size)
+        self.claims: dict[str, tuple[int, float]] = {}
+        self.class_key = 0
+        self.arrival = 0.0
+
+
+class _Class:
+    """Free pieces of one class: by the arrival of the request that used them last, the deepest of its chain first."""
+
+    def __init__(self) -> None:
+        self.chains: dict[float, dict[int, AgingPiece]] = {}
+        self._arrivals: list[float] = []
+        """Of the chains, sorted."""
+
+    def ends(self) -> list[float]:
+        """Return the oldest and the newest arrival, if there is any."""
+        return self._arrivals[:1] + self._arrivals[-1:]
+
+    def add(self, piece: AgingPiece) -> None:
+        if piece.arrival not in self.chains:
+            self.chains[piece.arrival] = {}
+            insort(self._arrivals, piece.arrival)
+        self.chains[piece.arrival][piece.block_id] = piece
+
+    def remove(self, piece: AgingPiece) -> None:
+        del self.chains[piece.arrival][piece.block_id]
+        self.drop_if_empty(piece.arrival)
+
+    def drop_if_empty(self, arrival: float) -> None:
+        if not self.chains[arrival]:
+            del self.chains[arrival], self._arrivals[bisect_left(self._arrivals, arrival)]
 
 
 @register
-class WorkloadAware(AgingClasses):
+class WorkloadAware(Policy[AgingPiece]):
     """Per class an exponential fit of the reuse time."""
 
     name = "wa"
     rule = "the class head of lowest log(q (1 - exp(-life / tau))) - idle / tau; q and tau per class, deepest block first"
     source = "KVCache Cache in the Wild, ATC 2025, section 5, refitted every minute in which the turns have grown by a tenth"
+    piece_type = AgingPiece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
@@ -38,8 +91,45 @@ class WorkloadAware(AgingClasses):
         self._life = 100.0
         self._fitted = 0.0
         self._turns = self._fitted_turns = 0
+        self._classes: dict[int, _Class] = {}
 
-    def place(self, turn: Turn, now: float) -> ClassKey:
+    def free(self, pieces: Sequence[AgingPiece], turn: Turn, now: float) -> None:
+        """Put each piece into the class of its most valuable claim: the request's, or another conversation's latest."""
+        key = self._class_of(turn, now)
+        for piece in pieces:
+            claims = piece.claims
+            claims.pop(turn.conversation, None)
+            claims[turn.conversation] = key, turn.arrival  # last: of equal claims the latest counts
+            piece.class_key, piece.arrival = key, turn.arrival
+            if len(claims) > 1:
+                ranked = sorted(claims, key=lambda name: self._value(claims[name][0], now - claims[name][1]))
+                if len(ranked) > CLAIMS:
+                    del claims[ranked[0]]
+                piece.class_key, piece.arrival = claims[ranked[-1]]
+            self._classes.setdefault(piece.class_key, _Class()).add(piece)
+
+    def touch(self, piece: AgingPiece, now: float) -> None:
+        """Take the piece out of its class."""
+        self._classes[piece.class_key].remove(piece)
+
+    def evict(self, count: int, now: float) -> list[Chunk]:
+        """Compare the ends of all classes; give up the chains that are worth least, deepest block first."""
+        out: list[Chunk] = []
+        while count:
+            key, arrival = min(
+                ((key, end) for key, members in self._classes.items() for end in members.ends()),
+                key=lambda each: self._value(each[0], now - each[1]),
+            )
+            if not out:
+                self._life += LIFE_RATE * (max(now - arrival, 1.0) - self._life)
+            members = self._classes[key]
+            chunks = give_up_first(members.chains[arrival], count)
+            members.drop_if_empty(arrival)
+            count -= sum(map(len, chunks))
+            out += chunks
+        return out
+
+    def _class_of(self, turn: Turn, now: float) -> int:
         """Return the request's class; learn from the gap since the conversation's turn before."""
         number = self._numbers_of.setdefault(turn.category, len(self._numbers_of))
         before = self._last.get(turn.conversation)
@@ -52,16 +142,12 @@ class WorkloadAware(AgingClasses):
         if now - self._fitted > REFIT_S and self._turns >= GROWTH * self._fitted_turns:
             self._fitted, self._fitted_turns = now, self._turns
             self._refit(now)
-        return (number,)
+        return number
 
-    def value(self, key: ClassKey, age: float) -> float:
-        """Return the logarithm of the probability of reuse within a block's expected life."""
-        log_q, tau = self._fit.get(key[0], self._overall)
+    def _value(self, number: int, age: float) -> float:
+        """Return the logarithm of the probability of reuse within a block's expected life. The least goes first."""
+        log_q, tau = self._fit.get(number, self._overall)
         return log_q + math.log(-math.expm1(-self._life / tau)) - age / tau
-
-    def gives_up(self, age: float) -> None:
-        """Learn from the age of what goes how long blocks live."""
-        self._life += LIFE_RATE * (max(age, 1.0) - self._life)
 
     def _refit(self, now: float) -> None:
         for number, gaps in self._gaps.items():

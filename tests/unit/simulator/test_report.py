@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.commands.cli import app
+from lpc.simulator.amounts import seconds, tokens
 from lpc.simulator.describe import describe
-from lpc.simulator.gain import pairs, seconds, sentence, tokens
 from lpc.simulator.policies import REGISTRY
 from lpc.simulator.report import write_html
-from lpc.simulator.summary import QUEUE, derived
+from lpc.simulator.summary import QUEUE, derived, pairs, sentence
 from lpc.simulator.workload import Cost
 from tests.integration.test_learned_policies import trace
 from tests.integration.test_simulate import qwen_file
