@@ -33,10 +33,7 @@ def simulate(
         str | None, typer.Option(help="The size of your cache, as --capacity: what is said in words; default: the middle one.")
     ] = None,
     think_time: Annotated[str, typer.Option(help="Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
-    law: Annotated[Literal["exponential", "lognormal", "empirical"], typer.Option(help="Of ShareGPT's think times.")] = (
-        "exponential"
-    ),
-    empirical: Annotated[Path | None, typer.Option(help="Mooncake trace whose gaps --law empirical draws.")] = None,
+    law: Annotated[Literal["exponential", "lognormal"], typer.Option(help="Of ShareGPT's think times.")] = "exponential",
     active: Annotated[int | None, typer.Option(help="Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
     closed: Annotated[
         bool,
@@ -77,12 +74,10 @@ def simulate(
         ),
     ] = None,
     ttl: Annotated[float, typer.Option(help="Seconds for which a response cache has an answer.")] = 3600,
-    tau: Annotated[float | None, typer.Option(help="Seconds per log-odds; default: the learnt mean gap.")] = None,
     invert: Annotated[bool, typer.Option(help="Turn predictions around: what the guard is for.")] = False,
     guard: Annotated[
         bool, typer.Option(help="Let the plug-in's guard watch; without it predictions are always trusted.")
     ] = True,
-    predictor_gib: Annotated[str, typer.Option(help="GiB of GPU memory that a predictor takes from the cache: 0,1,2.")] = "0",
     prefill_rate: Annotated[float, typer.Option(help="Prompt tokens computed per second.")] = 20_000,
     output_token_ms: Annotated[float, typer.Option(help="Milliseconds per output token.")] = 10,
     batch_tokens: Annotated[
@@ -125,7 +120,6 @@ def simulate(
         seed=seed,
         embeddings=embeddings,
         head=head,
-        empirical=empirical,
         count_from=count_from,
         skip_limit=skip_limit,
         named=responses is not None,
@@ -152,10 +146,8 @@ def simulate(
             ttl=ttl,
             tier=tier,
             tier_policy=tier_policy,
-            tau=tau,
             invert=invert,
             guard=guard,
-            predictor_gib=predictor_gib,
             cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
             workers=workers_of(jobs, cluster),
             picture=picture,

@@ -40,10 +40,8 @@ def simulate(
     ttl: float,
     tier: str | None,
     tier_policy: str,
-    tau: float | None,
     invert: bool,
     guard: bool,
-    predictor_gib: str,
     cost: Cost,
     workers: Workers,
     picture: Path | None,
@@ -66,7 +64,6 @@ def simulate(
     tier_policies = _tier_policies(tier_policy, behind)
     before = _responses(responses, ttl, behind)
     times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
-    memories = [_number(part, "number of GiB") for part in _parts(predictor_gib)]
     if seeds < 1 or engines < 1:
         raise SimulationError("--seeds and --engines must be at least 1")
     if spec.trace is not None and spec.format != "agents" and sessions is None and seeds > 1:
@@ -78,10 +75,9 @@ def simulate(
             raise SimulationError(
                 "a picture shows one workload: give one --workload and one number of --sessions with --picture or --html"
             )
-        if len(memories) > 1 or (len(sizes) > 1 and len(times) > 1):
+        if len(sizes) > 1 and len(times) > 1:
             raise SimulationError(
-                "a picture shows how hits depend on one thing: with --picture or --html give one --predictor-gib, and either "
-                "one --capacity or one --think-time"
+                "a picture shows how hits depend on one thing: with --picture or --html give one --capacity or one --think-time"
             )
     runs = [
         Run(
@@ -91,21 +87,17 @@ def simulate(
             engines,
             sticky,
             queueing,
-            behind,
-            order,
-            PolicySettings(tau=tau, invert=invert, guard=guard, cost=cost),
-            memory,
+            None if behind is None else replace(behind, policy=order),
+            PolicySettings(invert=invert, guard=guard, cost=cost),
             before,
         )
         for workload in workloads
         for count in at_a_time
         for time in times
         for seed in range(seeds)
-        for memory in memories
         for size in sizes
         for name in names
         for order in tier_policies
-        if memory == memories[0] or REGISTRY[name].uses_predictor
     ]
     if drawn and spec.embeddings is None:
         console().print(

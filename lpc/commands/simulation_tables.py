@@ -31,7 +31,6 @@ def print_hit_rates(rows: Rows) -> None:
         ("capacity, tokens", lambda r: tokens(r["capacity_tokens"])),
         ("of working set", lambda r: about(r["capacity_fraction"])),
         ("think time, s", lambda r: "" if r["think_time_s"] is None else f"{r['think_time_s']:g}"),
-        ("predictor, GiB", lambda r: f"{r['predictor_gib']:g}"),
         ("hit rate", lambda r: f"{r['hit_rate']:.2%}" + (f" ± {r['spread']:.2%}" if seeds > 1 else "")),
         ("over LRU", lambda r: "" if r["gain"] is None or r["policy"] == BASELINE else f"{r['gain']:+.1%}"),
         ("gap closed", lambda r: "" if r["gap_closed"] is None else f"{r['gap_closed']:.0%}"),
@@ -50,7 +49,6 @@ def print_hit_rates(rows: Rows) -> None:
         ("TTFT mean, s", lambda r: f"{r['ttft_mean_s']:.3f}"),
     ]
     optional = {
-        "predictor, GiB": "predictor_gib",
         "think time, s": "think_time_s",
         "tier": "tier_rate",
         **dict.fromkeys(OF_CLOSED, "closed_loop"),
@@ -131,7 +129,7 @@ def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[
     for head in heads:
         table.add_column(head, justify="left" if head in ("policy", "tier's") else "right", no_wrap=True)
     before = None
-    for row in sorted(rows, key=lambda r: (r["think_time_s"] or 0, r["predictor_gib"], r["capacity_tokens"])):
+    for row in sorted(rows, key=lambda r: (r["think_time_s"] or 0, r["capacity_tokens"])):
         setting = (row["think_time_s"], row["capacity_tokens"])
         if before is not None and setting != before:
             table.add_section()

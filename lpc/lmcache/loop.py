@@ -8,11 +8,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
-from eviction_client import Prediction
-from eviction_client.prior import ReuseCurves
+from eviction_client.plugin import Predictor
 from lpc.lmcache.events import Event, ObjectId, Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.node import Node, NodeError
@@ -31,23 +30,6 @@ REFIT_S: Final = 30.0
 POLL_S: Final = 0.5
 POLLS: Final = 60
 """Then a fetch is asked after no more."""
-
-
-class Predictor(Protocol):
-    """The part of `eviction_client.PredictorClient` that is used."""
-
-    @property
-    def reuse_curves(self) -> ReuseCurves | None:
-        """The predicted curves of the groups that predictions name."""
-
-    def ask(self, request_id: Hashable, *, token_ids: Sequence[int], served_model: str, conversation_id: str) -> None:
-        """Ask whether a conversation continues."""
-
-    def take(self, request_id: Hashable) -> Prediction | None:
-        """Return the answer, if it is there."""
-
-    def forget(self, request_id: Hashable) -> None:
-        """Forget a request."""
 
 
 class Loop:

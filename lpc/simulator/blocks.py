@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from copy import copy
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from eviction_client.queue import Block
 from lpc.simulator.segments import Segment
+
+if TYPE_CHECKING:
+    from lpc.simulator.keep import Kept
 
 EDGE: Final = Segment((-1,), 0)
 """Of the sentinels of queues."""
@@ -115,10 +118,6 @@ class Held(Generic[B]):
             at += piece.size
         return at
 
-    def has(self, place: int) -> bool:
-        """Return whether the block at a place of the segment is cached."""
-        return any(piece.start <= place < piece.start + piece.size for piece in self.pieces)
-
     def fill(self, segment: Segment, make: Callable[[Segment, int, int], B]) -> None:
         """Add the blocks that are missing."""
         whole: list[B] = []
@@ -136,16 +135,6 @@ class Held(Generic[B]):
         self.size = segment.size
 
 
-class Keeps(Protocol):
-    """Sets aside what waiting requests need (`lpc.simulator.keep`)."""
-
-    def set_aside(self, piece: Any, count: int) -> tuple[int, ...]:
-        """Keep the deepest blocks of a piece, ``count`` or all, that a policy gives up; return their content ids."""
-
-    def take(self, piece: Any) -> None:
-        """Take a piece that is set aside into use."""
-
-
 class Waiter:
     """A waiting request that counts.
 
@@ -158,7 +147,7 @@ class Waiter:
 
     __slots__ = ("aside", "blocks", "kept", "needs")
 
-    def __init__(self, kept: Keeps, needs: list[Held[Any]], blocks: int) -> None:
+    def __init__(self, kept: "Kept", needs: list[Held[Any]], blocks: int) -> None:
         self.kept = kept
         self.needs = needs
         self.blocks = blocks

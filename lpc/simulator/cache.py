@@ -124,13 +124,5 @@ class BlockCache(Generic[B]):
         if freed:
             self.policy.free(freed, turn, now)
 
-    def __contains__(self, content: object) -> bool:
-        assert isinstance(content, int)
-        place = self.policy.locate(content)
-        if place is None:
-            return False
-        held = self._held.get(place[0])
-        return held is not None and held.has(place[1])
-
     def __len__(self) -> int:
         return self._cached

@@ -26,7 +26,7 @@ from lpc.simulator.policy import Policy
 from lpc.simulator.responses import ResponseCache
 from lpc.simulator.segments import Path
 from lpc.simulator.sessions import PAUSE_S, Sessions
-from lpc.simulator.tier import Behind, TierFactory, TierFigures
+from lpc.simulator.tier import Offload, TierFigures, TierSpec
 from lpc.simulator.waiting import ByPriority, CachedFirst, Fcfs, Queueing
 from lpc.simulator.workload import Cost, Turn, Workload
 
@@ -141,7 +141,7 @@ PolicyFactory = Callable[[int], Policy[Any]]
 @dataclass(eq=False)
 class _Engine:
     cache: BlockCache[Any]
-    tier: Behind | None = None
+    tier: Offload | None = None
     waiting: Fcfs = field(default_factory=Fcfs)
     cold_served: int = 0
     prefilled_at: float = 0.0
@@ -175,7 +175,7 @@ def simulate(
     engines: int = 1,
     sticky: bool = True,
     queueing: Queueing = FCFS,
-    tier: TierFactory | None = None,
+    tier: TierSpec | None = None,
     responses: ResponseCache | None = None,
     reuse: bool = True,
     on_evict: Callable[[float, Sequence[int]], None] | None = None,
@@ -188,7 +188,7 @@ def simulate(
         engines: they share nothing.
         sticky: turns of a conversation go to the same engine; else round robin.
         queueing: what each engine does with its waiting queue.
-        tier: makes what is behind each engine's cache.
+        tier: behind each engine's cache; its capacity in tokens.
         responses: before all engines; what it answers reaches none, and touches no block.
         reuse: prompts are served from the prefix cache; else every prompt is computed whole.
         on_evict: gets the time and the content ids of every eviction.
@@ -211,7 +211,7 @@ def simulate(
     if tier is not None:
         result.tier = TierFigures()
         for one in pool:
-            one.tier = tier(one.cache, result.tier)
+            one.tier = Offload.behind(one.cache.policy, tier, size, result.tier)
     events: list[tuple[float, int, int, Turn, _Engine | None, Path, int]] = []
     sequence = 0
     arrived = 0

@@ -23,13 +23,10 @@ class PolicySettings:
     """What a run can set for its policies.
 
     Attributes:
-        tau: seconds by which a block's log-odds sink by one (`lpc.simulator.policies.lpc`); default: the mean gap between
-            turns so far.
         invert: turn every prediction around (p to 1 - p): an adversary.
         cost: what requests cost in this run, for policies that weigh it.
     """
 
-    tau: float | None = None
     invert: bool = False
     guard: bool = True
     cost: Cost = field(default_factory=Cost)
@@ -45,8 +42,6 @@ class Policy(ABC, Generic[B]):
         rule: one line: which block goes first.
         source: where the rule comes from.
         bound: it looks into the future.
-        uses_predictor: it needs the sidecar's model, whose memory may come out of the cache.
-        blockwise: its segments are single blocks: what tests compare with.
         piece_type: makes pieces from segment, place of the first block and number of blocks: the policy's notes on blocks are
             its attributes.
     """
@@ -55,9 +50,7 @@ class Policy(ABC, Generic[B]):
     rule: ClassVar[str]
     source: ClassVar[str]
     bound: ClassVar[bool] = False
-    uses_predictor: ClassVar[bool] = False
     piece_type: Callable[[Segment, int, int], B]
-    blockwise: ClassVar[bool] = False
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         self.capacity = capacity
@@ -75,11 +68,7 @@ class Policy(ABC, Generic[B]):
 
     def path(self, turn: Turn) -> Path:
         """Return a turn's segments."""
-        return self.workload.paths.of(turn, blockwise=self.blockwise)
-
-    def locate(self, content: int) -> tuple[Segment, int] | None:
-        """Return the segment of a block and its place in it."""
-        return self.workload.paths.place(content, blockwise=self.blockwise)
+        return self.workload.paths.of(turn)
 
     def finish(self, turn: Turn, now: float) -> None:
         """Learn that a request ended, before its blocks are freed."""

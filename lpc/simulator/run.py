@@ -13,23 +13,18 @@ from lpc.logs.records import Skipped
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.logs.traces.chat import chat_requests
-from lpc.logs.traces.turns import turns_in
 from lpc.simulator.amounts import SimulationError, in_tokens
 from lpc.simulator.engine import FCFS, Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.responses import ResponseCache, ResponseSpec, of_blocks, of_messages
 from lpc.simulator.sessions import REQUESTS, chain, closed_loop
 from lpc.simulator.sharegpt import Lengths, ThinkTimes, load_sample, sharegpt
-from lpc.simulator.tier import TierPolicy, TierSpec, tier_factory
+from lpc.simulator.tier import TierSpec
 from lpc.simulator.waiting import Queueing
 from lpc.simulator.workload import Workload, from_trace
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import HERE, Workers, parts_for, spread
 
-KV_BYTES_PER_TOKEN: Final = 131_072
-"""Of an 8B model with grouped-query attention (32 layers, 8 heads of 128, keys and values, 2 bytes)."""
-GIB: Final = 2**30
-LONG_GAP_S: Final = 3600.0
 LEARN_S: Final = 1800.0
 DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "reuse", "value", "oracle", "belady")
 
@@ -61,7 +56,6 @@ class WorkloadSpec:
     seed: int = 0
     embeddings: Path | None = None
     head: Path | None = None
-    empirical: Path | None = None
     count_from: float | None = None
     skip_limit: float = 0.01
     named: bool = False
@@ -77,9 +71,7 @@ class Run:
         capacity: tokens of each engine, or a share of the working set.
         queueing: what each engine does with its waiting queue.
         tier: behind each engine's cache, as vLLM's CPU offloading.
-        tier_policy: by which it evicts.
         settings: for the policies; their cost model is also the engines'.
-        predictor_gib: GiB of GPU memory that a policy's predictor takes from the cache.
         responses: a response cache before the engines, with which tokens computed are counted; the workload's spec is `named`.
     """
 
@@ -90,9 +82,7 @@ class Run:
     sticky: bool = True
     queueing: Queueing = FCFS
     tier: TierSpec | None = None
-    tier_policy: TierPolicy = "lru"
     settings: PolicySettings = field(default_factory=PolicySettings)
-    predictor_gib: float = 0.0
     responses: ResponseSpec | None = None
 
 
@@ -123,13 +113,6 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         if spec.count_from is not None:
             workload.count_from = _within(spec.count_from, workload.arrivals[-1].arrival)
     elif spec.trace is None:
-        sample = None
-        if spec.law == "empirical":
-            if spec.empirical is None:
-                raise SimulationError("empirical think times need a log: give --empirical FILE (Mooncake format)")
-            turns = turns_in(open_trace(spec.empirical, "mooncake"))
-            gaps = (turns.next_arrival - turns.arrival)[turns.stands]
-            sample = gaps[gaps < LONG_GAP_S]
         if spec.named:
             raise SimulationError("equal requests are found in a log: give --trace and --format")
         workload = sharegpt(
@@ -138,7 +121,6 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
             law=spec.law,
             active=spec.active or 200,
             seed=spec.seed,
-            empirical=sample,
         )
     else:
         trace = load_trace(spec)
@@ -208,8 +190,6 @@ def run_one(run: Run) -> dict[str, Any]:
     asked = in_tokens(run.capacity, working_set)
     policy = REGISTRY[run.policy]
     capacity = asked
-    if policy.uses_predictor:
-        capacity -= round(run.predictor_gib * GIB / KV_BYTES_PER_TOKEN)
     if run.policy == "infinite":
         capacity = 2 * working_set * _rounds(workload) + asked
     if capacity < workload.block_tokens:
@@ -227,7 +207,7 @@ def run_one(run: Run) -> dict[str, Any]:
             engines=run.engines,
             sticky=run.sticky,
             queueing=queueing,
-            tier=None if tier is None else tier_factory(tier, run.tier_policy, workload.block_tokens),
+            tier=tier,
         )
 
     result = replay(run.queueing)
@@ -248,8 +228,7 @@ def run_one(run: Run) -> dict[str, Any]:
         "engines": run.engines,
         "sticky": run.sticky,
         "tier_tokens": 0 if tier is None else tier.capacity,
-        **({} if tier is None else {"tier_policy": run.tier_policy}),
-        "predictor_gib": run.predictor_gib if policy.uses_predictor else 0.0,
+        **({} if tier is None else {"tier_policy": tier.policy}),
         "inverted": run.settings.invert,
         "guarded": run.settings.guard,
         **result.figures(),

@@ -49,7 +49,6 @@ class Paths:
         """By content id of the first block."""
         self._known: set[int] = set()
         self._single: dict[int, Segment] = {}
-        self._places: dict[int, tuple[Segment, int]] | None = None
         self._of: dict[Chained, Path] = {}
         self.extend(turns)
 
@@ -62,9 +61,9 @@ class Paths:
                 self._add(tuple(turn.contents))
         self._of.update((turn, self._walk(turn.all_contents)) for turn in found)
 
-    def of(self, turn: Chained, *, blockwise: bool = False) -> Path:
-        """Return a turn's path; of single blocks if asked for, or if the turn is not of the workload."""
-        path = None if blockwise else self._of.get(turn)
+    def of(self, turn: Chained) -> Path:
+        """Return a turn's path; of single blocks if the turn is not of the workload."""
+        path = self._of.get(turn)
         return self.blocks(turn.all_contents) if path is None else path
 
     def blocks(self, contents: Sequence[int]) -> Path:
@@ -77,15 +76,6 @@ class Paths:
                 segment = single[content] = Segment((content,), depth)
             path.append(segment)
         return tuple(path)
-
-    def place(self, content: int, *, blockwise: bool = False) -> tuple[Segment, int] | None:
-        """Return the segment that has a block and the block's place in it; None if no turn has it."""
-        single = self._single.get(content)
-        if blockwise or not self._of:
-            return None if single is None else (single, 0)
-        if self._places is None:
-            self._places = {c: (s, i) for s in self._starting.values() for i, c in enumerate(s.contents)}
-        return self._places.get(content)
 
     def prompt_blocks(self) -> int:
         """Return the number of different blocks that the prompts have."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lpc.simulator.workload import Turn, Workload
 
-ThinkTimes = Literal["exponential", "lognormal", "empirical"]
+ThinkTimes = Literal["exponential", "lognormal"]
 BLOCK_TOKENS: Final = 16
 MAX_CONTEXT: Final = 32_768
 WARM_UP_S: Final = 2400.0
@@ -60,14 +60,13 @@ def sharegpt(
     law: ThinkTimes = "exponential",
     active: int = 200,
     seed: int = 0,
-    empirical: NDArray[np.float64] | None = None,
 ) -> Workload:
     """Return a workload drawn with ``seed``.
 
     Args:
         conversations: what is drawn from.
         think_time: mean seconds between the end of a turn and the next.
-        law: of the think times; `empirical` draws from ``empirical`` (seconds), scaled to the mean.
+        law: of the think times.
         active: conversations at a time, about.
     """
     generator = np.random.default_rng(seed)
@@ -75,11 +74,7 @@ def sharegpt(
     def gaps(count: int) -> NDArray[np.float64]:
         if law == "exponential":
             return generator.exponential(think_time, count)
-        if law == "lognormal":
-            return generator.lognormal(np.log(think_time) - LOGNORMAL_SIGMA**2 / 2, LOGNORMAL_SIGMA, count)
-        if empirical is None or not len(empirical):
-            raise ValueError("empirical think times need a sample of seconds: give a trace")
-        return generator.choice(empirical, count) * (think_time / float(np.mean(empirical)))
+        return generator.lognormal(np.log(think_time) - LOGNORMAL_SIGMA**2 / 2, LOGNORMAL_SIGMA, count)
 
     duration = float(np.mean([len(c.prompts) * think_time + sum(c.replies) * SECONDS_PER_OUTPUT_TOKEN for c in conversations]))
     spacing = duration / active

@@ -34,13 +34,13 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
     """
     groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        groups[(*_setting(row), row["policy"], row["predictor_gib"], row.get("tier_policy", STOCK), _size(row))].append(row)
+        groups[(*_setting(row), row["policy"], row.get("tier_policy", STOCK), _size(row))].append(row)
     means = {key: float(np.mean([row["hit_rate"] for row in group])) for key, group in groups.items()}
     result = []
     for key, group in groups.items():
-        *setting, policy, _, _, size = key
-        stock = groups.get((*setting, BASELINE, 0.0, STOCK, size), [])
-        lru, oracle = (means.get((*setting, name, 0.0, key[-2], size)) for name in (BASELINE, ORACLE))
+        *setting, policy, _, size = key
+        stock = groups.get((*setting, BASELINE, STOCK, size), [])
+        lru, oracle = (means.get((*setting, name, key[-2], size)) for name in (BASELINE, ORACLE))
         rates = [row["hit_rate"] for row in group]
         curve = sorted((k[-1], v) for k, v in means.items() if k[:-1] == key[:-1])
         equal = None if lru is None else _inverse([v for _, v in curve], [s for s, _ in curve], lru)
@@ -53,7 +53,6 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "capacity_fraction": group[0]["capacity_fraction"],
                 "engines": group[0]["engines"],
                 "sticky": group[0]["sticky"],
-                "predictor_gib": group[0]["predictor_gib"],
                 "hit_rate": means[key],
                 "spread": float(np.std(rates, ddof=1)) if len(rates) > 1 else 0.0,
                 "seeds": len(rates),

@@ -16,15 +16,14 @@ differ. A chunk is one block.
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
 from eviction_client.value_tier import ValueTier
 from lpc.simulator.amounts import SimulationError, in_tokens, parse_capacity
-from lpc.simulator.cache import BlockCache
 from lpc.simulator.policies.value import Reuse
 from lpc.simulator.policy import Policy
 from lpc.simulator.workload import Turn
@@ -43,11 +42,13 @@ class TierSpec:
         capacity: tokens, or before a run a share of the working set.
         tokens_s: loaded from it per second, by all requests together.
         latency_s: seconds until the first block of a load is there.
+        policy: by which it evicts.
     """
 
     capacity: int | float
     tokens_s: float = TOKENS_S
     latency_s: float = 0.0
+    policy: TierPolicy = "lru"
 
     def of(self, working_set: int) -> "TierSpec":
         """Return the same with its capacity in tokens."""
@@ -91,40 +92,8 @@ class TierFigures:
         }
 
 
-class Behind(Protocol):
-    """What is behind one engine's cache. Times are seconds of the workload."""
-
-    def advance(self) -> None:
-        """Do what is due. Called before anything that happens."""
-
-    def load(self, turn: Turn, contents: Sequence[int], start: int, now: float, *, counted: bool) -> tuple[int, float]:
-        """Serve a request that starts, whose prompt the cache has up to place ``start``, with what follows without a gap.
-
-        Returns:
-            How many blocks, and the seconds until they are in the cache.
-        """
-
-    def end(self, turn: Turn) -> None:
-        """Learn that a request has ended; its blocks are not in use any more."""
-
-
-TierFactory = Callable[[BlockCache[Any], TierFigures], Behind]
-"""Makes what is behind an engine's cache."""
-
-
-def tier_factory(spec: TierSpec, policy: TierPolicy, block_tokens: int) -> TierFactory:
-    """Return what makes the tier of each engine."""
-
-    def make(cache: BlockCache[Any], figures: TierFigures) -> Behind:
-        if policy == "value":
-            return Offload.by_value(spec, block_tokens, figures, cache.policy)
-        return Offload(spec, block_tokens, figures)
-
-    return make
-
-
 class Offload:
-    """One tier of whole prompts.
+    """One tier of whole prompts. Times are seconds of the workload.
 
     Args:
         block_tokens: of the workload.
@@ -144,9 +113,11 @@ class Offload:
         self._refused: dict[Turn, Sequence[int]] = {}
 
     @classmethod
-    def by_value(cls, spec: TierSpec, block_tokens: int, figures: TierFigures, policy: Policy[Any]) -> "Offload":
-        """Return one in the reuse classes of the cache's policy; LRU if that has none."""
-        tier = policy.add_tier("memory", _chunks(spec, block_tokens)) if isinstance(policy, Reuse) else None
+    def behind(cls, policy: Policy[Any], spec: TierSpec, block_tokens: int, figures: TierFigures) -> "Offload":
+        """Return the tier behind a cache; by value only if the cache's policy has reuse classes."""
+        tier = None
+        if spec.policy == "value" and isinstance(policy, Reuse):
+            tier = policy.add_tier("memory", _chunks(spec, block_tokens))
         return cls(spec, block_tokens, figures, tier)
 
     @property

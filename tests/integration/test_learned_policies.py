@@ -65,7 +65,7 @@ def test_a_constant_prior_is_lru(workload: Workload, capacity: int) -> None:
         simulate(
             constant,
             capacity * BLOCK,
-            lambda blocks, name=name: REGISTRY[name](blocks, constant, PolicySettings(tau=100)),  # type: ignore[misc]
+            lambda blocks, name=name: REGISTRY[name](blocks, constant, PolicySettings()),  # type: ignore[misc]
             on_evict=lambda now, blocks, gone=gone: gone.extend(blocks),  # type: ignore[misc]
         )
     assert evicted["lpc"] == evicted["lru"]

@@ -98,7 +98,6 @@ class Lpc(KeyedPolicy[ScoredPiece]):
     name = "lpc"
     rule = "the smallest t + tau logit(p), p by the predictor; maximum over the conversations that share a block"
     source = "Learned Prefix Caching, NeurIPS 2025, sections 3.1 and 3.4, at an update interval of zero"
-    uses_predictor = True
     piece_type = ScoredPiece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
@@ -113,7 +112,7 @@ class Lpc(KeyedPolicy[ScoredPiece]):
     def finish(self, turn: Turn, now: float) -> None:
         """Score the turn's blocks, at the tau of this time."""
         p = self.probability(turn)
-        tau = self.settings.tau or self._learnt.mean_gap_s
+        tau = self._learnt.mean_gap_s
         self._score = static_key(1 - p if self.settings.invert else p, now, tau)
 
     def key(self, piece: ScoredPiece, turn: Turn, now: float) -> float:
@@ -133,7 +132,6 @@ class LpcTurns(Lpc):
     name = "lpc-turns"
     rule = "the smallest t + tau logit(p), p by the number of turns"
     source = "Learned Prefix Caching, NeurIPS 2025, its turn-count ablation"
-    uses_predictor = False
 
     def probability(self, turn: Turn) -> float:
         """Return the share of turns of this number that were followed."""

@@ -135,7 +135,6 @@ class Value(Reuse):
     name = "value"
     rule = "the lowest retention value at the block's age, or least recently used while that hits more"
     source = "this project: as reuse, with groups and prior from lpc/model/returns, which learns from the first request on"
-    uses_predictor = True
 
     def _classes(self) -> ReuseClasses:
         return SidecarClasses(self.capacity, self.workload, invert=self.settings.invert)

@@ -12,12 +12,12 @@ from lpc.simulator.blocks import Piece
 from lpc.simulator.engine import Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.policy import Chunk, Policy
-from lpc.simulator.tier import TierSpec, tier_factory
+from lpc.simulator.tier import TierSpec
 from lpc.simulator.workload import Cost, Turn, Workload, from_trace
 from tests.unit.simulator.replay import make
 
 SIZE = 16
-MEMORY = tier_factory(TierSpec(10 * SIZE, 10_000.0), "lru", SIZE)
+MEMORY = TierSpec(10 * SIZE, 10_000.0)
 COST = Cost(prefill_tokens_s=1000.0, output_token_s=0.1)
 
 

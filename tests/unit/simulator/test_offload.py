@@ -12,7 +12,7 @@ from eviction_client.value_tier import ValueTier
 from lpc.commands.cli import app
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.tier import Offload, TierFigures, TierPolicy, TierSpec, tier_factory
+from lpc.simulator.tier import Offload, TierFigures, TierPolicy, TierSpec
 from lpc.simulator.workload import Workload
 from lpc.simulator.workloads import WORKLOADS
 from tests import offload_course
@@ -101,7 +101,7 @@ def counted(policy: str, tier_policy: TierPolicy, *, guard: bool = True) -> tupl
         found,
         capacity,
         lambda blocks: REGISTRY[policy](blocks, found, settings),
-        tier=tier_factory(TierSpec(2 * capacity), tier_policy, found.block_tokens),
+        tier=TierSpec(2 * capacity, policy=tier_policy),
     )
     return result.hit_tokens, result.tier_tokens
 

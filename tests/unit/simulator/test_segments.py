@@ -41,7 +41,11 @@ def traffic(seed: int, requests: int = 250) -> Workload:
 
 def evictions(policy: str, workload: Workload, blocks: int, *, blockwise: bool) -> tuple[int, list[int]]:
     """Return hit tokens and the evicted blocks in order."""
-    made = type(policy, (REGISTRY[policy],), {"blockwise": blockwise})
+    made = type(
+        policy,
+        (REGISTRY[policy],),
+        {"path": lambda self, turn: self.workload.paths.blocks(turn.all_contents)} if blockwise else {},
+    )
     gone: list[int] = []
     result = simulate(
         workload,
