@@ -16,6 +16,10 @@ app = typer.Typer(
 )
 
 
+OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times; without one a generated hour of chat.")]
+Format = Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")]
+
+
 @app.command("queue")
 def bench_queue(quick: Quick = False, output: Output = None) -> None:
     """The free queue against a plain LRU list: time per block."""
@@ -51,7 +55,7 @@ def bench_inference(
 @app.command("engine")
 def bench_engine(
     trace: Annotated[Path | None, typer.Option(help="A log with times: hits instead of times.")] = None,
-    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    trace_format: Format = "mooncake",
     closed: Annotated[
         bool, typer.Option("--closed", help="Agents in a closed loop: the sessions of a log, or of workload cliff.")
     ] = False,
@@ -92,13 +96,10 @@ def bench_engine(
         report(lambda: engine_trace.run(trace, trace_format, models, model, quick=quick), output)
 
 
-OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times; without one a generated hour of chat.")]
-
-
 @app.command("tiers")
 def bench_tiers(
     trace: OwnLog = None,
-    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    trace_format: Format = "mooncake",
     pool: Annotated[
         float, typer.Option(min=0.001, max=1, help="Blocks of the GPU's pool, share of the log's working set.")
     ] = 0.01,
@@ -117,7 +118,7 @@ def bench_tiers(
 @app.command("pooling")
 def bench_pooling(
     trace: OwnLog = None,
-    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    trace_format: Format = "mooncake",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
     output: Output = None,
     models: Models = Path("models"),
@@ -132,7 +133,7 @@ def bench_pooling(
 @app.command("sglang")
 def bench_sglang(
     trace: OwnLog = None,
-    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    trace_format: Format = "mooncake",
     closed: Annotated[bool, typer.Option("--closed", help="Agents in a closed loop: schedule policies fcfs and lpm.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     output: Output = None,

@@ -1,5 +1,6 @@
 """What the controller tells of itself, as JSON and for Prometheus. Counts only: no keys, names or tokens."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -9,10 +10,11 @@ from lpc.lmcache.loop import Loop
 from lpc.lmcache.pins import Retained
 
 PREFIX: Final = "lpc_lmcache"
-_FETCHED: Final = ("prefetched_bytes", "used_bytes", "useless_bytes", "refused")
-_BUDGETED: Final = ("budget_bytes", "held_bytes", "waiting_bytes", "needed_probability")
-_TIERS: Final = ("capacity_bytes", "used_bytes", "value_enabled", "retained_bytes")
-_COUNTED: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_stores", "dropped_events", "reuses")
+TIER_GAUGES: Final = ("capacity_bytes", "used_bytes", "value_enabled", "retained_bytes")
+TIER_COUNTERS: Final = ("deleted_bytes", "lost_bytes", "refused_bytes")
+FETCH_GAUGES: Final = ("budget_bytes", "held_bytes", "waiting_bytes", "needed_probability")
+FETCH_COUNTERS: Final = ("prefetched_bytes", "used_bytes", "useless_bytes", "refused")
+COUNTERS: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_stores", "dropped_events", "reuses")
 
 
 def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
@@ -68,35 +70,26 @@ class _Figures:
     def __init__(self, now: dict[str, Any]) -> None:
         self._now = now
 
-    def collect(self) -> list[Metric]:
+    def collect(self) -> Iterator[Metric]:
         now = self._now
-        tiers = ("tier", "node")
-        metrics: list[Metric] = [
-            *(
-                _family(name, now["tiers"], tiers)
-                for name in ("capacity_bytes", "used_bytes", "value_enabled", "retained_bytes")
-            ),
-            *(_family(name, now["tiers"], tiers, counts=True) for name in ("deleted_bytes", "lost_bytes", "refused_bytes")),
-        ]
-        metrics += [_family(name, now["prefetch"], ("node",), counts=True, of="prefetch_") for name in _FETCHED]
-        metrics += [_family(name, now["prefetch"], ("node",), of="prefetch_") for name in _BUDGETED]
-        metrics += [CounterMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), value=now[name]) for name in _COUNTED]
-        metrics.append(GaugeMetricFamily(f"{PREFIX}_retained_objects", "pinned until a time", value=now["retained_objects"]))
-        metrics.append(GaugeMetricFamily(f"{PREFIX}_predictor_connected", "1 while the sidecar answers", value=now["sidecar"]))
+        for rows, labels, of, gauges, counters in (
+            (now["tiers"], ("tier", "node"), "", TIER_GAUGES, TIER_COUNTERS),
+            (now["prefetch"], ("node",), "prefetch_", FETCH_GAUGES, FETCH_COUNTERS),
+        ):
+            for name in (*gauges, *counters):
+                kind = CounterMetricFamily if name in counters else GaugeMetricFamily
+                family = kind(f"{PREFIX}_{of}{name}", name, labels=labels)
+                for row in rows:
+                    family.add_metric([row[label] for label in labels], row[name])
+                yield family
+        for name in COUNTERS:
+            yield CounterMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), value=now[name])
+        yield GaugeMetricFamily(f"{PREFIX}_retained_objects", "pinned until a time", value=now["retained_objects"])
+        yield GaugeMetricFamily(f"{PREFIX}_predictor_connected", "1 while the sidecar answers", value=now["sidecar"])
         failures = CounterMetricFamily(f"{PREFIX}_failures", "calls and ticks that failed", labels=("what",))
         for what, count in now["failures"].items():
             failures.add_metric((what,), count)
-        return [*metrics, failures]
-
-
-def _family(
-    name: str, rows: list[dict[str, Any]], labels: tuple[str, ...], *, counts: bool = False, of: str = ""
-) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if counts else GaugeMetricFamily
-    family = kind(f"{PREFIX}_{of}{name}", name, labels=labels)
-    for row in rows:
-        family.add_metric([row[label] for label in labels], row[name])
-    return family
+        yield failures
 
 
 def exposition(now: dict[str, Any]) -> bytes:

@@ -241,7 +241,6 @@ def test_what_is_no_capacity_is_refused(text: str) -> None:
         (["--cluster", "spark=here"], "names no cluster"),
         (["--cluster", "dask=tcp://127.0.0.1:1", "--jobs", "2"], "give either --jobs"),
         (["--cache", "large"], "'large' is not a capacity"),
-        (["--html", "p.html", "--capacity", "1%,2%", "--think-time", "50,100"], "how hits depend on one thing"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_line(qwen: Path, options: list[str], why: str) -> None:
