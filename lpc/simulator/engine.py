@@ -26,7 +26,7 @@ from lpc.simulator.policy import Policy
 from lpc.simulator.responses import ResponseCache
 from lpc.simulator.segments import Path
 from lpc.simulator.sessions import PAUSE_S, Sessions
-from lpc.simulator.tier import Offload, TierFigures, TierSpec
+from lpc.simulator.tier import Offload, TierSpec
 from lpc.simulator.waiting import ByPriority, CachedFirst, Fcfs, Queueing
 from lpc.simulator.workload import Cost, Turn, Workload
 
@@ -45,7 +45,8 @@ class Result:
         all_prompt_tokens, all_hit_tokens: as those above, with the prompts that arrived before hits were counted.
         turns, engine_tokens: of users, those that a response cache answered among them; tokens that engines computed for them,
             uncached prompt and reply.
-        tier: what the engines' tiers served; None without any.
+        ttft_returning: of turns after their conversation's first, seconds to the first token; None without a tier.
+        load_wait_s: seconds that requests waited for loads from the tier.
         waits: seconds from arrival to the time when a request takes its blocks; one per request.
         warm, warm_evicted, warm_behind_cold: requests of whose prompt at least half was cached when they came; of these, those
             that hit less when they were served, and those that waited while a request was served that was not warm.
@@ -69,7 +70,8 @@ class Result:
     all_hit_tokens: int = 0
     turns: int = 0
     engine_tokens: int = 0
-    tier: TierFigures | None = None
+    ttft_returning: list[float] | None = field(default=None, repr=False)
+    load_wait_s: float = 0.0
     waits: list[float] = field(default_factory=list, repr=False)
     warm: int = 0
     warm_evicted: int = 0
@@ -123,7 +125,15 @@ class Result:
             "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
             "prefill_load": self.prefill_s / self.seconds / self.engines if self.seconds > 0 else 0.0,
-            **({} if self.tier is None else self.tier.figures()),
+            **({} if self.ttft_returning is None else self._of_tier(self.ttft_returning)),
+        }
+
+    def _of_tier(self, returning: list[float]) -> dict[str, float]:
+        times = np.array(returning) if returning else np.zeros(1)
+        return {
+            "ttft_returning_mean_s": float(times.mean()),
+            "ttft_returning_p99_s": float(np.quantile(times, 0.99)),
+            "load_wait_s": self.load_wait_s,
         }
 
 
@@ -209,9 +219,9 @@ def simulate(
             one.waiting = ByPriority()
     result = Result(engines=engines)
     if tier is not None:
-        result.tier = TierFigures()
+        result.ttft_returning = []
         for one in pool:
-            one.tier = Offload.behind(one.cache.policy, tier, size, result.tier)
+            one.tier = Offload.behind(one.cache.policy, tier, size)
     events: list[tuple[float, int, int, Turn, _Engine | None, Path, int]] = []
     sequence = 0
     arrived = 0
@@ -242,7 +252,7 @@ def simulate(
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
         loaded, loading = 0, 0.0
         if engine.tier is not None:
-            loaded, loading = engine.tier.load(turn, turn.contents[: _servable(turn, size)], hits, now, counted=counted)
+            loaded, loading = engine.tier.load(turn, turn.contents[: _servable(turn, size)], hits, now)
         missed = turn.input_tokens - (hits + loaded) * size
         engine.cold_served += not waits.warm
         prefill = missed * cost.prompt_token_s + loading
@@ -272,8 +282,9 @@ def simulate(
             else:
                 counted_replies.add(turn)
             result.prefill_s += prefill
-            if result.tier is not None and turn.turn > 1:
-                result.tier.returning.append(first)
+            result.load_wait_s += loading
+            if result.ttft_returning is not None and turn.turn > 1:
+                result.ttft_returning.append(first)
             counted_from = counted_from or now
             counted_until = max(counted_until, engine.prefilled_at)
         sequence += 1

@@ -17,10 +17,8 @@ differ. A chunk is one block.
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
-
-import numpy as np
 
 from eviction_client.value_tier import ValueTier
 from lpc.simulator.amounts import SimulationError, in_tokens, parse_capacity
@@ -68,30 +66,6 @@ def parse_tier(text: str) -> TierSpec:
     return TierSpec(parse_capacity(parts[0]), float(rate), latency_s)
 
 
-@dataclass
-class TierFigures:
-    """What the tiers of one engine, or several, served, of requests that arrived while hits were counted.
-
-    Attributes:
-        loaded: tokens.
-        returning: seconds to the first token, of turns after their conversation's first.
-        waited_s: seconds that requests waited for loads.
-    """
-
-    loaded: int = 0
-    returning: list[float] = field(default_factory=list, repr=False)
-    waited_s: float = 0.0
-
-    def figures(self) -> dict[str, float]:
-        """Return plain numbers."""
-        times = np.array(self.returning) if self.returning else np.zeros(1)
-        return {
-            "ttft_returning_mean_s": float(times.mean()),
-            "ttft_returning_p99_s": float(np.quantile(times, 0.99)),
-            "load_wait_s": self.waited_s,
-        }
-
-
 class Offload:
     """One tier of whole prompts. Times are seconds of the workload.
 
@@ -100,25 +74,24 @@ class Offload:
         tier: whose values order; None: LRU.
     """
 
-    def __init__(self, spec: TierSpec, block_tokens: int, figures: TierFigures, tier: ValueTier | None = None) -> None:
+    def __init__(self, spec: TierSpec, block_tokens: int, tier: ValueTier | None = None) -> None:
         self.capacity: Final = _chunks(spec, block_tokens)
         self.tier = tier
         self._size = block_tokens
         self._spec = spec
         self._busy_until = 0.0
-        self._figures = figures
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._seen: dict[Turn, set[int]] = {}
         """What running requests have stored, found or loaded."""
         self._refused: dict[Turn, Sequence[int]] = {}
 
     @classmethod
-    def behind(cls, policy: Policy[Any], spec: TierSpec, block_tokens: int, figures: TierFigures) -> "Offload":
+    def behind(cls, policy: Policy[Any], spec: TierSpec, block_tokens: int) -> "Offload":
         """Return the tier behind a cache; by value only if the cache's policy has reuse classes."""
         tier = None
         if spec.policy == "value" and isinstance(policy, Reuse):
             tier = policy.add_tier("memory", _chunks(spec, block_tokens))
-        return cls(spec, block_tokens, figures, tier)
+        return cls(spec, block_tokens, tier)
 
     @property
     def recent(self) -> list[int]:
@@ -130,7 +103,7 @@ class Offload:
         if self.tier is not None:
             self.tier.step()
 
-    def load(self, turn: Turn, contents: Sequence[int], start: int, now: float, *, counted: bool) -> tuple[int, float]:
+    def load(self, turn: Turn, contents: Sequence[int], start: int, now: float) -> tuple[int, float]:
         """Load a prompt's blocks from place ``start`` on that are here without a gap, and store the others of the prompt.
 
         Returns:
@@ -146,9 +119,6 @@ class Offload:
             done = self._busy_until + self._spec.latency_s
         self._seen[turn] = set(contents[start:end])
         self._offer(turn, turn.contents[end if loaded else 0 :])
-        if counted:
-            self._figures.loaded += loaded * self._size
-            self._figures.waited_s += done - now
         return loaded, done - now
 
     def end(self, turn: Turn) -> None:

@@ -12,7 +12,7 @@ from eviction_client.value_tier import ValueTier
 from lpc.commands.cli import app
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.tier import Offload, TierFigures, TierPolicy, TierSpec
+from lpc.simulator.tier import Offload, TierPolicy, TierSpec
 from lpc.simulator.workload import Workload
 from lpc.simulator.workloads import WORKLOADS
 from tests import offload_course
@@ -23,11 +23,11 @@ class Alone:
     """A tier that requests use one after the other, without a cache before it."""
 
     def __init__(self, blocks: int) -> None:
-        self.tier = Offload(TierSpec(blocks * SIZE), SIZE, TierFigures())
+        self.tier = Offload(TierSpec(blocks * SIZE), SIZE)
 
     def ask(self, *contents: int, had: int = 0) -> int:
         request = turn(contents)
-        loaded, _ = self.tier.load(request, contents, had, 0.0, counted=True)
+        loaded, _ = self.tier.load(request, contents, had, 0.0)
         self.tier.end(request)
         return loaded
 
@@ -76,10 +76,10 @@ def test_on_a_course_of_requests_it_is_what_vllms_manager_is(enabled: bool | Non
         )
         tier.wanted = enabled
         tier.step()
-    offload = Offload(TierSpec(chunks), 1, TierFigures(), tier)
+    offload = Offload(TierSpec(chunks), 1, tier)
     for number, now, chain, had in offload_course.steps():
         request = turn(chain)
-        loaded, _ = offload.load(request, chain, had, now, counted=True)
+        loaded, _ = offload.load(request, chain, had, now)
         if tier is not None:
             runs = (Run(len(chain), number % 2),)
             tier.ended(Ended(request, None, chain, len(chain), now, 0, runs))  # type: ignore[arg-type]
