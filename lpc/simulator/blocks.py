@@ -2,13 +2,10 @@
 
 from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from eviction_client.queue import Block
 from lpc.simulator.segments import Segment
-
-if TYPE_CHECKING:
-    from lpc.simulator.keep import Kept
 
 EDGE: Final = Segment((-1,), 0)
 """Of the sentinels of queues."""
@@ -61,7 +58,10 @@ class Piece(Block):
             Their content ids, the deepest first.
         """
         waiter = self.needed_by()
-        return self.lose(count) if waiter is None else waiter.kept.set_aside(self, count)
+        if waiter is None:
+            return self.lose(count)
+        given: tuple[int, ...] = waiter.kept.set_aside(self, count)
+        return given
 
     def lose(self, count: int) -> tuple[int, ...]:
         """Lose the deepest blocks, all if there are no more than ``count``; return their content ids, the deepest first."""
@@ -139,7 +139,7 @@ class Waiter:
     """A waiting request that counts.
 
     Attributes:
-        kept: what sets its pieces aside.
+        kept: what sets its pieces aside, `lpc.simulator.keep.Kept`.
         blocks: its cached prefix.
         needs: what is cached of the segments of that.
         aside: heap of its pieces that are set aside, the first to go first. Entries of pieces that are not any more are stale.
@@ -147,7 +147,7 @@ class Waiter:
 
     __slots__ = ("aside", "blocks", "kept", "needs")
 
-    def __init__(self, kept: "Kept", needs: list[Held[Any]], blocks: int) -> None:
+    def __init__(self, kept: Any, needs: list[Held[Any]], blocks: int) -> None:
         self.kept = kept
         self.needs = needs
         self.blocks = blocks
