@@ -6,7 +6,6 @@ Time is virtual: a step takes STEP_S, think times pass at once. So all sides see
 import heapq
 import itertools
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +40,6 @@ class Served:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0
-    seconds: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
 
 
@@ -100,7 +98,6 @@ def serve(
 
     for _ in range(ACTIVE):
         begin()
-    started = time.perf_counter()
     while arrivals or engine.has_unfinished_requests():
         if not engine.has_unfinished_requests():
             now[0] = max(now[0], arrivals[0][0])
@@ -123,7 +120,6 @@ def serve(
                 heapq.heappush(arrivals, (now[0] + waits[name][int(i) + 1], next(numbers), name, int(i) + 1))
             else:
                 begin()
-    served.seconds = time.perf_counter() - started
     if learned:
         served.counters = tiny.counters()
     del engine, scheduler
