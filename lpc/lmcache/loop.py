@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from eviction_client.plugin import Predictor
+from eviction_client import PredictorClient
 from lpc.lmcache.events import Event, ObjectId, Place
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.node import Node, NodeError
@@ -44,7 +44,7 @@ class Loop:
     """
 
     def __init__(
-        self, service: Service, predictor: Predictor, node_of: Callable[[str], Node | None], served_model: str = ""
+        self, service: Service, predictor: PredictorClient, node_of: Callable[[str], Node | None], served_model: str = ""
     ) -> None:
         self.service = service
         self.failures = {"tick": 0, "delete": 0, "fetch": 0, "refit": 0}
