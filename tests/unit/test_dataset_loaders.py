@@ -325,3 +325,46 @@ def test_parquet_that_is_none_or_is_cut_off_is_refused(tmp_path: Path) -> None:
     assert "is not a Parquet file" in refusal("lmsys", path)
     path.write_bytes(whole[:40] + bytes(600) + whole[640:])
     assert "fetch it again" in refusal("lmsys", path)
+
+
+def test_an_operators_own_log_is_a_dataset_too(tmp_path: Path) -> None:
+    hi, hello, bye = (
+        {"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "hello"), ("user", "bye"))
+    )
+    lines = [
+        {"time": 1, "session_id": "a", "messages": [hi], "response": "hello"},
+        {"time": 30, "session_id": "a", "messages": [hi, hello, bye], "response": "see you"},
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (conversation,) = load("chat", path)
+    assert [message.content for message in conversation.messages] == ["hi", "hello", "bye", "see you"]
+    path.write_text("{}\n")
+    with pytest.raises(DatasetError, match="has no request of this format"):
+        load("chat", path)
+
+
+def test_a_parquet_string_that_is_no_utf8_fails_its_row_only(tmp_path: Path) -> None:
+    table = pa.table({"conversation_id": pa.array([b"a", b"\xff", b"c"]), "conversation": [chat("hi")] * 3})
+    text = table["conversation_id"].combine_chunks().view(pa.string())
+    pq.write_table(table.set_column(0, "conversation_id", text), tmp_path / "x.parquet")
+    skipped = Skipped()
+    assert [c.id for c in read("lmsys", tmp_path / "x.parquet", skipped)] == ["a", "c"]
+    assert skipped.first == {"not readable as UTF-8": "x.parquet:row 1"}
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "reason"),
+    [
+        ({}, "none.jsonl", "no such file or folder"),
+        ({}, "", "no .parquet, .jsonl, .json file in"),
+        ({"x.jsonl.gz": "\x1f"}, "x.jsonl.gz", "is none of .parquet, .jsonl, .json"),
+        ({"a.json": "[]", "b.jsonl": "{}"}, "", "holds .json and .jsonl files"),
+        ({"x.json": "{}"}, "x.json", "is not a JSON array: rename it to .jsonl"),
+        ({}, "y" * 300 + ".jsonl", "File name too long"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(files: dict[str, str], path: str, reason: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert reason in refusal("lmsys", tmp_path / path)

@@ -77,3 +77,15 @@ def test_no_real_conversation_and_no_first_prompt_is_on_two_sides() -> None:
         assert side_of_first_prompt.setdefault(normalised, min(sides)) == min(sides)
         count += 1
     assert count > 2000
+
+
+def test_malformed_records_are_counted_and_named(tmp_path: Path) -> None:
+    bad: list[object] = [
+        {"id": "x_0"},
+        {"id": "x_y", "conversations": []},
+        {"id": "z_0", "conversations": [{"from": "martian", "value": ""}]},
+    ]
+    loaded, skipped = load(tmp_path, [segment("a", 0, 2), *bad])
+    assert [conversation.id for conversation in loaded] == ["a", "last"]
+    assert sum(skipped.counts.values()) == 3
+    assert skipped.first["malformed record (ValueError)"] == "sharegpt.json:record 2"

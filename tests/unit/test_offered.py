@@ -1,5 +1,6 @@
 """What engines offer is kept whole or not at all, under its digest, within its bound."""
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -166,3 +167,28 @@ def test_two_sidecars_with_one_folder_do_not_suspect_each_other(tmp_path: Path) 
     for thread in threads:
         thread.join()
     assert len(loaded) == 2
+
+
+def test_a_failure_to_load_leaves_no_mark(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 2**20)
+    for _ in range(2):
+        with contextlib.suppress(ValueError), store.attempt("0" * 64):
+            raise ValueError
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_that_was_damaged_on_disk_is_removed(tmp_path: Path) -> None:
+    store = OfferedTokenizers(tmp_path, 2**20)
+    put(store, FILES)
+    (tmp_path / digest(FILES) / "tokenizer.json").write_bytes(b"{}")
+    assert not store.intact(digest(FILES))
+    assert store.find(digest(FILES)) is None
+
+
+def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
+    store = OfferedTokenizers(small_disk, 2**20)
+    large = {"tokenizer.json": b"x" * 100_000}
+    with pytest.raises(OfferRefused, match=r"LPC_OFFERED_TOKENIZERS"):
+        put(store, large)
+    assert not list(small_disk.iterdir())
+    put(store, FILES)

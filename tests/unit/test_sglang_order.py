@@ -153,3 +153,13 @@ def test_no_token_is_hashed_in_the_schedulers_thread() -> None:
     found = plugin.finished("id", completed=True, blocks=chain, prompt_blocks=5)
     assert [run.end for run in found.runs] == [2, 6]
     assert chain._hashes is None
+
+
+def test_chains_that_begin_alike_have_the_same_first_blocks() -> None:
+    shared = array("q", range(10 * BLOCK_TOKENS))
+    one, other = (TokenChain(shared + array("q", range(start, start + 100))) for start in (0, 5_000))
+    assert len(one) == 11 and list(one)[:10] == list(other)[:10] and one[10] != other[10]
+    assert TokenChain(shared, b"tenant")[0] != one[0]
+    assert TokenChain(array("q", [1, *list(shared)[1:]]))[9] != one[9], "a block's name tells all that is before it, too"
+    assert len(TokenChain(array("q", range(BLOCK_TOKENS - 1)))) == 0
+    assert one[:3] == [one[0], one[1], one[2]]
