@@ -46,11 +46,9 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Deployed:
-    """A deployment that runs. ``engine``: the settings of an engine; ``host``: by which the manifests name the sidecars."""
+    """A deployment that runs. ``engine``: the settings of an engine."""
 
     sidecar: str
-    host: str
-    socket: Path
     gateway: str
     redis: int
     engine: dict[str, str]
@@ -224,8 +222,6 @@ def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[De
         engine = {name: value for name, value in rendered.engine.environment.items() if "PREDICTOR" in name}
         yield Deployed(
             sidecar=f"{address}:{port}",
-            host=host,
-            socket=Path(sidecar["LPC_UNIX_SOCKET"]),
             gateway=f"http://{address}:{http}",
             redis=redis_port,
             engine=engine,

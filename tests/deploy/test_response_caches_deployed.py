@@ -37,10 +37,10 @@ def ask(running: Deployed, client: str) -> httpx.Response:
     return httpx.post(f"{running.gateway}/v1/chat/completions", json=BODY, headers=headers, timeout=60, trust_env=False)
 
 
-def look_up(running: Deployed, *, token: str | None, tenant: str = "", plain: bool = False) -> pb.LookupResponse:
+def look_up(running: Deployed, *, token: str | None, tenant: str = "") -> pb.LookupResponse:
     """Call the sidecar as any pod can that reaches its port."""
     credentials = grpc.ssl_channel_credentials(running.authority)
-    channel = grpc.insecure_channel(running.sidecar) if plain else grpc.secure_channel(running.sidecar, credentials)
+    channel = grpc.secure_channel(running.sidecar, credentials)
     parameters = json.dumps({key: value for key, value in BODY.items() if key not in {"model", "messages"}}).encode()
     messages = [pb.Message(role="user", content="What did the doctor say?")]
     asked = pb.Request(model="m", messages=messages, parameters_json=parameters, tenant=tenant)
@@ -52,9 +52,9 @@ def look_up(running: Deployed, *, token: str | None, tenant: str = "", plain: bo
         return answer
 
 
-def refusal(running: Deployed, *, token: str | None, tenant: str = "", plain: bool = False) -> grpc.StatusCode:
+def refusal(running: Deployed, *, token: str | None, tenant: str = "") -> grpc.StatusCode:
     with pytest.raises(grpc.RpcError) as caught:
-        look_up(running, token=token, tenant=tenant, plain=plain)
+        look_up(running, token=token, tenant=tenant)
     code: grpc.StatusCode = caught.value.code()  # type: ignore[attr-defined]
     return code
 

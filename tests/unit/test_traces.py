@@ -32,10 +32,10 @@ def write(tmp_path: Path, *lines: dict[str, Any] | str) -> Path:
     return path
 
 
-def mooncake(second: float, *blocks: int, partial: bool = True) -> dict[str, Any]:
+def mooncake(second: float, *blocks: int) -> dict[str, Any]:
     return {
         "timestamp": second * 1000,
-        "input_length": len(blocks) * 512 - (100 if partial else 0),
+        "input_length": len(blocks) * 512 - 100,
         "output_length": 9,
         "hash_ids": list(blocks),
     }
