@@ -36,8 +36,8 @@
     ├── ClusterError            lpc.training.spread: work cannot be spread over processes or a cluster
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
     │   └── TooFewTurnsError    lpc.training.label_log: there are too few turns to train on yet
-    └── PredictError            lpc.commands.conversations: the input or the sidecar of `lpc predict` is at fault
-        └── Refused             lpc.commands.conversations: one conversation cannot be answered, others can
+    └── PredictError            lpc.commands.predict: the input or the sidecar of `lpc predict` is at fault
+        └── Refused             lpc.commands.predict: one conversation cannot be answered, others can
 
 Each message says what was wrong and what to do, and holds no text of a conversation.
 """

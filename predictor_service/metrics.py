@@ -79,15 +79,15 @@ class Metrics:
             "lpc_label_memory_turns", "Turns remembered until their horizon has passed.", registry=registry
         )
         self.label_rows = Counter("lpc_label_rows", "Rows of the label log.", ["result"], registry=registry)
-        self.sightings = Counter(
-            "lpc_sightings",
+        self.turns = Counter(
+            "lpc_turns",
             "Turns by where the one before was seen, with Redis: first (nowhere), own, elsewhere, repeated (this one was, "
             "elsewhere), unasked (Redis is away or too slow); heard: turns of this sidecar that returned elsewhere.",
             ["found"],
             registry=registry,
         )
-        self.sightings_shared = Gauge(
-            "lpc_sightings_shared",
+        self.turns_shared = Gauge(
+            "lpc_turns_shared",
             "1 while sidecars share their turns, 0 while Redis is away or none is given.",
             registry=registry,
         )
@@ -105,7 +105,7 @@ class Metrics:
         )
         self.refused_by_redis = Counter(
             "lpc_redis_refusals",
-            "Commands that a Redis refused while it answered others, by what it is used for (caches, sightings) and by cause: "
+            "Commands that a Redis refused while it answered others, by what it is used for (caches, turns) and by cause: "
             "OOM (it is full), WRONGTYPE (a key holds another type) and others.",
             ["use", "cause"],
             registry=registry,
@@ -138,8 +138,8 @@ class Metrics:
         for reason in get_args(Reason):
             self.unlabelled.labels(reason)
         for found in ("first", "own", "elsewhere", "repeated", "unasked", "heard"):
-            self.sightings.labels(found)
-        for use in ("caches", "sightings"):
+            self.turns.labels(found)
+        for use in ("caches", "turns"):
             for cause in REDIS_REFUSALS:
                 self.refused_by_redis.labels(use, cause)
         for fate in ("written", "dropped"):
@@ -201,9 +201,9 @@ class Metrics:
         """Report how many turns are remembered for their labels, at every scrape."""
         self.label_memory.set_function(turns)
 
-    def watch_sightings(self, shared: Callable[[], bool]) -> None:
+    def watch_turns(self, shared: Callable[[], bool]) -> None:
         """Report whether turns are shared, at every scrape."""
-        self.sightings_shared.set_function(shared)
+        self.turns_shared.set_function(shared)
 
     def watch_returns(self, quality: Callable[[], Quality]) -> None:
         """Report what the return model has learnt, at every scrape."""

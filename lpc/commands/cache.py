@@ -32,7 +32,7 @@ Scope = Annotated[str, typer.Option(help="Scope, by its name in the sidecar's se
 @app.command("warm")
 def warm_up(
     file: Annotated[Path, typer.Option(help='JSON lines: {"question": ..., "answer": ...} or whole requests.')],
-    model: Annotated[str, typer.Option(help="Model of the questions.")] = "",
+    served_model: Annotated[str, typer.Option(help="Model of the questions.")] = "",
     template: Annotated[Path | None, typer.Option(help="JSON body of a request that questions are put into.")] = None,
     gateway: Annotated[str, typer.Option(help="Gateway to ask, as its clients do; else the sidecar is asked.")] = "",
     token: Annotated[str | None, typer.Option(envvar="LPC_WARM_TOKEN", help="Token of a gateway's client.")] = None,
@@ -60,7 +60,7 @@ def warm_up(
         {"--tenant": tenant, "--tag": tag, "--ttl": ttl, "--engine": engine, "--engine-key": engine_key},
         {"--token": token},
     )
-    body = _template(template, model)
+    body = _template(template, served_model)
 
     def work(client: "ResponseCacheClient") -> warming.Warmed:
         if gateway:
@@ -131,8 +131,8 @@ def make_unfindable(
     entry: Annotated[str | None, typer.Option(help="One answer, as x-lpc-entry names it.")] = None,
     scope: Annotated[str | None, typer.Option(help="All answers of a scope.")] = None,
     tag: Annotated[str | None, typer.Option(help="All that were stored with a tag.")] = None,
-    model: Annotated[str | None, typer.Option(help="All of a model.")] = None,
-    model_version: Annotated[str, typer.Option(help="With --model: only of this version.")] = "",
+    served_model: Annotated[str | None, typer.Option(help="All of a model of the engines.")] = None,
+    served_version: Annotated[str, typer.Option(help="With --served-model: only of this version.")] = "",
     tenant: Annotated[
         str, typer.Option(help="With --entry: whose answer it was: of a gateway's client NAME, client:NAME.")
     ] = "",
@@ -145,17 +145,17 @@ def make_unfindable(
     """Make answers unfindable at once, on all sidecars."""
     from lpc.cache.v1 import response_cache_pb2 as pb
 
-    given = {"entry_id": entry, "scope": scope, "tag": tag, "model": model}
+    given = {"entry_id": entry, "scope": scope, "tag": tag, "model": served_model}
     chosen = {name: value for name, value in given.items() if value is not None}
     if len(chosen) != 1:
-        raise UsageError("name one of --entry, --scope, --tag and --model; `lpc cache purge` is for everything")
+        raise UsageError("name one of --entry, --scope, --tag and --served-model; `lpc cache purge` is for everything")
     if not chosen.get("scope", "default") or not all(value for name, value in chosen.items() if name != "scope"):
         raise UsageError("an empty name names nothing; the scope of requests that name none is called default")
-    if model_version and model is None:
-        raise UsageError("--model-version narrows --model: add --model")
+    if served_version and served_model is None:
+        raise UsageError("--served-version narrows --served-model: add --served-model")
     if tenant and entry is None:
         raise UsageError("--tenant goes with --entry: scopes, tags and models are those of all tenants")
-    message = pb.InvalidateRequest(erase=erase, model_version=model_version, tenant=tenant)
+    message = pb.InvalidateRequest(erase=erase, model_version=served_version, tenant=tenant)
     for name, value in chosen.items():
         setattr(message, name, _entry(value) if name == "entry_id" else value)
     _invalidate(message, address, ca, certificate, key)

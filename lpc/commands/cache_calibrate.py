@@ -34,8 +34,10 @@ def calibrate(
     judge_key_file: Annotated[Path | None, typer.Option(help="Of judge model: holds its key.")] = None,
     bound: Annotated[float, typer.Option(min=0.001, max=0.5, help="Wrong answers among those served, at most.")] = 0.05,
     level: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Confidence.")] = 0.95,
-    out: Annotated[Path | None, typer.Option(help="Write the evidence here; a scope's setting `evidence` names it.")] = None,
-    data: Annotated[Path, typer.Option(help="Where embeddings are kept.")] = Path("data/responses"),
+    evidence_file: Annotated[
+        Path | None, typer.Option("--evidence", help="Write the evidence here; a scope's setting `evidence` names it.")
+    ] = None,
+    vectors_folder: Annotated[Path, typer.Option("--vectors", help="Where embeddings are kept.")] = Path("data/responses"),
     output: Output = None,
     as_json: JsonOutput = False,
     models: Models = Path("models"),
@@ -57,7 +59,7 @@ def calibrate(
             raise EvidenceError(
                 "nothing to count: name --pairs, labelled pairs of questions, or --answers, of answers, or both"
             )
-        vectors, evidence = Vectors(models, model, data), Evidence()
+        vectors, evidence = Vectors(models, model, vectors_folder), Evidence()
         figures: dict[str, Any] = {}
         if pairs is not None:
             figures |= _questions(pairs, bound, level, vectors, evidence)
@@ -65,11 +67,11 @@ def calibrate(
         if answers is not None:
             error, said = _judge(answers, judge, vectors, judge_url, judge_model, judge_key_file)
             figures["judge"] = said
-        if out is not None:
-            write_evidence(out, evidence, vectors.encoder, judge, judge_model if judge == "model" else "", error)
+        if evidence_file is not None:
+            write_evidence(evidence_file, evidence, vectors.encoder, judge, judge_model if judge == "model" else "", error)
         return figures
 
-    report(calibrated, output, out, as_json=as_json)
+    report(calibrated, output, evidence_file, as_json=as_json)
 
 
 def _questions(path: Path, bound: float, level: float, vectors: "Vectors", evidence: "Evidence") -> dict[str, Any]:

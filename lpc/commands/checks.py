@@ -17,10 +17,9 @@ import grpc
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
-from lpc.commands.engines import examine_engines
-from lpc.commands.finding import Finding, Status
-from lpc.commands.sidecar_checks import response_caches, token_requests
-from lpc.lmcache.coordinator import installed, why_not
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
+from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
+from lpc.commands.engines import Finding, Status, examine_engines
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import Access, access_of
@@ -29,6 +28,12 @@ from lpc.wire.variables import unknown_variables
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
 TIMEOUT_S: Final = 5.0
+ANSWER_S: Final = 10.0
+"""For an answer that a tokenizer or a Redis is asked for."""
+IDS: Final = 32
+"""Token ids of the prompt that is asked about."""
+MOST: Final = 8
+"""Tokenizers that are tried."""
 EXPIRES_SOON_S: Final = 14 * 86_400.0
 SLOW_REDIS_S: Final = 0.01
 """An answer of Redis within a data centre takes less than a millisecond."""
@@ -48,8 +53,7 @@ def examine(settings: ClientSettings) -> list[Finding]:
     if reachable and all(finding.status != "fail" for finding in findings):
         findings += _guarded("sidecar", lambda: _sidecar(settings))
     findings += _guarded("hash seed", lambda: _hash_seed(settings, os.environ.get("PYTHONHASHSEED")))
-    findings += _guarded("redis", lambda: _redis(settings))
-    return findings + _guarded("lmcache", _lmcache)
+    return findings + _guarded("redis", lambda: _redis(settings))
 
 
 def _guarded(check: str, run: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -193,8 +197,8 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
             f"{limits.max_request_bytes} bytes, {limits.max_messages} messages, {limits.max_token_ids} token ids, "
             f"{limits.max_queue_items} waiting",
         )
-        yield from token_requests(channel, access, info, settings.served_model)
-        yield response_caches(channel, access)
+        yield from _token_requests(channel, access, info, settings.served_model)
+        yield _response_caches(channel, access)
 
 
 def _health(channel: grpc.Channel) -> str:
@@ -214,6 +218,79 @@ def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:
     if settings.predictor_ca is None and not settings.predictor_address.startswith("unix:"):
         return "if it speaks TLS, set LPC_PREDICTOR_CA; if this is not a sidecar, correct LPC_PREDICTOR_ADDRESS"
     return "if this is not a sidecar, correct LPC_PREDICTOR_ADDRESS; else see its log"
+
+
+def _token_requests(channel: grpc.Channel, access: Access, info: pb.GetModelInfoResponse, wanted: str) -> Iterator[Finding]:
+    """Ask about a prompt through each tokenizer that the sidecar knows, or that of one served model.
+
+    Args:
+        info: what the sidecar says of itself.
+        wanted: the served model; empty for all.
+    """
+    known = [one for one in info.tokenizers if not wanted or one.served_model == wanted][:MOST]
+    for one in known or [pb.KnownTokenizer(served_model=wanted)]:
+        yield _judged(_ask_tokens(channel, access, one), one, takes_offers=info.limits.max_tokenizer_bytes > 0)
+
+
+def _ask_tokens(channel: grpc.Channel, access: Access, known: pb.KnownTokenizer) -> pb.Prediction | str:
+    """Return what is answered to ids from the middle of the vocabulary, where ordinary text is; or an error's message."""
+    step = max(known.vocabulary // (2 * IDS), 1)
+    ids = [known.vocabulary // 4 + step * n for n in range(IDS)]
+    tokens = pb.TokenIds(
+        ids=[i for i in ids if i < known.vocabulary] or [1], served_model=known.served_model, tokenizer=known.digest
+    )
+    request = pb.PredictRequest(conversation=pb.Conversation(tokens=tokens), accept_unread=True)
+    stub = rpc.ContinuationPredictorStub(channel)
+    try:
+        return stub.Predict(request, timeout=ANSWER_S, metadata=access.metadata).prediction
+    except grpc.RpcError as error:
+        return f"{error.code().name}: {error.details()}"
+
+
+def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offers: bool) -> Finding:
+    name = known.served_model or "any model"
+    if isinstance(answer, str):
+        return Finding("token request", "fail", f"{name}: {answer}", "set LPC_SERVED_MODELS in the sidecar, or see its log")
+    if not answer.unread:
+        origin = f"offered by an engine, {known.digest[:12]}" if known.digest else "of LPC_SERVED_MODELS"
+        found = f"{name}: token ids were read (tokenizer {origin}), probability {answer.probability:.3f}"
+        return Finding("token request", "ok", found)
+    answered = f"{name}: token ids were not read, and answered by lengths and times alone"
+    if known.status.state == pb.TOKENIZER_STATE_FAILED:
+        return Finding(
+            "token request",
+            "fail",
+            f"{answered}: {known.status.message}",
+            "correct LPC_SERVED_MODELS, or the engine's tokenizer",
+        )
+    if known.status.state == pb.TOKENIZER_STATE_LOADING:
+        return Finding("token request", "warn", f"{answered}: the tokenizer is being loaded", "wait some seconds")
+    if takes_offers:
+        advice = "start the engine with the plug-in, which offers its own and says in its log what came of it, or set "
+        return Finding(
+            "token request", "warn", f"{answered}: no engine has offered a tokenizer yet", f"{advice}LPC_SERVED_MODELS"
+        )
+    advice = "set LPC_SERVED_MODELS, or LPC_OFFERED_TOKENIZERS_MIB above 0, in the sidecar"
+    return Finding(
+        "token request", "fail", f"{answered}: it is not configured, and the sidecar takes none from engines", advice
+    )
+
+
+def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
+    """Ask a sidecar whether it has response caches, and whether it reaches their Redis."""
+    check = "response caches"
+    message = cache_pb.StatsRequest(scope="default", days=1)
+    try:
+        stats = cache_rpc.ResponseCacheStub(channel).Stats(message, timeout=ANSWER_S, metadata=access.metadata)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return Finding(check, "ok", "off in this sidecar (LPC_CACHE_REDIS_URL)")
+        return Finding(check, "fail", f"the sidecar answers {error.code().name}", "see the sidecar's log")
+    if not all(scope.known for scope in stats.scopes):
+        advice = "see the sidecar's log, which names the kind of error; until it is fixed, requests go to the engines"
+        return Finding(check, "fail", "on, and their Redis does not answer the sidecar", advice)
+    entries = sum(scope.entries for scope in stats.scopes)
+    return Finding(check, "ok", f"on, {entries:,} answers of this client in the scope default")
 
 
 def _hash_seed(settings: ClientSettings, seed: str | None) -> Iterator[Finding]:
@@ -269,17 +346,6 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         "use a Redis in the same data centre" if slow else "",
     )
     yield _skew(skew)
-
-
-def _lmcache() -> Iterator[Finding]:
-    """Where LMCache is installed: whether its release was tried."""
-    version = installed()
-    if version is not None:
-        why = why_not(version)
-        if why is None:
-            yield Finding("lmcache", "ok", f"LMCache {version}, in MP mode by `lpc lmcache coordinator`")
-        else:
-            yield Finding("lmcache", "warn", f"LMCache {version}", why)
 
 
 def _skew(skew: float) -> Finding:

@@ -88,7 +88,6 @@ cache.app.command("calibrate")(calibrate)
 app.add_typer(cache.app, name="cache")
 app.add_typer(lmcache.app, name="lmcache")
 app.add_typer(models.app, name="models")
-app.add_typer(models.app, name="model", hidden=True)  # what fingers type
 
 
 def _source(package: str) -> str:

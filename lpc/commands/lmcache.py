@@ -26,7 +26,7 @@ def coordinator(context: typer.Context) -> None:
 @app.command()
 def front(
     host: Annotated[str, typer.Option(help="Address to listen on: the pod's, where LMCache has the same port on loopback.")],
-    to: Annotated[str, typer.Option(help="host:port of LMCache's HTTP, best on loopback.")] = "127.0.0.1:8080",
+    upstream: Annotated[str, typer.Option(help="host:port of LMCache's HTTP, best on loopback.")] = "127.0.0.1:8080",
     port: Annotated[int, typer.Option(help="Port to listen on; a node registers its own, so that one.")] = 8080,
 ) -> None:
     """Let only callers through to a node's HTTP who bring the token (LPC_LMCACHE_TOKEN_FILE)."""
@@ -35,4 +35,4 @@ def front(
     token = lmcache_settings().token()
     if token is None:
         raise UsageError("a front without a token keeps nobody out: set LPC_LMCACHE_TOKEN_FILE")
-    serve_front(to, token, host, port)
+    serve_front(upstream, token, host, port)

@@ -1,13 +1,13 @@
 """`lpc models`: what versions a model has, which one is served, and changing that."""
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lpc.commands.options import JsonOutput, ModelName, Models
+from lpc.commands.options import JsonOutput, ModelName, Models, Output
+from lpc.commands.outcome import report
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,9 +18,11 @@ app = typer.Typer(help="Versions of a model: fetch and list them, choose which o
 
 
 @app.command("list")
-def list_versions(models: Models = Path("models"), model: ModelName = "e5-small", as_json: JsonOutput = False) -> None:
+def list_versions(
+    models: Models = Path("models"), model: ModelName = "e5-small", output: Output = None, as_json: JsonOutput = False
+) -> None:
     """Print every version, newest first: what it was made of, its figures, which one is served, what is broken."""
-    _show(models, model, as_json=as_json)
+    report(lambda: _list(models, model), output, as_json=as_json)
 
 
 @app.command("promote")
@@ -94,18 +96,19 @@ def pack_version(
     version: Annotated[str, typer.Argument(help="As `lpc models list` names it.")],
     models: Models = Path("models"),
     model: ModelName = "e5-small",
-    to: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(),
 ) -> None:
     """Write a version into one file, for `lpc models pull` elsewhere."""
     from lpc.model.archive import pack
     from lpc.model.artifact import file_sha256, read_manifest
 
     created = read_manifest(models / model / version).created
-    file = pack(models / model / version, to, time=int(datetime.fromisoformat(created).timestamp()))
+    file = pack(models / model / version, folder, time=int(datetime.fromisoformat(created).timestamp()))
     _say(f"{file}\nsha256 {file_sha256(file)}")
 
 
-def _show(models: Path, name: str, *, as_json: bool) -> None:
+def _list(models: Path, name: str) -> dict[str, Any]:
+    """Print the versions as a table; return them."""
     from tqdm import tqdm
 
     from lpc.errors import ArtifactError
@@ -128,13 +131,11 @@ def _show(models: Path, name: str, *, as_json: bool) -> None:
     rows = [_row(version, now, promoted) for version in found]
     if promoted is not None and promoted != now:
         note = f"{promoted} is promoted and cannot be served: promote another, or run `lpc models unpin`"
-    if as_json:
-        print(json.dumps({"model": name, "served": now, "promoted": promoted, "note": note, "versions": rows}, indent=2))
-        return
     screen = console()
     screen.print(_table(name, rows))
     if note is not None:
         screen.print(f"note: {note}", highlight=False)
+    return {"model": name, "served": now, "promoted": promoted, "note": note, "versions": rows}
 
 
 def _row(version: "Version", now: str | None, promoted: str | None) -> dict[str, Any]:

@@ -8,19 +8,20 @@ from typing import Annotated
 
 import typer
 
+from lpc.commands.options import Host, MetricsPort, Port, Provider
 from lpc.commands.outcome import fail
 from lpc.commands.settings import service_settings
 
 
 def serve(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address of gRPC.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of gRPC.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus metrics.")] = None,
-    unix_socket: Annotated[Path | None, typer.Option(help="Unix socket of gRPC.")] = None,
+    host: Host = None,
+    port: Port = None,
+    metrics_port: MetricsPort = None,
+    unix_socket: Annotated[Path | None, typer.Option(help="Unix socket to listen on.")] = None,
     models: Annotated[Path | None, typer.Option(help="Model repository.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model to serve.")] = None,
-    provider: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the sidecar's model in the repository.")] = None,
+    provider: Annotated[Provider | None, typer.Option(help="Where inference runs; auto: CUDA where present.")] = None,
 ) -> None:
     """Run the prediction sidecar until Ctrl-C. Every setting can also be given as LPC_... or in a file."""
     settings = service_settings(

@@ -3,7 +3,7 @@
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from lpc.errors import UsageError
 from lpc.wire.variables import nearest, unknown_variables
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+Settings = TypeVar("Settings")
 
 SERVED_MODELS: Final = (
     """LPC_SERVED_MODELS='{"qwen3": "/models/qwen3"}', a JSON object of served model names and their tokenizers"""
@@ -25,82 +26,67 @@ SERVED_MODELS: Final = (
 CACHE_SCOPES: Final = (
     """LPC_CACHE_SCOPES='{"faq": {"kind": "faq"}}', a JSON object of scopes and their rules (docs/how-to/response-caches.md)"""
 )
-OBJECTS: Final = {"served_models": SERVED_MODELS, "cache_scopes": CACHE_SCOPES}
+GATEWAY_SCOPES: Final = """LPC_GATEWAY_SCOPES='{"client": ["faq"]}', a JSON object of clients and their scopes"""
+OBJECTS: Final = {"served_models": SERVED_MODELS, "cache_scopes": CACHE_SCOPES, "gateway_scopes": GATEWAY_SCOPES}
 """Settings that are JSON, and how they look."""
 
 
 def client_settings(**flags: object) -> "ClientSettings":
     """Return an engine's settings; a flag that is None is not given. Raises UsageError when one is refused."""
-    from pydantic import ValidationError
-
     from eviction_client.settings import ClientSettings
 
-    try:
-        return ClientSettings(**_given(flags))  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise UsageError(f"settings: {_problems(error)}") from None
+    return _read(ClientSettings, flags)
 
 
 def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
     """Return the sidecar's settings and set up its log; as :func:`client_settings`, and from a TOML file."""
-    from pydantic import ValidationError
-
     from predictor_service import logs
     from predictor_service.settings import ServiceSettings
 
     if config is not None:
         os.environ["LPC_CONFIG"] = str(config)
-    try:
-        settings = ServiceSettings(**_given(flags))  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise UsageError(f"settings: {_problems(error)}") from None
-    except ValueError as error:  # a settings file or JSON in the environment that cannot be read
-        wanted = next((form for name, form in OBJECTS.items() if name in str(error)), None)
-        raise UsageError(f"settings: {error if wanted is None else f'give {wanted}'}") from None
+    settings = _read(ServiceSettings, flags)
     logs.configure(settings.log_level, settings.log_format)
-    for unknown in unknown_variables(os.environ):
-        log.warning("%s", unknown)
+    _warn_of_unknown()
     return settings
 
 
 def gateway_settings(**flags: object) -> "GatewaySettings":
     """Return the gateway's settings and set up its log; as :func:`client_settings`."""
-    from pydantic import ValidationError
-
     from lpc.gateway.settings import GatewaySettings
     from lpc.wire import log_lines
 
-    try:
-        settings = GatewaySettings(**_given(flags))  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise UsageError(f"settings: {_problems(error)}") from None
-    except ValueError:  # JSON in the environment that cannot be read
-        raise UsageError(
-            """settings: give LPC_GATEWAY_SCOPES='{"client": ["faq"]}', a JSON object of clients and their scopes"""
-        ) from None
+    settings = _read(GatewaySettings, flags)
     log_lines.configure(settings.log_level, settings.log_format)
     # Their lines name addresses and times of each request, and say in other words what the gateway's own say.
     for library in ("httpx", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    for unknown in unknown_variables(os.environ):
-        log.warning("%s", unknown)
+    _warn_of_unknown()
     return settings
 
 
 def lmcache_settings() -> "LMCacheSettings":
     """Return the settings of what works with LMCache, from the environment; as :func:`client_settings`."""
-    from pydantic import ValidationError
-
     from lpc.lmcache.settings import LMCacheSettings
 
+    return _read(LMCacheSettings, {}, "LPC_LMCACHE_")
+
+
+def _read(kind: type[Settings], flags: dict[str, object], prefix: str = "") -> Settings:
+    from pydantic import ValidationError
+
     try:
-        return LMCacheSettings()
+        return kind(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        raise UsageError(f"settings: {_problems(error, 'LPC_LMCACHE_')}") from None
+        raise UsageError(f"settings: {_problems(error, prefix)}") from None
+    except ValueError as error:  # a settings file or JSON in the environment that cannot be read
+        wanted = next((form for name, form in OBJECTS.items() if name in str(error)), None)
+        raise UsageError(f"settings: {error if wanted is None else f'give {wanted}'}") from None
 
 
-def _given(flags: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in flags.items() if value is not None}
+def _warn_of_unknown() -> None:
+    for unknown in unknown_variables(os.environ):
+        log.warning("%s", unknown)
 
 
 def _problems(error: "ValidationError", prefix: str = "") -> str:

@@ -1,107 +1,108 @@
 """`lpc simulate`: what eviction policies would hit on a log."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from lpc.commands.options import Cluster, Jobs, JsonOutput, Output
+from lpc.commands.options import Cluster, Embeddings, Head, Jobs, JsonOutput, Output, Seed, TraceFormat
 from lpc.commands.outcome import fail, report
 from lpc.errors import UsageError
 
+LOG, CLOSED, CACHE, TIER, COST, RESULT = (
+    *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies"),
+    *("Behind and before the cache", "Cost", "Results"),
+)
+"""Headings of --help."""
+
+
+def _option(panel: str, help: str, *names: str, **rest: Any) -> Any:  # noqa: A002
+    return typer.Option(*names, help=help, rich_help_panel=panel, **rest)
+
 
 def simulate(
-    trace: Annotated[Path | None, typer.Option(help="A log with times; default: ShareGPT with drawn think times.")] = None,
-    trace_format: Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")] = "mooncake",
+    trace: Annotated[Path | None, _option(LOG, "A log with times; default: ShareGPT with drawn think times.")] = None,
+    trace_format: TraceFormat = "mooncake",
+    skip_limit: Annotated[float, _option(LOG, "Share of a trace's lines that may be wrong.")] = 0.01,
+    count_from: Annotated[float | None, _option(LOG, "Count hits from this second of a trace on; default: 1800.")] = None,
     workload: Annotated[
         str | None,
-        typer.Option(
-            help="Generated workloads in place of a log, names with commas, or all: chat-exponential, chat-lognormal, "
+        _option(
+            LOG,
+            "Generated workloads in place of a log, names with commas, or all: chat-exponential, chat-lognormal, "
             "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, adversary-irregular, loop, "
-            "herd, night."
+            "herd, night.",
         ),
     ] = None,
-    policies: Annotated[
-        str | None,
-        typer.Option(
-            help="Names with commas, or all: lru, slru, s3fifo, arc, rlt, tlru, ttl, "
-            "lpc, lpc-turns, wa, reuse, value, infinite, oracle, belady."
-        ),
-    ] = None,
-    capacity: Annotated[str | None, typer.Option(help="Tokens or shares of the working set: 160K,2%.")] = None,
-    cache: Annotated[
-        str | None, typer.Option(help="The size of your cache, as --capacity: what is said in words; default: the middle one.")
-    ] = None,
-    think_time: Annotated[str, typer.Option(help="Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
-    law: Annotated[Literal["exponential", "lognormal"], typer.Option(help="Of ShareGPT's think times.")] = "exponential",
-    active: Annotated[int | None, typer.Option(help="Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
+    embeddings: Embeddings = None,
+    head: Head = None,
+    think_time: Annotated[str, _option(LOG, "Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
+    law: Annotated[Literal["exponential", "lognormal"], _option(LOG, "Of ShareGPT's think times.")] = "exponential",
+    active: Annotated[int | None, _option(LOG, "Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
+    seeds: Annotated[int, _option(LOG, "Repetitions.")] = 1,
+    seed: Seed = 0,
+    describe: Annotated[bool, _option(LOG, "Describe the log or workload, and simulate nothing.", "--describe")] = False,
     closed: Annotated[
-        bool,
-        typer.Option(
-            "--closed", help="Replay conversations in a closed loop: each request follows the answer of the one before."
-        ),
+        bool, _option(CLOSED, "Replay conversations so that each request follows the answer of the one before.", "--closed")
     ] = False,
-    sessions: Annotated[str, typer.Option(help="Sessions at a time of --closed: 32,48,64.")] = "20",
+    sessions: Annotated[str, _option(CLOSED, "Sessions at a time: 32,48,64.")] = "20",
     requests: Annotated[
-        int, typer.Option(min=2, help="Requests after which --closed ends; hits are counted after a quarter.")
+        int, _option(CLOSED, "Requests after which the run ends; hits are counted after a quarter.", min=2)
     ] = 4_000,
     schedule: Annotated[
         Literal["fcfs", "cached-first", "priority"],
-        typer.Option(
-            help="Which waiting request of --closed is served next: the first, the least missing prefill, the lowest priority."
-        ),
+        _option(CLOSED, "Which waiting request is served next: the first, the least missing prefill, the lowest priority."),
     ] = "fcfs",
     keep_waiting: Annotated[
-        bool, typer.Option("--keep-waiting", help="With --closed: evict last the blocks that waiting requests will hit.")
+        bool, _option(CLOSED, "Evict last the blocks that waiting requests will hit.", "--keep-waiting")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="Repetitions.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    count_from: Annotated[float | None, typer.Option(help="Count hits from this second of a trace on; default: 1800.")] = None,
-    engines: Annotated[int, typer.Option(help="Engines, each with that capacity.")] = 1,
-    sticky: Annotated[bool, typer.Option(help="A conversation stays with its engine.")] = True,
-    tier: Annotated[
-        str | None,
-        typer.Option(
-            help="A tier behind each engine's cache, stored and loaded as by vLLM's CPU offloading: "
-            "CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]], such as 5% or 2M:50K:5."
-        ),
-    ] = None,
-    tier_policy: Annotated[str, typer.Option(help="Policies by which the tier evicts, with commas: lru, value.")] = "lru",
-    responses: Annotated[
-        str | None,
-        typer.Option(
-            help="A response cache before the engines: exact, or normalised (includes exact). Counts tokens computed."
-        ),
-    ] = None,
-    ttl: Annotated[float, typer.Option(help="Seconds for which a response cache has an answer.")] = 3600,
-    invert: Annotated[bool, typer.Option(help="Turn predictions around: what the guard is for.")] = False,
-    guard: Annotated[
-        bool, typer.Option(help="Let the plug-in's guard watch; without it predictions are always trusted.")
-    ] = True,
-    prefill_rate: Annotated[float, typer.Option(help="Prompt tokens computed per second.")] = 20_000,
-    output_token_ms: Annotated[float, typer.Option(help="Milliseconds per output token.")] = 10,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="With --closed: prompt tokens of a step that replies share, vLLM's --max-num-batched-tokens."),
+        _option(CLOSED, "Prompt tokens of a step that replies share, vLLM's --max-num-batched-tokens.", min=1),
     ] = None,
-    embeddings: Annotated[
-        Path | None, typer.Option(help="Folder made by `lpc embed`, for the whole of ShareGPT; default: the sample shipped.")
+    policies: Annotated[
+        str | None,
+        _option(
+            CACHE,
+            "Names with commas, or all: lru, slru, s3fifo, arc, rlt, tlru, ttl, "
+            "lpc, lpc-turns, wa, reuse, value, infinite, oracle, belady.",
+        ),
     ] = None,
-    head: Annotated[Path | None, typer.Option(help="The predictor's head on --embeddings; default: the one shipped.")] = None,
+    capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,
+    cache: Annotated[
+        str | None, _option(CACHE, "Size of your cache, as --capacity, for the summary; default: the middle one.")
+    ] = None,
+    replicas: Annotated[int, _option(CACHE, "Engines, each with that capacity.")] = 1,
+    sticky: Annotated[bool, _option(CACHE, "A conversation stays with its engine.")] = True,
+    invert: Annotated[bool, _option(CACHE, "Invert predictions, against which the guard protects.")] = False,
+    guard: Annotated[bool, _option(CACHE, "Let the plug-in's guard choose; without it the value is always used.")] = True,
+    tier: Annotated[
+        str | None,
+        _option(
+            TIER,
+            "A tier behind each engine's cache, stored and loaded as by vLLM's CPU offloading: "
+            "CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]], such as 5% or 2M:50K:5.",
+        ),
+    ] = None,
+    tier_policy: Annotated[str, _option(TIER, "Policies by which the tier evicts, with commas: lru, value.")] = "lru",
+    responses: Annotated[
+        Literal["exact", "normalised"] | None,
+        _option(TIER, "A response cache before the engines; normalised includes exact. Counts tokens computed."),
+    ] = None,
+    ttl: Annotated[float, _option(TIER, "Seconds for which a response cache has an answer.")] = 3600,
+    prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.")] = 20_000,
+    output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.")] = 10,
     jobs: Jobs = None,
     cluster: Cluster = None,
-    skip_limit: Annotated[float, typer.Option(help="Share of a trace's lines that may be wrong.")] = 0.01,
-    describe: Annotated[
-        bool, typer.Option("--describe", help="Say what the log or workload is like, and simulate nothing.")
-    ] = False,
-    picture: Annotated[Path | None, typer.Option(help="PNG to write: hits by the size of the cache.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Page to write, one file: what you gain, what your traffic is like.")
-    ] = None,
+    picture: Annotated[Path | None, _option(RESULT, "PNG to write: hits by the size of the cache.")] = None,
+    html: Annotated[Path | None, _option(RESULT, "Page to write, one file: what you gain, what your traffic is like.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Replay a log, generated workloads or ShareGPT under eviction policies: what each would hit."""
+    """Replay a log, generated workloads or ShareGPT under eviction policies: what each would hit.
+
+    ShareGPT is the sample that ships, unless --embeddings names a folder of all of it.
+    """
     try:
         from lpc.commands import simulation
     except ModuleNotFoundError as error:
@@ -140,7 +141,7 @@ def simulate(
             cache=cache,
             think_times=think_time,
             seeds=seeds,
-            engines=engines,
+            engines=replicas,
             sticky=sticky,
             responses=responses,
             ttl=ttl,

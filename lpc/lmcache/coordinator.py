@@ -41,7 +41,7 @@ def serve(arguments: Sequence[str]) -> None:
     if LMCacheSettings().token() is not None and not is_loopback(options.host or "0.0.0.0"):
         raise UsageError(
             "a token is set, and LMCache's coordinator would listen without asking for it: give --host 127.0.0.1, "
-            "and run `lpc lmcache front --host ADDRESS --port 9300 --to 127.0.0.1:9300` before it"
+            "and run `lpc lmcache front --host ADDRESS --port 9300 --upstream 127.0.0.1:9300` before it"
         )
     command.execute(options)
 
@@ -77,7 +77,7 @@ def installed() -> str | None:
         return None
 
 
-def why_not(version: str, connector: str = "") -> str | None:
+def find_incompatibility(version: str, connector: str = "") -> str | None:
     """Return in one sentence why this cannot work with an LMCache, or has not been tried; None: it was.
 
     Args:

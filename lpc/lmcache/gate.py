@@ -158,7 +158,7 @@ def serve_front(target: str, token: str, host: str, port: int) -> None:
             raise ValueError
         app = front(target, token)
     except (ValueError, httpx.InvalidURL):
-        raise UsageError(f"--to {target} is not host:port, such as 127.0.0.1:8080") from None
+        raise UsageError(f"--upstream {target} is not host:port, such as 127.0.0.1:8080") from None
     try:
         listener = listen(host, port)
     except OSError as error:

@@ -1,89 +1,41 @@
 """The sidecar as the plug-in's scorer sees it, without a wire: the return model that runs in one, learning as requests come.
 
-It gets of a request what a sidecar gets, and nothing else: whose turn it is, its number, when it came, lengths, category,
-how the conversation begins, and the model's probability where the workload has one. It starts knowing nothing.
+It gets of a request what a sidecar gets, and nothing else (`lpc.training.online_returns`). It starts knowing nothing.
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from typing import Final
+from functools import lru_cache, partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
-from lpc.model.probability import logit
-from lpc.model.returns.facts import Facts
-from lpc.model.returns.memory import Arrived, Conversations
-from lpc.model.returns.model import ReturnModel, mixed
+from lpc.model.returns.model import mixed
 from lpc.simulator.workload import Cost, Turn, Workload
+from lpc.training.online_returns import OnlineReturns
 
 Floats = NDArray[np.float64]
 
-EPOCH_S: Final = 1.8e9
-"""Seconds since the epoch at second 0 of a workload, so that times have the digits that they have in production."""
-REFIT_S: Final = 60.0
-"""As a sidecar does: between two refits, where there were requests."""
 
-
-class OnlineReturns:
-    """A return model that gets turns as they arrive and is refitted every minute by their clock."""
-
-    def __init__(self) -> None:
-        self.model = ReturnModel()
-        self._refit_at: float | None = None
-        self._conversations = Conversations()
-        self._replies: dict[str, int] = {}
-
-    def curve(self, turn: Turn, arrival: float) -> Floats | None:
-        """Take a turn in; return its return curve at AGES, None before enough was learnt.
-
-        Turns come in the order of their arrival (seconds).
-        """
-        at = EPOCH_S + arrival
-        self._refit(at)
-        came, before = self._conversations.arrive(arrived(turn, at, self._replies.get(turn.conversation, math.nan)))
-        self._replies[turn.conversation] = turn.output_tokens
-        forecast = self.model.forecast(came)
-        if before is not None:
-            self.model.follow(before)
-        self.model.answer([came])
-        if forecast is None:
-            return None
-        curve: Floats = mixed(forecast[0][:, None], forecast[1])[0]
-        return curve
-
-    def _refit(self, at: float) -> None:
-        if self._refit_at is None:
-            self._refit_at = at + REFIT_S
-        elif at >= self._refit_at:
-            # In a silence the refits between the first and the last leave nothing behind.
-            last = self._refit_at + math.floor((at - self._refit_at) / REFIT_S) * REFIT_S
-            with threadpool_limits(1):  # small matrices: threads would wait for each other
-                for due in dict.fromkeys((self._refit_at, last)):
-                    self.model.refit(due)
-            self._refit_at = last + REFIT_S
-
-
-def arrived(turn: Turn, at: float, reply_tokens: float) -> Arrived:
-    """Return a turn as a sidecar sees it. ``at``: seconds since the epoch; ``reply_tokens``: of the turn before."""
-    p = turn.probability
-    return Arrived(
-        conversation=turn.conversation.encode(),
-        asked_at=at,
-        facts=Facts(
-            turn.turn,
-            turn.input_tokens,
-            reply_tokens=reply_tokens,
-            log_odds=math.nan if p is None else logit(p),
-            category=turn.category,
-        ),
+def take_in(model: OnlineReturns, turn: Turn, arrival: float) -> Floats | None:
+    """Take a turn in, in the order of arrival (seconds); return its return curve at AGES, None before enough was learnt."""
+    found = model.forecast(
+        turn.conversation,
+        turn.turn,
+        arrival,
+        input_tokens=turn.input_tokens,
+        output_tokens=turn.output_tokens,
+        category=turn.category,
         # The first block often is the same for all: the system prompt.
         opening=block_hash(turn.contents[min(1, len(turn.contents) - 1)]) if len(turn.contents) else b"",
+        probability=turn.probability,
     )
+    if found is None:
+        return None
+    hazards, head_share = found
+    curve: Floats = mixed(hazards[:, None], head_share)[0]
+    return curve
 
 
 @lru_cache(maxsize=2**20)
@@ -125,11 +77,11 @@ def curves_of(workload: Workload) -> Mapping[Turn, Floats]:
     sidecar serves all engines, and learns from every request of the workload, each at its `nominal_arrivals`.
     """
     if workload.loop is not None:
-        return _AsTheyCome(OnlineReturns().curve)
+        return _AsTheyCome(partial(take_in, OnlineReturns()))
     known = _learnt.get(workload)
     if known is None:
         online = OnlineReturns()
-        curves = ((turn, online.curve(turn, arrival)) for arrival, turn in nominal_arrivals(workload))
+        curves = ((turn, take_in(online, turn, arrival)) for arrival, turn in nominal_arrivals(workload))
         known = _learnt[workload] = {turn: curve for turn, curve in curves if curve is not None}
     return known
 

@@ -141,7 +141,7 @@ def load_embedded(folder: Path) -> Embedded:
     """Read all shards of a folder. Raises EmbeddingError when there are none."""
     paths = sorted(folder.glob("part-*.parquet"))
     if not paths:
-        raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --out {folder}`")
+        raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --embeddings {folder}`")
     table = pa.concat_tables([pq.read_table(path) for path in paths])
     width = table.schema.field("embedding").type.list_size
     embedding = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)

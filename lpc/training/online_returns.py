@@ -1,7 +1,8 @@
-"""How well the return model predicts a trace that it learns from as it comes: a sidecar's life, replayed.
+"""The return model on a log that it learns from as it comes: a sidecar's life, replayed.
 
-Each turn is predicted when it arrives, with what a sidecar then knows: the turns before it, the reply before it (its own is not
-written yet), its tokens, class and opening. The model is refitted every minute and never sees what comes later.
+Each turn is predicted when it arrives, with what a sidecar then knows: whose turn it is, its number, its tokens and class, how
+its conversation begins, and the reply before it (its own is not written yet). The model is refitted every minute and never
+sees what comes later.
 """
 
 import math
@@ -10,9 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from lpc.logs.traces import Trace
 from lpc.logs.traces.turns import turns_in
+from lpc.model.probability import logit
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.hazards import EDGES, INTERVALS, log_likelihood
 from lpc.model.returns.memory import Arrived, Conversations
@@ -20,15 +23,80 @@ from lpc.model.returns.model import ReturnModel
 
 Floats = NDArray[np.float64]
 
+EPOCH_S: Final = 1.8e9
+"""Seconds since the epoch at second 0 of a log, so that times have the digits that they have in production."""
 REFIT_S: Final = 60.0
+"""As a sidecar does: between two refits, if there were requests."""
 HELD_OUT_S: Final = 1200.0
 """The end of a trace on which the model is judged."""
 HORIZONS_S: Final = (30.0, 60.0, 120.0, 300.0)
 
 
+class OnlineReturns:
+    """A return model that gets turns as they arrive and is refitted every minute by their clock."""
+
+    def __init__(self) -> None:
+        self.model = ReturnModel()
+        self._refit_at: float | None = None
+        self._conversations = Conversations()
+        self._replies: dict[str, int] = {}
+
+    def forecast(
+        self,
+        conversation: str,
+        turn: int,
+        arrival: float,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        category: str,
+        opening: bytes,
+        probability: float | None = None,
+        linkable: bool = True,
+    ) -> tuple[Floats, float] | None:
+        """Take a turn in; return what `ReturnModel.forecast` does.
+
+        Turns come in the order of their arrival (seconds).
+
+        Args:
+            conversation, turn, input_tokens, output_tokens, category: of the request.
+            opening: a digest of how the conversation begins; empty if it is not known.
+            probability: by the sidecar's text model.
+            linkable: whether the conversation can be recognised.
+        """
+        at = EPOCH_S + arrival
+        self._refit(at)
+        facts = Facts(
+            turn,
+            input_tokens,
+            reply_tokens=self._replies.get(conversation, math.nan),
+            log_odds=math.nan if probability is None else logit(probability),
+            category=category,
+        )
+        name = conversation.encode() if linkable else b""
+        came, before = self._conversations.arrive(Arrived(conversation=name, asked_at=at, facts=facts, opening=opening))
+        self._replies[conversation] = output_tokens
+        found = self.model.forecast(came)
+        if before is not None:
+            self.model.follow(before)
+        self.model.answer([came])
+        return found
+
+    def _refit(self, at: float) -> None:
+        if self._refit_at is None:
+            self._refit_at = at + REFIT_S
+        elif at >= self._refit_at:
+            # In a silence the refits between the first and the last leave nothing behind.
+            last = self._refit_at + math.floor((at - self._refit_at) / REFIT_S) * REFIT_S
+            with threadpool_limits(1):  # small matrices: threads would wait for each other
+                for due in dict.fromkeys((self._refit_at, last)):
+                    self.model.refit(due)
+            self._refit_at = last + REFIT_S
+
+
 @dataclass(frozen=True)
 class Forecasts:
-    """What the model said of each request of a trace, in its order, [n]; NaN where it did not know enough yet.
+    """What the model predicted of each request of a trace, in its order, [n]; NaN where it did not know enough yet.
 
     Attributes:
         hazard: [2, n, INTERVALS], by counts and by head.
@@ -65,47 +133,25 @@ class Forecasts:
         return {"mixture": mixture, "counts": counts, "head": head}
 
 
-def forecast(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Forecasts:
-    """Replay a trace to a new return model.
-
-    Args:
-        since: seconds of the trace from which on turns are judged.
-        learning: refit also after ``since``, as a sidecar does; else the model then knows what was known at ``since``, as one
-            that was fitted once.
-    """
-    model, conversations = ReturnModel(), Conversations()
+def forecast(trace: Trace, since: float = 0.0) -> Forecasts:
+    """Replay a trace to a new return model. ``since``: seconds of the trace from which on turns are judged."""
+    online = OnlineReturns()
     n = len(trace.requests)
     hazard, share = np.full((2, n, INTERVALS), np.nan), np.full(n, np.nan)
-    replies: dict[str, int] = {}
-    refit_at, fixed_share = REFIT_S, math.nan
     for place, request in enumerate(trace.requests):
-        while refit_at <= request.arrival and (learning or refit_at <= since):
-            model.refit(refit_at)
-            refit_at += REFIT_S
-        facts = Facts(
+        predicted = online.forecast(
+            request.conversation,
             request.turn,
-            request.input_tokens,
-            reply_tokens=replies.get(request.conversation, math.nan),
+            request.arrival,
+            input_tokens=request.input_tokens,
+            output_tokens=request.output_tokens,
             category=request.category,
+            # The first block often is the same for all: the system prompt.
+            opening=str(request.blocks[min(1, len(request.blocks) - 1)]).encode() if request.blocks else b"",
+            linkable=request.linkable,
         )
-        turn, before = conversations.arrive(
-            Arrived(
-                conversation=request.conversation.encode() if request.linkable else b"",
-                asked_at=request.arrival,
-                facts=facts,
-                # The first block often is the same for all: the system prompt.
-                opening=str(request.blocks[min(1, len(request.blocks) - 1)]).encode() if request.blocks else b"",
-            )
-        )
-        replies[request.conversation] = request.output_tokens
-        said = model.forecast(turn)
-        if said is not None:
-            hazard[:, place], share[place] = said
-            if not learning and request.arrival >= since:
-                fixed_share = share[place] = share[place] if math.isnan(fixed_share) else fixed_share
-        if before is not None:
-            model.follow(before)
-        model.answer([turn])
+        if predicted is not None:
+            hazard[:, place], share[place] = predicted
     turns = turns_in(trace)
     linkable = np.array([request.linkable for request in trace.requests])
     judged = turns.stands & linkable & (turns.arrival >= since) & ~np.isnan(share)
@@ -113,28 +159,18 @@ def forecast(trace: Trace, since: float = 0.0, *, learning: bool = True) -> Fore
 
 
 def evaluate_online_returns(trace: Trace, since: float) -> dict[str, Any]:
-    """Replay a trace, once learning to its end and once to ``since``, and judge the predictions of the turns from then on.
+    """Replay a trace and judge the predictions of the turns from ``since`` on.
 
     Returns:
-        turns: judged; head_share: the head's mean share of the mixture; calibration: see `calibration`; all of the model that
-        goes on learning. log_likelihood: mean nats per judged turn by that model (`mixture`), by its forecasters alone
-        (`counts`, `head`) and by the model that stopped learning (`stopped`). None where no turn was judged, or one was not
-        predicted.
+        turns: judged; log_likelihood: mean nats per judged turn by the model (`mixture`) and by its forecasters alone
+        (`counts`, `head`), None if no turn was judged; calibration: see `calibration`.
     """
-    online, stopped = forecast(trace, since), forecast(trace, since, learning=False)
-    values = online.log_likelihoods() | {"stopped": stopped.log_likelihoods()["mixture"]}
-    judged = online.judged
-    some = bool(judged.any())
-
-    def mean(found: Floats) -> float | None:
-        return round(float(found[judged].mean()), 4) if some and not np.isnan(found[judged]).any() else None
-
-    return {
-        "turns": int(judged.sum()),
-        "head_share": mean(online.head_share),
-        "log_likelihood": {name: mean(found) for name, found in values.items()},
-        "calibration": calibration(online),
+    found = forecast(trace, since)
+    turns = int(found.judged.sum())
+    means = {
+        name: round(float(value[found.judged].mean()), 4) if turns else None for name, value in found.log_likelihoods().items()
     }
+    return {"turns": turns, "log_likelihood": means, "calibration": calibration(found)}
 
 
 def calibration(found: Forecasts) -> list[dict[str, Any]]:

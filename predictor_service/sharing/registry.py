@@ -79,13 +79,13 @@ class TurnRegistry:
         self._metrics = metrics
         self._sidecar = os.urandom(ID_BYTES)
         backoff = EqualJitterBackoff(cap=30.0, base=0.5)
-        self._health = Health(redis, "of shared turns", metrics.redis_refusals("sightings"), backoff=backoff)
+        self._health = Health(redis, "of shared turns", metrics.redis_refusals("turns"), backoff=backoff)
         self._mine: weakref.WeakValueDictionary[bytes, Turn] = weakref.WeakValueDictionary()
         """By their ids in Redis, as long as they are remembered; the thread's alone."""
         self._queue: queue.Queue[_Asked | None] = queue.Queue(MOST_ASKED)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="turn-registry", daemon=True)
-        metrics.watch_sightings(lambda: self.key is not None)
+        metrics.watch_turns(lambda: self.key is not None)
         self._thread.start()
 
     async def arrive(self, turn: Turn, names: Names | None) -> Found:
@@ -99,7 +99,7 @@ class TurnRegistry:
             with contextlib.suppress(queue.Full, TimeoutError):
                 self._queue.put_nowait(asked)
                 found = await asyncio.wait_for(asyncio.wrap_future(asked.answer), PATIENCE_S)
-        self._metrics.sightings.labels(found).inc()
+        self._metrics.turns.labels(found).inc()
         return found
 
     def close(self) -> None:
@@ -218,4 +218,4 @@ class TurnRegistry:
             turn = self._mine.get(name)
             if turn is not None and turn.next_at is None:
                 self._labels.returned_elsewhere(turn, at)
-                self._metrics.sightings.labels("heard").inc()
+                self._metrics.turns.labels("heard").inc()

@@ -39,7 +39,7 @@ def test_this_vllm_passes_and_the_check_leaves_no_trace(caplog: pytest.LogCaptur
     engine = Engine(50, learned=False)
     before = engine.pool.get_num_free_blocks(), engine.pool.free_block_queue
     with caplog.at_level(logging.DEBUG):
-        assert conformance.why_not(engine.scheduler) is None
+        assert conformance.find_incompatibility(engine.scheduler) is None
     assert (engine.pool.get_num_free_blocks(), engine.pool.free_block_queue) == before
     assert not caplog.records
 
@@ -177,13 +177,13 @@ def test_a_configuration_without_a_place_for_the_plug_in_runs_stock(
 
 @pytest.mark.skipif(not takes_policies(), reason="not in vLLM before 0.31")
 def test_the_offload_tier_passes_its_check_too() -> None:
-    assert placing.why_not() is None
+    assert placing.find_incompatibility() is None
 
 
 @pytest.mark.skipif(takes_policies(), reason="this vLLM's offload tier takes a policy")
 @pytest.mark.refuses(engine="vLLM", tier="CPU tier", what="a tier that takes no policy of this kind (before 0.31): its own")
 def test_an_offload_tier_of_before_0_31_stays_vllms_own() -> None:
-    assert "takes no policy of this kind" in (placing.why_not() or "")
+    assert "takes no policy of this kind" in (placing.find_incompatibility() or "")
 
 
 AT_INFO = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}

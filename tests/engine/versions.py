@@ -23,8 +23,8 @@ TESTS = {
 CHECK = """
 from benchmarks.bare_scheduler import Engine
 from vllm import __version__
-from eviction_client.engines.vllm.conformance import why_not
-reason = why_not(Engine(50, learned=False).scheduler)
+from eviction_client.engines.vllm.conformance import find_incompatibility
+reason = find_incompatibility(Engine(50, learned=False).scheduler)
 print(__version__, reason or "fits")
 """
 ROOT = Path(__file__).resolve().parents[2]

@@ -111,13 +111,13 @@ def test_an_evictor_that_takes_other_arguments_stays_with_one_error_and_a_metric
 @pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="an evictor or allocator that works otherwise: stock LRU")
 def test_an_allocator_that_reads_its_evictors_own_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Engine(40, learned=False).scheduler
-    assert adapter.why_not(scheduler) is None
+    assert adapter.find_incompatibility(scheduler) is None
     allocator = type(adapter.gpu_allocator(scheduler.block_manager))
     evicted = allocator._maybe_allocate_evicted_block_id
     monkeypatch.setattr(
         allocator, "_maybe_allocate_evicted_block_id", lambda self: evicted(self) if len(self.evictor.free_table) else None
     )
-    assert "free_table" in (adapter.why_not(scheduler) or "")
+    assert "free_table" in (adapter.find_incompatibility(scheduler) or "")
 
 
 @pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="an evictor or allocator that works otherwise: stock LRU")
@@ -129,7 +129,7 @@ def test_an_allocator_that_gives_blocks_another_depth_is_noticed(monkeypatch: py
         add(self, block_id, content_hash, -num_hashed_tokens, last_accessed)
 
     monkeypatch.setattr(adapter.LearnedEvictor, "add", shallow)
-    assert "with our evictor evicts blocks in the order [4, 2, 3, 0, 1]" in (adapter.why_not(scheduler) or "")
+    assert "with our evictor evicts blocks in the order [4, 2, 3, 0, 1]" in (adapter.find_incompatibility(scheduler) or "")
 
 
 @pytest.mark.refuses(

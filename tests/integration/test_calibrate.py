@@ -15,20 +15,20 @@ from tests.judge_double import JudgeDouble, judging
 
 def measured(tmp_path: Path, models: Path, lines: list[dict[str, object]], *flags: str) -> Done:
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    where = ("--data", str(tmp_path), "--models", str(models), "--model", "tiny")
+    where = ("--vectors", str(tmp_path), "--models", str(models), "--model", "tiny")
     return lpc("cache", "calibrate", "--answers", str(tmp_path / "answers.jsonl"), *flags, *where)
 
 
 def calibrate(tmp_path: Path, models: Path, label: str, *flags: str) -> Done:
     rows = "".join(f"How do I reset part {i}?\thow do i reset part {i}\t{label}\n" for i in range(90))
     (tmp_path / "pairs.tsv").write_text(rows)
-    where = ("--data", str(tmp_path), "--models", str(models), "--model", "tiny")
+    where = ("--vectors", str(tmp_path), "--models", str(models), "--model", "tiny")
     return lpc("cache", "calibrate", "--pairs", str(tmp_path / "pairs.tsv"), *flags, *where)
 
 
 def test_clean_pairs_open_a_scope_and_wrong_ones_do_not(tmp_path: Path, tiny_models: Path) -> None:
     figures, kept = tmp_path / "figures.json", tmp_path / "evidence.json"
-    done = calibrate(tmp_path, tiny_models, "1", "--output", str(figures), "--out", str(kept))
+    done = calibrate(tmp_path, tiny_models, "1", "--output", str(figures), "--evidence", str(kept))
     assert done.returncode == 0, done.err
     said = json.loads(figures.read_text())
     assert (said["pairs"], said["served_share"]) == (90, 1.0)
@@ -52,9 +52,9 @@ def answer_pairs(count: int = 20) -> list[dict[str, object]]:
 
 def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_models: Path) -> None:
     kept, encoder = tmp_path / "evidence.json", Vectors(tiny_models, "tiny", tmp_path).encoder
-    with pytest.raises(EvidenceError, match=r"run `lpc cache calibrate --answers FILE --judge embedding --out FILE`"):
+    with pytest.raises(EvidenceError, match=r"run `lpc cache calibrate --answers FILE --judge embedding --evidence FILE`"):
         read_judge_error(None, "embedding", "", encoder)
-    done = measured(tmp_path, tiny_models, answer_pairs(), "--out", str(kept))
+    done = measured(tmp_path, tiny_models, answer_pairs(), "--evidence", str(kept))
     assert done.returncode == 0, done.err
     assert "0 of 20 answers that differ" in done.out + done.err  # their numbers differ
     assert read_judge_error(kept, "embedding", "", encoder) == JudgeError(0, 20)
@@ -63,7 +63,7 @@ def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_m
         with pytest.raises(EvidenceError, match="does not say how often"):
             read_judge_error(kept, judge, model, encoder)
     with judging(JudgeDouble("SAME")) as judge:
-        flags = ("--judge", "model", "--judge-url", judge.url, "--judge-model", "m", "--out", str(kept))
+        flags = ("--judge", "model", "--judge-url", judge.url, "--judge-model", "m", "--evidence", str(kept))
         done = measured(tmp_path, tiny_models, answer_pairs(), *flags)
     assert done.returncode == 0, done.err
     assert read_judge_error(kept, "model", "m", encoder) == JudgeError(20, 20)

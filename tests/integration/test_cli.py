@@ -225,7 +225,7 @@ def test_predict_on_a_terminal_says_that_it_waits(served: tuple[object, str]) ->
 
 
 def test_a_published_model_is_pulled_and_a_damaged_one_is_not(tmp_path: Path, tiny_models: Path) -> None:
-    packed = lpc("models", "pack", "v1", "--models", str(tiny_models), "--model", "tiny", "--to", str(tmp_path))
+    packed = lpc("models", "pack", "v1", "--models", str(tiny_models), "--model", "tiny", "--folder", str(tmp_path))
     assert packed.returncode == 0, packed.stderr
     (file,) = tmp_path.glob("*.tar.gz")
     digest = packed.stdout.split()[-1].decode()
@@ -248,7 +248,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work_begins(tmp_pat
 
 def test_what_the_disk_refuses_is_one_line(tmp_path: Path, tiny_models: Path) -> None:
     (tmp_path / "file").touch()
-    refused = lpc("models", "pack", "v1", "--models", str(tiny_models), "--model", "tiny", "--to", str(tmp_path / "file"))
+    refused = lpc("models", "pack", "v1", "--models", str(tiny_models), "--model", "tiny", "--folder", str(tmp_path / "file"))
     assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1, refused.stderr
 
 
@@ -276,7 +276,9 @@ def test_train_without_embeddings_says_what_to_run_first(tmp_path: Path) -> None
     assert b"make them with `lpc embed" in result.stderr
 
 
-@pytest.mark.parametrize("flags", [("--version", "../elsewhere"), ("--name", "/elsewhere"), ("--version", ".hidden")])
+@pytest.mark.parametrize(
+    "flags", [("--model-version", "../elsewhere"), ("--model", "/elsewhere"), ("--model-version", ".hidden")]
+)
 def test_export_goes_nowhere_but_into_the_model_repository(tmp_path: Path, flags: tuple[str, str]) -> None:
     refused = lpc("export", "--models", str(tmp_path / "models"), *flags)
     assert refused.returncode == 2

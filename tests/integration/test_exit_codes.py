@@ -75,7 +75,7 @@ def test_a_command_that_fails_ends_with_1_and_without_a_traceback(command: list[
         ["predict", "--timeout", "0"],
         ["predict", "--certificate", "x"],
         ["gateway", "--port", "-1"],
-        ["export", "--name", "a/b"],
+        ["export", "--model", "a/b"],
         ["simulate", "--policies", "nonsense"],
         ["simulate", "--output-token-ms", "-1"],
         ["cache", "invalidate"],
@@ -85,7 +85,7 @@ def test_a_command_that_fails_ends_with_1_and_without_a_traceback(command: list[
         ["train", "--from", "/nowhere", "--embeddings", "/nowhere"],
         ["embed", "--dataset", "nonsense"],
         ["lmcache", "front", "--host", "127.0.0.1"],
-        ["lmcache", "front", "--host", "127.0.0.1", "--to", "nonsense"],
+        ["lmcache", "front", "--host", "127.0.0.1", "--upstream", "nonsense"],
         ["nonsense"],
     ],
     ids=lambda command: "-".join(command[:2]),
@@ -93,7 +93,7 @@ def test_a_command_that_fails_ends_with_1_and_without_a_traceback(command: list[
 def test_a_wrong_call_ends_with_2_and_without_a_traceback(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t")
     done = CliRunner().invoke(
-        app, command, env={"LPC_LMCACHE_TOKEN_FILE": str(tmp_path / "token")} if "--to" in command else {}
+        app, command, env={"LPC_LMCACHE_TOKEN_FILE": str(tmp_path / "token")} if "--upstream" in command else {}
     )
     assert (done.exit_code, type(done.exception)) == (2, SystemExit), done.output
     assert "Traceback" not in done.output and "internal error" not in done.output
@@ -101,10 +101,10 @@ def test_a_wrong_call_ends_with_2_and_without_a_traceback(command: list[str], tm
 
 def test_an_unexpected_error_is_one_line_that_names_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug is made by a module of ours that lacks what the command needs."""
-    monkeypatch.setattr("lpc.commands.conversations.access_of", None)
+    monkeypatch.setattr("lpc.commands.predict.access_of", None)
     short = lpc("predict", stdin=b"hello")
     assert short.returncode == 1
     (line,) = short.stderr.decode().splitlines()
-    assert line.startswith("lpc: internal error: TypeError at ") and "conversations.py:" in line
+    assert line.startswith("lpc: internal error: TypeError at ") and "predict.py:" in line
     full = lpc("--debug", "predict", stdin=b"hello")
     assert b"Traceback" in full.stderr

@@ -64,7 +64,7 @@ async def test_a_better_head_is_published_and_a_running_sidecar_serves_it(root: 
     async with sidecar(root, reload_s=0.05) as (stub, _):
         before = (await stub.Predict(one(chat("hello")))).prediction
         code, said = await asyncio.to_thread(
-            lpc, *asked, "--recipe", "lpc", "--output", str(report), "--out", str(tmp_path / "head")
+            lpc, *asked, "--recipe", "lpc", "--output", str(report), "--head", str(tmp_path / "head")
         )
         assert code == 0, said
         found = json.loads(report.read_text())

@@ -53,7 +53,7 @@ async def fleet(models: Path, redis_url: str, size: int = 2, **settings: object)
         ]
         if redis_url:
             for one in made:
-                await eventually(lambda one=one: shows(one, "lpc_sightings_shared 1.0"))  # type: ignore[misc]
+                await eventually(lambda one=one: shows(one, "lpc_turns_shared 1.0"))  # type: ignore[misc]
         yield made
 
 
@@ -101,7 +101,7 @@ async def test_a_turn_whose_next_one_reaches_another_sidecar_has_returned(
         await set_clocks(both, 40)
         await a.ask(turn(*PROMPTS, name=name))
         await eventually(lambda: shows(b, 'lpc_returns_learnt{of="returns"} 1.0'))
-        assert (await counts(a, "lpc_sightings_total"))["elsewhere"] == (await counts(a, "lpc_sightings_total"))["heard"] == 1
+        assert (await counts(a, "lpc_turns_total"))["elsewhere"] == (await counts(a, "lpc_turns_total"))["heard"] == 1
         # The gaps are those of the whole conversation, though each sidecar saw every other turn.
         facts = Facts._make([*a.model._memory._values[1], ""])
         assert (facts.turn_count, facts.last_gap) == (3, 40.0)
@@ -125,7 +125,7 @@ async def test_a_turn_asked_again_elsewhere_is_neither_a_return_nor_learnt_twice
         await a.ask(turn(*PROMPTS[:2]))
         await set_clocks(both, 1)
         await b.ask(turn(*PROMPTS[:2]))
-        assert (await counts(b, "lpc_sightings_total"))["repeated"] == 1
+        assert (await counts(b, "lpc_turns_total"))["repeated"] == 1
         assert (await learnt(b))["turns"] == 0
         await set_clocks(both, 30)
         await b.ask(turn(*PROMPTS))
@@ -148,8 +148,8 @@ async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
             for n in range(5):
                 assert await a.ask(turn(f"a question of its own, number {n}"))
                 await set_clocks([a, b], 1)
-            await eventually(lambda: shows(a, "lpc_sightings_shared 0.0"))
-            await eventually(lambda: shows(b, "lpc_sightings_shared 0.0"))
+            await eventually(lambda: shows(a, "lpc_turns_shared 0.0"))
+            await eventually(lambda: shows(b, "lpc_turns_shared 0.0"))
             await asyncio.sleep(2)
             assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]  # of two sidecars
             # Meanwhile each learns from its own turns.
@@ -159,12 +159,12 @@ async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
             assert (await learnt(a))["returns"] == 1
             server.start()
             for one in (a, b):
-                await eventually(lambda one=one: shows(one, "lpc_sightings_shared 1.0"))  # type: ignore[misc]
+                await eventually(lambda one=one: shows(one, "lpc_turns_shared 1.0"))  # type: ignore[misc]
             await set_clocks([a, b], 20)
             await b.ask(turn("something new that is long enough to be unlike all others, I hope"))
             await set_clocks([a, b], 20)
             await a.ask(turn("something new that is long enough to be unlike all others, I hope", "well?"))
-            assert (await counts(a, "lpc_sightings_total"))["elsewhere"] == 1
+            assert (await counts(a, "lpc_turns_total"))["elsewhere"] == 1
 
 
 async def test_redis_holds_no_text_and_forgets(tiny_models: Path, redis_server: RedisServer) -> None:
@@ -206,7 +206,7 @@ async def test_the_engines_user_of_redis_may_do_all_of_it(tiny_models: Path, gua
         await b.ask(turn(*PROMPTS[:2]))
         await eventually(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
         await b.ask(turn(*PROMPTS))
-        assert (await counts(b, "lpc_sightings_total"))["own"] == 1
+        assert (await counts(b, "lpc_turns_total"))["own"] == 1
         await asyncio.sleep(1)
         assert guarded_redis.refused() == set()
 
@@ -247,7 +247,7 @@ async def shared_past(
     return second.facts.growth_tokens == 200
 
 
-async def test_a_key_of_another_type_costs_the_sightings_of_one_conversation_only(redis_server: RedisServer) -> None:
+async def test_a_key_of_another_type_costs_the_turns_of_one_conversation_only(redis_server: RedisServer) -> None:
     with prepared_sides(redis_server.url, 2) as sides, contextlib.closing(redis_server.client()) as admin:
 
         def turns() -> list[bytes]:
@@ -264,10 +264,10 @@ async def test_a_key_of_another_type_costs_the_sightings_of_one_conversation_onl
         for number in range(3):
             assert await shared_past(sides, f"sound {number}")
             assert all(shared.key is not None for _, shared, _ in sides)
-        assert sum(metrics.refused_by_redis.labels("sightings", "WRONGTYPE")._value.get() for _, _, metrics in sides) > 0
+        assert sum(metrics.refused_by_redis.labels("turns", "WRONGTYPE")._value.get() for _, _, metrics in sides) > 0
 
 
-async def test_a_full_redis_does_not_end_the_sightings(redis_server: RedisServer) -> None:
+async def test_a_full_redis_does_not_end_the_turns(redis_server: RedisServer) -> None:
     with prepared_sides(redis_server.url, 3) as sides, contextlib.closing(redis_server.client()) as admin:
         for _, shared, _ in sides[:2]:
             await connected(shared)
@@ -280,4 +280,4 @@ async def test_a_full_redis_does_not_end_the_sightings(redis_server: RedisServer
         finally:
             admin.config_set("maxmemory", "0")
         assert await shared_past(sides, "after")
-        assert sum(metrics.refused_by_redis.labels("sightings", "OOM")._value.get() for _, _, metrics in sides) > 0
+        assert sum(metrics.refused_by_redis.labels("turns", "OOM")._value.get() for _, _, metrics in sides) > 0

@@ -114,7 +114,7 @@ def test_the_recipe_is_chosen_without_the_evaluation_half(few: Path) -> None:
 def test_the_command_line_trains_evaluates_and_names_what_is_missing(few: Path, tmp_path: Path) -> None:
     run = CliRunner()
     trained = run.invoke(
-        app, ["train", "--embeddings", str(few), "--recipe", "lpc", "--out", str(tmp_path / "h/lpc/head.safetensors")]
+        app, ["train", "--embeddings", str(few), "--recipe", "lpc", "--head", str(tmp_path / "h/lpc/head.safetensors")]
     )
     assert trained.exit_code == 0, trained.output
     asked = ["evaluate", "--embeddings", str(few), "--heads", str(tmp_path / "h"), "--output", str(tmp_path / "e.json")]

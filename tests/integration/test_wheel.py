@@ -125,7 +125,7 @@ def test_simulate_replays_a_log(python: Path, somewhere: Path) -> None:
 @pytest.mark.timeout(600)
 def test_export_makes_an_artefact(python: Path, somewhere: Path, tiny_models: Path) -> None:
     encoder = ("--encoder", tiny_models / ".encoder-tiny", "--head", tiny_models / ".head-v1.safetensors")
-    result = lpc(python, somewhere, "export", *encoder, "--precision", "fp32", "--name", "tiny")
+    result = lpc(python, somewhere, "export", *encoder, "--precision", "fp32", "--model", "tiny")
     assert result.returncode == 0, result.stderr
     assert len(list((somewhere / "models/tiny").glob("*/manifest.json"))) == 1
     shown = lpc(python, somewhere, "models", "list", "--model", "tiny", "--json")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.lmcache_stack import Coordinator
 from benchmarks.processes import free_port
-from lpc.lmcache.coordinator import REFUSED, why_not
+from lpc.lmcache.coordinator import REFUSED, find_incompatibility
 from tests.eventually import until
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 
@@ -92,8 +92,8 @@ async def node() -> AsyncIterator[tuple[NodeServer, str]]:
 
 @pytest.mark.refuses(engine="LMCache", tier="MP mode", what="its in-process mode, in favour of MP mode")
 def test_the_in_process_mode_is_refused_for_the_release_that_is_here(lmcache_version: str) -> None:
-    assert why_not(lmcache_version) is None
-    assert why_not(lmcache_version, "LMCacheConnectorV1") == REFUSED
+    assert find_incompatibility(lmcache_version) is None
+    assert find_incompatibility(lmcache_version, "LMCacheConnectorV1") == REFUSED
 
 
 @pytest.mark.supports(engine="LMCache", tier="MP mode", what="its coordinator takes our controller: events, deletions, pins")

@@ -95,7 +95,7 @@ class Front(HttpServer):
 
     def __init__(self, folder: Any, to: int, token: str) -> None:
         port = free_port()
-        command = [program(), "-m", "lpc", "lmcache", "front", "--to", f"127.0.0.1:{to}", "--host", "127.0.0.1"]
+        command = [program(), "-m", "lpc", "lmcache", "front", "--upstream", f"127.0.0.1:{to}", "--host", "127.0.0.1"]
         (folder / "token").write_text(token)
         variables = environment(lmcache_token_file=folder / "token")
         super().__init__(port, folder / "front.log", [*command, "--port", str(port)], variables)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eviction_client.engines.sglang.versions import why_not
+from eviction_client.engines.sglang.versions import find_incompatibility
 
 FOLDER = os.environ.get("LPC_TEST_OLDER_SGLANG")
 
@@ -16,4 +16,4 @@ FOLDER = os.environ.get("LPC_TEST_OLDER_SGLANG")
 def test_a_release_that_does_not_show_when_requests_end_is_refused(record_property: Callable[[str, object], None]) -> None:
     release = Path(FOLDER or "")
     record_property("version", release.name)
-    assert "checkpoint_into_tree" in (why_not(release / "sglang") or "")
+    assert "checkpoint_into_tree" in (find_incompatibility(release / "sglang") or "")

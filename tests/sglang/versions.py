@@ -9,7 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from eviction_client.engines.sglang.versions import why_not
+from eviction_client.engines.sglang.versions import find_incompatibility
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ def main(folder: Path, versions: list[str]) -> int:
     bad = 0
     for version in versions:
         sources = unpack(version, folder)
-        reason = why_not(sources / "sglang")
+        reason = find_incompatibility(sources / "sglang")
         # One that is refused must not be imported: its test only reads it.
         test, path = ("test_radix_cache.py", f"{sources}:{ROOT}") if reason is None else ("test_older.py", str(ROOT))
         command = [sys.executable, "-m", "pytest", "-q", "--confcutdir=tests/sglang", "-o", "filterwarnings=default"]

@@ -14,7 +14,7 @@ from eviction_client.curve import KNOTS, value_at
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
-from eviction_client.engines.sglang.versions import why_not
+from eviction_client.engines.sglang.versions import find_incompatibility
 from eviction_client.plugin import Plugin
 from eviction_client.reuse import Stretch, first_class
 from eviction_client.settings import ClientSettings
@@ -137,11 +137,11 @@ def sources(folder: Path, seam: str) -> Path:
 
 
 def test_a_release_without_the_hook_is_refused_with_its_name(tmp_path: Path) -> None:
-    assert why_not(sources(tmp_path, "checkpoint_into_tree")) is None
-    reason = why_not(sources(tmp_path, "insert_req"))
+    assert find_incompatibility(sources(tmp_path, "checkpoint_into_tree")) is None
+    reason = find_incompatibility(sources(tmp_path, "insert_req"))
     assert reason is not None and "def checkpoint_into_tree" in reason and "unified_radix_cache.py" in reason
     (tmp_path / "sglang/srt/mem_cache/registry.py").unlink()
-    assert why_not(tmp_path / "sglang") == "it has no sglang/srt/mem_cache/registry.py"
+    assert find_incompatibility(tmp_path / "sglang") == "it has no sglang/srt/mem_cache/registry.py"
 
 
 def test_no_token_is_hashed_in_the_schedulers_thread() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
-from eviction_client.engines.sglang.versions import TESTED, installed, unsuitable, why_not
+from eviction_client.engines.sglang.versions import TESTED, find_incompatibility, installed, unsuitable
 from eviction_client.engines.tokenizer_files import finder
 from eviction_client.metrics import EngineMetrics
 from eviction_client.plugin import Plugin, Predictor
@@ -71,7 +71,7 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = o
     if not wanted and not settings.shadow:
         return stock(ctx, *args, **kwargs)
     metrics = EngineMetrics(str(getattr(ctx.tp_worker, "dp_rank", None) or 0))
-    plugin, reason = None, why_not() or unsuitable(ctx)
+    plugin, reason = None, find_incompatibility() or unsuitable(ctx)
     if reason is None:
         try:
             import eviction_client.engines.sglang.hooks as hooks

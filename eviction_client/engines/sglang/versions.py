@@ -46,7 +46,7 @@ def installed() -> str | None:
         return None
 
 
-def why_not(package: Path | None = None) -> str | None:
+def find_incompatibility(package: Path | None = None) -> str | None:
     """Return why the plug-in cannot work in a SGLang; None where it can.
 
     Args:

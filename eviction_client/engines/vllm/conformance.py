@@ -29,7 +29,7 @@ EVICTED: Final = [6, 7, 3, 2, 5, 4, 1]
 """Blocks in the order in which :func:`_evictions` evicts them if the least recently used go first."""
 
 
-def why_not(scheduler: Any) -> str | None:
+def find_incompatibility(scheduler: Any) -> str | None:
     """Return why the plug-in would not work in this engine; None if it passed. May raise whatever an unknown engine raises."""
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool

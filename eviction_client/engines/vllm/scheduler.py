@@ -72,7 +72,7 @@ class LearnedScheduler:
         try:
             import eviction_client.engines.vllm.conformance as conformance
 
-            reason = unsuitable(vllm_config) or conformance.why_not(scheduler)
+            reason = unsuitable(vllm_config) or conformance.find_incompatibility(scheduler)
             milliseconds = 1000 * (time.perf_counter() - started)
             if reason is None:
                 cls._attach(scheduler, settings, vllm_config, metrics, tiers)

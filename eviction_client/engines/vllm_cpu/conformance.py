@@ -20,7 +20,7 @@ EVICTED: Final = ["b1", "a1", None]
 """What :func:`_evictions` returns if the least recently used chunks go first."""
 
 
-def why_not() -> str | None:
+def find_incompatibility() -> str | None:
     """Return why our policy would not work in this tier; None if it passed. May raise whatever an unknown tier raises."""
     for whose, policy in (
         ("", {"cache_policy": "lru"}),

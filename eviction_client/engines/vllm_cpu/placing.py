@@ -16,7 +16,7 @@ from eviction_client.engines.vllm_cpu import MODULE, POLICY
 CONNECTOR: Final = "OffloadingConnector"
 
 
-def why_not() -> str | None:
+def find_incompatibility() -> str | None:
     """Return why the policy cannot work in the tier of the vLLM that is installed; None where it passed. Raises nothing.
 
     Compares a few evictions of two small tiers. For the plug-in's start, and for callers before that.
@@ -24,7 +24,7 @@ def why_not() -> str | None:
     try:
         from eviction_client.engines.vllm_cpu import conformance
 
-        return conformance.why_not()
+        return conformance.find_incompatibility()
     except ImportError as error:
         return f"its offload tier takes no policy of this kind ({error})"
     except Exception as error:
@@ -81,7 +81,7 @@ def built(build: Callable[[], Any], vllm_config: Any, *, wanted: bool) -> tuple[
     extras = list(_tiers_of(vllm_config)) if wanted else []
     if not any(extra.get("eviction_policy", POLICY) == POLICY for extra in extras):
         return build(), Tiers()
-    if (reason := why_not()) is not None:
+    if (reason := find_incompatibility()) is not None:
         return build(), Tiers(reason=reason)
     from eviction_client.engines.vllm_cpu.policy import policies_made
 

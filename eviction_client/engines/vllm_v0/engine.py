@@ -3,7 +3,7 @@
 V0 has no flag for a scheduler before 0.8, so the general plug-in (:func:`eviction_client.engines.vllm_v0.register`) asks
 :func:`watch` to look after ``LLMEngine.__init__``: each engine that is built in this process gets the hooks on its schedulers.
 (In 0.6.0 plug-ins are loaded inside that very method; there the hooks come with the first request.) Before that,
-:func:`why_not` compares what the evictors take, and a few evictions of small allocators of the engine's own class.
+:func:`find_incompatibility` compares what the evictors take, and a few evictions of small allocators of the engine's own class.
 """
 
 import atexit
@@ -92,7 +92,7 @@ def _attach_to_all(
             logger.warning("learned prefix cache: prefix caching is off, so there is nothing to do")
             return
         metrics = EngineMetrics(str(number))
-        reason = why_not(scheduler)
+        reason = find_incompatibility(scheduler)
         if reason is None:
             try:
                 engine.lpc.append(_attach(scheduler, settings, engine, open_predictor, metrics))
@@ -106,7 +106,7 @@ def _attach_to_all(
     logger.info("learned prefix cache: %s in the V0 engine; %s, check passed", mode, tested)
 
 
-def why_not(scheduler: Any) -> str | None:
+def find_incompatibility(scheduler: Any) -> str | None:
     """Return why the plug-in cannot work in this scheduler; None where it can. Raises nothing."""
     try:
         manager = scheduler.block_manager

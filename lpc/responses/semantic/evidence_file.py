@@ -126,7 +126,7 @@ def read_judge_error(path: Path | None, judge: str, model: str, encoder: str) ->
         EvidenceError: it was not measured, or the file cannot be used. The message says what to run.
     """
     named = f"--judge {judge} --judge-model {model}" if model else f"--judge {judge}"
-    run = f"`lpc cache calibrate --answers FILE {named} --out {path or 'FILE'}`"
+    run = f"`lpc cache calibrate --answers FILE {named} --evidence {path or 'FILE'}`"
     if path is None:
         raise EvidenceError(f'judge "{judge}" errs, and how often is not known: run {run} and name that file as `evidence`')
     try:

@@ -93,9 +93,9 @@ def test_invalidate_is_of_what_is_named_and_of_nothing_else(caches: ResponseCach
         assert not there(client, gone), words
     kept = asked("kept")
     store(client, kept, engine_s=0.0)  # of an answer without a flight only its length says that it is not from before
-    run(caches, "invalidate", "--model", "another")
+    run(caches, "invalidate", "--served-model", "another")
     assert there(client, kept)
-    run(caches, "invalidate", "--model", "m")
+    run(caches, "invalidate", "--served-model", "m")
     assert not there(client, kept)
     store(client, kept, engine_s=0.0)
     assert run(caches, "invalidate", "--scope", "faq", "--erase").output.startswith("done; ")
@@ -103,7 +103,7 @@ def test_invalidate_is_of_what_is_named_and_of_nothing_else(caches: ResponseCach
     for words in ((), ("--scope", "faq", "--tag", "x")):
         refused = run(caches, "invalidate", *words)
         assert refused.exit_code != 0 and "name one of" in refused.output
-    for words in (("--tag", ""), ("--entry", ""), ("--scope", ""), ("--tag", "x", "--model-version", "2")):
+    for words in (("--tag", ""), ("--entry", ""), ("--scope", ""), ("--tag", "x", "--served-version", "2")):
         assert run(caches, "invalidate", *words).exit_code == 2, words
 
 
@@ -148,7 +148,7 @@ def test_warming_that_was_killed_goes_on_where_it_stopped(
 ) -> None:
     path, count, told = tmp_path / "faq.jsonl", 12, 4
     path.write_text("".join(json.dumps({"question": f"question {i}"}) + "\n" for i in range(count)))
-    words = ["warm", "--file", str(path), "--model", "m", "--scope", "faq", "--engine", engine.url, "--rate", "1000"]
+    words = ["warm", "--file", str(path), "--served-model", "m", "--scope", "faq", "--engine", engine.url, "--rate", "1000"]
     command = [sys.executable, "-m", "lpc", "cache", *words, "--address", caches.sidecar.address]
     original = engine._complete
 
@@ -185,7 +185,7 @@ def test_warming_that_kept_nothing_ends_with_an_error_and_says_why(
 ) -> None:
     path = tmp_path / "faq.jsonl"
     path.write_text('{"question": "unheard"}\n')
-    words = ["warm", "--file", str(path), "--model", "m", "--scope", "faq"]
+    words = ["warm", "--file", str(path), "--served-model", "m", "--scope", "faq"]
     for more, says in (
         (["--engine", "http://127.0.0.1:1"], "1 failed: http://127.0.0.1:1 does not answer"),
         (["--engine", "127.0.0.1:1"], "is not an address"),

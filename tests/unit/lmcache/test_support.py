@@ -4,19 +4,19 @@ from pathlib import Path
 import pytest
 
 from lpc.errors import UsageError
-from lpc.lmcache.coordinator import TESTED, why_not, with_controller
+from lpc.lmcache.coordinator import TESTED, find_incompatibility, with_controller
 from lpc.lmcache.settings import LMCacheSettings, LMCacheUnfit
 
 
 def test_the_in_process_mode_is_refused_in_every_release() -> None:
-    said = why_not(TESTED[0], "LMCacheConnectorV1")
+    said = find_incompatibility(TESTED[0], "LMCacheConnectorV1")
     assert said is not None
     assert "MP mode" in said
 
 
 def test_a_release_that_was_not_tried_is_named() -> None:
-    assert why_not(TESTED[0], "LMCacheMPConnector") is None
-    assert "0.9.0" in str(why_not("0.9.0"))
+    assert find_incompatibility(TESTED[0], "LMCacheMPConnector") is None
+    assert "0.9.0" in str(find_incompatibility("0.9.0"))
 
 
 def test_our_controller_is_added_to_those_that_an_operator_names() -> None:

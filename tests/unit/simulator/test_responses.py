@@ -109,7 +109,6 @@ def test_with_both_caches_engines_compute_less_than_with_the_better_of_the_two(c
     [
         (("--responses", "exact"), "equal requests are found in a log"),
         (("--workload", "documents", "--responses", "exact"), "no text of which two could be equal"),
-        (("--responses", "semantic"), "not a tier of a response cache that can be replayed"),
         (("--responses", "exact", "--ttl", "0"), "--ttl is seconds above 0"),
         (("--responses", "exact", "--tier", "5%"), "give --responses or --tier"),
         (("--tier-policy", "value"), "give one with --tier"),

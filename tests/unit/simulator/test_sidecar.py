@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from lpc.model.returns.hazards import AGES
+from lpc.model.returns.memory import Arrived
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies.lru import Lru
 from lpc.simulator.policy import PolicySettings
-from lpc.simulator.sidecar import EPOCH_S, OnlineReturns, arrived, block_hash, curves_of, nominal_arrivals
+from lpc.simulator.sidecar import block_hash, curves_of, nominal_arrivals, take_in
 from lpc.simulator.workload import Turn, Workload
 from lpc.simulator.workloads import WORKLOADS
+from lpc.training.online_returns import EPOCH_S, OnlineReturns
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +26,18 @@ def turn(number: int = 1, contents: tuple[int, ...] = (7, 8, 9), probability: fl
     return Turn("c", number, "ask", 48, 20, contents, contents, probability=probability)
 
 
-def test_a_sidecar_is_told_of_a_turn_what_came_over_the_wire() -> None:
-    seen = arrived(turn(2, probability=0.75), EPOCH_S + 5, 33.0)
+def test_a_sidecar_gets_of_a_turn_what_comes_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    online = OnlineReturns()
+    seen: list[Arrived] = []
+    monkeypatch.setattr(online.model, "answer", seen.extend)
+    take_in(online, turn(1), 1.0)
+    take_in(online, turn(2, probability=0.75), 5.0)
 
-    facts = seen.facts
-    assert (seen.conversation, seen.asked_at) == (b"c", EPOCH_S + 5)
-    assert (facts.turn_count, facts.input_tokens, facts.reply_tokens, facts.category) == (2, 48, 33.0, "ask")
+    facts = seen[1].facts
+    assert (seen[1].conversation, seen[1].asked_at) == (b"c", EPOCH_S + 5)
+    assert (facts.turn_count, facts.input_tokens, facts.reply_tokens, facts.category) == (2, 48, 20, "ask")
     assert facts.log_odds == pytest.approx(math.log(3))
-    assert seen.opening == block_hash(8)
+    assert seen[1].opening == block_hash(8)
 
 
 def test_curves_are_known_after_200_requests(chats: Workload) -> None:
@@ -47,7 +53,7 @@ def test_curves_learnt_once_are_those_learnt_in_a_run(chats: Workload) -> None:
 
     class Asking(Lru):
         def arrive(self, turn: Turn, now: float) -> None:
-            curve = online.curve(turn, now)
+            curve = take_in(online, turn, now)
             if curve is not None:
                 afresh[turn] = curve
 

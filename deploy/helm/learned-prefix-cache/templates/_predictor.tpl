@@ -67,7 +67,7 @@ spec:
         - configMapRef:
             name: {{ include "lpc.prefix" . }}-predictor
       {{- $env := .Values.extraEnv }}
-      {{- if include "lpc.sightings" . }}
+      {{- if include "lpc.turns" . }}
       {{- $env = prepend $env (dict "name" "LPC_REDIS_PASSWORD_FILE" "value" "/etc/lpc/redis/password") }}
       {{- end }}
       {{- with $env }}
@@ -126,7 +126,7 @@ spec:
           mountPath: /etc/lpc/tls
           readOnly: true
         {{- end }}
-        {{- if include "lpc.sightings" . }}
+        {{- if include "lpc.turns" . }}
         - name: redis-password
           mountPath: /etc/lpc/redis
           readOnly: true
@@ -162,7 +162,7 @@ spec:
         secretName: {{ include "lpc.tlsSecret" . }}
         defaultMode: 0440
     {{- end }}
-    {{- if include "lpc.sightings" . }}
+    {{- if include "lpc.turns" . }}
     {{- $items := list (dict "key" "password" "path" "password") }}
     - name: redis-password
       secret: {{ dict "secretName" (include "lpc.redisSecret" .) "defaultMode" 0440 "items" $items | toYaml | nindent 8 }}

@@ -19,7 +19,7 @@
 {{- $_ := set $found "LPC_TLS_KEY" "/etc/lpc/tls/tls.key" }}
 {{- if and .Values.tls.enabled .Values.tls.clientCertificates }}{{ $_ := set $found "LPC_TLS_CLIENT_CA" "/etc/lpc/tls/ca.crt" }}{{ end }}
 {{- end }}
-{{- if include "lpc.sightings" . }}
+{{- if include "lpc.turns" . }}
 {{- $tls := .Values.redis.tls.enabled }}
 {{- $_ := set $found "LPC_REDIS_URL" (printf "%s://engine@%s-redis.%s.svc:6379/0" (ternary "rediss" "redis" $tls) (include "lpc.prefix" .) .Release.Namespace) }}
 {{- if $tls }}
@@ -70,7 +70,7 @@
 {{- end -}}
 
 {{/* Not empty where the sidecars tell each other of turns through the chart's own Redis: not where it wants certificates that they lack. */}}
-{{- define "lpc.sightings" -}}
+{{- define "lpc.turns" -}}
 {{- if or (eq .Values.redis.mode "cluster") (and (eq .Values.redis.mode "embedded") (or .Values.tls.enabled (not .Values.redis.tls.enabled))) -}}
 true
 {{- end -}}
