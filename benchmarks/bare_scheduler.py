@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.config import KVEventsConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256_cbor
@@ -86,6 +87,8 @@ class Engine:
         asynchronous: bool = False,
         window: int | None = None,
         max_seqs: int = 8,
+        events: str | None = None,
+        replay: str | None = None,
         background: StartBackground = BackgroundThread,
         **settings: Any,
     ) -> None:
@@ -94,6 +97,8 @@ class Engine:
         config.scheduler_config.async_scheduling = asynchronous
         config.cache_config.num_gpu_blocks = blocks
         config.cache_config.enable_prefix_caching = True
+        if events is not None:
+            config.kv_events_config = KVEventsConfig(True, "zmq", endpoint=events, replay_endpoint=replay)
         self.now = 1e9
         self.told = Told(tell)
         self.asynchronous = asynchronous

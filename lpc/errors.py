@@ -36,6 +36,8 @@
     ├── ClusterError            lpc.training.spread: work cannot be spread over processes or a cluster
     ├── LabelLogError           lpc.training.label_log: a label log cannot be read
     │   └── TooFewTurnsError    lpc.training.label_log: there are too few turns to train on yet
+    ├── KVEventsError           lpc.simulator.kv_events: the events of an engine cannot be read
+    ├── ReportError             lpc.commands.report: metrics cannot be had, or nothing was counted
     └── PredictError            lpc.commands.predict: the input or the sidecar of `lpc predict` is at fault
         └── Refused             lpc.commands.predict: one conversation cannot be answered, others can
 

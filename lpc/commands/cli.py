@@ -20,6 +20,7 @@ from lpc.commands.embed import embed
 from lpc.commands.evaluate import evaluate
 from lpc.commands.export import export
 from lpc.commands.gateway import gateway
+from lpc.commands.observe import observe
 from lpc.commands.outcome import end_with, fail
 from lpc.commands.predict import predict
 from lpc.commands.report import report
@@ -29,7 +30,7 @@ from lpc.commands.simulate import simulate
 from lpc.commands.train import train
 
 INTERRUPTED: Final = 130
-EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "otel", "train", "cluster", "ray", "minilm")
+EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "observe", "otel", "train", "cluster", "ray", "minilm")
 """In the order in which they are advised: the first that has what is missing."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",
@@ -82,7 +83,7 @@ def lpc(
     """Learned prefix caching: keep the conversations that go on."""
 
 
-for command in (serve, gateway, secrets, demo, predict, doctor, report, embed, train, evaluate, simulate, export):
+for command in (serve, gateway, secrets, demo, predict, doctor, report, observe, embed, train, evaluate, simulate, export):
     app.command()(command)
 cache.app.command("calibrate")(calibrate)
 app.add_typer(cache.app, name="cache")

@@ -66,8 +66,8 @@ def report(
     ] = None,
     hours: Annotated[float, typer.Option(min=0.01, help="The last hours, with --prometheus.")] = 6.0,
     picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
-    as_json: JsonOutput = False,
     output: Output = None,
+    as_json: JsonOutput = False,
 ) -> None:
     """Why prompts missed the prefix cache: tokens by reason, the time they cost, and which caches would have had them."""
     if (prometheus is None) == (not engine):
@@ -92,9 +92,9 @@ def of_engines(addresses: list[str]) -> Sums:
 
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for address in addresses:
-        url = address if address.rstrip("/").endswith("/metrics") else address.rstrip("/") + "/metrics"
+        url = metrics_of(address)
         try:
-            for family in text_string_to_metric_families(_fetched(url).decode()):
+            for family in text_string_to_metric_families(fetched(url).decode()):
                 for sample in family.samples:
                     if sample.name in LABELS:
                         names = (sample.labels.get(label, "") for label in LABELS[sample.name])
@@ -111,7 +111,7 @@ def of_prometheus(address: str, hours: float) -> Sums:
         query = f"sum by ({', '.join(labels)}) (increase({name}[{round(hours * 3600)}s]))"
         url = f"{address.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
         try:
-            for found in json.loads(_fetched(url))["data"]["result"]:
+            for found in json.loads(fetched(url))["data"]["result"]:
                 key = (name, *(found["metric"].get(label, "") for label in labels))
                 sums[key] = float(found["value"][1])
         except (ValueError, KeyError, TypeError, IndexError):
@@ -119,7 +119,13 @@ def of_prometheus(address: str, hours: float) -> Sums:
     return sums
 
 
-def _fetched(url: str) -> bytes:
+def metrics_of(address: str) -> str:
+    """Return the address of an engine's metrics."""
+    return address if address.rstrip("/").endswith("/metrics") else address.rstrip("/") + "/metrics"
+
+
+def fetched(url: str) -> bytes:
+    """Return what an address answers. Raises UsageError, ReportError."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise UsageError(f"{url}: an address begins with http:// or https://")
     try:

@@ -1,0 +1,125 @@
+"""`lpc observe` on the KV events of vLLM's real scheduler, sent by vLLM's own publisher.
+
+What it finds is compared with what a dry run of the plug-in has counted in the same engine on the same traffic.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from vllm.v1.core.sched import scheduler as vllms
+
+from benchmarks.bare_scheduler import Engine, conversations
+from eviction_client.background import AtOnce
+from lpc.simulator.kv_events import KVEvents, KVEventsError
+from lpc.simulator.observer import Observer
+from tests.eventually import until
+
+pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="KV events, from outside")
+
+BLOCKS = 400
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine in a dry run, whose events have its own time."""
+    engine = Engine(
+        BLOCKS, background=AtOnce, shadow=True, guard=True, events=f"ipc://{tmp_path}/events", replay=f"ipc://{tmp_path}/again"
+    )
+    own = SimpleNamespace(**{**vars(time), "time": lambda: engine.now})
+    monkeypatch.setattr(vllms, "time", own)
+    yield engine
+    engine.scheduler.shutdown()
+
+
+def listening(folder: Path, *, replay: bool = False) -> KVEvents:
+    events = KVEvents(f"ipc://{folder}/events", replay=f"ipc://{folder}/again" if replay else None)
+    time.sleep(0.5)  # ZeroMQ connects in the background, and a publisher sends nothing to whom it does not know
+    return events
+
+
+def serve(engine: Engine, prompts: int, requests: int, every_s: float = 3.0) -> Iterator[None]:
+    """Serve so many prompts of eight blocks in turn, a suite that is run again and again."""
+    for number in range(requests):
+        prompt = number % prompts
+        engine.add(f"r{number}", [7 * prompt + 6, *(6 + (prompt * 31 + n) % 250 for n in range(135))], 3)
+        while engine.scheduler.has_unfinished_requests():
+            engine.step()
+        engine.now += every_s
+        yield
+
+
+def test_an_hour_seen_from_outside_has_the_gain_that_a_dry_run_counts(engine: Engine, tmp_path: Path) -> None:
+    events, observer = listening(tmp_path), Observer(BLOCKS)
+    for _ in serve(engine, prompts=60, requests=600, every_s=6.0):
+        for batch in events.batches(0.0005):
+            observer.see(batch)
+    for batch in events.batches(1.0):
+        observer.see(batch)
+    events.close()
+    observer.finish()
+    inside, outside = engine.scheduler.lpc.plugin, observer.plugin
+    assert outside is not None and observer.requests == 600 and observer.lost == 0
+    gains = [(ghosts.value_hits - ghosts.lru_hits) / ghosts.asked for ghosts in (inside.ghosts, outside.ghosts)]
+    assert gains[0] > 0.2
+    assert gains[1] == pytest.approx(gains[0], rel=0.2)
+    for source in ("cached", "evicted", "new"):
+        assert outside.misses.tokens[source] == pytest.approx(inside.misses.tokens[source], rel=0.02, abs=100)
+    assert inside.failures == outside.failures == 0
+
+
+def test_conversations_are_seen_turn_by_turn(engine: Engine, tmp_path: Path) -> None:
+    events, observer = listening(tmp_path), Observer(BLOCKS)
+    for _ in engine.steps(conversations(3, 120, spread_s=900.0)):
+        for batch in events.batches(0.0001):
+            observer.see(batch)
+    for batch in events.batches(1.0):
+        observer.see(batch)
+    events.close()
+    observer.finish()
+    inside, outside = engine.scheduler.lpc.plugin, observer.plugin
+    assert outside is not None
+    # A turn that fills no block stores nothing, and is not seen.
+    assert 0.9 * len(engine.outcome.outputs) < observer.requests <= len(engine.outcome.outputs)
+    for source in ("cached", "evicted", "new"):
+        assert outside.misses.tokens[source] == pytest.approx(inside.misses.tokens[source], rel=0.1, abs=100)
+
+
+def test_what_was_lost_is_sent_again_and_what_is_gone_is_counted(engine: Engine, tmp_path: Path) -> None:
+    watcher, observer = listening(tmp_path, replay=True), Observer(BLOCKS)
+    forgetful = listening(tmp_path)
+    for number, _ in enumerate(serve(engine, prompts=60, requests=40)):
+        if number == 10:
+            # As after an overflow: what these have not read by now is not read at all.
+            for events in (watcher, forgetful):
+                until(lambda events=events: events._socket.poll(0))
+                while events._socket.poll(200):
+                    events._socket.recv_multipart()
+                events._next = 0
+    again = list(watcher.batches(2.0))
+    for batch in again:
+        observer.see(batch)
+    observer.finish()
+    assert observer.requests == 40 and observer.lost == 0
+    lost = list(forgetful.batches(2.0))
+    assert sum(batch.lost for batch in lost) == len(again) - len(lost) > 0
+    for events in (watcher, forgetful):
+        events.close()
+
+
+def test_what_is_no_engine_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(KVEventsError, match="tcp://host:5557"):
+        KVEvents("no address")
+    zmq = pytest.importorskip("zmq")
+    context = zmq.Context()
+    publisher = context.socket(zmq.PUB)
+    publisher.bind(f"ipc://{tmp_path}/events")
+    for frames in ([b"a", b"b"], [b"", b"\0" * 8, b"text"]):
+        events = listening(tmp_path)
+        publisher.send_multipart(frames)
+        with pytest.raises(KVEventsError, match="not KV events"):
+            list(events.batches(2.0))
+        events.close()
+    context.destroy(linger=0)
