@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from benchmarks.processes import RedisServer, Sidecar
 from eviction_client.settings import ClientSettings
-from lpc.cache.patience import SILENCES
+from lpc.cache.client import SILENCES
 from lpc.gateway.server import running
 from lpc.gateway.settings import GatewaySettings
 from lpc.wire.terminal import console

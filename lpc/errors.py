@@ -20,9 +20,9 @@
     ├── CacheError              lpc.cache.client: a call to the response caches failed
     ├── WarmError               lpc.cache.warming: the caches cannot be warmed
     ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start
-    ├── SaltKeyError            lpc.gateway.tenants: the file of the salts' key cannot be used
+    ├── SaltKeyError            lpc.gateway.clients: the file of the salts' key cannot be used
     ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
-    ├── PairsError              lpc.responses.semantic.pairs: a file of labelled pairs cannot be read
+    ├── PairsError              lpc.responses.semantic.calibration: a file of labelled pairs cannot be read
     ├── EvidenceError           lpc.responses.semantic.evidence_file: a file of evidence cannot be used
     ├── RedisFailed             lpc.wire.redis_reach: a Redis did not do as asked; never shown, a lookup is then a miss
     │   ├── RedisAway           lpc.wire.redis_reach: it does not answer

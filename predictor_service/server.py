@@ -19,7 +19,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError
-from lpc.wire.scrapes import served
+from lpc.wire.listening import served
 from lpc.wire.tokens import TokenFileError
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.budget import TokenBudget

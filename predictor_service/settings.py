@@ -115,7 +115,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
         default_factory=dict,
         description="Rules of each scope, by name; `default` holds for all others. Limits: kind, mode, ttl_s, any_temperature, "
         "bound, level, max_entries, max_mib, tenant_entries, tenant_mib. "
-        "Evidence: evidence, exact, normalised, judge, judge_url, judge_model, judge_key_file, judge_timeout_s.",
+        "Evidence: evidence, judge, judge_url, judge_model, judge_key_file, judge_timeout_s.",
     )
     cache_verdicts: Path = Field(
         Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "cache-verdicts.json",

@@ -1,14 +1,22 @@
-"""A response cache on a real Redis, without a sidecar around it; and what is asked of it."""
+"""Response caches on a real Redis, without a sidecar around them: vectors and gates as given; and what is asked of them."""
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, Namer
-from lpc.responses.counters import Counters
 from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.sealing import Keys
+from lpc.responses.semantic.evidence import LEVELS
+from lpc.responses.semantic.gate import Decision, Gate
+from lpc.responses.semantic.threshold import Threshold
 from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.store import Store
 from lpc.responses.vectors import Vectors
@@ -16,14 +24,12 @@ from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.metrics import Metrics
 from predictor_service.responses.cache import ResponseCache
+from predictor_service.responses.embedding import Embedder
 from predictor_service.responses.judging import Rules
-from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
-from predictor_service.responses.semantic import Nothing, Semantic
 from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import Tally
 from predictor_service.responses.upkeep import Upkeep
-from tests.bare_caches import GivenVectors, OpenGate
 
 NAMES = "11" * 32
 KEY = "22" * 32
@@ -40,57 +46,79 @@ class Clock:
         return self.now
 
 
+class GivenVectors(Embedder):
+    """Gives the vectors that it was given: what a lookup costs beyond the embedding is what is measured.
+
+    ``vectors``: by question; ``otherwise``: of any other.
+    """
+
+    def __init__(self, vectors: Mapping[str, NDArray[np.float32]], otherwise: NDArray[np.float32] | None = None) -> None:
+        self._vectors = vectors
+        self._otherwise = otherwise
+
+    def encoder(self) -> str:
+        """Return what these vectors have in common."""
+        return "given"
+
+    async def vector(self, question: str, patience_s: float = 0.0) -> NDArray[np.float32] | None:
+        """Return a question's vector."""
+        del patience_s
+        return self._vectors.get(question, self._otherwise)
+
+
+class OpenGate(Gate):
+    """Serves every candidate: so that whatever is found where it must not be is seen."""
+
+    def decide(self, similarity: float, question: bytes) -> Decision:
+        """Serve."""
+        del similarity, question
+        self.threshold = Threshold(level=LEVELS - 1, similarity=-1.0, bound=0.05, estimate=0.0, labels=1e6, share=1.0)
+        return Decision.SERVE
+
+
 class Caches:
-    """One sidecar's response caches, on a Redis at ``url``. A normalised tier is open from the start."""
+    """One sidecar's response caches, on a Redis at ``url``. Without ``make_gate`` every gate serves all candidates."""
 
     def __init__(
         self,
         url: str,
         folder: Path,
-        scopes: dict[str, ScopeSettings] | None = None,
+        scopes: Mapping[str, ScopeSettings] | None = None,
         *,
         key_lines: str = KEY_LINES,
-        timeout_s: float = 5.0,
+        timeout_s: float = 10.0,
         cluster: bool = False,
         flight_s: float = 60.0,
-        client_scopes: int = 100,
-        semantic: Semantic | None = None,
+        client_scopes: int = 10_000,
+        embedder: GivenVectors | None = None,
+        make_gate: Callable[[ScopeSettings], Gate] = lambda _: OpenGate(),
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or Clock()
-        path = folder / "keys"
-        path.write_text(key_lines)
-        self.keys = Keys(path)
-        self.key_file = path
+        self.key_file = folder / "keys"
+        self.key_file.write_text(key_lines)
+        self.keys = Keys(self.key_file)
         self.scopes = Scopes(scopes or {})
         self.redis = RedisReach(
             Connection(url, cluster=cluster, timeout_s=timeout_s, settings="LPC_CACHE_REDIS"), "of the response caches"
         )
-        self.store = Store(self.redis, Namer(self.keys.ring.names))
-        self.counters = Counters(self.redis)
-        self.tally = Tally(self.counters)
+        embedder = embedder or GivenVectors({})
+        self.store = Store(self.redis, Namer(self.keys.current.names), embedder.encoder)
+        self.vectors = Vectors(self.redis, embedder.encoder)
+        self.tally = Tally(self.redis)
         self.metrics = CacheMetrics(Metrics(), self.scopes.labels)
-        self.semantic = semantic or Nothing()
-        if any(scope.serves_normalised for scope in (scopes or {}).values()):
-            self.semantic = SimilarQuestions(
-                *(
-                    self.keys,
-                    self.store,
-                    Vectors(self.redis, str),
-                    SharedEvidence(self.redis, self.store.namer),
-                    GivenVectors({}),
-                ),
-                *(lambda *_: Rules(OpenGate()), self.clock),
-            )
+        evidence = SharedEvidence(self.redis, self.store.namer, embedder.encoder)
+        self.semantic = SimilarQuestions(
+            *(self.keys, self.store, self.vectors, evidence, embedder),
+            *(lambda scope: Rules(make_gate(scope)), self.clock),
+        )
         self.cache = ResponseCache(
             *(self.keys, self.store, Flights(self.redis, flight_s), self.tally, self.scopes, self.semantic, self.metrics),
             max_entry_bytes=64 * 1024,
             client_scopes=client_scopes,
             clock=self.clock,
         )
-        self.upkeep = Upkeep(
-            *(self.keys, self.store, self.counters, self.tally, self.scopes, self.semantic, self.metrics, self.clock)
-        )
+        self.upkeep = Upkeep(*(self.keys, self.store, self.tally, self.scopes, self.semantic, self.metrics, self.clock))
 
     async def close(self) -> None:
         await self.redis.close()
@@ -115,3 +143,14 @@ def answer(text: str = "It is.", **fields: Any) -> Answer:
         "engine_s": 0.5,
     }
     return Answer(**{**whole, **fields})
+
+
+async def in_turn(count: int, work: Callable[[int], Awaitable[object]], at_once: int = 64) -> None:
+    """Do numbered work, so many at a time."""
+    left = iter(range(count))
+
+    async def worker() -> None:
+        for number in left:
+            await work(number)
+
+    await asyncio.gather(*(worker() for _ in range(at_once)))

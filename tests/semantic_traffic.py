@@ -11,17 +11,11 @@ import numpy as np
 
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked
-from lpc.responses.counters import Counters
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.semantic.gate import Gate
-from lpc.responses.semantic.same_answer import EqualText
-from predictor_service.metrics import Metrics
-from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.outcomes import Hit
-from predictor_service.responses.tally import Tally
-from predictor_service.responses.upkeep import Upkeep
-from tests.bare_caches import BareCaches, GivenVectors, answer_of
-from tests.response_cache import asked
+from tests.response_cache import Caches as OneSidecar
+from tests.response_cache import GivenVectors, answer, asked
 
 Ending = Literal["text", "tool_calls", "length", "content_filter", "error", "empty", "aborted", "never"]
 """How the engine's new answer ends; "never": the client does not hand it in."""
@@ -40,7 +34,7 @@ class Outcome:
     bound: float = 0.0
 
 
-class Caches(BareCaches):
+class Caches(OneSidecar):
     """The caches of a sidecar, with vectors that make each rewording a near neighbour of its question."""
 
     def __init__(self, url: str, folder: Path, count: int, seed: int = 0, **settings: object) -> None:
@@ -49,26 +43,19 @@ class Caches(BareCaches):
             *(url, folder, {"faq": ScopeSettings.model_validate({"mode": "serve", **settings})}),
             embedder=GivenVectors(vectors, REWORDED / np.linalg.norm(REWORDED)),
             make_gate=lambda scope: Gate(scope.bound, draw=random.Random(seed)),
-            judge=EqualText(),
-        )
-        assert self.similar is not None
-        self.tier = self.similar
-        counters, scopes, metrics = Counters(self.redis), self.cache.scopes, CacheMetrics(Metrics(), ["faq"])
-        self.upkeep = Upkeep(
-            *(self.keys, self.store, counters, Tally(counters), scopes, self.semantic, metrics, lambda: 1_790_000_000.0)
         )
 
 
-def question(i: int, *, reworded: bool = False, tenant: str = "", form: str = "please question {} thanks") -> Asked:
+def question(i: int, *, reworded: bool = False, tenant: str = "") -> Asked:
     """Return the i-th question, in a partition of its own."""
-    text = form.format(i) if reworded else f"question {i}"
+    text = f"please question {i} thanks" if reworded else f"question {i}"
     return asked(f"context {i}", "Yes.", text, tenant=tenant)
 
 
 def ended(ending: Ending, text: str) -> Answer:
     """Return an engine's answer that ended in this way."""
     if ending == "text":
-        return answer_of(text)
+        return answer(text)
     if ending == "error":
         return Answer(body=b'{"error": {"message": "overloaded"}}')
     if ending in ("empty", "aborted"):
@@ -82,8 +69,8 @@ def ended(ending: Ending, text: str) -> Answer:
 async def fill(caches: Caches, count: int, client: str = "gateway", tenant: str = "") -> None:
     """Store an answer to each question."""
     for i in range(count):
-        await caches.cache.store(client, question(i, tenant=tenant), answer_of(f"answer {i}"))
-    await caches.tier.keep(0.0)
+        await caches.cache.store(client, question(i, tenant=tenant), answer(f"answer {i}"))
+    await caches.semantic.keep(0.0)
 
 
 async def drive(
@@ -93,12 +80,11 @@ async def drive(
     lookups: range,
     client: str = "gateway",
     tenant: str = "",
-    form: str = "please question {} thanks",
 ) -> Outcome:
     """Ask rewordings. Where ``wrong``, the engine's own answer ends as ``ending`` says; else it equals the one kept."""
     outcome = Outcome()
     for i in lookups:
-        request = question(i, reworded=True, tenant=tenant, form=form)
+        request = question(i, reworded=True, tenant=tenant)
         found = await caches.cache.lookup(client, request)
         if isinstance(found, Hit):
             outcome.served += 1
@@ -111,5 +97,5 @@ async def drive(
             fields = {"flight": found.flight, "candidate": found.candidate, "aborted": how == "aborted"}
             await caches.cache.store(client, request, ended(how, text), **fields)  # type: ignore[arg-type]
         if i % KEPT_EVERY == 0:
-            await caches.tier.keep(float(i))
+            await caches.semantic.keep(float(i))
     return outcome

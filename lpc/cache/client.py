@@ -10,19 +10,16 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 
-from lpc.cache.patience import Patience, code_of
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import LpcError
 from lpc.wire.access import Access
 from lpc.wire.certificates import CertificateError
-
-Answer = TypeVar("Answer")
 
 TIMEOUT_S: Final = 0.05
 """Longest time that looking up may add to a request."""
@@ -33,6 +30,10 @@ SLICE_S: Final = 0.5
 """A wait for another caller's answer is made of waits of this length, so that a sidecar that dies is noticed."""
 REOPEN_S: Final = 30.0
 """Age from which on a connection that fails is made again, with certificates read again."""
+SILENCES: Final = 3
+"""Deadlines missed one after the other, after which the sidecar is left in peace."""
+REST_S: Final = 1.0
+"""How long, and then one request asks."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 * 2**20),
@@ -54,8 +55,55 @@ class CacheError(LpcError):
     """A call to the response caches failed."""
 
 
-class ResponseCacheClient:
-    """For threads. Thread-safe; make it after a fork.
+class Patience:
+    """When the sidecar is asked, and when it is left in peace. Thread-safe.
+
+    ``clock``: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._silences = 0
+        self._until = 0.0
+
+    @property
+    def spent(self) -> bool:
+        """Whether it was silent as often as is borne."""
+        return self._silences >= SILENCES
+
+    def may_ask(self) -> bool:
+        """Say whether this request may ask. While the sidecar is silent, one in `REST_S` may."""
+        with self._lock:
+            if self._silences < SILENCES:
+                return True
+            now = self._clock()
+            if now < self._until:
+                return False
+            self._until = now + REST_S
+            return True
+
+    def answered(self) -> None:
+        """Note that it spoke, if only to refuse."""
+        self._silences = 0
+
+    def silent(self) -> None:
+        """Note that a deadline was missed."""
+        with self._lock:
+            self._silences += 1
+            if self._silences == SILENCES:
+                self._until = self._clock() + REST_S
+
+    def note(self, error: grpc.RpcError) -> None:
+        """Note what a failed call says of the sidecar."""
+        if code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED:
+            self.silent()
+        else:
+            self.answered()
+
+
+class _Asking:
+    """What both clients know of the sidecar: how it is reached, and whether it answers.
 
     Args:
         address: of the sidecar, host:port or unix:///path.
@@ -75,10 +123,39 @@ class ResponseCacheClient:
         self._address, self._access, self._timeout_s, self._clock = address, access, timeout_s, clock
         self._patience = Patience(clock)
         self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
-        self._stub: Any = None
+        self._channel: Any = None
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._opened = -REOPEN_S
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the sidecar does not answer in time, so that most requests do not ask it."""
+        return self._patience.spent
+
+    def _answered(self, answer: pb.LookupResponse) -> pb.LookupResponse:
+        """Return an answer without enum values that only a newer sidecar knows: its hit is a miss, its reason not specified."""
+        self._patience.answered()
+        if answer.HasField("hit"):
+            return answer if answer.hit.source in pb.Source.values() else pb.LookupResponse(miss=pb.Miss())
+        if answer.miss.reason not in pb.Reason.values():
+            answer.miss.reason = pb.REASON_UNSPECIFIED
+        return answer
+
+    def _waits_on(self, answer: pb.LookupResponse) -> bool:
+        return answer.miss.reason == pb.REASON_IN_FLIGHT and not self._patience.spent
+
+    def _wears_out(self, error: Exception) -> bool:
+        """Note a failed call; return whether the connection is to be made again: another token or certificate may help."""
+        if not isinstance(error, grpc.RpcError):
+            return False
+        self._patience.note(error)
+        mends = code_of(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+        return mends and self._clock() - self._opened > REOPEN_S
+
+
+class ResponseCacheClient(_Asking):
+    """For threads. Thread-safe; make it after a fork."""
 
     def lookup(self, request: pb.Request, *, exact_only: bool = False, max_age_s: float | None = None) -> pb.LookupResponse:
         """Return an answer that was kept, or why there is none, at once.
@@ -98,18 +175,9 @@ class ResponseCacheClient:
         message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
         for timeout in _slices(message, wait_s, self._timeout_s, self._clock):
             answer = self._lookup(message, timeout)
-            if answer.miss.reason != pb.REASON_IN_FLIGHT or self._patience.spent:
+            if not self._waits_on(answer):
                 break
         return answer
-
-    def _lookup(self, message: pb.LookupRequest, timeout_s: float) -> pb.LookupResponse:
-        try:
-            answer: pb.LookupResponse = self._call("Lookup", message, timeout_s)
-        except Exception as error:
-            self._failed(error)
-            return _miss(error)
-        self._patience.answered()
-        return _known(answer)
 
     def store(self, message: pb.StoreRequest) -> pb.StoreResponse:
         """Hand in an answer, or say that there will be none (`aborted`), within seconds: call it where nobody waits."""
@@ -122,15 +190,18 @@ class ResponseCacheClient:
 
     def feedback(self, message: pb.FeedbackRequest) -> pb.FeedbackResponse:
         """Say whether an answer was right. Raises CacheError."""
-        return self._asked("Feedback", message, pb.FeedbackResponse)
+        done: pb.FeedbackResponse = self._asked("Feedback", message)
+        return done
 
     def invalidate(self, message: pb.InvalidateRequest) -> pb.InvalidateResponse:
         """Make answers unfindable. Raises CacheError."""
-        return self._asked("Invalidate", message, pb.InvalidateResponse)
+        done: pb.InvalidateResponse = self._asked("Invalidate", message)
+        return done
 
     def stats(self, message: pb.StatsRequest) -> pb.StatsResponse:
         """Return what was hit and missed, and what is in force. Raises CacheError."""
-        return self._asked("Stats", message, pb.StatsResponse)
+        done: pb.StatsResponse = self._asked("Stats", message)
+        return done
 
     def close(self) -> None:
         """Hang up."""
@@ -139,54 +210,36 @@ class ResponseCacheClient:
                 self._channel.close()
             self._channel = None
 
-    def _asked(self, method: str, message: Any, kind: type[Answer]) -> Answer:
+    def _lookup(self, message: pb.LookupRequest, timeout_s: float) -> pb.LookupResponse:
         try:
-            answer = self._call(method, message, ADMIN_TIMEOUT_S)
+            return self._answered(self._call("Lookup", message, timeout_s))
+        except Exception as error:
+            self._failed(error)
+            return _miss(error)
+
+    def _asked(self, method: str, message: Any) -> Any:
+        try:
+            return self._call(method, message, ADMIN_TIMEOUT_S)
         except (grpc.RpcError, CertificateError) as error:
             raise CacheError(why(error, self._address)) from error
-        assert isinstance(answer, kind)
-        return answer
 
     def _call(self, method: str, message: Any, timeout_s: float) -> Any:
         with self._lock:
             if self._channel is None:
                 access = self._access()
                 self._channel = access.channel(self._address, _OPTIONS)
-                self._stub = rpc.ResponseCacheStub(self._channel)
                 self._metadata, self._opened = access.metadata, self._clock()
-            stub, metadata = self._stub, self._metadata
+            stub: Any = rpc.ResponseCacheStub(self._channel)
+            metadata = self._metadata
         return getattr(stub, method)(message, timeout=timeout_s, metadata=metadata)
 
     def _failed(self, error: Exception) -> None:
-        if not isinstance(error, grpc.RpcError):
-            return
-        self._patience.note(error)
-        if _may_mend(error) and self._clock() - self._opened > REOPEN_S:
+        if self._wears_out(error):
             self.close()
 
 
-class AsyncResponseCacheClient:
+class AsyncResponseCacheClient(_Asking):
     """As :class:`ResponseCacheClient`, for one event loop."""
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        access: Callable[[], Access] = Access,
-        timeout_s: float = TIMEOUT_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._address, self._access, self._timeout_s, self._clock = address, access, timeout_s, clock
-        self._patience = Patience(clock)
-        self._channel: grpc.aio.Channel | None = None
-        self._metadata: tuple[tuple[str, str], ...] = ()
-        self._opened = -REOPEN_S
-        self._closing: set[asyncio.Task[None]] = set()
-
-    @property
-    def silent(self) -> bool:
-        """Whether the sidecar does not answer in time, so that most requests do not ask it."""
-        return self._patience.spent
 
     def channel(self) -> tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]:
         """Return the channel and the metadata of every call on it. Raises CertificateError."""
@@ -216,18 +269,16 @@ class AsyncResponseCacheClient:
         message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
         for timeout in _slices(message, wait_s, self._timeout_s, self._clock):
             answer = await self._lookup(message, timeout)
-            if answer.miss.reason != pb.REASON_IN_FLIGHT or self._patience.spent:
+            if not self._waits_on(answer):
                 break
         return answer
 
     async def _lookup(self, message: pb.LookupRequest, timeout_s: float) -> pb.LookupResponse:
         try:
-            answer: pb.LookupResponse = await self._call("Lookup", message, timeout_s)
+            return self._answered(await self._call("Lookup", message, timeout_s))
         except Exception as error:
             self._failed(error)
             return _miss(error)
-        self._patience.answered()
-        return _known(answer)
 
     async def store(self, message: pb.StoreRequest) -> pb.StoreResponse:
         """As :meth:`ResponseCacheClient.store`."""
@@ -240,15 +291,18 @@ class AsyncResponseCacheClient:
 
     async def feedback(self, message: pb.FeedbackRequest) -> pb.FeedbackResponse:
         """Say whether an answer was right. Raises CacheError."""
-        return await self._asked("Feedback", message, pb.FeedbackResponse)
+        done: pb.FeedbackResponse = await self._asked("Feedback", message)
+        return done
 
     async def invalidate(self, message: pb.InvalidateRequest) -> pb.InvalidateResponse:
         """Make answers unfindable. Raises CacheError."""
-        return await self._asked("Invalidate", message, pb.InvalidateResponse)
+        done: pb.InvalidateResponse = await self._asked("Invalidate", message)
+        return done
 
     async def stats(self, message: pb.StatsRequest) -> pb.StatsResponse:
         """Return what was hit and missed, and what is in force. Raises CacheError."""
-        return await self._asked("Stats", message, pb.StatsResponse)
+        done: pb.StatsResponse = await self._asked("Stats", message)
+        return done
 
     async def close(self) -> None:
         """Hang up."""
@@ -256,13 +310,11 @@ class AsyncResponseCacheClient:
         if channel is not None:
             await channel.close()
 
-    async def _asked(self, method: str, message: Any, kind: type[Answer]) -> Answer:
+    async def _asked(self, method: str, message: Any) -> Any:
         try:
-            answer = await self._call(method, message, ADMIN_TIMEOUT_S)
+            return await self._call(method, message, ADMIN_TIMEOUT_S)
         except (grpc.RpcError, CertificateError) as error:
             raise CacheError(why(error, self._address)) from error
-        assert isinstance(answer, kind)
-        return answer
 
     async def _call(self, method: str, message: Any, timeout_s: float) -> Any:
         channel, metadata = self.channel()
@@ -270,10 +322,7 @@ class AsyncResponseCacheClient:
         return await getattr(stub, method)(message, timeout=timeout_s, metadata=metadata)
 
     def _failed(self, error: Exception) -> None:
-        if not isinstance(error, grpc.RpcError):
-            return
-        self._patience.note(error)
-        if _may_mend(error) and self._clock() - self._opened > REOPEN_S:
+        if self._wears_out(error):
             task = asyncio.get_running_loop().create_task(self.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
@@ -287,24 +336,16 @@ def _slices(message: pb.LookupRequest, wait_s: float, timeout_s: float, clock: C
         yield message.wait_ms / 1000 + timeout_s
 
 
-def _known(answer: pb.LookupResponse) -> pb.LookupResponse:
-    """Return an answer without enum values that only a newer sidecar knows: its hit is a miss, its reason not specified."""
-    if answer.HasField("hit"):
-        return answer if answer.hit.source in pb.Source.values() else pb.LookupResponse(miss=pb.Miss())
-    if answer.miss.reason not in pb.Reason.values():
-        answer.miss.reason = pb.REASON_UNSPECIFIED
-    return answer
-
-
 def _miss(error: Exception) -> pb.LookupResponse:
     """Return the miss of a look-up that failed. A sidecar that refuses a request is there anyway."""
     code: Any = code_of(error) if isinstance(error, grpc.RpcError) else None
     return {grpc.StatusCode.INVALID_ARGUMENT: _REFUSED, grpc.StatusCode.PERMISSION_DENIED: _DENIED}.get(code, _UNAVAILABLE)
 
 
-def _may_mend(error: grpc.RpcError) -> bool:
-    """Say whether another token or certificate may help."""
-    return code_of(error) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+def code_of(error: grpc.RpcError) -> Any:
+    """Return the status code of a failed call; None where it has none."""
+    code = getattr(error, "code", None)
+    return code() if callable(code) else None
 
 
 def why(error: Exception, address: str) -> str:

@@ -19,9 +19,8 @@ from langchain_core.caches import RETURN_VAL_TYPE, BaseCache
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
 
+from lpc.cache.bodies import DEFAULT_SCOPE, body_of, compact, question, reply_of
 from lpc.cache.client import TIMEOUT_S, ResponseCacheClient
-from lpc.cache.forms import body_of, reply_of
-from lpc.cache.questions import DEFAULT_SCOPE, compact, question
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 

@@ -17,9 +17,8 @@ from litellm.caching.caching import Cache, CacheMode
 from litellm.litellm_core_utils.model_param_helper import ModelParamHelper
 from litellm.types.caching import LiteLLMCacheType
 
+from lpc.cache.bodies import body_of, question
 from lpc.cache.client import TIMEOUT_S, AsyncResponseCacheClient, ResponseCacheClient
-from lpc.cache.forms import body_of
-from lpc.cache.questions import question
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 

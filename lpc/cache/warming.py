@@ -1,12 +1,10 @@
 """Fills the response caches with the answers to questions that are known to come, from a file of JSON lines.
 
 A line is `{"question": "..."}`, or a request's whole body with `messages`; with `"answer": "..."` no engine is asked. What is
-kept already is left alone. How far it came is noted next to the file, so that a run that was broken off goes on where it
-stopped; where that folder cannot be written, it begins again and finds what is there.
+kept already is left alone, so a run that was broken off is run again.
 """
 
 import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +14,8 @@ from typing import Any, Final
 
 import httpx
 
+from lpc.cache.bodies import compact, question
 from lpc.cache.client import ResponseCacheClient
-from lpc.cache.questions import compact, question
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.errors import LpcError
 
@@ -44,74 +42,28 @@ class Warmed:
 
     Attributes:
         lines: that the file has.
-        skipped: done in an earlier run.
         refused: by reason.
         failure: why the last request failed that did; None: none did.
-        noted: how far it came is kept next to the file.
     """
 
     lines: int = 0
-    skipped: int = 0
     there: int = 0
     stored: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     failure: str | None = None
-    noted: bool = True
-
-
-class Progress:
-    """How far a file was worked off: lines, and their digest, so that a changed file begins again."""
-
-    def __init__(self, file: Path) -> None:
-        self._note = file.with_name(file.name + ".warmed")
-        self._digest = hashlib.sha256()
-        self._lines = 0
-
-    def done_before(self, lines: Sequence[str]) -> int:
-        """Return how many of the lines an earlier run has done."""
-        try:
-            noted = json.loads(self._note.read_text())
-            count, known = int(noted["lines"]), noted["sha256"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
-        digest = hashlib.sha256()
-        for line in lines[:count]:
-            digest.update(line.encode() + b"\n")
-        if count > len(lines) or digest.hexdigest() != known:
-            return 0
-        self._digest, self._lines = digest, count
-        return count
-
-    def done(self, line: str) -> bool:
-        """Note that the next line is done; return whether that could be written down."""
-        self._digest.update(line.encode() + b"\n")
-        self._lines += 1
-        temporary = self._note.with_suffix(".warmed.new")
-        try:
-            temporary.write_text(json.dumps({"lines": self._lines, "sha256": self._digest.hexdigest()}))
-            temporary.replace(self._note)
-        except OSError:
-            return False
-        return True
-
-    def forget(self) -> None:
-        """Begin at the first line next time."""
-        with contextlib.suppress(OSError):
-            self._note.unlink(missing_ok=True)
 
 
 Ask = Callable[[Mapping[str, Any], str | None], str]
 """Has one request's answer kept, given its body and the answer where it is known; returns "there", "stored" or why not."""
 
 
-def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float, again: bool) -> Iterator[Warmed]:
+def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float) -> Iterator[Warmed]:
     """Work a file off, and yield what became of it after each line.
 
     Args:
         file: JSON lines.
         template: a request's body, of which a question becomes the last message.
         rate: requests that reach an engine, per second.
-        again: begin at the first line.
 
     Raises:
         WarmError: a line cannot be read, or nothing gets through.
@@ -123,18 +75,15 @@ def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float, agai
     if not lines:
         raise WarmError(f'{file} is empty: one {{"question": "..."}} or request with messages per line is needed')
     requests = [_request(line, number, template, file) for number, line in enumerate(lines, 1)]
-    progress = Progress(file)
-    if again:
-        progress.forget()
-    warmed = Warmed(len(lines), skipped=0 if again else progress.done_before(lines))
+    warmed = Warmed(len(lines))
     yield warmed
-    failures, whole = 0, True
-    for line, (body, answer) in list(zip(lines, requests, strict=True))[warmed.skipped :]:
+    failures = 0
+    for body, answer in requests:
         began = time.monotonic()
         try:
             became = ask(body, answer)
         except WarmError as error:
-            failures, whole = failures + 1, False
+            failures += 1
             warmed.failure = str(error)
             if failures >= FAILURES:
                 raise
@@ -147,8 +96,6 @@ def warm(file: Path, template: Mapping[str, Any], ask: Ask, *, rate: float, agai
             warmed.stored += 1
         else:
             warmed.refused[became] = warmed.refused.get(became, 0) + 1
-        if whole:  # the next run begins with the first one that failed
-            warmed.noted = progress.done(line)
         yield warmed
         if became != "there" and answer is None:
             time.sleep(max(0.0, 1 / rate - (time.monotonic() - began)))

@@ -43,13 +43,12 @@ def warm_up(
     tag: Annotated[list[str] | None, typer.Option(help="By which they can be invalidated; repeatable.")] = None,
     ttl: Annotated[float, typer.Option(min=0, help="Seconds that they may be served; 0: the scope's.")] = 0.0,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests to the engine per second.")] = 5.0,
-    again: Annotated[bool, typer.Option("--again", help="Begin at the first line.")] = False,
     address: Address = None,
     ca: Authority = None,
     certificate: Certificate = None,
     key: Key = None,
 ) -> None:
-    """Have the answers to a file of questions kept. A run that was broken off goes on where it stopped."""
+    """Have the answers to a file of questions kept. What is kept already is skipped, so a run may be repeated."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
@@ -73,20 +72,18 @@ def warm_up(
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("questions"))
         with asking as ask, Progress(*columns, console=Console(stderr=True)) as progress:
             task = progress.add_task("warming", total=None)
-            for warmed in warming.warm(file, body, ask, rate=rate, again=again):
-                done = warmed.skipped + warmed.there + warmed.stored + sum(warmed.refused.values())
+            for warmed in warming.warm(file, body, ask, rate=rate):
+                done = warmed.there + warmed.stored + sum(warmed.refused.values())
                 progress.update(task, completed=done, total=warmed.lines)
         return warmed
 
     done = _with_client(work, address, ca, certificate, key)
     refused = "".join(f", {count} not kept ({reason})" for reason, count in sorted(done.refused.items()))
-    typer.echo(f"{done.stored} stored, {done.there} were there, {done.skipped} done before{refused}")
-    if not done.noted:
-        typer.echo(f"lpc: the folder of {file} cannot be written: another run begins at the first line", err=True)
-    if done.failure is None and not (done.stored or done.there or done.skipped):
+    typer.echo(f"{done.stored} stored, {done.there} were there{refused}")
+    if done.failure is None and not (done.stored or done.there):
         fail("nothing was kept: the reasons above are the scope's rules, or the sidecar's; `lpc doctor` tells of a sidecar")
     if done.failure is not None:
-        fail(f"{done.refused['failed']} failed: {done.failure}; the same command goes on with the first of them")
+        fail(f"{done.refused['failed']} failed: {done.failure}; run the same command again")
 
 
 def _fits_together(gateway: str, sidecars: dict[str, object], gateways: dict[str, object]) -> None:

@@ -11,10 +11,9 @@ from lpc.commands.options import JsonOutput, ModelName, Models, Output
 from lpc.commands.outcome import report
 
 if TYPE_CHECKING:
+    from lpc.responses.semantic.calibration import AnswerPair, Embeddings
     from lpc.responses.semantic.evidence import Evidence
-    from lpc.responses.semantic.pairs import AnswerPair
     from lpc.responses.semantic.threshold import JudgeError
-    from lpc.responses.semantic.vectors import Vectors
 
 AT_ONCE = 4
 """Pairs that a judge is asked about at the same time."""
@@ -22,7 +21,8 @@ AT_ONCE = 4
 
 def calibrate(
     pairs: Annotated[
-        Path | None, typer.Option(help="Labelled pairs: TSV, CSV or JSON lines of question_a, question_b, label.")
+        Path | None,
+        typer.Option(help="Labelled pairs: TSV or CSV with a header, or JSON lines, of question_a, question_b, label."),
     ] = None,
     answers: Annotated[
         Path | None,
@@ -51,15 +51,15 @@ def calibrate(
     """
 
     def calibrated() -> dict[str, Any]:
+        from lpc.responses.semantic.calibration import Embeddings
         from lpc.responses.semantic.evidence import Evidence
         from lpc.responses.semantic.evidence_file import EvidenceError, write_evidence
-        from lpc.responses.semantic.vectors import Vectors
 
         if pairs is None and answers is None:
             raise EvidenceError(
                 "nothing to count: name --pairs, labelled pairs of questions, or --answers, of answers, or both"
             )
-        vectors, evidence = Vectors(models, model, vectors_folder), Evidence()
+        vectors, evidence = Embeddings(models, model, vectors_folder), Evidence()
         figures: dict[str, Any] = {}
         if pairs is not None:
             figures |= _questions(pairs, bound, level, vectors, evidence)
@@ -74,13 +74,12 @@ def calibrate(
     report(calibrated, output, evidence_file, as_json=as_json)
 
 
-def _questions(path: Path, bound: float, level: float, vectors: "Vectors", evidence: "Evidence") -> dict[str, Any]:
+def _questions(path: Path, bound: float, level: float, vectors: "Embeddings", evidence: "Evidence") -> dict[str, Any]:
     """Count pairs of questions into evidence; show and return what they allow."""
     from rich.table import Table
 
-    from lpc.responses.semantic.levels import edge
-    from lpc.responses.semantic.lookups import lookups_of
-    from lpc.responses.semantic.pairs import read_pairs
+    from lpc.responses.semantic.calibration import lookups_of, read_pairs
+    from lpc.responses.semantic.evidence import edge
     from lpc.responses.semantic.threshold import thresholds
     from lpc.wire.terminal import console
 
@@ -122,11 +121,11 @@ def _questions(path: Path, bound: float, level: float, vectors: "Vectors", evide
 
 
 def _judge(
-    path: Path, judge: str, vectors: "Vectors", url: str, model: str, key_file: Path | None
+    path: Path, judge: str, vectors: "Embeddings", url: str, model: str, key_file: Path | None
 ) -> tuple["JudgeError", dict[str, Any]]:
     """Return how often a judge errs on pairs of answers, and the same as figures, which are shown."""
+    from lpc.responses.semantic.calibration import PairsError, read_answer_pairs
     from lpc.responses.semantic.evidence_file import EvidenceError
-    from lpc.responses.semantic.pairs import PairsError, read_answer_pairs
     from lpc.responses.semantic.threshold import ALPHA, JUDGES_PART, JudgeError
     from lpc.wire.terminal import console
 
@@ -152,7 +151,7 @@ def _judge(
     return error, figures
 
 
-def _by_embedding(pairs: "list[AnswerPair]", vectors: "Vectors") -> list[bool]:
+def _by_embedding(pairs: "list[AnswerPair]", vectors: "Embeddings") -> list[bool]:
     from lpc.responses.semantic.same_answer import same_by_embedding
 
     ones, others = vectors.of([pair.answer for pair in pairs]), vectors.of([pair.other_answer for pair in pairs])

@@ -86,8 +86,8 @@ def simulate(
     ] = None,
     tier_policy: Annotated[str, _option(TIER, "Policies by which the tier evicts, with commas: lru, value.")] = "lru",
     responses: Annotated[
-        Literal["exact", "normalised"] | None,
-        _option(TIER, "A response cache before the engines; normalised includes exact. Counts tokens computed."),
+        Literal["exact"] | None,
+        _option(TIER, "A response cache before the engines. Counts tokens computed."),
     ] = None,
     ttl: Annotated[float, _option(TIER, "Seconds for which a response cache has an answer.")] = 3600,
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.")] = 20_000,

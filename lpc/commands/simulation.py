@@ -10,7 +10,6 @@ from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.describe import trace_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.report import draw_hit_rates, draw_tiers, draw_traffic, write_html, write_png
-from lpc.simulator.responses import ResponseSpec, Tier
 from lpc.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
 from lpc.simulator.summary import derived, nearest, pairs
 from lpc.simulator.tier import TIER_POLICIES, TierPolicy, TierSpec, parse_tier
@@ -36,7 +35,7 @@ def simulate(
     seeds: int,
     engines: int,
     sticky: bool,
-    responses: Tier | None,
+    responses: str | None,
     ttl: float,
     tier: str | None,
     tier_policy: str,
@@ -156,14 +155,15 @@ def _sessions(text: str | None, spec: WorkloadSpec, tiers: bool) -> list[int | N
     return [int(count) for count in counts]
 
 
-def _responses(tier: Tier | None, ttl: float, behind: TierSpec | None) -> ResponseSpec | None:
+def _responses(tier: str | None, ttl: float, behind: TierSpec | None) -> float | None:
+    """Return for how many seconds a response cache has an answer; None: there is none."""
     if tier is None:
         return None
     if not 0 < ttl < float("inf"):
         raise SimulationError("--ttl is seconds above 0")
     if behind is not None:
         raise SimulationError("tokens computed are counted without a tier behind the cache: give --responses or --tier")
-    return ResponseSpec(tier, ttl)
+    return ttl
 
 
 def _tier_policies(text: str, behind: TierSpec | None) -> list[TierPolicy]:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lpc.cache.client import DENIED, AsyncResponseCacheClient
+from lpc.cache.client import DENIED, AsyncResponseCacheClient, CacheError
 from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.gateway.directives import Directives
+from lpc.gateway.errors import GatewayError
+from lpc.gateway.headers import Directives
 from lpc.gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,15 @@ class Cached:
             no_store=not store,
         )
         self._later(self._store(self._client, message))
+
+    async def feedback(self, message: pb.FeedbackRequest) -> pb.FeedbackResponse:
+        """Say whether an answer was right. Raises GatewayError."""
+        if self._client is None:
+            raise GatewayError(404, "this gateway has no cache (LPC_GATEWAY_CACHE)")
+        try:
+            return await self._client.feedback(message)
+        except CacheError as error:
+            raise GatewayError(503, str(error)) from error
 
     async def close(self) -> None:
         """Let what is in the background come to its end, and hang up."""

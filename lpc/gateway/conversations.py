@@ -4,14 +4,27 @@ A request's messages before its last user turn are the conversation as it stood 
 the gateway remembers the conversation's name under a digest of them, its state. So two users who begin alike are two
 conversations, from the first answer that differs on. If another gateway served the turn before, or this one was restarted, the
 name is a digest of the beginning up to the first answer, which is the same for every gateway.
+
+Turns answered from the cache, which no engine sees, are reported to the predictor: else they look like ended conversations.
 """
 
+import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from lpc.gateway.request import Asked, digest
+import grpc
+import grpc.aio
+
+from lpc.gateway.metrics import Metrics
+from lpc.gateway.request import Asked, next_state
+from lpc.v1 import predictor_pb2, predictor_pb2_grpc
+
+AT_ONCE: Final = 64
+"""Reports in flight; what comes beyond is left out."""
+TIMEOUT_S: Final = 5.0
+Channel = Callable[[], tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]]
 
 
 class Conversations:
@@ -19,10 +32,14 @@ class Conversations:
 
     Args:
         capacity: names remembered.
+        channel: to the sidecar.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, channel: Channel, metrics: Metrics) -> None:
         self._capacity = capacity
+        self._channel = channel
+        self._metrics = metrics
+        self._tasks: set[asyncio.Task[None]] = set()
         self._names: OrderedDict[bytes, str] = OrderedDict()
 
     def __len__(self) -> int:
@@ -47,31 +64,35 @@ class Conversations:
         """Note how a conversation stands now. ``reply``: the answer's text; None where it is not known."""
         if name is None or reply is None or asked.session is not None or not asked.messages:
             return
-        state = _next(states[-1], {"role": "assistant", "content": reply})
+        state = next_state(states[-1], {"role": "assistant", "content": reply})
         self._names[state] = name
         self._names.move_to_end(state)
         while len(self._names) > self._capacity:
             self._names.popitem(last=False)
 
+    def report(self, conversation: predictor_pb2.Conversation) -> None:
+        """Report to the predictor, in the background, that a user turn of a conversation has arrived."""
+        if len(self._tasks) >= AT_ONCE:
+            self._metrics.told.labels("dropped").inc()
+            return
+        task = asyncio.get_running_loop().create_task(self._report(conversation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Let what is in flight come to its end."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _report(self, conversation: predictor_pb2.Conversation) -> None:
+        try:
+            channel, metadata = self._channel()
+            predict = predictor_pb2_grpc.ContinuationPredictorStub(channel).Predict
+            await predict(predictor_pb2.PredictRequest(conversation=conversation), timeout=TIMEOUT_S, metadata=metadata)
+        except Exception:
+            self._metrics.told.labels("failed").inc()
+        else:
+            self._metrics.told.labels("sent").inc()
+
 
 def _last_reply(messages: Sequence[Mapping[str, Any]]) -> int | None:
     return next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "assistant"), None)
-
-
-def states_of(asked: Asked, tenant: str) -> Sequence[bytes]:
-    """Return the state of a conversation after each of its messages: digests, each of the one before and a message."""
-    state = digest("conversation", tenant, asked.body.get("model"))
-    states: list[bytes] = []
-    for message in asked.messages:
-        state = _next(state, message)
-        states.append(state)
-    return states
-
-
-def _next(state: bytes, message: Mapping[str, Any]) -> bytes:
-    # White space at the ends is what clients trim before they send an answer back.
-    return digest(state.hex(), message["role"], _spoken(message.get("content")))
-
-
-def _spoken(content: object) -> object:
-    return content.strip() if isinstance(content, str) else content

@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from lpc.gateway.errors import Busy, TooLarge, TooSlow
+from lpc.gateway.errors import GatewayError
 from lpc.gateway.headers import Headers
 from lpc.gateway.metrics import Metrics
 from lpc.gateway.settings import GatewaySettings
@@ -29,9 +29,9 @@ class Load:
 
     @contextlib.contextmanager
     def admitted(self, exchange: "Exchange") -> Iterator[None]:
-        """Count a request, and what it holds, until the block is left. Raises Busy."""
+        """Count a request, and what it holds, until the block is left. Raises GatewayError (503)."""
         if self._requests >= self._max_requests:
-            raise Busy("the gateway answers as many requests as it may (LPC_GATEWAY_MAX_REQUESTS): try again later")
+            raise GatewayError(503, "the gateway answers as many requests as LPC_GATEWAY_MAX_REQUESTS allows: try again later")
         self._requests += 1
         try:
             yield
@@ -40,9 +40,9 @@ class Load:
             self._bytes -= exchange.held_bytes
 
     def hold(self, count: int) -> None:
-        """Take bytes of a body. Raises Busy."""
+        """Take bytes of a body. Raises GatewayError (503)."""
         if self._bytes + count > self._max_bytes:
-            raise Busy("the gateway holds as many bytes of bodies as it may (LPC_GATEWAY_MAX_HELD_BYTES): try again later")
+            raise GatewayError(503, "the gateway holds as many bytes as LPC_GATEWAY_MAX_HELD_BYTES allows: try again later")
         self._bytes += count
 
 
@@ -56,10 +56,11 @@ class Exchange:
         status: that was answered; None before.
         complete: the answer has been sent to its end.
         held_bytes: of the body.
+        max_bytes: of the body.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_bytes: int, load: Load) -> None:
-        self._receive, self._send, self._max_bytes, self._load = receive, send, max_bytes, load
+        self._receive, self._send, self.max_bytes, self._load = receive, send, max_bytes, load
         self._patience_s = load.body_timeout_s
         self.held_bytes = 0
         self.method: str = scope["method"]
@@ -75,7 +76,7 @@ class Exchange:
         self._read = asyncio.Event()
 
     async def body(self) -> bytes:
-        """Return the whole body, which is held from then on. Raises as `chunks`, and Busy."""
+        """Return the whole body, which is held from then on. Raises as `chunks`, and GatewayError (503)."""
         parts: list[bytes] = []
         async for data in self.chunks():
             self._load.hold(len(data))
@@ -84,8 +85,8 @@ class Exchange:
         return b"".join(parts)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. Raises TooLarge, TooSlow, and ClientGone when the client hangs up first."""
-        if self._max_bytes < self.body_bytes < math.inf:
+        """Yield the body as it comes. Raises GatewayError (408, 413), and ClientGone when the client hangs up first."""
+        if self.max_bytes < self.body_bytes < math.inf:
             raise self._too_large()
         received = 0
         while True:
@@ -95,7 +96,7 @@ class Exchange:
             more = message.get("more_body", False)
             if not more:
                 self._read.set()
-            if received > self._max_bytes:
+            if received > self.max_bytes:
                 raise self._too_large()
             if data:
                 yield data
@@ -104,7 +105,7 @@ class Exchange:
 
     async def discard(self) -> None:
         """Read on, within the limit once more, without keeping it: else the client sees a reset instead of the refusal."""
-        left = self._max_bytes
+        left = self.max_bytes
         while left > 0 and not self._read.is_set():
             message = await self._next()
             left -= len(message.get("body", b"")) or 1
@@ -118,7 +119,7 @@ class Exchange:
             async with asyncio.timeout(self._patience_s):
                 message = await self._receive()
         except TimeoutError:
-            raise TooSlow(f"the body did not come within {self._load.body_timeout_s:g} s: send it faster") from None
+            raise GatewayError(408, f"the body did not come within {self._load.body_timeout_s:g} s: send it faster") from None
         self._patience_s -= time.monotonic() - began
         if message["type"] == "http.disconnect":
             self.gone = True
@@ -141,16 +142,16 @@ class Exchange:
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Send status and header fields."""
         self.status = status
-        await self._out({"type": "http.response.start", "status": status, "headers": list(headers)})
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     async def write(self, data: bytes) -> None:
         """Send the next bytes of the body."""
-        await self._out({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         """Say that the body is at its end. Without it the connection is cut, as an engine's was."""
         self.complete = True
-        await self._out({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def answer(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Send a whole answer."""
@@ -182,11 +183,8 @@ class Exchange:
         finally:
             watching.cancel()
 
-    async def _out(self, message: Message) -> None:
-        await self._send(message)
-
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"the body has more than {self._max_bytes} bytes (LPC_MAX_REQUEST_BYTES): send less")
+    def _too_large(self) -> GatewayError:
+        return GatewayError(413, f"the body has more than {self.max_bytes} bytes (LPC_MAX_REQUEST_BYTES): send less")
 
 
 class ClientGone(Exception):

@@ -2,36 +2,34 @@
 
 Completions (`/v1/chat/completions`, `/v1/completions`) are read and may be answered from the cache. The other paths of
 :mod:`lpc.gateway.targets` are passed through, both ways as they come; all else is refused. An engine's answer goes on byte by
-byte; only fields for the next hop end here.
+byte; only fields for the next hop end here. Paths below /lpc/ are the gateway's own.
 """
 
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Final
 
 import httpx
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from lpc.cache.forms import reply_of
+from lpc.cache.bodies import reply_of
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.cached import Cached, Found
 from lpc.gateway.clients import Client, Clients, scope_of
 from lpc.gateway.conversations import Conversations
-from lpc.gateway.directives import Directives, directives_of
-from lpc.gateway.errors import GatewayError, NotCached, NotKnown, ScopeRefused, TooLarge, TooSlow
+from lpc.gateway.engines import Upstream
+from lpc.gateway.errors import GatewayError
 from lpc.gateway.exchange import JSON, ClientGone, Exchange, Load
-from lpc.gateway.headers import Headers, end_to_end, for_engine
+from lpc.gateway.headers import Directives, Headers, directives_of, end_to_end, for_engine
 from lpc.gateway.metrics import Metrics
-from lpc.gateway.reading import Reader, Reading
-from lpc.gateway.recording import Recording, ahead
-from lpc.gateway.replay import replay
-from lpc.gateway.request import SESSION_HEADER, Asked, digest
+from lpc.gateway.recording import Recording, ahead, replay
+from lpc.gateway.request import SESSION_HEADER, Asked, Reader, Reading, digest
 from lpc.gateway.settings import GatewaySettings
 from lpc.gateway.targets import CHAT, COMPLETIONS, OWN, SALTED, Paths, path_of
-from lpc.gateway.telling import Telling
-from lpc.gateway.upstream import Upstream
 from lpc.wire.session import name_under_salt
 
 BUFFERED_BYTES: Final = 2**20
@@ -40,13 +38,17 @@ LOOKUP_BYTES: Final = 256 * 2**10
 """The caches are not asked about a longer body: the sidecar would parse it while engines wait for predictions."""
 STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 MISS: Final = (b"x-lpc-cache", b"miss")
+HEALTH: Final = "/lpc/health"
+FEEDBACK: Final = "/lpc/v1/feedback"
+"""Says whether an answer from the cache was right, for applications that speak HTTP."""
+FEEDBACK_BYTES: Final = 4096
+FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "reason": "outdated", "drop": true}'
 
 
 class Gateway:
     """An ASGI application. Lives on one event loop.
 
     Args:
-        own: answers the gateway's own paths.
         max_answer_bytes: longer answers are not recorded.
         clock: seconds since the Unix epoch, for the answers' `created`.
     """
@@ -58,11 +60,9 @@ class Gateway:
         cached: Cached,
         conversations: Conversations,
         upstream: Upstream,
-        telling: Telling,
         metrics: Metrics,
         reader: Reader,
         load: Load,
-        own: ASGIApp,
         max_answer_bytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -70,13 +70,11 @@ class Gateway:
         self._paths = Paths(settings.gateway_paths)
         self._reader = reader
         self._load = load
-        self._own = own
         self._max_answer_bytes = max_answer_bytes
         self._clients = clients
         self._cached = cached
         self._conversations = conversations
         self._upstream = upstream
-        self._telling = telling
         self._metrics = metrics
         self._clock = clock
 
@@ -87,12 +85,13 @@ class Gateway:
         try:
             path = path_of(exchange.raw_path, exchange.query)
             if path.startswith(OWN):
-                await self._own(scope, receive, send)
-                return
-            if path in (CHAT, COMPLETIONS):
-                endpoint = path
-            with self._load.admitted(exchange):
-                await self._answer(exchange, path)
+                endpoint = ""
+                await self._own(exchange, path)
+            else:
+                if path in (CHAT, COMPLETIONS):
+                    endpoint = path
+                with self._load.admitted(exchange):
+                    await self._answer(exchange, path)
         except GatewayError as error:
             with contextlib.suppress(ClientGone):
                 await self._refuse(exchange, error)
@@ -100,22 +99,59 @@ class Gateway:
             status = "gone"
         except httpx.HTTPError as error:
             # The engine broke off. Before it began to answer that is a 502; later the answer ends where its own did.
-            if exchange.status is None:
-                await exchange.answer(502, _broken(error), [JSON])
+            broken = GatewayError(502, f"the engine broke off before it answered ({type(error).__name__})")
+            await self._refuse(exchange, broken)
             status = "cut"
-        self._metrics.requests.labels(endpoint, status or str(exchange.status)).inc()
+        if endpoint:
+            self._metrics.requests.labels(endpoint, status or str(exchange.status)).inc()
 
-    async def _answer(self, exchange: Exchange, path: str) -> None:
+    async def _own(self, exchange: Exchange, path: str) -> None:
+        """Answer on one of the gateway's own paths."""
+        methods = {HEALTH: ("GET", "HEAD"), FEEDBACK: ("POST",)}.get(path)
+        if methods is None:
+            raise GatewayError(404, "the gateway has no such path of its own")
+        if exchange.method not in methods:
+            raise GatewayError(405, "this path is for another method", (b"allow", ", ".join(methods).encode()))
+        if path == HEALTH:
+            await exchange.answer(200, b'{"status": "ok"}', [JSON])
+            return
+        exchange.max_bytes = FEEDBACK_BYTES
+        with self._load.admitted(exchange):
+            client = self._who(exchange)
+            try:
+                said = json.loads(await exchange.body())
+                if not isinstance(said.get("wrong", True), bool) or not isinstance(said.get("drop", False), bool):
+                    raise TypeError  # "false" is true to Python
+                message = pb.FeedbackRequest(
+                    entry_id=bytes.fromhex(said["entry"]),
+                    wrong=said.get("wrong", True),
+                    reason_code=str(said.get("reason", "")),
+                    drop=said.get("drop", False),
+                    tenant=client.tenant,
+                )
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise GatewayError(400, f"send JSON: {FEEDBACK_FORM}") from None
+            done = await self._cached.feedback(message)
+            body = json.dumps({"counted": done.counted, "dropped": done.dropped}).encode()
+            await exchange.answer(200 if done.counted or done.dropped else 404, body, [JSON])
+
+    def _who(self, exchange: Exchange) -> Client:
         client = self._clients.who(exchange.headers)
         if client is None:
-            raise NotKnown("no valid token: send `Authorization: Bearer TOKEN` with a token of the gateway's token file")
+            raise GatewayError(
+                401, "no valid token: send `Authorization: Bearer TOKEN` with a token of the gateway's token file"
+            )
+        return client
+
+    async def _answer(self, exchange: Exchange, path: str) -> None:
+        client = self._who(exchange)
         self._paths.check(exchange.method, path)
         if exchange.method == "POST" and path in SALTED:
             body = await exchange.body()
             scope = scope_of(exchange.headers, client)
             if scope is None:
-                raise ScopeRefused(
-                    "this client may not name the scope of x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
+                raise GatewayError(
+                    403, "this client may not name the scope of x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
                 )
             directives = directives_of(exchange.headers)
             cached = client.cached and len(body) <= LOOKUP_BYTES and self._cached.concerns(directives)
@@ -147,7 +183,7 @@ class Gateway:
             found = Found(found.question)
         if directives.only_if_cached:
             self._cached.hand_in(found, None)
-            raise NotCached("no answer is kept for this request (Cache-Control: only-if-cached)")
+            raise GatewayError(504, "no answer is kept for this request (Cache-Control: only-if-cached)")
         if found.asked:
             self._metrics.answers.labels(client.name, scope, found.label).inc()
         await self._by_engine(exchange, client, reading, asked, found, directives, name)
@@ -183,7 +219,7 @@ class Gateway:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             conversation = asked.conversation(name)
             if conversation is not None:
-                self._telling.tell(conversation)
+                self._conversations.report(conversation)
 
     async def _by_engine(
         self,
@@ -277,17 +313,7 @@ class Gateway:
     @staticmethod
     async def _refuse(exchange: Exchange, error: GatewayError) -> None:
         if exchange.status is None:
-            headers = [JSON, *error.headers]
-            if error.status == TooLarge.status:
-                with contextlib.suppress(TooSlow):
+            if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                with contextlib.suppress(GatewayError):
                     await exchange.discard()
-                headers.append((b"connection", b"close"))
-            await exchange.answer(error.status, error.body(), headers)
-
-
-def _broken(error: httpx.HTTPError) -> bytes:
-    kind = type(error).__name__
-    return (
-        b'{"error": {"message": "the engine broke off before it answered (' + kind.encode() + b')", "type": "api_error", '
-        b'"param": null, "code": null}}'
-    )
+            await exchange.answer(error.status, error.body(), error.headers)

@@ -33,7 +33,7 @@ class Metrics:
         )
         self.answers = Counter(
             "lpc_gateway_answers",
-            "Answers to requests that the cache was asked for: exact, normalised, semantic, or miss.",
+            "Answers to requests that the cache was asked for: exact, semantic, or miss.",
             ["client", "scope", "cache"],
             registry=registry,
         )

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -12,35 +13,25 @@ from functools import partial
 from typing import Final
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from eviction_client.settings import ClientSettings
 from lpc.cache.client import AsyncResponseCacheClient
 from lpc.gateway.cached import Cached
-from lpc.gateway.clients import Clients
+from lpc.gateway.clients import Clients, SaltKeyError, Tenants, read_key
 from lpc.gateway.conversations import Conversations
-from lpc.gateway.engines import Engines
+from lpc.gateway.engines import Engines, Upstream, http_client
 from lpc.gateway.errors import GatewayStartError
 from lpc.gateway.exchange import Load
-from lpc.gateway.feedback import Feedback
 from lpc.gateway.gateway import Gateway
-from lpc.gateway.hints import ARGUMENTS
 from lpc.gateway.metrics import Metrics
-from lpc.gateway.reading import Reader
+from lpc.gateway.request import ARGUMENTS, Reader
 from lpc.gateway.settings import Bounds, GatewaySettings
-from lpc.gateway.telling import Telling
-from lpc.gateway.tenants import SaltKeyError, Tenants, read_key
-from lpc.gateway.tls import GatewayTls
-from lpc.gateway.upstream import Upstream, http_client
 from lpc.wire.access import access_of, is_loopback
 from lpc.wire.background import Background, lost_errors
-from lpc.wire.certificates import CertificateError
-from lpc.wire.listening import listen
-from lpc.wire.scrapes import served
+from lpc.wire.certificates import CertificateError, CertificateFiles, read
+from lpc.wire.listening import listen, served
 from lpc.wire.tokens import TokenFileError
+from lpc.wire.watched import Watched
 
 log = logging.getLogger(__name__)
 
@@ -110,28 +101,20 @@ async def running(
                 log.warning("the sidecar cannot be asked, so the engines are, for everything: %s", error)
         cached = Cached(client if settings.gateway_cache else None, bounds.wait_s, metrics)
         stack.push_async_callback(cached.close)
-        telling = Telling(client.channel, metrics)
-        stack.push_async_callback(telling.close)
+        conversations = Conversations(bounds.conversations, client.channel, metrics)
+        stack.push_async_callback(conversations.close)
         http = await stack.enter_async_context(http_client(settings, bounds.connect_timeout_s))
         load = Load(settings, bounds.body_timeout_s, metrics)
-        feedback = Feedback(clients, client if settings.gateway_cache else None, load)
         engines = Engines(settings.gateway_engines, metrics)
         gateway = Gateway(
             settings,
             clients,
             cached,
-            Conversations(bounds.conversations),
+            conversations,
             Upstream(http, engines, metrics),
-            telling,
             metrics,
             Reader(tenants, bounds.max_values, ARGUMENTS.get(settings.gateway_hints)),
             load,
-            Starlette(
-                routes=[
-                    Route("/lpc/health", _health, methods=["GET"]),
-                    Route("/lpc/v1/feedback", feedback, methods=["POST"]),
-                ]
-            ),
             bounds.max_answer_bytes,
             clock,
         )
@@ -168,9 +151,36 @@ async def serve(settings: GatewaySettings, sidecar: ClientSettings) -> None:
     log.info("stopped")
 
 
-async def _health(request: Request) -> Response:
-    del request
-    return JSONResponse({"status": "ok"})
+class GatewayTls(Watched[ssl.SSLContext]):
+    """The certificate in use.
+
+    Raises:
+        CertificateError: a file cannot be used.
+    """
+
+    def __init__(self, files: CertificateFiles) -> None:
+        super().__init__(files.present, lambda: _context(files), "certificate is")
+
+    def install(self, listening: ssl.SSLContext) -> None:
+        """Let each handshake on a context use the certificate that is then in use."""
+
+        def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+            del name, context
+            connection.context = self.current
+
+        # OpenSSL calls it at each ClientHello, also without a server name.
+        listening.sni_callback = choose
+
+
+def _context(files: CertificateFiles) -> ssl.SSLContext:
+    assert files.certificate is not None
+    read(files)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(files.certificate, files.key, password="")
+    except OSError as error:  # also of TLS: the files have changed since
+        raise CertificateError(f"{files.certificate} changes just now") from error
+    return context
 
 
 class _Server(uvicorn.Server):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from lpc.gateway.errors import BadTarget, MethodRefused, NotProxied
+from lpc.gateway.errors import GatewayError
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -51,11 +51,12 @@ _AMBIGUOUS: Final = re.compile(rb"%(?:2[EeFf5]|5[Cc]|[01].|7[Ff])")
 
 
 def path_of(raw_path: bytes, query: bytes) -> str:
-    """Return the path of a request's target as it came. Raises BadTarget if servers could read it in different ways."""
+    """Return the path of a target as it came. Raises GatewayError (400) if servers could read it in different ways."""
     if not _PATH.fullmatch(raw_path) or _DOTS.search(raw_path) or _AMBIGUOUS.search(raw_path) or b"#" in query:
-        raise BadTarget(
+        raise GatewayError(
+            400,
             "the request's target must be a path that begins with /, without dot segments, empty segments, or percent-encoded "
-            "dots, slashes and percent signs: send the path as the engine's API documents it"
+            "dots, slashes and percent signs: send the path as the engine's API documents it",
         )
     return raw_path.decode("ascii")
 
@@ -74,16 +75,17 @@ class Paths:
             known |= {"GET", "HEAD"} if method == "GET" else {method}
 
     def check(self, method: str, path: str) -> None:
-        """Raise NotProxied or MethodRefused unless a request goes on to engines."""
+        """Raise GatewayError (404, 405) unless a request goes on to engines."""
         segments = path.split("/")
         allowed: set[str] = set()
-        for listed, methods in self._methods.items():
+        for listed, known in self._methods.items():
             if len(listed) == len(segments) and all(map(_matches, listed, segments)):
-                allowed |= methods
+                allowed |= known
         if not allowed:
-            raise NotProxied("the gateway does not proxy this path: add it to LPC_GATEWAY_PATHS")
+            raise GatewayError(404, "the gateway does not proxy this path: add it to LPC_GATEWAY_PATHS")
         if method not in allowed:
-            raise MethodRefused(f"the gateway proxies this path for {', '.join(sorted(allowed))} only", allowed)
+            methods = ", ".join(sorted(allowed))
+            raise GatewayError(405, f"the gateway proxies this path for {methods} only", (b"allow", methods.encode()))
 
 
 def _matches(listed: str, segment: str) -> bool:

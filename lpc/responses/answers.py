@@ -111,7 +111,7 @@ _FORBIDDEN: Final[Mapping[str, tuple[Refusal, tuple[object, ...]]]] = {
 def refused(asked: Asked, settings: ScopeSettings) -> Refusal | None:
     """Say why no answer to a request is kept, whatever it will be; None where one may be."""
     parameters = asked.parameters
-    if not settings.serves_exact:
+    if not settings.keeps:
         return "off"
     for name in parameters.keys() & _FORBIDDEN.keys():
         refusal, allowed = _FORBIDDEN[name]

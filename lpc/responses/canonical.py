@@ -20,7 +20,6 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple, NewType
 
 from lpc.errors import InvalidRequest
-from lpc.responses.normalised import normalised
 
 Scope = NewType("Scope", bytes)
 """A client's scope: 16 bytes that say neither's name."""
@@ -110,13 +109,11 @@ class Names(NamedTuple):
     Attributes:
         scope: of the client's scope.
         exact: of the request; the entry's id.
-        normalised: of what is the same but for case, white space, width and punctuation of the last turn; None: not looked for.
         partition: of everything but the last turn; None where there is none.
     """
 
     scope: Scope
     exact: EntryId
-    normalised: bytes | None
     partition: bytes | None
 
 
@@ -168,19 +165,15 @@ class Namer:
             InvalidRequest: it holds text that is not Unicode.
         """
         scope = self.scope(client, asked.scope)
-        names = Names(scope, EntryId(self._name(b"exact", scope, canonical(asked))), None, None)
+        names = Names(scope, EntryId(self._name(b"exact", scope, canonical(asked))), None)
         return self.with_last_turn(names, asked) if last_turn else names
 
     def with_last_turn(self, names: Names, asked: Asked) -> Names:
         """Return the names of a request with those by its last turn, where it has one. Raises InvalidRequest."""
-        text = asked.last_turn
-        if text is None:
+        if asked.last_turn is None:
             return names
         around = canonical(asked, without_last_turn=True)
-        partition = self._name(b"partition", names.scope, around, asked.language.encode())
-        same = normalised(text)
-        plain = None if same is None else self._name(b"normalised", partition, same.encode())
-        return names._replace(normalised=plain, partition=partition)
+        return names._replace(partition=self._name(b"partition", names.scope, around, asked.language.encode()))
 
     def _name(self, *parts: bytes) -> bytes:
         # Each with its length, so that no two lists of parts are the same bytes.

@@ -3,7 +3,6 @@
 | key | type | holds |
 |---|---|---|
 | `lpc:rc:{S}:e:<id>` | string, PX | a sealed entry |
-| `lpc:rc:{S}:n:<name>` | string, PX | the id of the entry that a normalised name stands for |
 | `lpc:rc:{S}:g`, `...:g:<name>` | string | generation of the scope, of a model or tag, with a MAC: a larger one invalidates |
 | `lpc:rc:{S}:i` | string, PX | something was invalidated; its life left says when |
 | `lpc:rc:{S}:z` | zset | `id:bytes` by the second at which it ends: bounds the scope |
@@ -11,8 +10,8 @@
 | `lpc:rc:{S}:z:<name>`, `...:b:<name>` | zset, string | the same of one tenant's entries |
 | `lpc:rc:{S}:v:<encoder>` | hash | id to sealed vector |
 | `lpc:rc:{S}:x` | stream | what was added (`a`) and removed (`d`): keeps the sidecars' arrays equal |
-| `lpc:rc:{S}:t:<encoder>:<judge>:<tier>:<tenant>` | string | evidence, with a MAC; <judge> is empty where it cannot err |
-| `lpc:rc:{S}:k:<encoder>:<judge>:<tier>:<tenant>`, `...:old` | hash | clusters of entries that mean the same, their labels |
+| `lpc:rc:{S}:t:<encoder>:<judge>:<tenant>` | string | evidence, with a MAC; <judge> is empty where it cannot err |
+| `lpc:rc:{S}:k:<encoder>:<judge>:<tenant>`, `...:old` | hash | clusters of entries that mean the same, their labels |
 | `lpc:rc:{S}:f:<id>` | string, PX | a flight: who asks the engine now |
 | `lpc:rc:{S}:q:<id>` | string, PX | this question was answered from another one's |
 | `lpc:rc:{S}:w:<name>` | string, EX | this answer was called wrong: it counts once |

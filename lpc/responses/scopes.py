@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,21 +15,14 @@ KindName: TypeAlias = Literal["default", "faq", "technical_qa", "code", "creativ
 HOUR: Final = 3600.0
 
 
-class Kind(NamedTuple):
-    """What a kind of scope brings. ``exact``: whether the tier serves; ``ttl_s``: an answer's life, seconds."""
-
-    exact: bool
-    ttl_s: float
-
-
-KINDS: Final[Mapping[KindName, Kind]] = {
-    "default": Kind(True, 4 * HOUR),
-    "faq": Kind(True, 8 * HOUR),
-    "technical_qa": Kind(True, 24 * HOUR),
-    "code": Kind(True, 48 * HOUR),
-    # The same again is not what is wanted.
-    "creative": Kind(False, HOUR),
+LIFE_S: Final[Mapping[KindName, float]] = {
+    "default": 4 * HOUR,
+    "faq": 8 * HOUR,
+    "technical_qa": 24 * HOUR,
+    "code": 48 * HOUR,
+    "creative": HOUR,  # nothing is kept: the same again is not what is wanted
 }
+"""An answer's life by kind, seconds."""
 
 
 class ScopeSettings(BaseModel):
@@ -38,8 +31,6 @@ class ScopeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: KindName = "default"
-    exact: bool | None = None
-    normalised: bool = False
     mode: Mode = "off"
     ttl_s: Annotated[float, Field(gt=0, le=366 * 24 * HOUR, allow_inf_nan=False)] | None = None
     any_temperature: bool = False
@@ -65,29 +56,19 @@ class ScopeSettings(BaseModel):
         return self
 
     @property
-    def serves_exact(self) -> bool:
+    def keeps(self) -> bool:
         """Whether any answer is served or stored."""
-        return KINDS[self.kind].exact if self.exact is None else self.exact
-
-    @property
-    def serves_normalised(self) -> bool:
-        """Whether the normalised tier serves where evidence allows it. In code white space and case mean something."""
-        return self.normalised and self.serves_exact and self.kind not in ("code", "creative")
-
-    @property
-    def learns(self) -> bool:
-        """Whether a tier serves by evidence, or gathers it."""
-        return self.serves_normalised or self.semantic != "off"
+        return self.kind != "creative"
 
     @property
     def semantic(self) -> Mode:
         """What the semantic tier does. Code and creative writing have none."""
-        return self.mode if self.serves_exact and self.kind not in ("code", "creative") else "off"
+        return "off" if self.kind in ("code", "creative") else self.mode
 
     @property
     def life_s(self) -> float:
         """Seconds that an answer may be served."""
-        return KINDS[self.kind].ttl_s if self.ttl_s is None else self.ttl_s
+        return LIFE_S[self.kind] if self.ttl_s is None else self.ttl_s
 
 
 class Scopes:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from lpc.errors import LpcError
 from lpc.wire.tokens import read_named_keys
+from lpc.wire.watched import Watched
 
 NAMES: Final = "names"
 VERSION: Final = b"\x01"
@@ -91,6 +92,29 @@ def read_keys(path: Path) -> Keyring:
     if names is None or not keys:
         raise KeyFileError(f"{path} lacks {'the line `names`' if names is None else 'a key that seals'}: {HOW}")
     return Keyring(names, keys)
+
+
+class Keys(Watched[Keyring]):
+    """The keys in force.
+
+    Args:
+        path: of the key file.
+
+    Raises:
+        KeyFileError: it cannot be used, or `cryptography` is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        names: list[bytes] = []
+
+        def read() -> Keyring:
+            ring = read_keys(path)
+            if names and ring.names != names[0]:
+                raise KeyFileError(f"{path} has another line `names`: that takes effect with a restart")
+            names[:] = [ring.names]
+            return ring
+
+        super().__init__([path], read, "key file of the response caches is")
 
 
 def _key_id(key: bytes) -> bytes:

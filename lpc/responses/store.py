@@ -39,10 +39,10 @@ ASKED_S: Final = 2.0
 
 _PUT: Final = """
 local e, z, x, v, f, b, tz, tb = unpack(KEYS, 1, 8)
-local id, record, px, now, ends, most, vector, same, prefix, flight, room, own_most, own_room = unpack(ARGV, 1, 13)
+local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room = unpack(ARGV, 1, 12)
 local stale = false
 for i = 9, #KEYS do
-  if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[5 + i] then stale = true end
+  if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[4 + i] then stale = true end
 end
 local before, members, own = redis.call('STRLEN', e), redis.call('ZCARD', z), redis.call('ZCARD', tz)
 redis.call('GET', b)
@@ -70,7 +70,6 @@ if members == 0 then redis.call('DEL', b) end
 if own == 0 then redis.call('DEL', tb) end
 if redis.call('ZREM', z, id .. ':' .. before) == 1 then redis.call('DECRBY', b, before) end
 not_own(id .. ':' .. before)
-if same ~= '' then redis.call('SET', prefix .. 'n:' .. same, id, 'PX', px) end
 redis.call('ZADD', z, ends, id .. ':' .. #record)
 redis.call('INCRBY', b, #record)
 redis.call('ZADD', tz, ends, id .. ':' .. #record)
@@ -220,12 +219,6 @@ class Store:
         tags_now = await self._stamps(keys[count:-1], values[count:-1])
         return Found((stamp, *stamps), tags_now, values[-1])
 
-    async def same(self, scope: Scope, normalised: bytes) -> EntryId | None:
-        """Return the entry that a normalised name stands for."""
-        key = layout.key(scope, "n", layout.text(normalised))
-        found: bytes | None = await self.redis.read("GET", key)
-        return next(iter(layout.entries(() if found is None else (found,))), None)
-
     async def candidates(
         self, scope: Scope, names: Sequence[EntryId], question: EntryId
     ) -> tuple[Sequence[bytes | None], bool]:
@@ -288,10 +281,8 @@ class Store:
             *(layout.key(scope, kind, layout.text(self.namer.tenant(scope, tenant))) for kind in "zb"),
             *self.generation_keys(scope, model, version),
         ]
-        same = "" if names.normalised is None else layout.text(names.normalised)
-        prefix = layout.key(scope, "")
-        arguments = [name, record, max(1, int(life_s * 1000)), now, now + life_s, max_entries, vector, same, prefix, flight]
-        arguments += [max_bytes, tenant_entries, tenant_bytes]
+        arguments = [name, record, max(1, int(life_s * 1000)), now, now + life_s, max_entries, vector, layout.key(scope, "")]
+        arguments += [flight, max_bytes, tenant_entries, tenant_bytes]
         arguments += [self._marked(key, int(number)) for key, number in zip(keys[8:], stamp, strict=True)]
         stored = await self.redis.run(_PUT, keys, *arguments)
         return Put(bool(stored[0]), *stored[1:])

@@ -6,7 +6,7 @@ client and the tenant that they were given to: nobody can make one, or use anoth
 
 import hmac
 import json
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from lpc.responses.canonical import NAME_BYTES, EntryId, Namer, Scope
 from lpc.responses.store import Stamp
@@ -15,10 +15,6 @@ _dump: Final = json.JSONEncoder(separators=(",", ":")).encode
 _EXACT: Final = _dump(("exact", 1.0)).encode()
 LONGEST: Final = 4096
 """Bytes of a ticket; what is longer is none."""
-
-
-Guess: TypeAlias = Literal["normalised", "semantic"]
-"""A tier that serves the answer to another request, by evidence of its own."""
 
 
 class Flight(NamedTuple):
@@ -34,18 +30,17 @@ class Flight(NamedTuple):
 class Candidate(NamedTuple):
     """An entry to compare the engine's answer with.
 
-    ``source``: normalised or semantic; ``similarity``: of the questions; ``decision``: why it was not served.
+    ``similarity``: of the questions; ``decision``: why it was not served.
     """
 
     scope: Scope
     entry: EntryId
-    source: Guess
     similarity: float
     decision: str
 
 
 class Served(NamedTuple):
-    """An entry that was served or stored. ``source``: exact, normalised or semantic; ``similarity``: of the questions."""
+    """An entry that was served or stored. ``source``: exact or semantic; ``similarity``: of the questions."""
 
     scope: Scope
     entry: EntryId

@@ -16,7 +16,7 @@ from lpc.logs.traces.chat import chat_requests
 from lpc.simulator.amounts import SimulationError, in_tokens
 from lpc.simulator.engine import FCFS, Result, simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.responses import ResponseCache, ResponseSpec, of_blocks, of_messages
+from lpc.simulator.responses import ResponseCache, of_blocks, of_messages
 from lpc.simulator.sessions import REQUESTS, chain, closed_loop
 from lpc.simulator.sharegpt import Lengths, ThinkTimes, load_sample, sharegpt
 from lpc.simulator.tier import TierSpec
@@ -72,7 +72,8 @@ class Run:
         queueing: what each engine does with its waiting queue.
         tier: behind each engine's cache, as vLLM's CPU offloading.
         settings: for the policies; their cost model is also the engines'.
-        responses: a response cache before the engines, with which tokens computed are counted; the workload's spec is `named`.
+        responses: seconds for which a response cache before the engines has an answer, and tokens computed are counted; None:
+            there is none. The workload's spec is `named`.
     """
 
     workload: WorkloadSpec
@@ -83,7 +84,7 @@ class Run:
     queueing: Queueing = FCFS
     tier: TierSpec | None = None
     settings: PolicySettings = field(default_factory=PolicySettings)
-    responses: ResponseSpec | None = None
+    responses: float | None = None
 
 
 def load_trace(spec: WorkloadSpec) -> Trace:
@@ -254,7 +255,7 @@ def _rounds(workload: Workload) -> int:
     return 1 + workload.loop.requests // sum(1 for first in workload.arrivals for _ in chain(first))
 
 
-def _with_responses(run: Run, responses: ResponseSpec, workload: Workload, capacity: int, prefix: Result) -> dict[str, Any]:
+def _with_responses(run: Run, ttl_s: float, workload: Workload, capacity: int, prefix: Result) -> dict[str, Any]:
     """Return the tokens that engines compute per user turn with neither cache, either, both; ``prefix``: that alone."""
 
     def replay(policy: str, *, response: bool, reuse: bool) -> Result:
@@ -265,7 +266,7 @@ def _with_responses(run: Run, responses: ResponseSpec, workload: Workload, capac
             cost=run.settings.cost,
             engines=run.engines,
             sticky=run.sticky,
-            responses=ResponseCache(responses) if response else None,
+            responses=ResponseCache(ttl_s) if response else None,
             reuse=reuse,
         )
 
@@ -277,8 +278,8 @@ def _with_responses(run: Run, responses: ResponseSpec, workload: Workload, capac
     }
     both = found["both"]
     return {
-        "responses": responses.tier,
-        "responses_ttl_s": responses.ttl,
+        "responses": "exact",
+        "responses_ttl_s": ttl_s,
         "answered": 1 - both.requests / both.turns if both.turns else 0.0,
         "engine_tokens_per_turn": {name: result.engine_tokens / max(result.turns, 1) for name, result in found.items()},
     }

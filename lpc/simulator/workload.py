@@ -39,14 +39,6 @@ class Cost:
         return self.step_s + (self.batch_tokens / self.prefill_tokens_s if self.batch_tokens else 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A request's names. ``normalised``: None where its last turn has no such form, or the log no text."""
-
-    exact: bytes
-    normalised: bytes | None = None
-
-
 @dataclass(slots=True, eq=False)
 class Turn:
     """One request. Of its attributes only the engine and the bounds look at `next`.
@@ -80,7 +72,7 @@ class Turn:
     probability: float | None = None
     reply_end: str = ""
     priority: int = 0
-    named: Named | None = None
+    named: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The way of a request through the tiers, exact, normalised and semantic, or to the engine; and of its answer into the store.
+"""The way of a request through the tiers, exact and semantic, or to the engine; and of its answer into the store.
 
 Whatever goes wrong with the store is a miss that says so. Only invalid requests raise here.
 """
@@ -15,16 +15,15 @@ from lpc.responses.answers import Answer, Refusal, not_kept, refused
 from lpc.responses.canonical import REMEMBERED, Asked, Names, Scope
 from lpc.responses.entry import Entry
 from lpc.responses.flights import Flights
-from lpc.responses.normalised import normalised
 from lpc.responses.scopes import Scopes, ScopeSettings
-from lpc.responses.store import Found, Store
+from lpc.responses.sealing import Keys
+from lpc.responses.store import Store
 from lpc.responses.tickets import Flight, Tickets
 from lpc.wire.redis_reach import RedisFailed, RedisRefused
-from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.opening import Opener, aside
 from predictor_service.responses.outcomes import Hit, Miss, Stored
-from predictor_service.responses.semantic import Semantic
+from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import Tally
 
 MAX_WAIT_S: Final = 60.0
@@ -42,7 +41,7 @@ class ResponseCache:
         keys: of the key file.
         store, flights, tally: of the caches' own Redis.
         scopes: what the operator allows.
-        semantic: the tier; `Nothing` where there is none.
+        semantic: the tiers that serve the answer to another request.
         metrics: of the sidecar.
         max_entry_bytes: answers above are not kept.
         client_scopes: that one client may use.
@@ -56,7 +55,7 @@ class ResponseCache:
         flights: Flights,
         tally: Tally,
         scopes: Scopes,
-        semantic: Semantic,
+        semantic: SimilarQuestions,
         metrics: CacheMetrics,
         *,
         max_entry_bytes: int,
@@ -149,7 +148,7 @@ class ResponseCache:
         """
         _check(asked)
         settings = self.scopes.of(asked.scope)
-        names = await aside(asked.size, lambda: self._namer.names(client, asked, last_turn=settings.kind != "code"))
+        names = await aside(asked.size, lambda: self._namer.names(client, asked, last_turn=settings.semantic != "off"))
         ticket = self._tickets.read(client, asked.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
@@ -197,15 +196,22 @@ class ResponseCache:
         unless_stored = True
         while True:
             found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
-            opener = self._opener(client, asked, found, max_age_s)
+            opener = Opener(
+                *(self._keys, self._store, self._metrics, self._clock),
+                client=client,
+                asked=asked,
+                found=found,
+                max_age_s=max_age_s,
+            )
             entry = await opener.open(names.scope, names.exact, found.record)
             if entry is not None:
                 self._metrics.lookup_seconds.observe(loop.time() - began)
-                return self._hit(names, entry)
+                age, remaining = entry.life(self._clock())
+                return Hit(Tickets.exact(names.scope, names.exact, entry.proof), "exact", entry.answer, age, remaining)
             # A request that waits for this very answer does not look for another one again and again. And where the leader's
             # answer becomes a label, the others do not count as lookups.
             waits = deadline > loop.time()
-            if (waits or settings.learns) and await self._flights.flying(names.scope, names.exact):
+            if (waits or settings.semantic != "off") and await self._flights.flying(names.scope, names.exact):
                 if not waits:
                     return Miss("in_flight")
                 state = await self._flights.wait(names.scope, names.exact, deadline - loop.time())
@@ -215,8 +221,9 @@ class ResponseCache:
                 if state == "stored":
                     continue
             miss: Hit | Miss = Miss("cold")
-            if not exact_only and settings.kind != "code":
-                miss = await self._others(client, asked, names, settings, found, opener)
+            if not exact_only and settings.semantic != "off":
+                by_turn = await aside(asked.size, partial(self._namer.with_last_turn, names, asked))
+                miss = await self._semantic.lookup(client, by_turn, asked, settings, opener)
             self._metrics.lookup_seconds.observe(loop.time() - began)
             if isinstance(miss, Hit):
                 return miss
@@ -235,41 +242,6 @@ class ResponseCache:
                 return Miss("in_flight")
             # "stored" once: just now. Twice: a key of another type is in the entry's place, and no look will ever find it.
             unless_stored = state != "stored"
-
-    async def _others(
-        self, client: str, asked: Asked, names: Names, settings: ScopeSettings, found: Found, opener: Opener
-    ) -> Hit | Miss:
-        """Look for a request that is as good as the same."""
-        exact = names
-        names = await aside(asked.size, lambda: self._namer.with_last_turn(exact, asked))
-        if names.normalised is not None and settings.serves_normalised:
-            same = await self._store.same(names.scope, names.normalised)
-            if same is not None and same != names.exact:
-                entry = await opener.open(names.scope, same, await self._store.get(names.scope, same))
-                if entry is not None and await aside(asked.size, partial(self._stands_for, entry, asked, names)):
-                    return await self._semantic.offer(client, names, asked, settings, same, entry)
-        return await self._semantic.lookup(client, names, asked, settings, found, opener)
-
-    def _stands_for(self, entry: Entry, asked: Asked, names: Names) -> bool:
-        """Say whether an entry answers what a pointer says: who writes to Redis can point at any entry of the scope."""
-        same = entry.partition == names.partition and normalised(entry.question) == normalised(asked.last_turn or "")
-        if not same:
-            self._metrics.forged.labels("pointer").inc()
-        return same
-
-    def _opener(self, client: str, asked: Asked, found: Found, max_age_s: float) -> Opener:
-        return Opener(
-            *(self._keys, self._store, self._metrics, self._clock),
-            client=client,
-            asked=asked,
-            found=found,
-            max_age_s=max_age_s,
-        )
-
-    def _hit(self, names: Names, entry: Entry) -> Hit:
-        """Return the answer to the very request."""
-        age, remaining = entry.life(self._clock())
-        return Hit(Tickets.exact(names.scope, names.exact, entry.proof), "exact", entry.answer, age, remaining)
 
     # -- the way of an answer --------------------------------------------------------------------------------------------------
 
@@ -305,13 +277,13 @@ class ResponseCache:
             partition=names.partition or b"",
             proof=self._tickets.exact_proof(client, asked.tenant, names.scope, names.exact),
         )
-        keyring = self._keys.ring
+        keyring = self._keys.current
         record = await aside(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
         if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
             return "full"
         vector = await self._semantic.vector(names, asked, settings, entry.expires_at, stamp[0])
         put = await self._store.put(
-            names if settings.serves_normalised else names._replace(normalised=None),
+            names,
             record,
             stamp=stamp,
             model=asked.model,
@@ -338,7 +310,7 @@ class ResponseCache:
         known, at = self._registered.get(scope, (None, -LISTED_S))
         if now - at < LISTED_S and generation in (None, known):
             return True
-        sealed = self._keys.ring.seal(asked.scope.encode(), b"scope" + scope)
+        sealed = self._keys.current.seal(asked.scope.encode(), b"scope" + scope)
         if not await self._store.register(client, scope, sealed, self._client_scopes):
             return False
         if len(self._registered) >= REMEMBERED:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence, read_judge_error
 from lpc.responses.semantic.gate import Gate
-from lpc.responses.semantic.same_answer import ByEmbedding, EqualText
+from lpc.responses.semantic.same_answer import ByEmbedding
 from lpc.responses.semantic.threshold import UNERRING
-from lpc.responses.tickets import Guess
 from lpc.wire.redis_reach import RedisFailed
+from predictor_service.responses.embedding import Embedder
 
 log = logging.getLogger(__name__)
 
@@ -41,65 +41,46 @@ class Judge(Protocol):
         """Judge the answers."""
 
 
-class EmbedsAnswers(Protocol):
-    """Gives vectors of answers: `predictor_service.responses.embedding.Embedder`."""
-
-    def encoder(self) -> str:
-        """Return what vectors that can be compared have in common."""
-
-    async def vector_in_time(self, text: str, patience_s: float) -> NDArray[np.float32] | None:
-        """Return a text's vector, of unit length; None where it is too long. Raises TimeoutError."""
-
-
 class Rules(NamedTuple):
     """By which a scope's semantic tier goes.
 
     Attributes:
         gate: shut, unless evidence from before opens it.
-        judge: makes its labels, where the caller does not.
-        judged_by: names the judge: labels of one that errs are kept apart. Empty: nothing but equal texts are the same, which
-            is said at once.
+        judge: makes its labels, where the caller does not. None: nothing but equal texts are the same, which is said at once.
+        judged_by: names the judge: labels of one that errs are kept apart.
     """
 
     gate: Gate
-    judge: Judge = EqualText()
+    judge: Judge | None = None
     judged_by: str = ""
 
 
-class RulesOf:
-    """Makes the rules of scopes.
+def rules_of(embedder: Embedder, judges: Mapping[ScopeSettings, Judge], settings: ScopeSettings) -> Rules:
+    """Return the rules of a scope's tier; one whose judge was not measured with this encoder is judged by equal texts.
 
     Args:
         embedder: of the model in service.
-        judges: clients of the models that judge, by scope's settings.
+        judges: the models that judge, by scope's settings.
+        settings: of the scope.
     """
+    judge: Judge | None = None
+    judged_by, error, start = "", UNERRING, None
 
-    def __init__(self, embedder: EmbedsAnswers, judges: Callable[[ScopeSettings], Judge]) -> None:
-        self._embedder = embedder
-        self._judges = judges
-
-    def __call__(self, settings: ScopeSettings, source: Guess) -> Rules:
-        """Return the rules of a scope's tier; one whose judge was not measured with this encoder is judged by equal texts."""
-        judge: Judge = EqualText()
-        judged_by, error, start = "", UNERRING, None
-        encoder = self._embedder.encoder()
-        try:
-            if settings.judge != "text":
-                error = read_judge_error(settings.evidence, settings.judge, settings.judge_model, encoder)
-                judge = ByEmbedding(self._both) if settings.judge == "embedding" else self._judges(settings)
-                judged_by = sha256(f"{settings.judge}:{settings.judge_model}".encode()).hexdigest()[:8]
-            if settings.evidence is not None and source == "semantic":
-                start = read_evidence(settings.evidence, encoder)
-        except EvidenceError as failure:
-            log.error("%s; until then the scope starts without it", failure)
-        serves = source == "normalised" or settings.semantic == "serve"
-        gate = Gate(settings.bound, 1 - settings.level, error, serves=serves, start=start)
-        return Rules(gate, judge, judged_by)
-
-    async def _both(self, a: str, b: str) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        one = await self._embedder.vector_in_time(a, PATIENCE_S)
-        other = await self._embedder.vector_in_time(b, PATIENCE_S)
+    async def both(a: str, b: str) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        one, other = await embedder.vector_in_time(a, PATIENCE_S), await embedder.vector_in_time(b, PATIENCE_S)
         return None if one is None or other is None else (one, other)
+
+    try:
+        if settings.judge != "text":
+            error = read_judge_error(settings.evidence, settings.judge, settings.judge_model, embedder.encoder())
+            judge = ByEmbedding(both) if settings.judge == "embedding" else judges[settings]
+            judged_by = sha256(f"{settings.judge}:{settings.judge_model}".encode()).hexdigest()[:8]
+        if settings.evidence is not None:
+            start = read_evidence(settings.evidence, embedder.encoder())
+    except EvidenceError as failure:
+        log.error("%s; until then the scope starts without it", failure)
+    gate = Gate(settings.bound, 1 - settings.level, error, serves=settings.semantic == "serve", start=start)
+    return Rules(gate, judge, judged_by)
 
 
 class Judging:

@@ -4,12 +4,13 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lpc.responses.canonical import Namer
-from lpc.responses.counters import Counters
 from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.sealing import Keys
 from lpc.responses.semantic.evidence_file import EvidenceError, Verdicts, read_judge_error
 from lpc.responses.shared_evidence import SharedEvidence
 from lpc.responses.store import Store
@@ -20,11 +21,9 @@ from predictor_service.metrics import Metrics
 from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.responses.cache import ResponseCache
 from predictor_service.responses.embedding import Embedder
-from predictor_service.responses.judging import Judge, RulesOf
-from predictor_service.responses.keys import Keys
+from predictor_service.responses.judging import Judge, rules_of
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.scopes_in_use import HEAR_S
-from predictor_service.responses.semantic import Nothing, Semantic
 from predictor_service.responses.servicer import Invalidations, ResponseCacheService
 from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import INTERVAL_S, Tally
@@ -82,37 +81,32 @@ def made(
     redis = RedisReach(connection, "of the response caches", refused)
     stack.push_async_callback(redis.close)
     cache_metrics.watch_redis(lambda: not redis.away)
-    store = Store(redis, Namer(keys.ring.names), embedder.encoder, cache_metrics.forged.labels("generation").inc)
-    counters = Counters(redis)
-    tally = Tally(counters)
+    store = Store(redis, Namer(keys.current.names), embedder.encoder, cache_metrics.forged.labels("generation").inc)
+    tally = Tally(redis)
     stack.push_async_callback(tally.flush)
     judges = _judges(settings.cache_scopes, embedder.encoder(), stack)
-    learns = any(scope.learns for scope in settings.cache_scopes.values())
+    learns = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
     verdicts = _verdicts(settings.cache_verdicts) if learns else None
-    rounds: list[tuple[float, str, Callable[[], Awaitable[None]]]] = [(INTERVAL_S, "tally", tally.flush)]
-    semantic: Semantic = Nothing()
-    if learns:
-        vectors = Vectors(redis, embedder.encoder)
-        forged = cache_metrics.forged.labels("evidence").inc
-        evidence = SharedEvidence(redis, store.namer, embedder.encoder, verdicts, forged)
-        rules = RulesOf(embedder, judges.__getitem__)
-        semantic = similar = SimilarQuestions(
-            *(keys, store, vectors, evidence, embedder, rules, clock),
-            judged=lambda scope, said: cache_metrics.judged(scopes.label(scope), said),
-            report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
-        )
-        rounds.append((HEAR_S, "arrays", similar.keep_now))
-        stack.push_async_callback(similar.close)
+    evidence = SharedEvidence(
+        redis, store.namer, embedder.encoder, verdicts, forged=cache_metrics.forged.labels("evidence").inc
+    )
+    semantic = SimilarQuestions(
+        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder, judges), clock),
+        judged=lambda scope, said: cache_metrics.judged(scopes.label(scope), said),
+        report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
+    )
+    stack.push_async_callback(semantic.close)
     cache = ResponseCache(
         *(keys, store, Flights(redis, flight_s), tally, scopes, semantic, cache_metrics),
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         client_scopes=settings.cache_client_scopes,
         clock=clock,
     )
-    upkeep = Upkeep(keys, store, counters, tally, scopes, semantic, cache_metrics, clock)
+    upkeep = Upkeep(keys, store, tally, scopes, semantic, cache_metrics, clock)
     invalidations = Invalidations(settings.cache_invalidations, cache_metrics)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, invalidations)
-    return Caches(service, tuple(rounds), keys.refresh)
+    rounds = ((INTERVAL_S, "tally", tally.flush), (HEAR_S, "arrays", semantic.keep_now))
+    return Caches(service, rounds, keys.refresh)
 
 
 def _verdicts(path: Path) -> Verdicts:
@@ -134,7 +128,7 @@ def _judges(scopes: Mapping[str, ScopeSettings], encoder: str, stack: contextlib
     """
     made: dict[ScopeSettings, Judge] = {}
     for name, scope in scopes.items():
-        if scope.judge == "text" or not scope.learns:
+        if scope.judge == "text" or scope.semantic == "off":
             continue
         try:
             read_judge_error(scope.evidence, scope.judge, scope.judge_model, encoder)

@@ -99,19 +99,15 @@ class CacheMetrics:
             ["scope", "verdict"],
             registry=registry,
         )
-        # From the start, so that the first event of each kind is an increase; held, since every lookup counts on some of them.
-        results = (*get_args(Source), *get_args(Reason))
-        self._lookups = {(scope, result): self.lookups.labels(scope, result) for scope in scopes for result in results}
-        self._spared = {
-            scope: (
-                *(self.tokens_spared.labels(scope, kind) for kind in ("prompt", "completion")),
-                self.seconds_spared.labels(scope),
-            )
-            for scope in scopes
-        }
-        for what in ("pointer", "generation", "evidence"):
+        # From the start, so that the first event of each kind is an increase.
+        for what in ("generation", "evidence"):
             self.forged.labels(what)
         for scope in scopes:
+            for result in (*get_args(Source), *get_args(Reason)):
+                self.lookups.labels(scope, result)
+            for kind in ("prompt", "completion"):
+                self.tokens_spared.labels(scope, kind)
+            self.seconds_spared.labels(scope)
             for result in ("stored", *REFUSALS):
                 self.stores.labels(scope, result)
             for bound in BOUNDS:
@@ -127,14 +123,11 @@ class CacheMetrics:
 
     def looked_up(self, scope: str, outcome: Hit | Miss) -> None:
         """Count a lookup. ``scope``: a label."""
-        if isinstance(outcome, Miss):
-            self._lookups[scope, outcome.reason].inc()
-            return
-        self._lookups[scope, outcome.source].inc()
-        answer, (prompt, completion, seconds) = outcome.answer, self._spared[scope]
-        prompt.inc(answer.prompt_tokens)
-        completion.inc(answer.completion_tokens)
-        seconds.inc(max(0.0, answer.engine_s))
+        self.lookups.labels(scope, outcome.reason if isinstance(outcome, Miss) else outcome.source).inc()
+        if isinstance(outcome, Hit):
+            self.tokens_spared.labels(scope, "prompt").inc(outcome.answer.prompt_tokens)
+            self.tokens_spared.labels(scope, "completion").inc(outcome.answer.completion_tokens)
+            self.seconds_spared.labels(scope).inc(max(0.0, outcome.answer.engine_s))
 
     def in_force(self, client: str, scope: str, in_force: InForce) -> None:
         """Report what a client's scope serves by evidence. ``scope``: a label."""

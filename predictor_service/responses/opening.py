@@ -7,9 +7,8 @@ from typing import Final, TypeVar
 from lpc.responses import entry as entries
 from lpc.responses.canonical import Asked, EntryId, Scope
 from lpc.responses.entry import Entry
-from lpc.responses.sealing import Unsealable
+from lpc.responses.sealing import Keys, Unsealable
 from lpc.responses.store import Found, Store
-from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 
 T = TypeVar("T")
@@ -53,7 +52,7 @@ class Opener:
         """Return the entry of a record, if it may be given to this client now. Raises RedisFailed."""
         if record is None:
             return None
-        keyring = self._keys.ring
+        keyring = self._keys.current
         try:
             if len(record) < THREAD_FROM:
                 entry = entries.unseal(record, scope, name, keyring)

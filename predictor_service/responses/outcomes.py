@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from lpc.responses.answers import Answer, Refusal
 
-Source: TypeAlias = Literal["exact", "normalised", "semantic"]
+Source: TypeAlias = Literal["exact", "semantic"]
 Reason: TypeAlias = Literal[
     "cold",
     "off",

@@ -20,15 +20,14 @@ from lpc.responses import layout
 from lpc.responses import vectors as records
 from lpc.responses.canonical import EntryId, Scope
 from lpc.responses.scopes import ScopeSettings
+from lpc.responses.sealing import Keys
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.index import PartitionIndex
 from lpc.responses.shared_evidence import SharedEvidence
-from lpc.responses.tickets import Guess
 from lpc.responses.vectors import Vector, Vectors
 from lpc.wire.bugs import log_bug
 from lpc.wire.redis_reach import RedisAway, RedisFailed, RedisRefused
 from predictor_service.responses.judging import Rules
-from predictor_service.responses.keys import Keys
 from predictor_service.responses.outcomes import InForce
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ MOST_TENANTS: Final = 1000
 
 @dataclass(eq=False, slots=True)
 class Tenant:
-    """What decides for one tenant of a scope in one tier.
+    """What decides for one tenant of a scope.
 
     Attributes:
         place: of its evidence in Redis, within the scope.
@@ -70,7 +69,7 @@ class InUse:
     """A scope in use.
 
     Attributes:
-        tenants: by their names and tiers.
+        tenants: by their names.
         named: client and scope, once one of its has asked.
         heard_to: how far its stream was read; None before its vectors were.
         served: questions answered from another one's, which the other sidecars do not know yet.
@@ -78,7 +77,7 @@ class InUse:
 
     scope: Scope
     settings: ScopeSettings
-    tenants: dict[tuple[bytes, Guess], Tenant] = field(default_factory=dict)
+    tenants: dict[bytes, Tenant] = field(default_factory=dict)
     index: PartitionIndex = field(default_factory=PartitionIndex)
     heard_to: str | None = None
     generation: str | None = None
@@ -93,7 +92,7 @@ class ScopesInUse:
 
     Args:
         encoder: names what vectors that can be compared have in common, now.
-        rules: of a scope's settings and a tier.
+        rules: of a scope's settings.
         clock: seconds since the epoch.
         report: called for each scope in use, by client and name, with what is in force.
     """
@@ -104,7 +103,7 @@ class ScopesInUse:
         vectors: Vectors,
         evidence: SharedEvidence,
         encoder: Callable[[], str],
-        rules: Callable[[ScopeSettings, Guess], Rules],
+        rules: Callable[[ScopeSettings], Rules],
         clock: Callable[[], float],
         report: Callable[[str, str, InForce], None],
     ) -> None:
@@ -126,13 +125,12 @@ class ScopesInUse:
         scope.used_at = asyncio.get_running_loop().time()
         return scope
 
-    def tenant(self, scope: InUse, name: bytes, source: Guess) -> Tenant:
-        """Return what decides for a tenant of a scope in a tier. ``name``: of the tenant within the scope, as in Redis."""
-        tenant = scope.tenants.get((name, source))
+    def tenant(self, scope: InUse, name: bytes) -> Tenant:
+        """Return what decides for a tenant of a scope. ``name``: of the tenant within the scope, as in Redis."""
+        tenant = scope.tenants.get(name)
         if tenant is None:
-            rules = self._rules(scope.settings, source)
-            place = f"{rules.judged_by}:{source}:{layout.text(name)}"
-            tenant = scope.tenants[name, source] = Tenant(place, rules)
+            rules = self._rules(scope.settings)
+            tenant = scope.tenants[name] = Tenant(f"{rules.judged_by}:{layout.text(name)}", rules)
         tenant.used_at = asyncio.get_running_loop().time()
         return tenant
 
@@ -208,13 +206,13 @@ class ScopesInUse:
     async def _read_all(self, scope: InUse) -> None:
         heard_to, generation = await self._vectors.place(scope.scope)
         index = PartitionIndex()
-        async for batch in self._vectors.read(scope.scope, self._keys.ring):
+        async for batch in self._vectors.read(scope.scope, self._keys.current):
             self._add(index, batch, generation)
             await asyncio.sleep(0)
         scope.index, scope.heard_to, scope.generation = index, heard_to, generation
 
     async def _hear(self, scope: InUse) -> None:
-        changes = await self._vectors.changes(scope.scope, scope.heard_to or records.START, self._keys.ring)
+        changes = await self._vectors.changes(scope.scope, scope.heard_to or records.START, self._keys.current)
         if not changes.whole or changes.generation != scope.generation:
             await self._read_all(scope)
             return
@@ -254,7 +252,7 @@ def in_force_of(scope: InUse) -> InForce:
 
     That is the lowest threshold and the highest bound of any tenant in use, and the labels of all.
     """
-    gates = [tenant.gate for (_, source), tenant in scope.tenants.items() if source == "semantic"]
+    gates = [tenant.gate for tenant in scope.tenants.values()]
     counts = [gate.evidence.counts() for gate in gates]
     labels, different = sum(int(one[:, 1:3].sum()) for one in counts), sum(int(one[:, 2].sum()) for one in counts)
     found = [gate.threshold for gate in gates if gate.threshold is not None]

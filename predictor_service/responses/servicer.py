@@ -13,7 +13,7 @@ from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import InvalidRequest
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import REMEMBERED, Asked, read_json
-from lpc.responses.semantic.language import language_of
+from lpc.responses.semantic.vetoes import language_of
 from predictor_service.errors import Forbidden, Overloaded
 from predictor_service.responses.cache import MAX_NAME, ResponseCache
 from predictor_service.responses.metrics import CacheMetrics

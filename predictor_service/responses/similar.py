@@ -1,4 +1,4 @@
-"""The tiers that guess: the answer to another question of the same partition, where the tenant's evidence allows it.
+"""The tier that guesses: the answer to another question of the same partition, where the tenant's evidence allows it.
 
 What is near stands in the arrays of the scopes in use (`scopes_in_use.py`); their gates decide.
 """
@@ -6,31 +6,29 @@ What is near stands in the arrays of the scopes in use (`scopes_in_use.py`); the
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lpc.responses import vectors as records
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Asked, EntryId, Names, Scope
-from lpc.responses.entry import Entry, unseal
+from lpc.responses.entry import unseal
 from lpc.responses.scopes import ScopeSettings
-from lpc.responses.sealing import Unsealable
+from lpc.responses.sealing import Keys, Unsealable
 from lpc.responses.semantic.gate import Decision
+from lpc.responses.semantic.same_answer import equal_text
 from lpc.responses.semantic.vetoes import veto
 from lpc.responses.shared_evidence import SharedEvidence
-from lpc.responses.store import Found, Store
-from lpc.responses.tickets import Candidate, Guess, Served, Tickets
+from lpc.responses.store import Store
+from lpc.responses.tickets import Candidate, Served, Tickets
 from lpc.responses.vectors import Vector, Vectors
 from lpc.wire.redis_reach import RedisAway
-from predictor_service.responses.embedding import PATIENCE_S
+from predictor_service.responses.embedding import Embedder
 from predictor_service.responses.judging import Judging, Rules
-from predictor_service.responses.keys import Keys
 from predictor_service.responses.opening import Opener
 from predictor_service.responses.outcomes import Hit, InForce, Miss, Reason
 from predictor_service.responses.scopes_in_use import ScopesInUse, Tenant, in_force_of
-from predictor_service.responses.semantic import Semantic
 
 NEAREST: Final = 3
 """Candidates that are looked at: the nearest may be vetoed."""
@@ -38,21 +36,11 @@ STORING_S: Final = 2.0
 """Longest time that storing waits for a vector: nobody waits for it, and without one the answer cannot be a candidate."""
 
 
-class Embeds(Protocol):
-    """Gives vectors of questions: `predictor_service.responses.embedding.Embedder`."""
-
-    def encoder(self) -> str:
-        """Return what vectors that can be compared have in common."""
-
-    async def vector(self, question: str, patience_s: float = PATIENCE_S) -> NDArray[np.float32] | None:
-        """Return a question's vector, of unit length; None where it has none within so many seconds."""
-
-
-class SimilarQuestions(Semantic):
+class SimilarQuestions:
     """The tier, of all scopes. Lives on one event loop.
 
     Args:
-        rules: of a scope's settings and a tier.
+        rules: of a scope's settings.
         clock: seconds since the epoch.
         judged: called with what a judge said, by the scope's name; None: it could not be asked.
         report: called for each scope in use, by client and name, with what is in force.
@@ -64,8 +52,8 @@ class SimilarQuestions(Semantic):
         store: Store,
         vectors: Vectors,
         evidence: SharedEvidence,
-        embedder: Embeds,
-        rules: Callable[[ScopeSettings, Guess], Rules],
+        embedder: Embedder,
+        rules: Callable[[ScopeSettings], Rules],
         clock: Callable[[], float],
         judged: Callable[[str, bool | None], None] = lambda _scope, _said: None,
         report: Callable[[str, str, InForce], None] = lambda _client, _scope, _in_force: None,
@@ -80,17 +68,14 @@ class SimilarQuestions(Semantic):
         self._tickets = Tickets(store.namer)
         self._in_use = ScopesInUse(keys, vectors, evidence, embedder.encoder, rules, clock, report)
 
-    async def lookup(
-        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, found: Found, opener: Opener
-    ) -> Hit | Miss:
+    async def lookup(self, client: str, names: Names, asked: Asked, settings: ScopeSettings, opener: Opener) -> Hit | Miss:
         """Look for a similar question of the same partition, and decide what to do with its answer."""
-        del found
         question = asked.last_turn
-        if settings.semantic == "off" or question is None or names.partition is None:
+        if question is None or names.partition is None:
             return Miss("cold")
         scope = self._in_use.of(names.scope, settings)
         scope.named = (client, asked.scope)
-        gate = self._tenant(names.scope, settings, asked.tenant, "semantic").gate
+        gate = self._tenant(names.scope, settings, asked.tenant).gate
         vector = await self._embedder.vector(question)
         if vector is None or scope.heard_to is None:
             return Miss("cold")
@@ -99,7 +84,7 @@ class SimilarQuestions(Semantic):
             for name, similarity in scope.index.nearest(names.partition, vector, NEAREST, self._clock())
             if name != names.exact
         ]
-        vetoed = False
+        vetoed, found = False, None
         found_records, served_before = await self._store.candidates(names.scope, [name for name, _ in near], names.exact)
         if served_before:
             gate.served(names.exact)
@@ -109,49 +94,26 @@ class SimilarQuestions(Semantic):
                 scope.index.remove(name)
             if entry is None or entry.partition != names.partition:
                 continue
-            if veto(question, entry.question) is not None:
-                vetoed = True
-                continue
-            return self._decided(client, names, asked, settings, name, entry, similarity, "semantic")
-        return Miss("vetoed" if vetoed else "cold")
-
-    async def offer(
-        self, client: str, names: Names, asked: Asked, settings: ScopeSettings, name: EntryId, entry: Entry
-    ) -> Hit | Miss:
-        """Decide what to do with the answer to a request of the same normalised form."""
-        _, served_before = await self._store.candidates(names.scope, [name], names.exact)
-        if served_before:
-            self._tenant(names.scope, settings, asked.tenant, "normalised").gate.served(names.exact)
-        return self._decided(client, names, asked, settings, name, entry, 1.0, "normalised")
-
-    def _decided(
-        self,
-        client: str,
-        names: Names,
-        asked: Asked,
-        settings: ScopeSettings,
-        name: EntryId,
-        entry: Entry,
-        similarity: float,
-        source: Guess,
-    ) -> Hit | Miss:
-        """Serve a candidate, or return a miss that asks for its label."""
-        scope = self._in_use.of(names.scope, settings)
-        scope.named = (client, asked.scope)
-        gate = self._tenant(names.scope, settings, asked.tenant, source).gate
+            if veto(question, entry.question) is None:
+                found = (name, entry, similarity)
+                break
+            vetoed = True
+        if found is None:
+            return Miss("vetoed" if vetoed else "cold")
+        name, entry, similarity = found
         decision = gate.decide(similarity, names.exact)
         threshold = gate.threshold
         if decision is Decision.SERVE and threshold is not None:
             scope.served.append(names.exact)
             age, remaining = entry.life(self._clock())
-            ticket = self._tickets.give(client, asked.tenant, Served(names.scope, name, source, similarity))
+            ticket = self._tickets.give(client, asked.tenant, Served(names.scope, name, "semantic", similarity))
             return Hit(
-                *(ticket, source, entry.answer, age, remaining),
+                *(ticket, "semantic", entry.answer, age, remaining),
                 similarity=similarity,
                 error_bound=threshold.bound,
                 question=entry.question,
             )
-        candidate = Candidate(names.scope, name, source, similarity, decision.value)
+        candidate = Candidate(names.scope, name, similarity, decision.value)
         would = settings.semantic == "shadow" and threshold is not None and similarity >= threshold.similarity
         reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
         ticket = self._tickets.give(client, asked.tenant, candidate)
@@ -160,7 +122,7 @@ class SimilarQuestions(Semantic):
     async def vector(self, names: Names, asked: Asked, settings: ScopeSettings, expires_at: float, generation: str) -> bytes:
         """Return the sealed vector of a question whose answer is being stored; nothing where its scope has no such tier."""
         question = asked.last_turn
-        if settings.semantic == "off" or question is None or names.partition is None or not generation.isdigit():
+        if question is None or names.partition is None or not generation.isdigit():
             return b""
         self._in_use.of(names.scope, settings)
         vector = await self._embedder.vector(question, STORING_S)
@@ -168,7 +130,7 @@ class SimilarQuestions(Semantic):
             return b""
         values = vector.astype("<f2").tobytes()
         plain = Vector(names.exact, names.partition, expires_at, int(generation), values)
-        return records.seal(plain, names.scope, self._keys.ring)
+        return records.seal(plain, names.scope, self._keys.current)
 
     async def label(
         self,
@@ -186,9 +148,9 @@ class SimilarQuestions(Semantic):
         (`lpc.responses.semantic.evidence`). A lookup whose judge is out of order is taken back.
         """
         candidate = self._tickets.read(client, asked.tenant, Candidate, ticket) if ticket else None
-        if candidate is None or candidate.scope != names.scope or not settings.learns:
+        if candidate is None or candidate.scope != names.scope or settings.semantic == "off":
             return
-        tenant = self._tenant(names.scope, settings, asked.tenant, candidate.source)
+        tenant = self._tenant(names.scope, settings, asked.tenant)
         decision = Decision(candidate.decision)
 
         async def learn(said: bool | None) -> None:
@@ -197,7 +159,7 @@ class SimilarQuestions(Semantic):
                 return
             joins = names.exact if said else None
             nth = await self._evidence.nth(names.scope, tenant.place, candidate.entry, joins=joins)
-            tenant.gate.learn(candidate.similarity, candidate.entry, same=said, decision=decision, nth=nth)
+            tenant.gate.learn(candidate.similarity, same=said, decision=decision, nth=nth)
             tenant.hurry()
 
         async def judged(said: bool | None) -> None:
@@ -212,28 +174,27 @@ class SimilarQuestions(Semantic):
             return
         record = await self._store.get(names.scope, candidate.entry)
         try:
-            entry = None if record is None else unseal(record, names.scope, candidate.entry, self._keys.ring)
+            entry = None if record is None else unseal(record, names.scope, candidate.entry, self._keys.current)
         except Unsealable:
             entry = None
         if entry is None or not entry.belongs_to(client, asked.scope, asked.tenant):
             tenant.gate.unjudged(candidate.similarity, decision)
             return
         texts = (asked.last_turn or "", answer.text(), entry.question, entry.answer.text())
-        if tenant.rules.judged_by:
-            await self._judging.later(tenant.rules.judge, texts, judged)
+        if tenant.rules.judge is None:
+            await judged(equal_text(texts[1], texts[3]))
         else:
-            await judged(await tenant.rules.judge(*texts))
+            await self._judging.later(tenant.rules.judge, texts, judged)
 
     async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, of: str) -> bool:
         """Learn that an answer which was served to the tenant ``of`` was wrong; return False where that is known already."""
         # Else one user could shut the tier for all users of the tenant by saying the same again and again.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
             return False
-        if settings.learns:
-            source: Guess = "semantic" if served.source == "semantic" else "normalised"
-            tenant = self._tenant(served.scope, settings, of, source)
+        if settings.semantic != "off":
+            tenant = self._tenant(served.scope, settings, of)
             nth = await self._evidence.nth(served.scope, tenant.place, served.entry)
-            tenant.gate.complain(served.similarity, served.entry, nth)
+            tenant.gate.complain(served.similarity, nth)
             tenant.hurry()
         return True
 
@@ -241,14 +202,13 @@ class SimilarQuestions(Semantic):
         """Return what evidence allows in a scope now."""
         if settings.semantic == "off":
             return InForce()
-        in_use, own = self._in_use.of(scope, settings), self._tenant(scope, settings, "", "semantic")
+        in_use, own = self._in_use.of(scope, settings), self._tenant(scope, settings, "")
         if own.counted_at == -np.inf:
             await self._in_use.share_evidence(in_use, own, 0.0)
         return in_force_of(in_use)
 
-    def _tenant(self, scope: Scope, settings: ScopeSettings, name: str, source: Guess) -> Tenant:
-        in_use = self._in_use.of(scope, settings)
-        return self._in_use.tenant(in_use, self._store.namer.tenant(scope, name), source)
+    def _tenant(self, scope: Scope, settings: ScopeSettings, name: str) -> Tenant:
+        return self._in_use.tenant(self._in_use.of(scope, settings), self._store.namer.tenant(scope, name))
 
     def gone(self, scope: Scope, entry: EntryId) -> None:
         """Forget an entry here at once."""

@@ -5,17 +5,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lpc.responses.canonical import Scope
-from lpc.responses.counters import Counters, day_of
 from lpc.responses.erasing import Eraser
 from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.sealing import Keys
 from lpc.responses.store import Store
 from lpc.responses.tickets import Served, Tickets
 from lpc.wire.redis_reach import RedisFailed
-from predictor_service.responses.keys import Keys
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.outcomes import InForce
-from predictor_service.responses.semantic import Semantic
-from predictor_service.responses.tally import Tally
+from predictor_service.responses.similar import SimilarQuestions
+from predictor_service.responses.tally import Tally, day_of
 
 MAX_DAYS: Final = 31
 REASONS: Final = frozenset({"outdated", "incomplete", "wrong_context", "opposite", "unsafe"})
@@ -41,16 +40,14 @@ class Upkeep:
         self,
         keys: Keys,
         store: Store,
-        counters: Counters,
         tally: Tally,
         scopes: Scopes,
-        semantic: Semantic,
+        semantic: SimilarQuestions,
         metrics: CacheMetrics,
         clock: Callable[[], float],
     ) -> None:
         self._keys = keys
         self._store = store
-        self._counters = counters
         self._tally = tally
         self._scopes = scopes
         self._semantic = semantic
@@ -118,7 +115,9 @@ class Upkeep:
             erased = 0
             if erase:
                 for one in scopes.values():
-                    erased += await (self._eraser.unfindable(one, self._keys.ring) if tag or model else self._eraser.scope(one))
+                    erased += await (
+                        self._eraser.unfindable(one, self._keys.current) if tag or model else self._eraser.scope(one)
+                    )
         except RedisFailed:
             return False, 0
         return True, erased
@@ -136,7 +135,7 @@ class Upkeep:
         settings = self._scopes.of(name)
         try:
             names = [day_of(self._clock(), before) for before in range(count)]
-            days = {day: await self._counters.day(scope, day) for day in names}
+            days = {day: await self._tally.day(scope, day) for day in names}
             entries = await self._store.size(scope)
             in_force = await self._semantic.in_force(scope, settings)
         except RedisFailed:
@@ -146,11 +145,11 @@ class Upkeep:
     async def _of(self, client: str, scope: str | None) -> dict[str, Scope]:
         if scope is not None:
             return {scope: self._store.namer.scope(client, scope)}
-        return await self._store.registered(client, self._keys.ring)
+        return await self._store.registered(client, self._keys.current)
 
     async def _name_of(self, client: str, scope: Scope) -> str | None:
         try:
-            scopes = await self._store.registered(client, self._keys.ring)
+            scopes = await self._store.registered(client, self._keys.current)
         except RedisFailed:
             return None
         return next((name for name, one in scopes.items() if one == scope), None)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from lpc.responses.semantic.calibration import Embeddings
 from lpc.responses.semantic.evidence_file import EvidenceError, read_evidence, read_judge_error
 from lpc.responses.semantic.gate import Gate
 from lpc.responses.semantic.threshold import JudgeError
-from lpc.responses.semantic.vectors import Vectors
 from tests.command import Done, lpc
 from tests.judge_double import JudgeDouble, judging
 
@@ -21,7 +21,7 @@ def measured(tmp_path: Path, models: Path, lines: list[dict[str, object]], *flag
 
 def calibrate(tmp_path: Path, models: Path, label: str, *flags: str) -> Done:
     rows = "".join(f"How do I reset part {i}?\thow do i reset part {i}\t{label}\n" for i in range(90))
-    (tmp_path / "pairs.tsv").write_text(rows)
+    (tmp_path / "pairs.tsv").write_text("question_a\tquestion_b\tlabel\n" + rows)
     where = ("--vectors", str(tmp_path), "--models", str(models), "--model", "tiny")
     return lpc("cache", "calibrate", "--pairs", str(tmp_path / "pairs.tsv"), *flags, *where)
 
@@ -51,7 +51,7 @@ def answer_pairs(count: int = 20) -> list[dict[str, object]]:
 
 
 def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_models: Path) -> None:
-    kept, encoder = tmp_path / "evidence.json", Vectors(tiny_models, "tiny", tmp_path).encoder
+    kept, encoder = tmp_path / "evidence.json", Embeddings(tiny_models, "tiny", tmp_path).encoder
     with pytest.raises(EvidenceError, match=r"run `lpc cache calibrate --answers FILE --judge embedding --evidence FILE`"):
         read_judge_error(None, "embedding", "", encoder)
     done = measured(tmp_path, tiny_models, answer_pairs(), "--evidence", str(kept))
@@ -95,7 +95,7 @@ def test_a_judge_that_cannot_be_measured_is_refused_in_one_line(
 def test_a_file_that_is_no_pairs_is_refused_in_one_line(tmp_path: Path, tiny_models: Path) -> None:
     done = calibrate(tmp_path, tiny_models, "perhaps")
     assert done.returncode == 1
-    assert "line 1: the label is neither 1 nor 0" in done.err
+    assert "line 2: the label is neither 1 nor 0" in done.err
     assert "Traceback" not in done.err
 
 

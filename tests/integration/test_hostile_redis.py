@@ -165,8 +165,8 @@ async def test_evidence_of_before_it_turned_is_not_believed_again(
     misses(gate, 500, "right")
     await exchange(shared, gate)
     before = values(redis_server, "lpc:rc:*:t:*")
-    for n in range(2):
-        gate.learn(0.999, b"wrong %d" % n, same=False, decision=Decision.AUDIT)
+    for _ in range(2):
+        gate.learn(0.999, same=False, decision=Decision.AUDIT)
     await exchange(shared, gate)
     assert gate.threshold is None
     write(redis_server, before)
@@ -186,8 +186,8 @@ async def test_a_contradicted_calibration_stays_out_after_redis_was_emptied(
     gate = Gate(start=labels_from_before(), draw=random.Random(1))
     await exchange(shared, gate)
     assert gate.threshold is not None
-    for n in range(2):
-        gate.learn(0.999, b"wrong %d" % n, same=False, decision=Decision.AUDIT)
+    for _ in range(2):
+        gate.learn(0.999, same=False, decision=Decision.AUDIT)
     await exchange(shared, gate)
     with contextlib.closing(redis_server.client()) as client:
         client.flushall()

@@ -8,10 +8,10 @@ from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.responses.scopes import ScopeSettings
+from lpc.responses.semantic.calibration import Embeddings
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.evidence_file import write_evidence
 from lpc.responses.semantic.threshold import JudgeError
-from lpc.responses.semantic.vectors import Vectors
 from predictor_service.errors import StartError
 from tests.eventually import eventually
 from tests.integration.test_response_cache_service import request, response, served
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("patient")
 
 
 def measured(models: Path, path: Path, judge: str, model: str = "", error: JudgeError | None = None) -> Path:
-    encoder = Vectors(models, "tiny", path.parent).encoder
+    encoder = Embeddings(models, "tiny", path.parent).encoder
     write_evidence(path, Evidence(), encoder, judge, model, error or JudgeError(1, 1000))
     return path
 
@@ -104,7 +104,7 @@ async def test_a_judge_that_was_not_measured_stops_the_start_and_says_what_to_ru
     if known == "another judge":
         measured(tiny_models, path, "model", "m")
     elif known == "nothing of the judge":
-        write_evidence(path, Evidence(), Vectors(tiny_models, "tiny", tmp_path).encoder)
+        write_evidence(path, Evidence(), Embeddings(tiny_models, "tiny", tmp_path).encoder)
     scope = ScopeSettings(mode="shadow", judge="embedding", evidence=None if known == "nothing" else path)
     with pytest.raises(
         StartError, match=r"^scope faq: .*`lpc cache calibrate --answers FILE --judge embedding --out"

@@ -12,11 +12,11 @@ import redis
 from benchmarks.processes import RedisServer
 from lpc.responses import layout
 from lpc.responses.canonical import EntryId, Scope
-from lpc.responses.counters import day_of
 from lpc.responses.erasing import Eraser
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
 from predictor_service.responses.outcomes import Hit, Miss
+from predictor_service.responses.tally import day_of
 from tests.deploy.deployed_caches import own_address
 from tests.response_cache import Caches, answer, asked
 
@@ -198,11 +198,11 @@ async def test_counters_that_redis_refuses_wait_and_the_others_are_counted_once(
                 await caches.cache.lookup("a", asked("Question?", scope=scope))
             for _ in range(3):
                 await caches.tally.flush()
-            assert await caches.counters.day(good, today) == {"miss:cold": 1}
+            assert await caches.tally.day(good, today) == {"miss:cold": 1}
             admin.delete(layout.key(bad, "c", today))
             await caches.tally.flush()
-        assert await caches.counters.day(good, today) == {"miss:cold": 1}
-        assert await caches.counters.day(bad, today) == {"miss:cold": 1}
+        assert await caches.tally.day(good, today) == {"miss:cold": 1}
+        assert await caches.tally.day(bad, today) == {"miss:cold": 1}
 
 
 async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_others(

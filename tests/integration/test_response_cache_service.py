@@ -258,4 +258,4 @@ def test_scopes_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("LPC_CACHE_SCOPES", '{"faq": {"kind": "faq", "mode": "shadow"}, "prose": {"kind": "creative"}}')
     scopes = ServiceSettings().cache_scopes
     assert scopes["faq"] == ScopeSettings(kind="faq", mode="shadow")
-    assert scopes["faq"].life_s == 8 * 3600 and not scopes["prose"].serves_exact
+    assert scopes["faq"].life_s == 8 * 3600 and not scopes["prose"].keeps

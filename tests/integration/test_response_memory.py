@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.processes import RedisServer
 from lpc.responses import layout
 from lpc.responses.scopes import ScopeSettings
-from tests.bare_caches import BareCaches, GivenVectors, answer_of, in_turn, question_of
+from tests.response_cache import Caches, GivenVectors, answer, asked, in_turn
 
 ENTRIES = 1000
 DIMENSIONS = 384
@@ -44,14 +44,14 @@ async def test_an_entry_with_an_answer_of_2_kb_takes_at_most_4500_bytes(redis_se
     vectors = rng.standard_normal((ENTRIES, DIMENSIONS)) * 0.02 + 0.05
     vectors = np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
     questions = [f"{text_of(rng, 60)} {number}" for number in range(ENTRIES)]
-    answers = [answer_of(text_of(rng, ANSWER_BYTES)) for _ in range(ENTRIES)]
+    answers = [answer(text_of(rng, ANSWER_BYTES)) for _ in range(ENTRIES)]
     given = GivenVectors(dict(zip(questions, vectors, strict=True)))
     scopes = {"faq": ScopeSettings(mode="serve", max_entries=10_000_000)}
-    caches = BareCaches(redis_server.url, tmp_path, scopes, embedder=given)
+    caches = Caches(redis_server.url, tmp_path, scopes, embedder=given)
     before = used(redis_server)
 
     async def stored(number: int) -> None:
-        await caches.cache.store("client", question_of(questions[number], language="en"), answers[number])
+        await caches.cache.store("client", asked(questions[number], language="en"), answers[number])
 
     await in_turn(ENTRIES, stored)
     await caches.close()  # what connections hold is not of the entries
@@ -59,7 +59,7 @@ async def test_an_entry_with_an_answer_of_2_kb_takes_at_most_4500_bytes(redis_se
     client: Any = await caches.redis.ask(itself)
     scope = caches.store.namer.scope("client", "faq")
     assert await client.memory_usage(layout.key(scope, "v", given.encoder()), samples=0) / ENTRIES <= 1.1 * 1024
-    names = caches.store.namer.names("client", question_of(questions[0], language="en"))
+    names = caches.store.namer.names("client", asked(questions[0], language="en"))
     entry = await client.memory_usage(layout.key(scope, "e", layout.text(names.exact)))
     assert entry / len(answers[0].body) <= 1.35
     await caches.close()

@@ -16,7 +16,7 @@ from benchmarks.processes import RedisServer
 from lpc.responses.canonical import Asked
 from lpc.responses.scopes import ScopeSettings
 from predictor_service.responses.outcomes import Hit
-from tests.bare_caches import BareCaches, GivenVectors, OpenGate, answer_of, in_turn
+from tests.response_cache import Caches, GivenVectors, answer, in_turn
 
 TEXTS: Final = ("continue", "Continue.", "go on", "yes", "no", "why?", "thank you", "and then", "shorter please", "is it safe")
 WEIGHTS: Final = (910, 60, 120, 90, 90, 60, 50, 40, 30, 20)
@@ -69,9 +69,9 @@ def _around(client: str, asked: Asked) -> str:
 async def crossed(url: str, folder: Path, conversations: int, seed: int = 0) -> Crossed:
     """Return how often an answer crossed. ``url``: of an empty Redis."""
     rng = random.Random(seed)
-    scopes = {name: ScopeSettings(mode="serve", normalised=True, max_entries=10_000_000) for name in ("faq", "other")}
+    scopes = {name: ScopeSettings(mode="serve", max_entries=10_000_000) for name in ("faq", "other")}
     vector = np.full(8, 8**-0.5, np.float32)
-    caches = BareCaches(url, folder, scopes, embedder=GivenVectors({}, vector), make_gate=lambda _: OpenGate())
+    caches = Caches(url, folder, scopes, embedder=GivenVectors({}, vector))
     found: Crossed = {"conversations": conversations, "lookups": 0, "hits": {}, "crossed": 0}
     made = [_conversation(rng) for _ in range(conversations)]
 
@@ -87,9 +87,9 @@ async def crossed(url: str, folder: Path, conversations: int, seed: int = 0) -> 
                 same_text = last == asked.last_turn
                 found["crossed"] += around != here or (outcome.source == "exact" and not same_text)
             else:
-                await caches.cache.store(client, asked, answer_of(f"{here}\n{asked.last_turn}"), flight=outcome.flight)
-        if number % KEPT_EVERY == 0 and caches.similar is not None:
-            await caches.similar.keep(0.0)
+                await caches.cache.store(client, asked, answer(f"{here}\n{asked.last_turn}"), flight=outcome.flight)
+        if number % KEPT_EVERY == 0:
+            await caches.semantic.keep(0.0)
 
     await in_turn(conversations, hold)
     await caches.close()
@@ -99,4 +99,4 @@ async def crossed(url: str, folder: Path, conversations: int, seed: int = 0) -> 
 async def test_no_answer_crosses(redis_server: RedisServer, tmp_path: Path) -> None:
     found = await crossed(redis_server.url, tmp_path, conversations=400, seed=1)
     assert found["crossed"] == 0
-    assert set(found["hits"]) == {"exact", "normalised", "semantic"}, "a tier that never hits shows nothing"
+    assert set(found["hits"]) == {"exact", "semantic"}, "a tier that never hits shows nothing"

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.commands.cli import app
-from lpc.gateway.tenants import read_key
+from lpc.gateway.clients import read_key
 from lpc.responses.sealing import read_keys
 from lpc.wire.certificates import CertificateFiles, read
 from lpc.wire.tokens import read_tokens

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.processes import RedisServer
 from predictor_service.responses.outcomes import Miss
-from tests.bare_caches import answer_of
+from tests.response_cache import answer
 from tests.semantic_traffic import Caches, Ending, Outcome, drive, fill, question
 
 COUNT = 400
@@ -63,29 +63,8 @@ async def test_only_the_request_that_asks_the_engine_counts_as_a_lookup(redis_se
     others = [await caches.cache.lookup("gateway", question(0, reworded=True)) for _ in range(5)]
     assert isinstance(leader, Miss) and leader.candidate
     assert {(other.reason, other.candidate) for other in others if isinstance(other, Miss)} == {("in_flight", b"")}
-    await caches.cache.store("gateway", question(0, reworded=True), answer_of("answer 0"), candidate=leader.candidate)
-    (scope,) = caches.tier._in_use._scopes.values()
+    await caches.cache.store("gateway", question(0, reworded=True), answer("answer 0"), candidate=leader.candidate)
+    (scope,) = caches.semantic._in_use._scopes.values()
     (tenant,) = scope.tenants.values()
     assert tenant.gate.evidence.counts().sum(axis=0).tolist() == [1, 1, 0, 1, 0]
     await caches.close()
-
-
-@pytest.mark.parametrize("ending", ["text", "tool_calls"])
-async def test_requests_that_differ_in_case_alone_are_served_within_the_bound(
-    redis_server: RedisServer, tmp_path: Path, ending: Ending
-) -> None:
-    caches = Caches(redis_server.url, tmp_path, COUNT, seed=1, mode="off", normalised=True)
-    draw = random.Random(1)
-    wrong = [draw.random() < 0.4 for _ in range(COUNT)]
-    await fill(caches, COUNT)
-    outcome = await drive(caches, wrong.__getitem__, ending, range(COUNT), form="QUESTION {}")
-    await caches.close()
-    assert outcome.served == 0, outcome
-
-
-async def test_where_case_does_not_matter_the_normalised_tier_opens(redis_server: RedisServer, tmp_path: Path) -> None:
-    caches = Caches(redis_server.url, tmp_path, COUNT, seed=1, mode="off", normalised=True)
-    await fill(caches, COUNT)
-    outcome = await drive(caches, lambda _: False, "text", range(COUNT), form="QUESTION {}")
-    await caches.close()
-    assert outcome.served > 50 and 0 < outcome.bound <= 0.05, outcome

@@ -16,10 +16,9 @@ from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.semantic import gate as gates
-from lpc.responses.semantic.evidence import Evidence
+from lpc.responses.semantic.calibration import Embeddings
+from lpc.responses.semantic.evidence import LEVELS, Evidence, edge
 from lpc.responses.semantic.evidence_file import write_evidence
-from lpc.responses.semantic.levels import LEVELS, edge
-from lpc.responses.semantic.vectors import Vectors
 from lpc.v1 import predictor_pb2 as predictor
 from lpc.v1 import predictor_pb2_grpc as predictor_rpc
 from predictor_service.responses import scopes_in_use
@@ -149,7 +148,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts
     for _ in range(400):  # at every similarity alike, since the tiny model's vectors mean nothing
         for level in range(LEVELS):
             evidence.apply([*evidence.lookup(edge(level) + 1e-4), *evidence.label(edge(level) + 1e-4, same=True)])
-    write_evidence(tmp_path / "evidence.json", evidence, Vectors(tiny_models, "tiny", tmp_path).encoder)
+    write_evidence(tmp_path / "evidence.json", evidence, Embeddings(tiny_models, "tiny", tmp_path).encoder)
     scopes = {"faq": ScopeSettings(kind="faq", mode="serve", evidence=tmp_path / "evidence.json")}
     changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 5.0}
     async with (

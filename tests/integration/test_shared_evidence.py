@@ -37,7 +37,7 @@ def misses(gate: Gate, count: int, name: str, *, same: bool = True, similarity: 
         question = f"{name} {i}".encode()
         decision = gate.decide(similarity, question)
         if decision is not Decision.SERVE:
-            gate.learn(similarity, question, same=same, decision=decision, entry=question)
+            gate.learn(similarity, same=same, decision=decision)
 
 
 def labels_from_before(count: int = 400) -> Evidence:
@@ -73,10 +73,10 @@ async def test_what_turned_in_one_sidecar_is_shut_in_all_and_stays_so(shared: Sh
         misses(one, 500, "clean")
     await exchange(shared, one, other)
     assert one.threshold is not None and other.threshold is not None
-    for i in range(2):
-        one.learn(NEAR, b"wrong %d" % i, same=False, decision=Decision.AUDIT)
+    for _ in range(2):
+        one.learn(NEAR, same=False, decision=Decision.AUDIT)
     assert one.threshold is None
-    other.learn(NEAR, b"of before", same=True, decision=Decision.AUDIT)
+    other.learn(NEAR, same=True, decision=Decision.AUDIT)
     await exchange(shared, one, other)
     assert other.threshold is None
     assert other.evidence.labels == 0, "a label of before the turn was counted after it"
@@ -96,11 +96,11 @@ async def test_what_turned_in_one_sidecar_is_shut_in_all_and_stays_so(shared: Sh
 async def test_wrong_audits_add_up_wherever_they_are_seen(shared: SharedEvidence) -> None:
     one, other = (Gate(start=labels_from_before(3000), draw=random.Random(seed)) for seed in (1, 2))
     await exchange(shared, one, other)
-    one.learn(NEAR, b"a", same=False, decision=Decision.AUDIT)
+    one.learn(NEAR, same=False, decision=Decision.AUDIT)
     assert one.threshold is not None
     await exchange(shared, one, other)
     assert {other.decide(NEAR, b"next %d" % i) for i in range(20)} == {Decision.AUDIT}
-    other.learn(NEAR, b"b", same=False, decision=Decision.AUDIT)
+    other.learn(NEAR, same=False, decision=Decision.AUDIT)
     assert other.threshold is None
     await exchange(shared, other, one)
     assert one.threshold is None

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from lpc.errors import InvalidRequest
 from lpc.responses.canonical import Asked, Namer, canonical, read_json
-from lpc.responses.normalised import normalised
 
 NAMER = Namer(b"k" * 32)
 VALUES = st.recursive(
@@ -44,9 +43,8 @@ def test_the_order_of_a_schema_counts_and_that_of_a_message_does_not() -> None:
 def test_an_answer_that_shows_the_question_is_of_no_other_question() -> None:
     for shown in ("echo", "return_token_ids"):
         for fields in ({"messages": ({"role": "user", "content": "Is it?"},)}, {"prompt": "Is it"}):
-            assert NAMER.names("c", Asked("m", {shown: False}, **fields)).normalised is not None
-            names = NAMER.names("c", Asked("m", {shown: True}, **fields))
-            assert (names.normalised, names.partition) == (None, None)
+            assert NAMER.names("c", Asked("m", {shown: False}, **fields)).partition is not None
+            assert NAMER.names("c", Asked("m", {shown: True}, **fields)).partition is None
 
 
 def test_of_two_questions_in_one_request_only_the_one_that_is_compared_is_left_out() -> None:
@@ -149,34 +147,3 @@ def test_what_is_not_json_is_refused_without_being_quoted(data: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_json(data, "parameters_json", dict)
     assert "[[[" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("Is it?", "is  IT"),
-        ("Ｉｓ it？", "is it?"),
-        ("“Is it”!", "is it"),
-        ("Quoi ?", "quoi"),
-        ("你好。", "你好"),
-        ("don't", "DON'T"),
-    ],
-)
-def test_what_people_type_differently_is_the_same(one: str, other: str) -> None:
-    assert normalised(one) == normalised(other) is not None
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        *(("10²", "102"), ("5!", "5"), ("3.5", "35"), ("-5", "5"), ("C#", "C"), ("50%", "50"), ("f(x)", "f x"), (".5", "5")),
-        *(("[0,1)", "(0,1]"), ("is it", "is it not"), ("a b", "ab"), ("1,000", "1000"), ("x<y", "x>y"), ("1/2", "12")),
-    ],
-)
-def test_what_means_something_else_is_not(one: str, other: str) -> None:
-    assert normalised(one) != normalised(other)
-
-
-@pytest.mark.parametrize("text", ["```x = 1```", "    x = 1", "\tx", "use `ls` now", "?!", "…"])
-def test_code_and_mere_punctuation_have_no_such_form(text: str) -> None:
-    assert normalised(text) is None

@@ -1,5 +1,8 @@
 """What is known of a scope's semantic hits: labels by level of similarity, as whole numbers that add up.
 
+Levels are fine near 1, where sentence encoders have all that matters. Level 0 is the top; a similarity is on level j where
+1 - (j / 64)^2 is the highest edge that it reaches. Ten levels lie above .975, twenty-two above .88.
+
 A lookup whose nearest question passed the vetoes has a *candidate*. Where the engine answered all the same (nothing is served
 there yet, or the hit was drawn for an audit), its answer says whether the candidate's would have done: a label. What is
 counted:
@@ -9,7 +12,8 @@ counted:
 - `unjudged`: lookups that went to the engine and have no label, or none yet: the client hung up, never handed the answer in, or
   the candidate is gone. A client can choose which answers it aborts. So nothing is assumed about them, and the threshold counts
   each as `different`. Only a lookup whose judge is out of order is taken back, since that does not depend on the answers;
-- `squares`: of the labels of one cluster of questions (see `clusters.py`), counted one by one 1, 3, 5, ...: their sum is
+- `squares`: of the labels of one cluster of questions (a label that says `same` joins a
+  question to its candidate's cluster), counted one by one 1, 3, 5, ...: their sum is
   the sum of the squares of the clusters' sizes, which says how many independent labels these are worth.
 
 And of the scope as a whole `served`, `expected_wrong` (in millionths, summed over what was served), `complaints` and `looks`.
@@ -18,14 +22,14 @@ Counts are kept in segments of 1,000 labels, and the oldest is dropped over twen
 (field, amount), to be applied here and by HINCRBY in Redis, so that many sidecars add to one evidence.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lpc.responses.semantic.levels import LEVELS, level_of
-
+LEVELS: Final = 64
 KINDS: Final = ("lookups", "same", "different", "squares", "unjudged")
 TOTALS: Final = ("served", "expected_wrong", "complaints", "looks")
 SEGMENT: Final = 1_000
@@ -36,6 +40,17 @@ MILLION: Final = 1_000_000
 
 Change: TypeAlias = tuple[str, int]
 Total: TypeAlias = Literal["served", "expected_wrong", "complaints", "looks"]
+
+
+def level_of(similarity: float) -> int:
+    """Return the level, 0 to LEVELS - 1, of a cosine similarity; what lies above 1 by rounding is on level 0."""
+    distance = max(0.0, 1.0 - similarity - 1e-6)  # fp16 vectors of unit length: equal texts give 1 - 1e-7 or so
+    return min(LEVELS - 1, max(0, math.ceil(math.sqrt(distance) * LEVELS) - 1))
+
+
+def edge(level: int) -> float:
+    """Return the lowest similarity of a level, as :func:`level_of` has it."""
+    return 1.0 - ((level + 1) / LEVELS) ** 2 - 1e-6
 
 
 class Evidence:

@@ -5,12 +5,12 @@ Labels of pairs of questions, and how often the judge of answers errs, where tha
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from lpc.errors import LpcError
+from lpc.files import replacing
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.threshold import JudgeError
 
@@ -77,9 +77,8 @@ class Verdicts:
             raise EvidenceError(f"{path} holds no verdicts: remove it, or set LPC_CACHE_VERDICTS to another file") from error
 
     def _write(self, path: Path) -> None:
-        new = path.with_name(f"{path.name}.{os.getpid()}")
-        new.write_text(json.dumps(self._places, indent=1) + "\n")
-        new.replace(path)
+        with replacing(path) as new:
+            new.write_text(json.dumps(self._places, indent=1) + "\n")
 
 
 class EvidenceError(LpcError):

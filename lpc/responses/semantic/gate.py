@@ -2,11 +2,11 @@
 
 One Gate per scope and process. It decides by its own copy of the evidence, hands over what it changed (:meth:`Gate.hand_over`)
 and takes in what all sidecars know (:meth:`Gate.take`; `lpc.responses.shared_evidence`). The caller finds the candidate
-(`index.py`, `vetoes.py`) and judges the engine's answer (`same_answer.py`):
+(`index.py`, `vetoes.py`), judges the engine's answer (`same_answer.py`) and counts the labels of a cluster:
 
     decision = gate.decide(similarity, question)            a candidate that no veto stopped
     if decision is Decision.SERVE: answer with the candidate's
-    else: ask the engine; gate.learn(similarity, candidate, same=..., entry=..., decision=decision), or gate.unjudged(...)
+    else: ask the engine; gate.learn(similarity, same=..., decision=decision, nth=...), or gate.unjudged(...)
 
 It starts shut. It never serves a question for the second time from another question's answer: the second time the engine is
 asked, and the answer stored under the question itself is an exact hit from then on. So one question that everybody asks today
@@ -22,12 +22,18 @@ from enum import Enum
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from lpc.responses.semantic.clusters import Clusters
 from lpc.responses.semantic.drift import Drift, Step
-from lpc.responses.semantic.evidence import MILLION, Change, Evidence
-from lpc.responses.semantic.levels import level_of
-from lpc.responses.semantic.reserve import affordable
-from lpc.responses.semantic.threshold import ALPHA, DELTA, UNERRING, JudgeError, Threshold, look_due, thresholds
+from lpc.responses.semantic.evidence import MILLION, Change, Evidence, level_of
+from lpc.responses.semantic.threshold import (
+    ALPHA,
+    DELTA,
+    UNERRING,
+    JudgeError,
+    Threshold,
+    affordable,
+    look_due,
+    thresholds,
+)
 
 AUDITS: Final = 0.05
 """Of hits that are sent to the engine all the same, once many have been served."""
@@ -122,7 +128,6 @@ class Gate:
 
     def _begin(self) -> None:
         self.evidence = Evidence()
-        self._clusters = Clusters()
         self._drift = Drift(self._delta)
         self._certified: list[Threshold] = []
         self._usual: list[float] | None = None
@@ -151,28 +156,15 @@ class Gate:
         if len(self._asked) > SERVED_QUESTIONS:
             self._asked.popitem(last=False)
 
-    def learn(
-        self,
-        similarity: float,
-        candidate: bytes,
-        *,
-        same: bool,
-        decision: Decision,
-        entry: bytes | None = None,
-        nth: int | None = None,
-    ) -> None:
+    def learn(self, similarity: float, *, same: bool, decision: Decision, nth: int = 1) -> None:
         """Take what the engine's own answer says of the candidate's.
 
         Args:
             similarity: of the two questions.
-            candidate: the id of the entry that was not served.
-            same: whether its answer would have done. What the judge cannot tell is False.
+            same: whether the candidate's answer would have done. What the judge cannot tell is False.
             decision: what :meth:`decide` had said.
-            entry: the id under which the engine's answer was stored.
-            nth: it is the so many-th label of its cluster; None: count here.
+            nth: it is the so many-th label of its cluster.
         """
-        if nth is None:
-            nth = self._clusters.count(candidate, same=same, entry=entry)
         if decision is Decision.REPEATED:
             return
         self._note(self.evidence.unjudged(similarity, -1))
@@ -202,14 +194,12 @@ class Gate:
         if excused and decision is not Decision.REPEATED:
             self._note(self.evidence.unjudged(similarity, -1))
 
-    def complain(self, similarity: float, candidate: bytes, nth: int | None = None) -> None:
-        """Take a user's word that an answer served from this entry was wrong.
+    def complain(self, similarity: float, nth: int = 1) -> None:
+        """Take a user's word that an answer that was served was wrong.
 
         It counts as a label that says `different`; silence counts as nothing. Where complaints alone are more than delta of
         what was served, whatever audits say, the scope is shut.
         """
-        if nth is None:
-            nth = self._clusters.count(candidate, same=False)
         self._note(self.evidence.complaint(similarity, nth))
         totals = self.evidence.totals
         if self._drift.hit(same=False) or totals["complaints"] > max(1.0, self._delta * totals["served"]):

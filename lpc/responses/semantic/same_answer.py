@@ -3,7 +3,7 @@
 Three judges, each with an error of its own that the bound has to include (`threshold.JudgeError`; `lpc cache calibrate`
 measures it):
 
-- `EqualText`: the same but for white space. What it calls the same would have been served word for word, so it has no error
+- `equal_text`: the same but for white space. What it calls the same would have been served word for word, so it has no error
   that matters; most answers that mean the same it calls different, which costs hits and not the bound. The default.
 - `ByEmbedding`: equal text, or vectors of the answers at least so near, the same numbers, and no veto of negation or opposites.
 - `model_judge.ByModel`: a model behind an OpenAI-compatible endpoint, one's own engine for instance, is shown both and asked.
@@ -26,20 +26,6 @@ NEAR: Final = 0.97
 def equal_text(answer: str, other: str) -> bool:
     """Say whether two answers are the same but for white space."""
     return answer.split() == other.split()
-
-
-class EqualText:
-    """Calls nothing the same but equal text."""
-
-    async def __call__(
-        self,
-        question: str,  # noqa: ARG002
-        answer: str,
-        other_question: str,  # noqa: ARG002
-        other_answer: str,
-    ) -> bool | None:
-        """Judge the answers; the questions do not matter."""
-        return equal_text(answer, other_answer)
 
 
 class ByEmbedding:

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from benchmarks.processes import RedisServer, Sidecar, free_port
+from lpc.responses.semantic.calibration import Embeddings
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.evidence_file import write_evidence
 from lpc.responses.semantic.threshold import JudgeError
-from lpc.responses.semantic.vectors import Vectors
 from tests.caching_sidecar import write_keys
 from tests.engine_double import EngineDouble, served
 from tests.eventually import eventually
@@ -49,7 +49,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     evidence, secrets = tmp_path / "evidence.json", tmp_path / "secrets"
     secrets.mkdir()
-    write_evidence(evidence, Evidence(), Vectors(tiny_models, "tiny", tmp_path).encoder, "model", "j", JudgeError(0, 500))
+    write_evidence(evidence, Evidence(), Embeddings(tiny_models, "tiny", tmp_path).encoder, "model", "j", JudgeError(0, 500))
     (secrets / "judge").write_text(KEY)
     (tmp_path / "gateway").mkdir()
     ports = {"sidecar": free_port(), "gateway": free_port(), "gateway_metrics": free_port()}
@@ -57,7 +57,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
     with Collector() as collector, judging(JudgeDouble("SAME")) as judge, redis, monitored(redis) as told:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         of_judge = {"judge_url": judge.url, "judge_model": "j", "judge_key_file": str(secrets / "judge")}
-        scope = {"mode": "shadow", "normalised": True, "judge": "model", "evidence": str(evidence), **of_judge}
+        scope = {"mode": "shadow", "judge": "model", "evidence": str(evidence), **of_judge}
         sidecar = Sidecar(
             tmp_path,
             tiny_models,

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.processes import RedisServer
-from lpc.cache.client import AsyncResponseCacheClient
-from lpc.cache.patience import SILENCES
+from lpc.cache.client import SILENCES, AsyncResponseCacheClient
 from lpc.gateway.settings import GatewaySettings
-from lpc.responses.scopes import KINDS
+from lpc.responses.scopes import LIFE_S
 from predictor_service.server import Parts
 from predictor_service.server import running as a_sidecar
 from predictor_service.settings import ServiceSettings
@@ -54,7 +53,7 @@ async def test_a_silent_sidecar_gets_50_ms_of_three_requests_and_then_none(
         return await call(self, method, message, timeout_s)
 
     monkeypatch.setattr(AsyncResponseCacheClient, "_call", noted)
-    monkeypatch.setattr("lpc.cache.patience.REST_S", 10_000.0)  # longer than the machine may be busy
+    monkeypatch.setattr("lpc.cache.client.REST_S", 10_000.0)  # longer than the machine may be busy
     default = GatewaySettings.model_fields["gateway_lookup_timeout_s"].default
     assert default <= 0.05
     async with (
@@ -77,7 +76,7 @@ async def test_a_silent_sidecar_gets_50_ms_of_three_requests_and_then_none(
 async def test_clocks_that_step_change_no_answer_and_prolong_none(
     tmp_path: Path, tiny_models: Path, redis_server: RedisServer, step: float
 ) -> None:
-    wall, life_s = Wall(), KINDS["default"].ttl_s
+    wall, life_s = Wall(), LIFE_S["default"]
     keys = tmp_path / "keys"
     await asyncio.to_thread(keys.write_text, KEY_LINES)
     values: Any = {"models": tiny_models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.processes import free_port
-from lpc.cache.client import AsyncResponseCacheClient, CacheError, ResponseCacheClient
-from lpc.cache.patience import REST_S, SILENCES, Patience
-from lpc.cache.questions import question
+from lpc.cache.bodies import question
+from lpc.cache.client import REST_S, SILENCES, AsyncResponseCacheClient, CacheError, Patience, ResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 from lpc.wire.certificates import CertificateError

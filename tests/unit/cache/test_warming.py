@@ -1,4 +1,4 @@
-"""A file of questions is worked off once, however often the work is broken off."""
+"""A file of questions is worked off, and what became of each line is counted."""
 
 import json
 from collections.abc import Mapping
@@ -33,32 +33,16 @@ def written(folder: Path, lines: list[Any] = LINES) -> Path:
     return path
 
 
-def run(path: Path, kept: Kept, *, again: bool = False) -> Warmed:
-    return list(warm(path, {"model": "m", "temperature": 0}, kept, rate=1000, again=again))[-1]
+def run(path: Path, kept: Kept) -> Warmed:
+    return list(warm(path, {"model": "m", "temperature": 0}, kept, rate=1000))[-1]
 
 
-def test_what_was_done_is_not_done_again_and_what_was_not_is(tmp_path: Path) -> None:
+def test_what_became_of_each_line_is_counted(tmp_path: Path) -> None:
     path = written(tmp_path)
-    assert run(path, Kept(fails_from=3)).refused == {"temperature": 1, "failed": 3}
-    rest = Kept()
-    done = run(path, rest)
-    assert rest.asked == ["q3", "q4", "q5"]
-    assert (done.skipped, done.stored, done.there) == (3, 3, 0)
-    assert run(path, Kept()).skipped == 6
-    whole = Kept()
-    done = run(path, whole, again=True)
-    assert len(whole.asked) == 6
-    assert (done.there, done.stored, done.refused) == (1, 4, {"temperature": 1})
-
-
-def test_a_file_that_was_changed_begins_anew_and_one_that_grew_goes_on(tmp_path: Path) -> None:
-    run(written(tmp_path), Kept())
-    grown = Kept()
-    run(written(tmp_path, [*LINES, {"question": "q6"}]), grown)
-    assert grown.asked == ["q6"]
-    changed = Kept()
-    run(written(tmp_path, [{"question": "other"}, *LINES]), changed)
-    assert len(changed.asked) == 7
+    done = run(path, Kept())
+    assert (done.lines, done.there, done.stored, done.refused) == (6, 1, 4, {"temperature": 1})
+    failed = run(path, Kept(fails_from=3))
+    assert (failed.failure, failed.refused) == ("away", {"temperature": 1, "failed": 3})
 
 
 @pytest.mark.parametrize("line", [[], {"answer": "a"}, {"messages": 1}])
@@ -80,28 +64,12 @@ def test_a_line_that_no_cache_can_be_asked_is_named_and_not_quoted(tmp_path: Pat
 
 def test_a_model_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(WarmError, match="which model"):
-        list(warm(written(tmp_path), {}, Kept(), rate=1, again=False))
+        list(warm(written(tmp_path), {}, Kept(), rate=1))
 
 
 def test_when_nothing_gets_through_it_gives_up(tmp_path: Path) -> None:
     with pytest.raises(WarmError, match="away"):
         run(written(tmp_path, LINES * 2), Kept(fails_from=12 - FAILURES))
-
-
-def test_a_folder_that_cannot_be_written_costs_only_the_note(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    (tmp_path / "faq.jsonl.warmed.new").mkdir()  # nobody, not even root, writes there
-    done = run(path, Kept())
-    assert (done.there, done.stored, done.refused) == (1, 4, {"temperature": 1})
-    assert not done.noted and done.lines == 6
-    assert run(path, Kept()).skipped == 0
-
-
-def test_what_failed_is_told(tmp_path: Path) -> None:
-    path = written(tmp_path, LINES[:2])
-    failed = run(path, Kept(fails_from=0))
-    assert (failed.failure, failed.refused) == ("away", {"failed": 2})
-    assert run(path, Kept()).failure is None
 
 
 def test_a_file_without_a_line_is_refused(tmp_path: Path) -> None:

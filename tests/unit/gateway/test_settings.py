@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from lpc.gateway.clients import Client, Clients, scope_of
-from lpc.gateway.errors import NotProxied
+from lpc.gateway.errors import GatewayError
 from lpc.gateway.headers import Headers
 from lpc.gateway.settings import GatewaySettings
 from lpc.gateway.targets import Paths
@@ -26,7 +26,7 @@ def test_paths_are_added_to_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     paths.check("GET", "/v1/responses/a")
     paths.check("POST", "/v1/responses/a/cancel")
     for path in ("/v1/responses/a/b", "/v1/responses/a/cancel/b"):
-        with pytest.raises(NotProxied):
+        with pytest.raises(GatewayError):
             paths.check("POST", path)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lpc.gateway.tenants import ANONYMOUS, SaltKeyError, Tenants, read_key
+from lpc.gateway.clients import ANONYMOUS, SaltKeyError, Tenants, read_key
 
 TENANTS = Tenants(b"k" * 32)
 

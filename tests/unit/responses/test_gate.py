@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lpc.responses.semantic.clopper_pearson import upper_limit
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.gate import AUDITS, Decision, Gate
-from lpc.responses.semantic.threshold import JudgeError
+from lpc.responses.semantic.threshold import JudgeError, upper_limit
 
 Stream = tuple[NDArray[np.float64], NDArray[np.bool_]]
 SEEDS = 100
@@ -25,7 +24,7 @@ def replay(gate: Gate, stream: Stream, judged: NDArray[np.bool_] | None = None) 
         if decision is Decision.SERVE:
             served, wrong = served + 1, wrong + different
         else:
-            gate.learn(similarity, b"%d" % i, same=not labels[i], decision=decision, entry=b"new %d" % i)
+            gate.learn(similarity, same=not labels[i], decision=decision)
     return served, wrong
 
 
@@ -95,7 +94,7 @@ def test_sixty_rewordings_of_one_question_are_not_sixty_labels() -> None:
     gate = Gate(draw=random.Random(0))
     for i in range(2000):
         assert gate.decide(0.995, b"q%d" % i) is not Decision.SERVE
-        gate.learn(0.995, b"faq" if i == 0 else b"e%d" % (i - 1), same=True, decision=Decision.BELOW, entry=b"e%d" % i)
+        gate.learn(0.995, same=True, decision=Decision.BELOW, nth=i + 1)
     assert gate.threshold is None
 
 
@@ -112,9 +111,9 @@ def test_hits_are_audited_at_the_rate_said_and_all_of_them_after_a_wrong_one() -
     replay(gate, flat(5000, 0.0)(np.random.default_rng(1)))
     drawn = [gate.decide(0.999, b"more %d" % i) for i in range(2000)]
     assert drawn.count(Decision.AUDIT) == pytest.approx(AUDITS * 2000, rel=0.35)
-    gate.learn(0.999, b"x", same=False, decision=Decision.AUDIT)
+    gate.learn(0.999, same=False, decision=Decision.AUDIT)
     assert gate.decide(0.999, b"next") is Decision.AUDIT
-    gate.learn(0.999, b"y", same=False, decision=Decision.AUDIT)
+    gate.learn(0.999, same=False, decision=Decision.AUDIT)
     assert gate.threshold is None
     assert gate.forgotten
 
@@ -128,10 +127,10 @@ def test_after_an_audit_without_a_label_nothing_is_served_until_right_ones_have_
     for _ in range(3):  # many are no more than one
         gate.unjudged(0.999, Decision.AUDIT, excused=excused)
     assert {gate.decide(0.999, b"while %d" % i) for i in range(50)} == {Decision.AUDIT}
-    gate.learn(0.999, b"of a miss", same=True, decision=Decision.BELOW)
+    gate.learn(0.999, same=True, decision=Decision.BELOW)
     assert gate.decide(0.999, b"still") is Decision.AUDIT
-    for i in range(12):
-        gate.learn(0.999, b"right %d" % i, same=True, decision=Decision.AUDIT)
+    for _ in range(12):
+        gate.learn(0.999, same=True, decision=Decision.AUDIT)
     assert gate.threshold is not None
     assert Decision.SERVE in [gate.decide(0.999, b"after %d" % i) for i in range(20)]
 
@@ -144,7 +143,7 @@ def test_lookups_without_a_label_count_as_wrong_unless_the_judge_is_out_of_order
         if decision is Decision.BELOW and i % 3 == 0:
             gate.unjudged(0.999, decision, excused=excused)
         elif decision is not Decision.SERVE:
-            gate.learn(0.999, b"%d" % i, same=True, decision=decision)
+            gate.learn(0.999, same=True, decision=decision)
     assert (gate.threshold is not None) is opens
 
 
@@ -152,8 +151,8 @@ def test_complaints_shut_it_and_their_absence_opens_nothing() -> None:
     gate = Gate(draw=random.Random(2))
     replay(gate, flat(1500, 0.0)(np.random.default_rng(2)))
     assert gate.threshold is not None
-    gate.complain(0.999, b"a")
-    gate.complain(0.999, b"b")
+    gate.complain(0.999)
+    gate.complain(0.999)
     assert gate.threshold is None
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.responses.semantic.pairs import Pair, PairsError, read_pairs
+from lpc.responses.semantic.calibration import Pair, PairsError, read_pairs
 
 WANTED = [Pair("How, are you?", 'Say "hi"', True), Pair("a", "b", False)]
 
@@ -11,12 +11,11 @@ WANTED = [Pair("How, are you?", 'Say "hi"', True), Pair("a", "b", False)]
     ("name", "text"),
     [
         ("paws.tsv", 'id\tsentence1\tsentence2\tlabel\n1\tHow, are you?\tSay "hi"\t1\n2\ta\tb\t0\n'),
-        ("bare.tsv", 'How, are you?\tSay "hi"\t1\na\tb\t0\n'),
         ("quora.tsv", 'id\tquestion1\tquestion2\tis_duplicate\n0\t"How, are you?"\t"Say ""hi"""\t1\n1\ta\tb\t0\n'),
         ("pairs.csv", 'question_a,question_b,label\n"How, are you?","Say ""hi""",same\na,b,different\n'),
-        ("bom.csv", '\ufeffquestion_b;question_a;label\n"Say ""hi""";How, are you?;1\nb;a;0\n'),
+        ("bom.csv", '\ufeffquestion_b,question_a,label\n"Say ""hi""","How, are you?",1\nb,a,0\n'),
         ("pairs.jsonl", '{"question_a": "How, are you?", "question_b": "Say \\"hi\\"", "label": true}\n\n'
-                        '{"text1": "a", "text2": "b", "label": 0}\n'),
+                        '{"question1": "a", "question2": "b", "label": 0}\n'),
     ],
 )  # fmt: skip
 def test_pairs_are_read_as_the_public_sets_come(tmp_path: Path, name: str, text: str) -> None:
@@ -27,13 +26,13 @@ def test_pairs_are_read_as_the_public_sets_come(tmp_path: Path, name: str, text:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is empty"),
+        (b"", "no pair of questions"),
         (b"\xff\xfe\x00", "not UTF-8"),
-        (b"one\ttwo\n", "2 columns"),
-        (b"a\tb\t1\na\tb\n", "line 2: 2 columns where the first line has 3"),
-        (b"a\tb\t1\nc\td\tperhaps\n", "line 2: the label"),
-        (b'{"question_a": "x"}\n', "line 1: none of the fields question_b"),
-        (b'{"question_a": 1, "question_b": "b", "label": 1}\n', "must be strings"),
+        (b"a\tb\t1\nc\td\t1\n", "line 2: a text is needed in one of the fields question_a"),
+        (b"question_a\tquestion_b\tlabel\na\tb\n", "line 2: the label"),
+        (b"question_a\tquestion_b\tlabel\nc\td\tperhaps\n", "line 2: the label"),
+        (b'{"question_a": "x"}\n', "line 1: a text is needed in one of the fields question_b"),
+        (b'{"question_a": 1, "question_b": "b", "label": 1}\n', "line 1: a text is needed"),
         (b"{not json\n", "line 1: not JSON"),
         (b"question_a\tquestion_b\tlabel\n \tb\t1\n", "no pair of questions"),
     ],

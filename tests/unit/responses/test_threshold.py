@@ -6,10 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from lpc.responses.semantic.clopper_pearson import upper_limit
-from lpc.responses.semantic.evidence import SEGMENT, SEGMENTS, Evidence
-from lpc.responses.semantic.levels import LEVELS, edge, level_of
-from lpc.responses.semantic.threshold import JudgeError, effective, thresholds
+from lpc.responses.semantic.evidence import LEVELS, SEGMENT, SEGMENTS, Evidence, edge, level_of
+from lpc.responses.semantic.threshold import JudgeError, effective, thresholds, upper_limit
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,7 +1,6 @@
 import pytest
 
-from lpc.responses.semantic.language import language_of
-from lpc.responses.semantic.vetoes import veto
+from lpc.responses.semantic.vetoes import language_of, veto
 from tests.unit.responses import opposites
 
 OPPOSITES = [

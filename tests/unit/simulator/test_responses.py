@@ -1,7 +1,6 @@
 """A response cache before the engines: who is answered, and what the prefix cache makes of the rest."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,19 @@ from typer.testing import CliRunner
 from lpc.commands.cli import app
 from lpc.model.conversation import Message
 from lpc.simulator.engine import Result
-from lpc.simulator.responses import ResponseCache, ResponseSpec, of_messages
-from lpc.simulator.workload import Named, Turn
+from lpc.simulator.responses import ResponseCache, of_messages
+from lpc.simulator.workload import Turn
 from tests.unit.simulator.test_engine import closed_workload, open_workload, replay, turn
 
 
-def asked(name: str, arrival: float, contents: list[int], *, normalised: str | None = None, **rest: object) -> Turn:
+def asked(name: str, arrival: float, contents: list[int], **rest: object) -> Turn:
     found = turn(contents, arrival, output=10, **rest)
-    found.named = Named(name.encode(), None if normalised is None else normalised.encode())
+    found.named = name.encode()
     return found
 
 
-def answers(tier: str = "exact", ttl: float = 100.0) -> ResponseCache:
-    return ResponseCache(ResponseSpec(tier, ttl))  # type: ignore[arg-type]
+def answers() -> ResponseCache:
+    return ResponseCache(100.0)
 
 
 def run(*turns: Turn, responses: ResponseCache | None = None, blocks: int = 20, reuse: bool = True) -> Result:
@@ -38,22 +37,21 @@ def test_what_was_asked_before_is_not_computed_again_until_its_time_is_up() -> N
     assert result.engine_tokens == 2 * (33 + 10)
 
 
-def test_the_last_turn_may_differ_in_case_only_where_that_is_asked_for() -> None:
-    turns = [asked("q", 0.0, [1, 2], normalised="n"), asked("Q", 10.0, [1, 3], normalised="n")]
-
-    assert [run(*turns, responses=answers(tier)).requests for tier in ("exact", "normalised")] == [2, 1]
-    hello, again = (of_messages([Message("user", text)]) for text in ("Hello there!", "hello  there"))
-    assert hello.exact != again.exact
-    assert hello.normalised == again.normalised
-    context = of_messages([Message("system", "be brief"), Message("user", "hello there")])
-    assert context.normalised != again.normalised
+def test_chats_are_equal_when_all_of_their_messages_are() -> None:
+    chats = (
+        [Message("user", "Hello there!")],
+        [Message("user", "hello  there")],
+        [Message("system", "be brief"), Message("user", "Hello there!")],
+    )
+    assert len({of_messages(chat) for chat in chats}) == 3
+    assert of_messages(chats[0]) == of_messages([Message("user", "Hello there!")])
 
 
 def test_an_answer_touches_no_block_and_the_next_turn_computes_this_ones_reply() -> None:
     def chain() -> list[Turn]:
         first = Turn("a", 1, "", 33, 15, [1, 2], [1, 2, 3])
         second = Turn("a", 2, "", 65, 15, [1, 2, 3, 4], [1, 2, 3, 4], gap=10.0)
-        first.named, second.named = Named(b"q"), Named(b"a2")
+        first.named, second.named = b"q", b"a2"
         return [first, second]
 
     def before() -> Turn:
@@ -95,13 +93,10 @@ def tokens_of(chats: Path, tmp_path: Path, *options: str) -> list[dict[str, floa
 
 
 def test_with_both_caches_engines_compute_less_than_with_the_better_of_the_two(chats: Path, tmp_path: Path) -> None:
-    exact, normalised, brief = (
-        tokens_of(chats, tmp_path, "--responses", *options)
-        for options in (("exact",), ("normalised",), ("exact", "--ttl", "60"))
-    )
-    for row in exact + normalised + brief:
+    exact, brief = (tokens_of(chats, tmp_path, "--responses", "exact", "--ttl", ttl) for ttl in ("3600", "60"))
+    for row in exact + brief:
         assert row["both"] <= min(row["prefix"], row["response"]) <= max(row["prefix"], row["response"]) <= row["none"]
-    assert all(a["answered"] > b["answered"] for a, b in pairwise((normalised[0], exact[0], brief[0])))
+    assert exact[0]["answered"] > brief[0]["answered"]
 
 
 @pytest.mark.parametrize(
