@@ -58,6 +58,7 @@ def test_serve_with_nothing_there_makes_the_model_that_ships_without_pytorch(ser
     assert version.name in answer
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_newcomer_sees_a_gain_three_probabilities_and_a_command_that_works(
     served_once: tuple[Path, str], only: dict[str, str]
