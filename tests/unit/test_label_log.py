@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -162,3 +163,32 @@ def test_adding_never_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: p
         assert fates == {"dropped": 6}
         release.set()
     assert fates == {"dropped": 6, "written": 5}
+
+
+def test_what_killed_processes_left_half_written_is_removed_after_a_while(tmp_path: Path) -> None:
+    for name, age in (("old", 3600), ("young", 10)):
+        path = tmp_path / f"labels-{name}.npz.partial"
+        path.write_bytes(b"PK")
+        os.utime(path, (time.time() - age,) * 2)
+    with opened(tmp_path) as (log, _):
+        log.labelled(label())
+    assert [path.name for path in tmp_path.glob("*.partial")] == ["labels-young.npz.partial"]
+
+
+def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    folder = tmp_path / "log"
+    folder.write_text("a file is in the way")
+    with opened(folder, rows=2) as (log, fates):
+        for _ in range(4):
+            log.labelled(label())
+        until(lambda: fates == {"dropped": 4})
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        folder.unlink()
+        for _ in range(2):
+            log.labelled(label())
+        until(lambda: fates == {"dropped": 4, "written": 2})
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert "rows are dropped until it can" in caplog.messages[0]

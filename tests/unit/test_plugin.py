@@ -8,6 +8,7 @@ import pytest
 
 from eviction_client import grouping
 from eviction_client.background import AtOnce
+from eviction_client.curve import INTERVALS
 from eviction_client.ended import Ended, Run
 from eviction_client.hints import Hints
 from eviction_client.messages import Prediction
@@ -275,3 +276,47 @@ def test_what_is_kept_of_requests_is_bounded_whatever_is_dropped(monkeypatch: py
     for number in range(200):
         bench.admit(f"never ends {number}", chain("n", number, 2))
     assert len(bench.plugin._stretches) == 50
+
+
+def test_a_prompt_that_was_computed_in_part_leaves_what_was_computed(bench: Bench) -> None:
+    bench.serve("a", chain("a", 0, 4))
+    bench.now += 5.0
+    bench.admit("b", [*chain("a", 0, 4), *chain("b", 0, 4)])
+    assert bench.finish("b", chain("a", 0, 4)[:3], completed=False).runs == [Run(3, 1)]
+    assert bench.finish("never computed", [], completed=False).runs == []
+
+
+def test_a_new_numbering_of_the_groups_forgets_which_group_was_which(bench: Bench) -> None:
+    bench.answers.reuse_curves = ReuseCurves("one", {1: (0.1,) * INTERVALS})
+    bench.loop(20, 10, every_s=5.0, group=1)
+    number = first_class(OWN + 1) + 3  # used again after 100 s
+    assert number in bench.plugin._monitor._reuses
+    bench.answers.reuse_curves = ReuseCurves("two", {1: (0.2,) * INTERVALS})
+    bench.loop(20, 1, every_s=5.0, group=2)
+    counted = bench.plugin._monitor._reuses
+    assert number not in counted and sum(map(sum, counted.values())) > 50
+    assert bench.plugin._monitor.priors[OWN + 1] == (0.2,) * INTERVALS
+
+
+@pytest.mark.parametrize(("wanted", "allowed"), [(200.0, 200.0), (1e9, 3600.0)])
+def test_a_hint_asks_for_no_longer_than_the_operator_allows(wanted: float, allowed: float) -> None:
+    bench = Bench(hints_share=0.1)
+    bench.admit("r", chain("r", 0, 2))
+    assert bench.finish("r", chain("r", 0, 2), hints=Hints(retain_s=wanted)).retain_s == allowed
+
+
+@pytest.mark.parametrize("key", [math.nan, 1.8e7, NOW + 1e6, -math.inf, math.inf])
+def test_what_cannot_be_a_key_is_counted_and_ignored(key: float) -> None:
+    bench = pooled_bench(MemoryStore())
+    blocks = chain("a", 0, 2)
+    bench.plugin._pooled[blocks[-1]] = key
+    assert bench.serve("a", blocks) == [Run(2, 0)]
+    assert bench.plugin.implausible == 1
+
+
+def test_a_failure_of_what_shows_metrics_does_not_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = trusting_bench(monkeypatch)
+    bench.plugin.on_tick.append(fail)
+    bench.plugin._ticked_at = -math.inf
+    bench.serve("s", chain("s", 0, 1))
+    assert bench.plugin.value_enabled and (bench.plugin.failures, bench.plugin.guard_failures) == (1, 0)
