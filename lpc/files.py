@@ -1,9 +1,11 @@
 """Files that are seen whole or not at all."""
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -19,3 +21,12 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path, mode: int = 0o640) -> Iterator[BinaryIO]:
+    """Yield a new file that replaces ``path`` at the end, when it is on the disk. ``mode``: who may read it."""
+    with replacing(path) as partial, os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())

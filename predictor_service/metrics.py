@@ -1,13 +1,11 @@
 """Prometheus metrics of the sidecar. Names carry units; labels have few values; no text of a conversation is in either."""
 
-import functools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from lpc.model.returns.model import Quality
 from lpc.wire.redis_health import REFUSALS as REDIS_REFUSALS
 from predictor_service.errors import UnreadPrompt
 from predictor_service.labels.memory import Label, Reason, Turn, TurnObserver
@@ -123,7 +121,7 @@ class Metrics:
         )
         self.return_model_nats = Gauge(
             "lpc_return_model_nats",
-            "By how much what happened of late was likelier under the return model than under the average curve, nats per "
+            "By how much what happened recently was likelier under the return model than under the average curve, nats per "
             "turn; NaN before anything was predicted.",
             registry=registry,
         )
@@ -185,40 +183,6 @@ class Metrics:
     def redis_refusals(self, use: str) -> Callable[[str], None]:
         """Return what counts a refusal of the Redis for this use, by its cause."""
         return lambda cause: self.refused_by_redis.labels(use, cause).inc()
-
-    def watch_queue(self, depth: Callable[[], float], wait_s: Callable[[], float], limit: int) -> None:
-        """Report a queue's depth and the seconds of work in it, at every scrape."""
-        self.queue_depth.set_function(depth)
-        self.queue_wait.set_function(wait_s)
-        self.queue_limit.set(limit)
-
-    def watch_tokenizers(self, states: Sequence[str], count: Callable[[str], float]) -> None:
-        """Report how many tokenizers are in each state, at every scrape."""
-        for state in states:
-            self.tokenizers.labels(state).set_function(functools.partial(count, state))
-
-    def watch_labels(self, turns: Callable[[], float]) -> None:
-        """Report how many turns are remembered for their labels, at every scrape."""
-        self.label_memory.set_function(turns)
-
-    def watch_turns(self, shared: Callable[[], bool]) -> None:
-        """Report whether turns are shared, at every scrape."""
-        self.turns_shared.set_function(shared)
-
-    def watch_returns(self, quality: Callable[[], Quality]) -> None:
-        """Report what the return model has learnt, at every scrape."""
-        self.returns_learnt.labels("turns").set_function(lambda: quality().turns)
-        self.returns_learnt.labels("returns").set_function(lambda: quality().returns)
-        self.return_model_head_share.set_function(lambda: quality().head_share)
-        self.return_model_nats.set_function(lambda: quality().nats)
-
-    def observe_label_rows(self, fate: str, count: int) -> None:
-        """Count rows of the label log: written or dropped."""
-        self.label_rows.labels(fate).inc(count)
-
-    def watch_certificate(self, expires_at: Callable[[], float]) -> None:
-        """Report when the TLS certificate ends, at every scrape."""
-        self.certificate_expiry.set_function(expires_at)
 
     def forget_caller(self, name: str) -> None:
         """Drop the series of a caller that is no longer one."""

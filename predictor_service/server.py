@@ -190,7 +190,7 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
         tls = None
         if settings.tls_certificate is not None:
             tls = ServerTls(settings.tls_files)
-            metrics.watch_certificate(lambda: tls.expires_at)
+            metrics.certificate_expiry.set_function(lambda: tls.expires_at)
         limits = CallerLimits(settings.client_rate, LARGEST_IN_FLIGHT * settings.max_request_bytes)
         callers = Callers(settings.tokens, limits, metrics, certificates=settings.tls_client_ca is not None)
     except (CertificateError, TokenFileError) as error:
@@ -255,11 +255,12 @@ def _labels(
     if settings.label_log is not None:
         max_bytes = settings.label_log_mib * 2**20
         rows, interval_s = parts.constants.label_log_rows, parts.constants.label_log_interval_s
-        writer = LabelWriter(settings.label_log, rows, interval_s, max_bytes, metrics.observe_label_rows)
+        count = metrics.label_rows.labels
+        writer = LabelWriter(settings.label_log, rows, interval_s, max_bytes, lambda fate, number: count(fate).inc(number))
         stack.push_async_callback(asyncio.to_thread, writer.close)
         observers.append(writer)
     labels = Labels(settings.label_memory_turns, settings.label_horizon_s, observers)
-    metrics.watch_labels(lambda: len(labels))
+    metrics.label_memory.set_function(lambda: len(labels))
     stack.callback(labels.close)
     return labels
 
@@ -283,7 +284,8 @@ def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, st
         except ForeignFolder as error:
             raise StartError(f"offered tokenizers cannot be trusted: {error} with LPC_OFFERED_TOKENIZERS") from error
     served_models = ServedModels(settings.served_models, offered, TokenizerLoader(parts.tokenizer_limits))
-    metrics.watch_tokenizers(STATES, served_models.count)
+    for state in STATES:
+        metrics.tokenizers.labels(state).set_function(partial(served_models.count, state))
     stack.callback(served_models.close)
     return served_models
 
@@ -329,7 +331,9 @@ def _batcher(
     stack: contextlib.AsyncExitStack,
 ) -> Batcher:
     queue = BatchQueue(settings.max_queue_items, parts.constants.max_batch_items, budget)
-    metrics.watch_queue(lambda: queue.depth, lambda: queue.wait_s, queue.max_items)
+    metrics.queue_depth.set_function(lambda: queue.depth)
+    metrics.queue_wait.set_function(lambda: queue.wait_s)
+    metrics.queue_limit.set(queue.max_items)
     embedded = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
     inference = Inference(
         embeddings=settings.label_log is not None, returns=returns, remembered=EMBEDDED_QUESTIONS if embedded else 0

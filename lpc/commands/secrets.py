@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from lpc.errors import UsageError
+from lpc.files import writing
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -79,9 +79,8 @@ def _enter(path: Path, name: str, token: str) -> None:
 def _write(path: Path, text: str) -> None:
     """Write a file that its owner alone can read, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
-        file.write(text)
-    Path(file.name).replace(path)
+    with writing(path, 0o600) as file:
+        file.write(text.encode())
 
 
 def _certificates(folder: Path, names: Sequence[str]) -> None:

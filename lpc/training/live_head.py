@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 import onnx
+import onnx.utils
 import onnxruntime as ort
 from numpy.typing import NDArray
 
@@ -25,7 +26,9 @@ class LiveHead:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
-        graph = _behind_embedding(onnx.load(version / "model.onnx"))
+        whole = onnx.load(version / "model.onnx")
+        inputs = [EMBEDDING, *(one.name for one in whole.graph.input if one.name == "scalars")]
+        graph = onnx.utils.Extractor(whole).extract_model(inputs, [PROBABILITY])
         self._session = ort.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def probabilities(self, data: Embedded) -> NDArray[np.float64]:
@@ -40,21 +43,3 @@ class LiveHead:
                 inputs["scalars"] = scalars[row : row + 1]
             found[row] = self._session.run([PROBABILITY], inputs)[0][0]
         return np.clip(found, P_MIN, 1 - P_MIN)
-
-
-def _behind_embedding(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph from the embedding and the scalars to the probability."""
-    needed, nodes = {PROBABILITY}, []
-    for node in reversed(model.graph.node):  # sorted by what they need, so backwards finds all
-        if needed.intersection(node.output) and EMBEDDING not in node.output:
-            nodes.append(node)
-            needed.update(node.input)
-    outputs = {output.name: output for output in model.graph.output}
-    graph = onnx.helper.make_graph(
-        nodes[::-1],
-        "head",
-        [*(node for node in model.graph.input if node.name in needed), outputs[EMBEDDING]],
-        [outputs[PROBABILITY]],
-        [tensor for tensor in model.graph.initializer if tensor.name in needed],
-    )
-    return onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)

@@ -1,8 +1,8 @@
 """The label log: labelled predictions as .npz files, for retraining; embeddings and numbers, never text.
 
-A file is written as `….npz.partial`, flushed to the disk and renamed: what has its name is whole. It holds predictions of
-one model version, which its metadata names. Writing happens in a thread of its own; whatever goes wrong there (a full disk, a
-folder that cannot be written), rows are dropped and counted, the log says so once, and serving notices nothing.
+A file is seen whole or not at all (`lpc.files`). It holds predictions of one model version, which its metadata names. A thread
+of its own writes. If that fails (a full disk, a folder that cannot be written), rows are dropped and counted, the log
+reports it once, and serving goes on.
 """
 
 import errno
@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from lpc.files import writing
 from lpc.model.artifact import Manifest
 from lpc.model.label_rows import EMBEDDING, FILES, write
 from lpc.wire.bugs import log_bug
@@ -148,26 +149,18 @@ class LabelWriter(TurnObserver):
         """Write one file, whole or not at all, and delete what is then too much. Raises OSError."""
         written_at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         path = self.folder / f"labels-{written_at}-{self._process}.npz"
-        partial = path.with_name(f"{path.name}.partial")
-        try:
-            # Not for everyone to read: an embedding tells something of its text.
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "wb") as file:
-                write(file, waiting.manifest, columns_of(waiting.labels))
-                file.flush()
-                os.fsync(file.fileno())
-                size = os.fstat(file.fileno()).st_size
+        # Not for everyone to read: an embedding tells something of its text.
+        with writing(path, 0o640) as file:
+            write(file, waiting.manifest, columns_of(waiting.labels))
+            file.flush()
+            size = os.fstat(file.fileno()).st_size
             if size > self._max_bytes:
                 raise OSError(errno.EFBIG, f"{len(waiting.labels)} rows take {size} bytes; label_log_mib: {self._max_bytes}")
             self._make_room(size)
-            partial.rename(path)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink()
-            raise
 
     def _make_room(self, size: int) -> None:
         """Delete the oldest files, until one of ``size`` bytes fits, and what killed processes left half-written."""
-        for partial in self.folder.glob(f"{FILES}.partial"):
+        for partial in self.folder.glob(f".{FILES}.*"):
             with suppress(FileNotFoundError):  # here and below: another sidecar was faster
                 if time.time() - partial.stat().st_mtime > STALE_S:
                     partial.unlink()

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lpc.files import replacing
+from lpc.files import writing
 from lpc.model.returns.memory import Arrived
 from lpc.model.returns.model import ReturnModel
 from lpc.wire.bugs import log_bug
@@ -52,7 +51,10 @@ class ReturnLearning(TurnObserver):
         self.curves = PublishedCurves(model.group_curves)
         self._unwritten = False
         self._keep_at = time.monotonic() + KEEP_INTERVAL_S
-        metrics.watch_returns(lambda: model.quality)
+        metrics.returns_learnt.labels("turns").set_function(lambda: model.quality.turns)
+        metrics.returns_learnt.labels("returns").set_function(lambda: model.quality.returns)
+        metrics.return_model_head_share.set_function(lambda: model.quality.head_share)
+        metrics.return_model_nats.set_function(lambda: model.quality.nats)
 
     def answer(self, turns: Sequence[Arrived]) -> list[int]:
         """Take turns in that are about to be answered; return the group of each; 0: nothing is known."""
@@ -131,11 +133,8 @@ class ReturnLearning(TurnObserver):
 def _write(path: Path, state: State) -> None:
     """Write a state, whole or not at all; its folder is made if need be. Raises OSError."""
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with replacing(path) as partial, os.fdopen(os.open(partial, flags, 0o640), "wb") as file:
+    with writing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **state)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read(path: Path) -> State | None:

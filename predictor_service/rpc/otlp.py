@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from predictor_service.rpc.answers import Answer
+from lpc.v1 import predictor_pb2 as pb
 from predictor_service.rpc.interceptors import Context, OurMethods
 from predictor_service.rpc.statuses import status_of
 from predictor_service.rpc.tracing import Answered, Tracing, TracingError
@@ -76,15 +76,15 @@ class OtlpTracing(Tracing):
         """See the base."""
         with _span(self._tracer, "predict", SpanKind.INTERNAL, {"lpc.input": form or "none"}) as span:
 
-            def answered(answer: Answer) -> None:
+            def answered(prediction: pb.Prediction, tokens: int) -> None:
                 span.set_attributes(
                     {
-                        "lpc.turn_count": answer.turn_count,
-                        "lpc.tokens": answer.tokens,
-                        "lpc.queue_us": answer.queue_us,
-                        "lpc.tokenize_us": answer.tokenize_us,
-                        "lpc.infer_us": answer.infer_us,
-                        "lpc.model_version": answer.manifest.version,
+                        "lpc.turn_count": prediction.turn_count,
+                        "lpc.tokens": tokens,
+                        "lpc.queue_us": prediction.timing.queue_us,
+                        "lpc.tokenize_us": prediction.timing.tokenize_us,
+                        "lpc.infer_us": prediction.timing.infer_us,
+                        "lpc.model_version": prediction.model_version,
                     }
                 )
 

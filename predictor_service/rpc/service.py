@@ -20,7 +20,6 @@ from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser
 from predictor_service.requests.unread import UnreadPrompts
 from predictor_service.returns.learning import ReturnLearning
-from predictor_service.rpc.answers import Answer, answer_of, message_of, unread_answer
 from predictor_service.rpc.callers import CALLER
 from predictor_service.rpc.large import SIZE
 from predictor_service.rpc.offers import TokenizerOffers
@@ -65,8 +64,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     async def Predict(self, request: pb.PredictRequest, context: Context) -> pb.PredictResponse:  # noqa: N802
         """Answer one conversation within the call's deadline."""
         CALLER.get().admit(1)
-        answer = await self._predict(request.conversation, self._deadline(context), answers_unread=request.accept_unread)
-        response = pb.PredictResponse(prediction=message_of(answer))
+        prediction = await self._predict(request.conversation, self._deadline(context), answers_unread=request.accept_unread)
+        response = pb.PredictResponse(prediction=prediction)
         self._returns.curves.add_to(response, request.known_curves)
         return response
 
@@ -123,7 +122,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
 
     async def _predict(
         self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False, answers_unread: bool = False
-    ) -> Answer:
+    ) -> pb.Prediction:
         """Answer a conversation: check, permit, prepare, queue and run, answer.
 
         Args:
@@ -148,29 +147,38 @@ class PredictorService(rpc.ContinuationPredictorServicer):
                     self._unread.note(conversation.tokens, error)
                     if not answers_unread:
                         raise
-                    answer = await self._answer_unread(conversation)
-                    answered(answer)
-                    return answer
+                    prediction = await self._answer_unread(conversation)
+                    answered(prediction, 0)
+                    return prediction
                 outcome = await self._batcher.predict(prepared, deadline)
-            answer = answer_of(prepared, outcome)
-            answered(answer)
-        forecast = Forecast(answer.probability, outcome.inferred.embedding, answer.tokens, answer.manifest)
-        self._labels.answered(prepared.turn, forecast)
-        return answer
+            inferred, manifest, tokens = outcome.inferred, prepared.model.manifest, len(prepared.features.input_ids)
+            prediction = pb.Prediction(
+                probability=inferred.probability,
+                model_version=manifest.version,
+                reuse_group=inferred.reuse_group,
+                turn_count=prepared.turn.turn_count,
+                timing=pb.Timing(queue_us=outcome.queue_us, tokenize_us=prepared.microseconds, infer_us=outcome.infer_us),
+            )
+            answered(prediction, tokens)
+        self._labels.answered(prepared.turn, Forecast(inferred.probability, inferred.embedding, tokens, manifest))
+        return prediction
 
-    async def _answer_unread(self, conversation: pb.Conversation) -> Answer:
+    async def _answer_unread(self, conversation: pb.Conversation) -> pb.Prediction:
         """Answer by what is known besides the text: the length, the times of the conversation's turns, how it begins."""
         turn = await self._preparation.note_unread(conversation, large=SIZE.get() > 0)
         (reuse_group,) = await asyncio.to_thread(self._returns.answer, [turn])
-        return unread_answer(turn.turn_count, reuse_group, self._serving.model.manifest)
+        version = self._serving.model.manifest.version
+        return pb.Prediction(
+            model_version=version, reuse_group=reuse_group, turn_count=turn.turn_count, unread=True, timing=pb.Timing()
+        )
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()
         return math.inf if remaining is None else self._loop.time() + remaining
 
 
-def _result(result: Answer | BaseException) -> pb.PredictionResult:
-    if isinstance(result, Answer):
-        return pb.PredictionResult(prediction=message_of(result))
+def _result(result: pb.Prediction | BaseException) -> pb.PredictionResult:
+    if isinstance(result, pb.Prediction):
+        return pb.PredictionResult(prediction=result)
     status, message = refusal(result, "PredictBatch")
     return pb.PredictionResult(error=pb.PredictionError(code=status.value[0], message=message))

@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 import grpc.aio
 
 from lpc.errors import LpcError
-from predictor_service.rpc.answers import Answer
+from lpc.v1 import predictor_pb2 as pb
 
-Answered: TypeAlias = Callable[[Answer], None]
+Answered: TypeAlias = Callable[[pb.Prediction, int], None]
+"""Notes an answer, and of how many tokens."""
 
 
 class TracingError(LpcError):
@@ -54,5 +55,5 @@ class Tracing:
         """Send what is left, for a bounded time."""
 
 
-def _ignore(answer: Answer) -> None:
-    del answer
+def _ignore(prediction: pb.Prediction, tokens: int) -> None:
+    del prediction, tokens

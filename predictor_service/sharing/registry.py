@@ -85,7 +85,7 @@ class TurnRegistry:
         self._queue: queue.Queue[_Asked | None] = queue.Queue(MOST_ASKED)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="turn-registry", daemon=True)
-        metrics.watch_turns(lambda: self.key is not None)
+        metrics.turns_shared.set_function(lambda: self.key is not None)
         self._thread.start()
 
     async def arrive(self, turn: Turn, names: Names | None) -> Found:
