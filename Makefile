@@ -187,9 +187,13 @@ bench-prefetch: setup lmcache ## time to first token of returning turns with LMC
 	@test -d models/e5-small || $(BIN)/lpc export --models models
 	$(BENCHMARK)
 
-.PHONY: test-image test-podmonitor deploy-tools settings support audit digests
+.PHONY: test-image test-containers test-podmonitor deploy-tools settings support audit digests
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
 	$(BIN)/python -m tests.image.build_without_engine
+
+# Packages of Debian and PyPI are all it fetches. Images, daemons and networks are gone afterwards.
+test-containers: setup engine deploy-tools ## images, compose profiles with real vLLM and a pod, in Docker and podman of Debian's packages (root; a quarter of an hour)
+	$(BIN)/pytest -s --durations=0 -o timeout=1800 tests/containers/run.py
 
 settings: setup ## renew docs/reference/settings.md from the settings objects
 	$(BIN)/python docs/make_settings.py

@@ -1,0 +1,1 @@
+"""Images, compose profiles and a pod in real containers: `make test-containers`."""
