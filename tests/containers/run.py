@@ -36,6 +36,14 @@ SERVICES = {
     "cpu": ["predictor", "redis", "engine-a", "engine-b", "prometheus"],
     "gateway": ["predictor-caching", "redis", "cache-redis", "engine-a-known", "engine-b-known", "gateway", "prometheus"],
 }
+OWNED = [("nobody", "nogroup", "/prometheus"), ("999", "1000", "/data")]
+"""Folders of the images of Prometheus and Redis."""
+PROMETHEUS = 'FROM lpc-test-python\nUSER nobody\nENTRYPOINT ["prometheus"]\n'
+BASES = {
+    "lpc-sidecar:0.1.0-cpu": "lpc-test-python",
+    "lpc-engine:0.1.0-cpu": "lpc-test-vllm",
+    "lpc-trainer:0.1.0": "lpc-test-python",
+}
 ENGINE = [
     *("--enforce-eager", "--served-model-name=tiny", f"--block-size={BLOCK}", "--num-gpu-blocks-override=512"),
     *(f"--kv-cache-memory-bytes={2**28}", "--max-num-seqs=8"),
@@ -190,7 +198,7 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="module")
-def stack(machine: Machine) -> Iterator[Stack]:
+def stack(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """Build every image with docker, the sidecar's also with podman; then move to the containers' own network."""
     folder = machine.folder
     source, tree = folder / "source", folder / "debian"
@@ -220,12 +228,9 @@ def stack(machine: Machine) -> Iterator[Stack]:
             base = ["--build-arg=ENGINE_IMAGE=lpc-test-vllm"] if target == "engine" else []
             machine.run(tool, "build", "--network=host", f"--target={target}", f"--tag={tag}", *arguments, *base, source)
             said(f"{tool} build --target {target}", began)
-        below = {"lpc-sidecar:0.1.0-cpu": "lpc-test-python", "lpc-engine:0.1.0-cpu": "lpc-test-vllm"}
-        for _, _, tag in builds:
-            bytes_ = [
-                machine.run("docker", "inspect", "--format={{.Size}}", n) for n in (tag, below.get(tag, "lpc-test-python"))
-            ]
-            sizes[tag] = (int(bytes_[0]) - int(bytes_[1])) / 1e6
+        for tag, base_of in BASES.items():
+            tag_size, base_size = (int(machine.run("docker", "inspect", "--format={{.Size}}", n)) for n in (tag, base_of))
+            sizes[tag] = (tag_size - base_size) / 1e6
     model = build(folder / "model", weights=True)
     made = Stack(machine, source, sizes)
     override(machine, source, model)
@@ -233,12 +238,9 @@ def stack(machine: Machine) -> Iterator[Stack]:
     with machine.dockerd(own_network=True):
         yield made
         for profile in SERVICES:
+            if request.session.testsfailed:
+                print(made.compose(profile, "logs", "--no-color", "--tail=40"))
             made.compose(profile, "down", "--volumes")
-
-
-OWNED = [("nobody", "nogroup", "/prometheus"), ("999", "1000", "/data")]
-"""Folders of the images of Prometheus and Redis."""
-PROMETHEUS = 'FROM lpc-test-python\nUSER nobody\nENTRYPOINT ["prometheus"]\n'
 
 
 def said(what: str, began: float) -> None:
