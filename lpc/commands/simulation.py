@@ -9,7 +9,7 @@ from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.describe import trace_of
 from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.report import draw_hit_rates, draw_tiers, draw_traffic, write_html, write_png
+from lpc.simulator.report import draw_hit_rates, draw_traffic, write_html, write_png
 from lpc.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
 from lpc.simulator.summary import derived, nearest, pairs
 from lpc.simulator.tier import TIER_POLICIES, TierPolicy, TierSpec, parse_tier
@@ -119,9 +119,8 @@ def simulate(
         if choices and (own is not None or len(workloads) == 1):
             print_gain(choices[nearest(choices, own)])
     chosen = nearest(pairs(first), own)
-    size = pairs(first)[chosen][0]["capacity_tokens"] if pairs(first) else None
     if picture is not None:
-        write_png(draw_tiers(summary, size) if behind is not None else draw_hit_rates(first, chosen), picture)
+        write_png(draw_hit_rates(first, chosen), picture)
         console().print(f"picture: {picture}")
     if html is not None:
         replayed, _ = build(runs[0].workload)

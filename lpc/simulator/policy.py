@@ -84,9 +84,21 @@ class Policy(ABC, Generic[B]):
     def regain(self, piece: B) -> None:
         """Learn that a request uses a piece that was given up and yet kept, for a waiting request. It is not free now."""
 
-    @abstractmethod
+    def first(self, now: float) -> B:
+        """Return the free piece whose deepest blocks go next; for policies that leave :meth:`evict` as it is."""
+        raise NotImplementedError
+
     def evict(self, count: int, now: float) -> list[Chunk]:
         """Give up ``count`` blocks (`Piece.give_up`), of those that are free."""
+        out: list[Chunk] = []
+        while count:
+            piece = self.first(now)
+            if piece.size <= count:
+                self.touch(piece, now)
+            chunk = piece.give_up(count)
+            count -= len(chunk)
+            out.append(chunk)
+        return out
 
 
 def give_up_first(pieces: dict[int, B], count: int) -> list[Chunk]:
@@ -133,21 +145,11 @@ class KeyedPolicy(Policy[B]):
         """Forget the piece's entry; it stays in the heap as stale."""
         del self._entry[piece.block_id]
 
-    def evict(self, count: int, now: float) -> list[Chunk]:
-        """Give up blocks from the top."""
-        out: list[Chunk] = []
-        while count:
-            _, number, piece = self._heap[0]
-            if self._entry.get(piece.block_id) != number:
-                heapq.heappop(self._heap)
-                continue
-            if piece.size <= count:
-                heapq.heappop(self._heap)
-                del self._entry[piece.block_id]
-            chunk = piece.give_up(count)
-            count -= len(chunk)
-            out.append(chunk)
-        return out
+    def first(self, now: float) -> B:
+        """Return the piece at the top."""
+        while self._entry.get(self._heap[0][2].block_id) != self._heap[0][1]:
+            heapq.heappop(self._heap)
+        return self._heap[0][2]
 
 
 REGISTRY: Final[dict[str, type[Policy[Any]]]] = {}

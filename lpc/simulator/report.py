@@ -56,25 +56,6 @@ def draw_hit_rates(rows: Rows, chosen: int = 0) -> "Figure":
     return figure
 
 
-def draw_tiers(rows: Rows, capacity: float | None = None) -> "Figure":
-    """Return what cache and tier serve at one size of the cache (tokens; else the middle one), a bar for each row."""
-    sizes = sorted({(row["think_time_s"] or 0.0, row["capacity_tokens"]) for row in rows})
-    size = next((size for size in sizes if size[1] == capacity), sizes[(len(sizes) - 1) // 2])
-    shown = [row for row in rows if (row["think_time_s"] or 0.0, row["capacity_tokens"]) == size]
-    figure, (axes,) = _figure(1, 1.2 + 0.26 * len(shown))
-    names = [f"{row['policy']}, tier {row['tier_policy']}" for row in shown]
-    start = [0.0] * len(shown)
-    for part, key in (("cache", "hit_rate"), ("tier", "tier_rate")):
-        widths = [100 * row[key] for row in shown]
-        axes.barh(names, widths, left=start, label=part)
-        start = [a + b for a, b in zip(start, widths, strict=True)]
-    axes.invert_yaxis()
-    axes.set_xlabel("prompt tokens served, %")
-    figure.legend(loc="outside right upper")
-    figure.suptitle(f"{shown[0]['workload']}, a cache of {tokens(size[1])} tokens", fontsize="medium")
-    return figure
-
-
 def draw_traffic(found: dict[str, Any]) -> "Figure":
     """Return what traffic is like (`lpc.simulator.describe`): turns, times of return, uses of blocks."""
     figure, (turns, returns, uses) = _figure(3, 3.2)
@@ -113,7 +94,6 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
     axis, ticks = _axis(rows)
     choices = pairs(rows)
     sentences = [Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(sentence(pair))))) for pair in choices]
-    capacity = choices[chosen][0]["capacity_tokens"] if choices else None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(TEMPLATE.read_text("utf-8")).render(
         ours=OURS,
@@ -122,13 +102,16 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
         sentences=sentences,
         chosen=chosen,
         hit_rates=Markup(_svg(draw_hit_rates(rows, chosen))),
-        tiers=Markup(_svg(draw_tiers(behind, capacity))) if behind else None,
         traffic=Markup(_svg(draw_traffic(found))),
         findings=_findings(found),
         tables=[
             ("prompt tokens hit", [name.replace("\n", " · ") for name in ticks.values()], _hits(rows, axis, list(ticks))),
             *([("plug-in against LRU", [ticks[pair[0][axis]] for pair in choices], _effects(choices))] if choices else []),
-            *([("policy", TIER_HEADS[1:], [(row[0], row[1:]) for row in map(tier_cells, behind)])] if behind else []),
+            *(
+                [("the tier behind the cache", TIER_HEADS[1:], [(row[0], row[1:]) for row in map(tier_cells, behind)])]
+                if behind
+                else []
+            ),
         ],
         rules=[REGISTRY[name] for name in _ordered(rows)],
         prefill=f"{cost.prefill_tokens_s:,.0f}",

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from lpc.simulator.blocks import Piece
-from lpc.simulator.policy import Chunk, Policy, PolicySettings, give_up_first, register
+from lpc.simulator.policy import Policy, PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
 
 
@@ -29,6 +29,6 @@ class Lru(Policy[Piece]):
         """Take the piece out."""
         del self._pieces[piece.block_id]
 
-    def evict(self, count: int, now: float) -> list[Chunk]:
-        """Give up the first."""
-        return give_up_first(self._pieces, count)
+    def first(self, now: float) -> Piece:
+        """Return the least recently used."""
+        return next(iter(self._pieces.values()))

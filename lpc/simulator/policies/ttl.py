@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lpc.simulator.blocks import Piece
-from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
+from lpc.simulator.policy import Policy, PolicySettings, register
 from lpc.simulator.workload import Turn, Workload
 
 
@@ -66,20 +66,10 @@ class Ttl(Policy[PrioritizedPiece]):
         del self._by_priority[piece.priority][piece.block_id]
         self._entry.pop(piece.block_id, None)
 
-    def evict(self, count: int, now: float) -> list[Chunk]:
-        """Give up the lowest priorities."""
+    def first(self, now: float) -> PrioritizedPiece:
+        """Return the first piece of the lowest priority."""
         self._expire(now)
-        out: list[Chunk] = []
-        for queue in self._by_priority.values():
-            while queue and count:
-                piece = next(iter(queue.values()))
-                if piece.size <= count:
-                    del queue[piece.block_id]
-                    self._entry.pop(piece.block_id, None)
-                chunk = piece.give_up(count)
-                count -= len(chunk)
-                out.append(chunk)
-        return out
+        return next(piece for queue in self._by_priority.values() for piece in queue.values())
 
     def _expire(self, now: float) -> None:
         default = self._by_priority[self.DEFAULT]

@@ -13,7 +13,7 @@ from eviction_client.stores.base import BlockHash
 from eviction_client.value_queue import ValueQueue
 from eviction_client.value_tier import ValueTier
 from lpc.simulator.blocks import EDGE, Piece
-from lpc.simulator.policy import Chunk, Policy, PolicySettings, register
+from lpc.simulator.policy import Policy, PolicySettings, register
 from lpc.simulator.reuse_classes import ReuseClasses, SidecarClasses
 from lpc.simulator.workload import Turn, Workload
 
@@ -103,18 +103,10 @@ class Reuse(Policy[Piece]):
         """Take the piece out of the queue."""
         self.queue.remove(piece)
 
-    def evict(self, count: int, now: float) -> list[Chunk]:
-        """Give up what the rule in force gives up."""
+    def first(self, now: float) -> Piece:
+        """Return what the rule in force gives up."""
         self._now = now
-        out: list[Chunk] = []
-        while count:
-            piece = self.queue.first()
-            if piece.size <= count:
-                self.queue.remove(piece)
-            chunk = piece.give_up(count)
-            count -= len(chunk)
-            out.append(chunk)
-        return out
+        return self.queue.first()
 
     def _follow(self) -> None:
         tables = self.reuse.tables

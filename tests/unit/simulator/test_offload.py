@@ -141,6 +141,6 @@ def test_table_page_and_picture_show_what_the_tier_serves(tmp_path: Path) -> Non
         (policy, order) for policy in ("lru", "value") for order in ("lru", "value")
     ]
     assert summary[0]["served_gain"] == 0.0
-    assert "The tier behind the cache" in page.read_text()
+    assert "the tier behind the cache" in page.read_text()
     assert f"<td>{summary[0]['ttft_returning_mean_s']:.3f}</td>" in page.read_text()
     assert picture.read_bytes().startswith(b"\x89PNG")
