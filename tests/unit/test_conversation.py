@@ -1,5 +1,7 @@
 """Which messages are user turns, how they are counted, and what is refused."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,3 +74,9 @@ def test_the_callers_turn_count_may_exceed_what_is_seen_but_not_fall_below() -> 
     assert with_turn_count(UserTurns(("a",), 1), 9, 100).turn_count == 9
     with pytest.raises(InvalidRequest, match="turn_count is 1, but the input has 2 user turns"):
         with_turn_count(UserTurns(("a", "b"), 2), 1, 100)
+
+
+@pytest.mark.parametrize("count", [math.nan, math.inf, 2.5, True, "3"])
+def test_a_turn_count_that_is_no_whole_number_is_refused(count: object) -> None:
+    with pytest.raises(InvalidRequest, match="turn_count must be a whole number from 1 to 100"):
+        with_turn_count(UserTurns(("a",), 1), count, 100)  # type: ignore[arg-type]

@@ -145,3 +145,13 @@ def test_the_work_on_a_prompt_does_not_grow_with_its_length(filler: str, monkeyp
 def test_settings_that_cannot_be_meant_are_refused(change: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         FeatureSettings.from_dict(FeatureSettings().to_dict() | change)
+
+
+def test_a_prefix_that_leaves_no_room_for_prompts_is_refused() -> None:
+    with pytest.raises(ValueError, match="the prefix has 40 tokens, too many for a token_budget of 40"):
+        FeatureEncoder(word_tokenizer(), FeatureSettings(prefix=words(0, 40), token_budget=40))
+
+
+def test_a_tokenizer_without_special_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no <s> or \[CLS\] token"):
+        FeatureEncoder(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), FeatureSettings())

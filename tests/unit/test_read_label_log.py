@@ -1,5 +1,6 @@
 """Label logs as training reads them: what is taken, what is left out and said, how time and conversations are split."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,3 +103,12 @@ def test_the_files_that_a_sidecar_writes_are_read(tmp_path: Path) -> None:
     assert np.array_equal(found.examples.continues, expected.examples.continues)
     assert np.array_equal(found.examples.split, expected.examples.split)
     assert abs(int(found.last.astype("datetime64[ms]").astype(np.int64)) - END_MS) < DAY_MS
+
+
+def test_turns_without_numbers_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = made_up_rows(WIDTH, 1500)
+    rows["embedding"][:5, 3] = math.nan
+    rows["probability"][5] = math.nan
+    found = read_label_log(write_made_up(tmp_path, LIVE, rows), LIVE)
+    assert any(note.startswith("6 turns left out whose embedding") for note in found.notes)
+    assert np.isfinite(found.examples.embedding).all()

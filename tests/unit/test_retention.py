@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from pydantic import ValidationError
 
-from eviction_client.retention import ATTEMPTS, Retention
+from eviction_client import ClientSettings
+from eviction_client.retention import ATTEMPTS, WAITING, Retention
 from tests.eventually import until
 from tests.retaining import Coordinator
 
@@ -84,3 +86,18 @@ def test_where_nobody_listens_nothing_is_raised_and_the_next_hint_is_tried() -> 
     retention.ask([1], 600.0)
     until(lambda: retention.failed == 2)
     retention.close()
+
+
+def test_hints_that_there_is_no_room_for_are_counted() -> None:
+    retention = Retention("http://127.0.0.1:9", "m", after_s=600.0)
+    for n in range(WAITING + 5):
+        retention.ask([n], 600.0)
+    assert retention.failed == 5
+    retention.close()
+
+
+@pytest.mark.parametrize("url", ["lmcache:9300", "http://", "http://host:9300/lpc/retain", "http://lpc:t@"])
+def test_what_is_no_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LPC_LMCACHE_URL", url)
+    with pytest.raises(ValidationError, match="lmcache_url must be http://host:port"):
+        ClientSettings()
