@@ -67,7 +67,10 @@ redis.call('EXPIRE', now, life)
 if redis.call('HLEN', now) >= most + 0 then redis.call('RENAME', now, old) end
 return nth
 """
-"""Counts a label of a candidate's cluster, as `lpc.responses.semantic.clusters` does."""
+"""Counts a label of a candidate's cluster; where it says `same`, the new entry joins that cluster.
+
+Sixty rewordings of one question that fit its answer say one thing sixty times: the labels of a cluster are taken as fully
+dependent (the design effect of cluster sampling, Kish 1965). What was forgotten begins a new cluster."""
 
 
 class SharedEvidence:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lpc.responses.canonical import Scope
-from lpc.responses.erasing import Eraser
+from lpc.responses.erasing import erase as erase_scope
+from lpc.responses.erasing import erase_unfindable
 from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.sealing import Keys
 from lpc.responses.store import Store
@@ -54,7 +55,6 @@ class Upkeep:
         self._metrics = metrics
         self._clock = clock
         self._tickets = Tickets(store.namer)
-        self._eraser = Eraser(store)
 
     async def feedback(
         self, client: str, ticket: bytes, *, wrong: bool, reason: str, drop: bool, tenant: str = ""
@@ -115,9 +115,10 @@ class Upkeep:
             erased = 0
             if erase:
                 for one in scopes.values():
-                    erased += await (
-                        self._eraser.unfindable(one, self._keys.current) if tag or model else self._eraser.scope(one)
-                    )
+                    if tag or model:
+                        erased += await erase_unfindable(self._store, one, self._keys.current)
+                    else:
+                        erased += await erase_scope(self._store, one)
         except RedisFailed:
             return False, 0
         return True, erased

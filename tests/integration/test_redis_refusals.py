@@ -12,7 +12,7 @@ import redis
 from benchmarks.processes import RedisServer
 from lpc.responses import layout
 from lpc.responses.canonical import EntryId, Scope
-from lpc.responses.erasing import Eraser
+from lpc.responses.erasing import erase
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
 from predictor_service.responses.outcomes import Hit, Miss
@@ -218,7 +218,7 @@ async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_othe
             admin.delete(key)
             admin.rpush(key, "not ours")
         assert await caches.store.drop_all(scope, names) == 2
-        assert await Eraser(caches.store).scope(scope) == 1
+        assert await erase(caches.store, scope) == 1
 
 
 @pytest.mark.parametrize(

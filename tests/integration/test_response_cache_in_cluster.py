@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from predictor_service.responses.semantic import Nothing
 
 from benchmarks.processes import RedisServer
 from lpc.responses.canonical import Names
 from lpc.responses.scopes import ScopeSettings
-from lpc.responses.vectors import Vector, Vectors, seal
+from lpc.responses.vectors import Vector, seal
 from predictor_service.responses.outcomes import Hit, Miss
 from tests.redis_cluster import redis_cluster
 from tests.response_cache import Caches, answer, asked
@@ -71,14 +70,13 @@ async def test_of_equal_requests_at_two_sidecars_one_asks_the_engine(
 
 
 async def test_vectors_are_read_and_heard_of(caches: Caches) -> None:
-    class Sealing(Nothing):
-        async def vector(self, names: Names, *_: Any) -> bytes:
-            one = Vector(names.exact, names.partition or b"", 2e9, 7, b"\0" * 16)
-            return seal(one, names.scope, caches.keys.current)
+    async def vector(names: Names, *_: Any) -> bytes:
+        one = Vector(names.exact, names.partition or b"", 2e9, 7, b"\0" * 16)
+        return seal(one, names.scope, caches.keys.current)
 
-    caches.cache._semantic = Sealing()
+    caches.semantic.vector = vector  # type: ignore[assignment]
     await fill(caches, "Is it?", "scope1")
-    vectors, scope = Vectors(caches.redis, str), caches.store.namer.scope("a", "scope1")
+    vectors, scope = caches.vectors, caches.store.namer.scope("a", "scope1")
     place, generation = await vectors.place(scope)
     assert generation is not None
     await fill(caches, "And that?", "scope1")
