@@ -132,7 +132,7 @@ ENV PATH=/opt/lpc/bin:$PATH \
     LPC_MODELS=/models \
     LPC_PROVIDER=cpu \
     LPC_UNIX_SOCKET=/run/lpc/predictor.sock \
-    LPC_OFFERED_TOKENIZERS=/cache/tokenizers \
+    LPC_STATE=/cache \
     HF_HOME=/cache/huggingface
 EXPOSE 50051 9090
 USER 10001:10001
@@ -168,7 +168,7 @@ ENV PATH=/opt/lpc/bin:$PATH \
     LPC_MODELS=/models \
     LPC_PROVIDER=cuda \
     LPC_UNIX_SOCKET=/run/lpc/predictor.sock \
-    LPC_OFFERED_TOKENIZERS=/cache/tokenizers \
+    LPC_STATE=/cache \
     HF_HOME=/cache/huggingface \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility

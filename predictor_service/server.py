@@ -270,7 +270,7 @@ async def _returns(
 ) -> ReturnLearning:
     model = parts.returns(parts.constants.returns_turns)
     refit_s = parts.constants.refit_s
-    returns = parts.learning(model, metrics, refit_s=refit_s, kept=settings.returns_state, clock=parts.clock)
+    returns = parts.learning(model, metrics, refit_s=refit_s, kept=settings.returns_file, clock=parts.clock)
     await asyncio.to_thread(returns.restore)
     stack.push_async_callback(asyncio.to_thread, returns.keep)
     return returns
@@ -280,9 +280,9 @@ def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, st
     offered = None
     if settings.offered_tokenizers_mib:
         try:
-            offered = OfferedTokenizers(settings.offered_tokenizers, settings.offered_tokenizers_mib * 2**20)
+            offered = OfferedTokenizers(settings.tokenizers_folder, settings.offered_tokenizers_mib * 2**20)
         except ForeignFolder as error:
-            raise StartError(f"offered tokenizers cannot be trusted: {error} with LPC_OFFERED_TOKENIZERS") from error
+            raise StartError(f"offered tokenizers cannot be trusted: {error} with LPC_STATE") from error
     served_models = ServedModels(settings.served_models, offered, TokenizerLoader(parts.tokenizer_limits))
     for state in STATES:
         metrics.tokenizers.labels(state).set_function(partial(served_models.count, state))

@@ -16,6 +16,8 @@ from lpc.wire.redis_settings import RedisSettings, parsed, readable
 from lpc.wire.server_settings import ServerSettings
 from lpc.wire.variables import none_if_empty
 
+OWN_FOLDER = Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}"
+
 
 class ServiceSettings(RedisSettings, ServerSettings):
     """What an operator can set. Flags come before the environment, the environment before the file."""
@@ -27,7 +29,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
     drain_timeout_s: float = Field(10.0, ge=0, description="Seconds that requests in flight get at shutdown.")
 
     unix_socket: Path | None = Field(
-        Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "predictor.sock",
+        OWN_FOLDER / "predictor.sock",
         description="Unix socket of gRPC, for engines in the same pod; empty: none.",
     )
     unix_socket_mode: str = Field(
@@ -79,8 +81,10 @@ class ServiceSettings(RedisSettings, ServerSettings):
         1024, ge=1, description="Bound of all files in the label log's folder, MiB; the oldest are deleted."
     )
 
-    returns_state: Path | None = Field(
-        None, description="File in which what was learnt of returns outlives a restart; empty: none."
+    state: Path | None = Field(
+        None,
+        description="Folder on a volume, in which what was learnt of returns, the tokenizers that engines offer and the "
+        "verdicts of response caches outlive a restart. Empty: returns are not kept, and the rest is in `<tmp>/lpc-<uid>`.",
     )
 
     redis_url: SecretStr | None = Field(
@@ -117,11 +121,6 @@ class ServiceSettings(RedisSettings, ServerSettings):
         "bound, level, max_entries, max_mib, tenant_entries, tenant_mib. "
         "Evidence: evidence, judge, judge_url, judge_model, judge_key_file, judge_timeout_s.",
     )
-    cache_verdicts: Path = Field(
-        Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "cache-verdicts.json",
-        description="File in which the sidecar keeps that a scope's evidence has turned, so that an emptied Redis does "
-        "not undo it; put it on a volume that outlives restarts. Counts only.",
-    )
     cache_client_scopes: int = Field(
         64, ge=1, le=10_000, description="Scopes that one client may use; lookups and answers in others are refused (`scopes`)."
     )
@@ -138,10 +137,6 @@ class ServiceSettings(RedisSettings, ServerSettings):
         description="Served model name to the folder (or hub name) of its tokenizer, for requests with token ids. It comes "
         "before the tokenizer that the engine's plug-in offers; needed only where nothing offers one.",
     )
-    offered_tokenizers: Path = Field(
-        Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}" / "tokenizers",
-        description="Folder in which the tokenizers that engines offer are kept, across restarts too.",
-    )
     offered_tokenizers_mib: int = Field(
         128,
         ge=0,
@@ -149,7 +144,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
     )
 
     _empty_is_none_here = field_validator(
-        *("unix_socket", "tls_client_ca", "label_log", "returns_state", "cache_redis_password_file", "cache_keys"),
+        *("unix_socket", "tls_client_ca", "label_log", "state", "cache_redis_password_file", "cache_keys"),
         mode="before",
     )(none_if_empty)
 
@@ -217,6 +212,21 @@ class ServiceSettings(RedisSettings, ServerSettings):
     def tls_files(self) -> CertificateFiles:
         """The sidecar's certificate and key, and the authority of its clients' certificates."""
         return CertificateFiles(self.tls_certificate, self.tls_key, self.tls_client_ca)
+
+    @property
+    def returns_file(self) -> Path | None:
+        """What was learnt of returns; None: it is not kept."""
+        return None if self.state is None else self.state / "returns.npz"
+
+    @property
+    def tokenizers_folder(self) -> Path:
+        """The tokenizers that engines offer."""
+        return (self.state or OWN_FOLDER) / "tokenizers"
+
+    @property
+    def verdicts_file(self) -> Path:
+        """That a scope's evidence has turned, so that an emptied Redis does not undo it; counts only."""
+        return (self.state or OWN_FOLDER) / "cache-verdicts.json"
 
     @classmethod
     def settings_customise_sources(

@@ -37,7 +37,7 @@ def response_caches(
             "cache_redis_timeout_s": 1,
             "cache_redis_url": redis.url,
             "cache_keys": keys,
-            "cache_verdicts": folder / "verdicts",
+            "state": folder / "state",
             "cache_gateways": "anonymous,unix",
             "cache_scopes": dict(scopes or {"default": {}}),
         }

@@ -157,7 +157,7 @@ class OfferedTokenizers:
                 partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"
                 partial.mkdir(mode=0o700)
             except ForeignFolder as error:
-                raise OfferRefused(f"{error} with LPC_OFFERED_TOKENIZERS") from error
+                raise OfferRefused(f"{error} with LPC_STATE") from error
             except OSError as error:
                 raise OfferRefused(_unwritable(self.folder, error)) from error
             receipt = self._receipts[digest] = Receipt(self, digest, sizes, partial, caller)
@@ -296,6 +296,6 @@ def _locked(path: Path) -> BinaryIO:
 
 def _unwritable(folder: Path, error: OSError) -> str:
     return (
-        f"the sidecar cannot keep tokenizers in {folder} ({error.strerror}): set LPC_OFFERED_TOKENIZERS to a folder that it "
+        f"the sidecar cannot keep tokenizers in {folder} ({error.strerror}): set LPC_STATE to a folder that it "
         "may write, with room for them"
     )

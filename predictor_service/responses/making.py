@@ -86,7 +86,7 @@ def made(
     stack.push_async_callback(tally.flush)
     judges = _judges(settings.cache_scopes, embedder.encoder(), stack)
     learns = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
-    verdicts = _verdicts(settings.cache_verdicts) if learns else None
+    verdicts = _verdicts(settings.verdicts_file) if learns else None
     evidence = SharedEvidence(
         redis, store.namer, embedder.encoder, verdicts, forged=cache_metrics.forged.labels("evidence").inc
     )
@@ -114,9 +114,9 @@ def _verdicts(path: Path) -> Verdicts:
     try:
         make_own(path.parent)
     except ForeignFolder as error:
-        raise EvidenceError(f"the file of verdicts cannot be trusted: {error} with LPC_CACHE_VERDICTS") from error
+        raise EvidenceError(f"the file of verdicts cannot be trusted: {error} with LPC_STATE") from error
     except OSError as error:
-        raise EvidenceError(f"cannot make the folder {path.parent} ({error.strerror}): set LPC_CACHE_VERDICTS") from error
+        raise EvidenceError(f"cannot make the folder {path.parent} ({error.strerror}): set LPC_STATE") from error
     return Verdicts(path)
 
 

@@ -71,7 +71,7 @@ def test_the_sidecar_answers_on_the_hosts_loopback_and_keeps_its_cache(name: str
     assert "127.0.0.1:50051" in (ROOT / "README.md").read_text()
     (folder,) = (volume.split(":")[1] for volume in sidecar["volumes"] if volume.startswith("predictor-cache:"))
     kept = {**image.env(), **sidecar["environment"]}
-    assert all(kept[name].startswith(f"{folder}/") for name in ("HF_HOME", "LPC_RETURNS_STATE"))
+    assert all(f"{kept[name]}/".startswith(f"{folder}/") for name in ("HF_HOME", "LPC_STATE"))
     assert not any(entry.partition(":")[0] in {folder, "/"} for entry in sidecar["tmpfs"])
 
 

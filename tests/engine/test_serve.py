@@ -47,7 +47,7 @@ class Sidecar:
             "LPC_MODELS": str(self.models),
             "LPC_METRICS_PORT": "",
             "LPC_UNIX_SOCKET": "",
-            "LPC_OFFERED_TOKENIZERS": str(folder / "tokenizers"),
+            "LPC_STATE": str(folder),
         }
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -122,7 +122,7 @@ class Process:
             "LPC_MAX_REQUEST_BYTES": str(2**20),
             "LPC_LABEL_LOG": str(folder / "labels"),
             "LPC_LABEL_HORIZON_S": "0.5",
-            "LPC_RETURNS_STATE": str(folder / "returns.npz"),
+            "LPC_STATE": str(folder),
             "OTEL_EXPORTER_OTLP_ENDPOINT": traces_endpoint,
             "GRPC_VERBOSITY": "DEBUG",
             "TMPDIR": str(folder),
@@ -328,7 +328,7 @@ def test_answers_that_are_kept_are_nowhere_in_clear(tiny_models: Path, served_mo
         settings = {
             "LPC_CACHE_REDIS_URL": redis_server.url,
             "LPC_CACHE_KEYS": str(keys),
-            "LPC_CACHE_VERDICTS": str(tmp_path / "verdicts"),
+            "LPC_STATE": str(tmp_path),
             "LPC_CACHE_GATEWAYS": "anonymous",
             "LPC_CACHE_REDIS_TIMEOUT_S": "5",
             "LPC_CACHE_SCOPES": json.dumps({"default": {"mode": "serve"}}),

@@ -204,7 +204,7 @@ async def test_a_contradicted_calibration_stays_out_after_redis_was_emptied(
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 5}', '{"a": {"b": "c"}}'])
 def test_a_file_of_verdicts_that_holds_something_else_is_not_used(tmp_path: Path, content: str) -> None:
     (tmp_path / "verdicts").write_text(content)
-    with pytest.raises(EvidenceError, match="LPC_CACHE_VERDICTS"):
+    with pytest.raises(EvidenceError, match="LPC_STATE"):
         Verdicts(tmp_path / "verdicts")
     assert (tmp_path / "verdicts").read_text() == content
 
@@ -212,8 +212,8 @@ def test_a_file_of_verdicts_that_holds_something_else_is_not_used(tmp_path: Path
 async def test_a_sidecar_that_cannot_keep_verdicts_does_not_start(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    (tmp_path / "verdicts").mkdir()
+    (tmp_path / "cache-verdicts.json").mkdir()
     scopes: Any = {"faq": {"mode": "serve"}}
-    with pytest.raises(StartError, match="LPC_CACHE_VERDICTS"):
-        async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, cache_verdicts=tmp_path / "verdicts"):
+    with pytest.raises(StartError, match="LPC_STATE"):
+        async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, state=tmp_path):
             pass

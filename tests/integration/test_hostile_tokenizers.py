@@ -103,7 +103,7 @@ def sidecar(
     folder = tmp_path_factory.mktemp("sidecar")
     lines = (f"engine-{n}: {sha256(str(n).encode()).hexdigest()}\n" for n in range(len(clients)))
     (folder / "tokens").write_text("".join(lines))
-    limits = {"threads": 1, "offered_tokenizers": folder / "kept", "tokens": folder / "tokens"}
+    limits = {"threads": 1, "state": folder, "tokens": folder / "tokens"}
     with Sidecar(folder, tiny_models, "tiny", **limits) as process, grpc.insecure_channel(process.address) as channel:
         yield process, rpc.ContinuationPredictorStub(channel)
 
@@ -220,7 +220,7 @@ def test_a_tokenizer_whose_loading_kills_the_sidecar_does_not_kill_it_again(
     files = with_template(BOMB)(originals[0])
     first = Offering(stub, clients[-1])
     first.send(files)
-    while not list(process.socket.parent.glob("kept/.loading-*")):
+    while not list(process.socket.parent.glob("tokenizers/.loading-*")):
         time.sleep(0.01)
     process.kill()
     first.close()

@@ -37,8 +37,8 @@ async def test_a_folder_that_another_user_made_is_refused(tiny_models: Path, tmp
         os.chown(folder if place == "folder" else folder.parent, STRANGER, STRANGER)
     said = await refusal(tiny_models, unix_socket=folder / "predictor.sock")
     assert f"belongs to user {STRANGER}" in said and "choose another folder with LPC_UNIX_SOCKET" in said
-    said = await refusal(tiny_models, offered_tokenizers=folder)
-    assert f"belongs to user {STRANGER}" in said and "choose another folder with LPC_OFFERED_TOKENIZERS" in said
+    said = await refusal(tiny_models, state=folder)
+    assert f"belongs to user {STRANGER}" in said and "choose another folder with LPC_STATE" in said
 
 
 async def test_folders_that_it_makes_are_its_own(tiny_models: Path, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ async def test_folders_that_it_makes_are_its_own(tiny_models: Path, tmp_path: Pa
         port=0,
         metrics_port=None,
         unix_socket=socket,
-        offered_tokenizers=kept,
+        state=kept.parent,
         threads=1,
     )
     for _ in range(2):

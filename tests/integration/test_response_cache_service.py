@@ -35,7 +35,7 @@ async def served(models: Path, folder: Path, url: str, **changes: object) -> Asy
     (folder / "keys").write_text(KEY_LINES)
     values = {"models": models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
     cache = {"cache_redis_url": url, "cache_keys": folder / "keys", "cache_gateways": "anonymous", "cache_redis_timeout_s": 5.0}
-    cache["cache_verdicts"] = folder / "verdicts"
+    cache["state"] = folder
     settings = ServiceSettings(**{**values, **cache, **changes})  # type: ignore[arg-type]
     async with running(settings) as addresses, grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
         yield rpc.ResponseCacheStub(channel)

@@ -278,7 +278,7 @@ async def test_one_forward_serves_cache_and_predictor(tiny_models: Path, tmp_pat
     (tmp_path / "keys").write_text(KEY_LINES)
     values = {"models": tiny_models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
     cache = {"cache_redis_url": redis_server.url, "cache_keys": tmp_path / "keys", "cache_redis_timeout_s": 5.0}
-    cache["cache_verdicts"] = tmp_path / "verdicts"
+    cache["state"] = tmp_path
     settings = ServiceSettings(**values, **cache, cache_scopes={"faq": ScopeSettings(mode="serve")})  # type: ignore[arg-type]
     chat = predictor.ChatMessages(messages=[predictor.ChatMessage(role="user", content="what is a cache")])
     asked = predictor.PredictRequest(conversation=predictor.Conversation(chat=chat))

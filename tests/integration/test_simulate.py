@@ -233,7 +233,7 @@ def test_what_is_no_capacity_is_refused(text: str) -> None:
     [
         (["--policies", "lru,nosuch"], "unknown policy 'nosuch'"),
         (["--capacity", "1"], "choose a larger one"),
-        (["--format", "csv"], "unknown trace format"),
+        (["--format", "csv"], "Invalid value for '--format'"),
         (["--seeds", "2"], "replayed as it is"),
         (["--count-from", "99999"], "but the trace has"),
         (["--replicas", "0"], "must be at least 1"),

@@ -65,7 +65,7 @@ Running = tuple[rpc.ContinuationPredictorStub, Addresses]
 
 @asynccontextmanager
 async def receiving(models: Path, kept: Path, parts: Parts | None = None, **settings: object) -> AsyncIterator[Running]:
-    async with sidecar(models, parts or Parts(), offered_tokenizers=kept, **settings) as running:
+    async with sidecar(models, parts or Parts(), state=kept.parent, **settings) as running:
         yield running
 
 
@@ -86,7 +86,7 @@ async def test_the_first_prediction_works_with_no_setting_changed(
 ) -> None:
     caplog.set_level(logging.INFO)
     ids = ids_of(tokenizer_of(STYLES["chatml"]), *TURNS)
-    async with receiving(tiny_models, tmp_path / "kept") as (stub, addresses):
+    async with receiving(tiny_models, tmp_path / "tokenizers") as (stub, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         try:
             await eventually(lambda: client.tokenizer_state == "ready")
@@ -112,7 +112,7 @@ async def test_a_second_engine_and_a_restarted_sidecar_are_sent_nothing(
     tiny_models: Path, tmp_path: Path, folder: Path
 ) -> None:
     for start in range(2):
-        async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
+        async with receiving(tiny_models, tmp_path / "tokenizers") as (_, addresses):
             for _ in range(2):
                 await send(f"127.0.0.1:{addresses.port}", folder)
             counted = await metrics_of(addresses)
@@ -127,17 +127,17 @@ async def test_an_engine_that_dies_while_it_sends_leaves_the_sending_to_the_next
     offer = pb.TokenizerOffer(
         served_model="m", digest=files.digest, files=[pb.TokenizerFile(name=n, bytes=b) for n, b in files.sizes.items()]
     )
-    async with receiving(tiny_models, tmp_path / "kept") as (stub, addresses):
+    async with receiving(tiny_models, tmp_path / "tokenizers") as (stub, addresses):
         sending = stub.OfferTokenizer()
         await sending.write(pb.OfferTokenizerRequest(offer=offer))
         await sending.write(pb.OfferTokenizerRequest(data=b"{"))
-        await eventually(lambda: list((tmp_path / "kept").glob(".partial-*/*")))
+        await eventually(lambda: list((tmp_path / "tokenizers").glob(".partial-*/*")))
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         await eventually(lambda: client.tokenizer_state == "loading")
         sending.cancel()
         await eventually(lambda: client.tokenizer_state == "ready")
         client.close()
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == [files.digest]
+    assert [path.name for path in (tmp_path / "tokenizers").iterdir()] == [files.digest]
 
 
 @pytest.mark.nightly
@@ -150,7 +150,7 @@ async def test_a_tokenizer_that_hangs_holds_up_nobody_and_its_engine_is_answered
     (hanging / "chat_template.jinja").write_text(BOMB)
     ids = ids_of(tokenizer_of(STYLES["chatml"]), "hello")
     parts = Parts(tokenizer_limits=LoadLimits(offered_s=8))
-    async with receiving(tiny_models, tmp_path / "kept", parts) as (stub, addresses):
+    async with receiving(tiny_models, tmp_path / "tokenizers", parts) as (stub, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         try:
             await eventually(lambda: client.tokenizer_state == "loading")
@@ -184,7 +184,7 @@ async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_length
     def none() -> dict[str, Path]:
         raise NoTokenizer("tekken.json cannot be sent")
 
-    async with receiving(tiny_models, tmp_path / "kept") as (_, addresses):
+    async with receiving(tiny_models, tmp_path / "tokenizers") as (_, addresses):
         client = PredictorClient(f"127.0.0.1:{addresses.port}", served_model="m", timeout_s=60, tokenizer=none)
         await eventually(lambda: client.tokenizer_state == "none")
         for turn in range(1, 4):
@@ -198,11 +198,11 @@ async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_length
     assert sum("LPC_SERVED_MODELS" in line and "does not read the prompts of m" in line for line in lines) == 1
 
 
-@pytest.mark.parametrize("settings", [{"offered_tokenizers_mib": 0}, {"offered_tokenizers": Path("/proc/nowhere")}])
+@pytest.mark.parametrize("settings", [{"offered_tokenizers_mib": 0}, {"state": Path("/proc/nowhere")}])
 async def test_a_sidecar_that_takes_none_says_so(
     tiny_models: Path, tmp_path: Path, folder: Path, settings: dict[str, object]
 ) -> None:
-    async with sidecar(tiny_models, **{"offered_tokenizers": tmp_path / "kept", **settings}) as (_, addresses):
+    async with sidecar(tiny_models, **{"state": tmp_path, **settings}) as (_, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         await eventually(lambda: client.tokenizer_state == "refused")
         client.ask("r", token_ids=[1])
@@ -212,4 +212,4 @@ async def test_a_sidecar_that_takes_none_says_so(
         counted = await metrics_of(addresses)
     assert answer is not None and answer.unread
     assert counted["lpc_tokenizer_offers_total['refused']"] == 1
-    assert not (tmp_path / "kept").exists()
+    assert not (tmp_path / "tokenizers").exists()

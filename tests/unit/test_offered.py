@@ -188,7 +188,7 @@ def test_one_that_was_damaged_on_disk_is_removed(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
     store = OfferedTokenizers(small_disk, 2**20)
     large = {"tokenizer.json": b"x" * 100_000}
-    with pytest.raises(OfferRefused, match=r"LPC_OFFERED_TOKENIZERS"):
+    with pytest.raises(OfferRefused, match=r"LPC_STATE"):
         put(store, large)
     assert not list(small_disk.iterdir())
     put(store, FILES)

@@ -40,7 +40,7 @@ class Verdicts:
                 self._write(path)
             except OSError as error:
                 raise EvidenceError(
-                    f"{path} cannot be written ({error.strerror}): set LPC_CACHE_VERDICTS to a file that outlives restarts"
+                    f"{path} cannot be written ({error.strerror}): set LPC_STATE to a folder that outlives restarts"
                 ) from error
 
     def of(self, place: str) -> dict[str, int]:
@@ -57,7 +57,7 @@ class Verdicts:
             self._take_in(self._path)
             self._write(self._path)
         except (EvidenceError, OSError) as error:
-            log.error("a verdict on evidence is not kept: %s; see LPC_CACHE_VERDICTS", type(error).__name__)
+            log.error("a verdict on evidence is not kept: %s; see LPC_STATE", type(error).__name__)
 
     def _grows(self, place: str, numbers: Mapping[str, int]) -> bool:
         known = self._places.get(place, {})
@@ -72,9 +72,9 @@ class Verdicts:
             for place, numbers in found.items():
                 self._grows(str(place), {str(name): int(value) for name, value in numbers.items()})
         except OSError as error:
-            raise EvidenceError(f"{path} cannot be read ({error.strerror}): set LPC_CACHE_VERDICTS to another file") from error
+            raise EvidenceError(f"{path} cannot be read ({error.strerror}): set LPC_STATE to another folder") from error
         except (AttributeError, TypeError, ValueError) as error:
-            raise EvidenceError(f"{path} holds no verdicts: remove it, or set LPC_CACHE_VERDICTS to another file") from error
+            raise EvidenceError(f"{path} holds no verdicts: remove it, or set LPC_STATE to another folder") from error
 
     def _write(self, path: Path) -> None:
         with replacing(path) as new:
