@@ -55,6 +55,7 @@ class Machine:
     """The unpacked programs, and a network namespace for containers. Everything lies below `folder`."""
 
     def __init__(self, folder: Path) -> None:
+        folder.chmod(0o755)  # apt's own user reads below it
         self.folder = folder
         self.namespace = folder.name
         programs, packages = folder / "programs", folder / "packages"
@@ -73,6 +74,7 @@ class Machine:
             "LD_LIBRARY_PATH": f"{libraries}:{programs}/lib/x86_64-linux-gnu",
             "XTABLES_LIBDIR": f"{libraries}/xtables",
             "HOME": str(home),
+            "TMPDIR": str(folder),
             "DOCKER_HOST": f"unix://{folder}/docker.sock",
             "DOCKER_BUILDKIT": "1",
             "CONTAINERS_CONF": f"{home}/containers.conf",

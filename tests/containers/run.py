@@ -54,7 +54,7 @@ SIZE_MB = 500
 HEALTH = ["/opt/lpc/bin/python", "/opt/lpc/healthcheck.py"]
 READ = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
 # Random weights never come to an end of their own.
-STOPS = {"stop_token_ids": list(range(0, 262, 2)), "min_tokens": 8, "max_tokens": 256, "temperature": 0}
+STOPS = {"stop_token_ids": list(range(0, 262, 2)), "min_tokens": 64, "max_tokens": 256, "temperature": 0}
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def test_what_was_learnt_outlives_the_containers(stack: Stack) -> None:
 
 def test_the_profile_gateway_gives_an_answer_again(stack: Stack) -> None:
     stack.up("gateway")
-    token = stack.compose("gateway", "run", "--rm", "--entrypoint", "cat", "secrets", "/secrets/clients/app").strip()
+    token = stack.compose("gateway", "run", "-T", "--rm", "--entrypoint", "cat", "secrets", "/secrets/clients/app").strip()
     until(lambda: answers("http://127.0.0.1:8080/lpc/health"))
 
     def cached() -> bool:
