@@ -352,11 +352,9 @@ def test_podman_plays_the_smallest_overlay(stack: Stack) -> None:
     manifests.write_text(rendered.replace("replicas: 2", "replicas: 1"))
     try:
         stack.machine.run("podman", "kube", "play", manifests)
-        running = stack.machine.run("podman", "ps", "--format={{.Names}}", "--filter=ancestor=lpc-sidecar:0.1.0-cpu").split()
-        assert running
-        for name in running:
-            ask = f"podman exec {name} {' '.join(HEALTH)} && echo healthy || true"
-            while "healthy" not in stack.machine.run("bash", "-c", ask):  # the test's own time limit ends it
-                time.sleep(1)
+        image = "localhost/lpc-sidecar:0.1.0-cpu"
+        name = stack.machine.run("podman", "ps", "--format={{.Names}}", f"--filter=ancestor={image}").strip()
+        ask = f"podman exec {name} {' '.join(HEALTH)} && echo healthy || true"
+        until(lambda: "healthy" in stack.machine.run("bash", "-c", ask), SLOW_S)
     finally:
         stack.machine.run("podman", "kube", "down", manifests)
