@@ -167,12 +167,12 @@ def test_adding_never_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: p
 
 def test_what_killed_processes_left_half_written_is_removed_after_a_while(tmp_path: Path) -> None:
     for name, age in (("old", 3600), ("young", 10)):
-        path = tmp_path / f"labels-{name}.npz.partial"
+        path = tmp_path / f".labels-{name}.npz.0123456789abcdef"
         path.write_bytes(b"PK")
         os.utime(path, (time.time() - age,) * 2)
     with opened(tmp_path) as (log, _):
         log.labelled(label())
-    assert [path.name for path in tmp_path.glob("*.partial")] == ["labels-young.npz.partial"]
+    assert [path.name for path in tmp_path.glob(".labels-*")] == [".labels-young.npz.0123456789abcdef"]
 
 
 def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
