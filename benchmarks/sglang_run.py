@@ -5,20 +5,18 @@ serves requests at the times of a virtual clock, without a model.
 """
 
 import heapq
-import importlib.util
 import json
 import statistics
 import sys
 import time
 from array import array
 from collections.abc import Callable, Mapping
-from importlib.machinery import ModuleSpec
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from benchmarks.closed_loop import ClosedLoop
+from benchmarks.sglang_settle import settle
 from benchmarks.told import Told
 from benchmarks.trace_replay import Replay, predictor_of
 from benchmarks.virtual_clock import VirtualClock
@@ -30,35 +28,6 @@ DECODE_S: Final = 0.012
 """Virtual seconds for a token of the log's replies, in a closed loop."""
 COUNT_FROM: Final = 0.25
 """Share of the answers of a closed loop after which they count."""
-TORCHVISION: Final = ("", ".io", ".transforms", ".transforms.functional", ".transforms.v2", ".transforms.v2.functional")
-
-
-class _Anything(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
-
-
-def settle() -> None:
-    """Put a stand-in where torchvision is not installed: SGLang imports it, and its wheel on PyPI goes with another PyTorch.
-
-    Call it before SGLang is imported.
-    """
-    if importlib.util.find_spec("torchvision") is not None:
-        return
-    import transformers.utils.import_utils as found
-
-    # Asked once and remembered, so that transformers does not take the stand-in for the real one.
-    found.is_torchvision_available()
-    found.is_torchvision_v2_available()
-    for name in TORCHVISION:
-        name = f"torchvision{name}"
-        module = ModuleType(name)
-        module.__path__ = []
-        module.__spec__ = ModuleSpec(name, None, is_package=True)
-        module.__dict__["__getattr__"] = lambda attribute, name=name: getattr(_Anything(name, (), {}), attribute)
-        sys.modules[name] = module
 
 
 def tokens_of(replay: Replay, number: int) -> "array[int]":
