@@ -107,7 +107,7 @@ async def test_a_judge_that_was_not_measured_stops_the_start_and_says_what_to_ru
         write_evidence(path, Evidence(), Embeddings(tiny_models, "tiny", tmp_path).encoder)
     scope = ScopeSettings(mode="shadow", judge="embedding", evidence=None if known == "nothing" else path)
     with pytest.raises(
-        StartError, match=r"^scope faq: .*`lpc cache calibrate --answers FILE --judge embedding --out"
+        StartError, match=r"^scope faq: .*`lpc cache calibrate --answers FILE --judge embedding --evidence"
     ) as caught:
         async with served(tiny_models, tmp_path, "redis://127.0.0.1:1/0", cache_scopes={"faq": scope}):
             pass

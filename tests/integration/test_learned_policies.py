@@ -8,6 +8,7 @@ import pytest
 from lpc.logs.traces import Trace, TracedRequest
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.policies.lpc import Continuations
 from lpc.simulator.workload import Workload, from_trace
 
 BLOCK = 16
@@ -56,7 +57,8 @@ def test_whoever_learns_beats_lru_and_nobody_beats_the_bounds(workload: Workload
 
 
 @pytest.mark.parametrize("capacity", [120, 500, 2000])
-def test_a_constant_prior_is_lru(workload: Workload, capacity: int) -> None:
+def test_a_constant_prior_is_lru(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Continuations, "mean_gap_s", 60.0)  # it grows while it is learned, and with it what a prior is worth
     constant = from_trace(trace(), count_from=1800)
     for turn in constant.arrivals:
         turn.probability = 0.8

@@ -20,7 +20,7 @@ from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[ResponseCaches]:
-    scopes = {"default": {}, "off": {"exact": False}, "short": {"ttl_s": 1}}
+    scopes = {"default": {}, "off": {"kind": "creative"}, "short": {"ttl_s": 1}}
     with response_caches(tmp_path_factory.mktemp("caches"), tiny_models, scopes) as made:
         yield made
 
