@@ -117,8 +117,7 @@ class Keep(Generic[R]):
         for request_id, cached in requests:
             request = self.beyond.pop(request_id, None)
             if request is not None:
-                self._plugin.started(request_id, self._lookup.prompt(request))
-                self._plugin.served(request_id, cached)
+                self._plugin.started(request_id, self._lookup.prompt(request), cached=cached)
             elif (waits := self.counted.get(request_id)) is not None:
                 self.waited.served(waits[0], cached)
                 self._plugin.served(request_id, cached)

@@ -80,12 +80,16 @@ class Ordered(Protocol):
 
 
 class _Started(NamedTuple):
-    """A request whose prompt is looked at, with the full blocks of it; ``kept``: it waits, and these are kept for it."""
+    """A request whose prompt is looked at, with the full blocks of it.
+
+    ``kept``: it waits, and these are kept for it; ``cached``: as of :class:`_Served`, if it is served already.
+    """
 
     request_id: Hashable
     prompt: Sequence[BlockHash]
     at: float
     kept: bool
+    cached: int | None
 
 
 class _Served(NamedTuple):
@@ -178,7 +182,9 @@ class Plugin:
         """Ask the predictor about a request. ``token_ids``: its prompt. Must not change afterwards."""
         self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "")
 
-    def started(self, request_id: Hashable, blocks: Sequence[BlockHash], *, kept: bool = False) -> None:
+    def started(
+        self, request_id: Hashable, blocks: Sequence[BlockHash], *, kept: bool = False, cached: int | None = None
+    ) -> None:
         """Have the prompt of a request looked at: when it begins to wait, if its blocks are kept from then on, else when it has
         taken them.
 
@@ -187,8 +193,9 @@ class Plugin:
 
         Args:
             blocks: hashes of the prompt's full blocks. Must not change afterwards.
+            cached: as of :meth:`served`, if it is served already.
         """
-        self._append(_Started(request_id, blocks, self.now(), kept))
+        self._append(_Started(request_id, blocks, self.now(), kept, cached))
 
     def served(self, request_id: Hashable, cached: int) -> None:
         """Note that a request that was `started` is served, with so many tokens of its prompt cached, here or in a tier."""
@@ -440,6 +447,8 @@ class Plugin:
             oldest = self._stretches.popitem(last=False)[0]
             self._served(oldest)
             self.misses.forget(oldest)
+        if admitted.cached is not None:
+            self.misses.served(admitted.request_id, admitted.cached)
         if self.store is not None:
             self._lately.extend(admitted.prompt[end - 1] for end, _ in stretches)
             if stretches and not stretches[-1].gap:  # whether the first unknown block is known elsewhere

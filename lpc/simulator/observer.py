@@ -178,8 +178,7 @@ class Observer:
         prompt = request.chain[: request.prompt]
         # One token more than the blocks that were seen: the last one of a prompt is never a hit.
         tokens = [*request.tokens, *[0] * (len(prompt) * size + 1 - len(request.tokens))]
-        plugin.started(self.requests, prompt)
-        plugin.served(self.requests, request.cached * size)
+        plugin.started(self.requests, prompt, cached=request.cached * size)
         plugin.finished(
             self.requests,
             completed=True,

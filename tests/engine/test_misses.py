@@ -9,8 +9,7 @@ from eviction_client.engines.vllm.metrics import values_of
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="why prompt tokens were not cached")
 
 
-@pytest.mark.parametrize("window", [None, 64], ids=["full", "hybrid"])
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(("asynchronous", "window"), [(False, None), (True, 64)], ids=["sync, full", "async, hybrid"])
 def test_each_prompt_token_is_counted_once_and_what_vllm_hit_as_cached(asynchronous: bool, window: int | None) -> None:
     made = conversations(3, 200)
     engine = Engine(260 if window else 130, asynchronous=asynchronous, window=window, background=AtOnce)

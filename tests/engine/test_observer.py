@@ -19,7 +19,7 @@ from tests.eventually import until
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="KV events, from outside")
 
-BLOCKS = 400
+BLOCKS = 260
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def serve(engine: Engine, prompts: int, requests: int, every_s: float = 3.0) -> 
 
 def test_an_hour_seen_from_outside_has_the_gain_that_a_dry_run_counts(engine: Engine, tmp_path: Path) -> None:
     events, observer = listening(tmp_path), Observer(BLOCKS)
-    for _ in serve(engine, prompts=60, requests=600, every_s=6.0):
+    for _ in serve(engine, prompts=40, requests=400, every_s=9.0):
         for batch in events.batches(0.0005):
             observer.see(batch)
     for batch in events.batches(1.0):
@@ -61,7 +61,7 @@ def test_an_hour_seen_from_outside_has_the_gain_that_a_dry_run_counts(engine: En
     events.close()
     observer.finish()
     inside, outside = engine.scheduler.lpc.plugin, observer.plugin
-    assert outside is not None and observer.requests == 600 and observer.lost == 0
+    assert outside is not None and observer.requests == 400 and observer.lost == 0
     gains = [(ghosts.value_hits - ghosts.lru_hits) / ghosts.asked for ghosts in (inside.ghosts, outside.ghosts)]
     assert gains[0] > 0.2
     assert gains[1] == pytest.approx(gains[0], rel=0.2)
@@ -90,7 +90,7 @@ def test_conversations_are_seen_turn_by_turn(engine: Engine, tmp_path: Path) -> 
 def test_what_was_lost_is_sent_again_and_what_is_gone_is_counted(engine: Engine, tmp_path: Path) -> None:
     watcher, observer = listening(tmp_path, replay=True), Observer(BLOCKS)
     forgetful = listening(tmp_path)
-    for number, _ in enumerate(serve(engine, prompts=60, requests=40)):
+    for number, _ in enumerate(serve(engine, prompts=40, requests=40)):
         if number == 10:
             # As after an overflow: what these have not read by now is not read at all.
             for events in (watcher, forgetful):
