@@ -9,12 +9,12 @@ The methods belong to the background (:mod:`eviction_client.plugin`); the counte
 
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from eviction_client.ended import Ended
-from eviction_client.ghost import GhostCache, sampled
+from eviction_client.ghost import Freed, GhostCache, sampled
 from eviction_client.reuse import GAPS, Stretch
 from eviction_client.stores.base import BlockHash
 
@@ -62,31 +62,6 @@ class _Chain(NamedTuple):
     blocks: int
 
 
-class LruCache:
-    """Hashes of blocks, the least recently used evicted first. ``room``: how many."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self._blocks: OrderedDict[BlockHash, None] = OrderedDict()
-
-    def hits(self, prompt: Iterable[BlockHash]) -> int:
-        """Return how many blocks of a prompt are cached, from its start without a gap."""
-        number = 0
-        for number, block in enumerate(prompt, 1):
-            if block not in self._blocks:
-                return number - 1
-        return number
-
-    def use(self, chain: Sequence[BlockHash]) -> None:
-        """Hold a finished request's blocks. Of these the deepest is evicted first."""
-        blocks = self._blocks
-        for block in reversed(chain):
-            blocks.pop(block, None)
-            blocks[block] = None
-        while len(blocks) > self.room:
-            blocks.popitem(last=False)
-
-
 class Misses:
     """Counts the prompt tokens of one engine by source.
 
@@ -94,6 +69,7 @@ class Misses:
         capacity: blocks of the engine's cache.
         block_tokens: of a block.
         every: one block in so many is followed in the larger caches.
+        clock: seconds; never goes back.
 
     Attributes:
         tokens: by source.
@@ -104,7 +80,7 @@ class Misses:
         tenants: tokens by source, by digest of the cache salt, of at most MOST_TENANTS and OTHERS.
     """
 
-    def __init__(self, capacity: int, block_tokens: int, *, every: int) -> None:
+    def __init__(self, capacity: int, block_tokens: int, *, every: int, clock: Callable[[], float]) -> None:
         self.tokens = dict.fromkeys(SOURCES, 0)
         self.unused = dict.fromkeys(UNUSED, 0)
         self.changed = dict.fromkeys(map(str, CHANGED_FROM), 0)
@@ -113,7 +89,9 @@ class Misses:
         self.block_tokens = block_tokens
         self._capacity = capacity
         self._every = every
-        self._caches = {f"lru_{times}": LruCache(times * capacity // every) for times in TIMES}
+        self._caches: dict[str, GhostCache[BlockHash]] = {
+            f"lru_{times}": GhostCache(times * capacity // every, 1, value_enabled=False, clock=clock) for times in TIMES
+        }
         self._arrived: dict[Hashable, list[Stretch]] = {}
         self._cached: dict[Hashable, int] = {}
         self._replies: OrderedDict[BlockHash, float] = OrderedDict()
@@ -226,14 +204,14 @@ class Misses:
         before = sum(depth < start for depth, _ in followed)
         within = sum(start <= depth < end for depth, _ in followed)
         self.followed["all"] += within
-        caches: dict[str, GhostCache[BlockHash] | LruCache] = {**ghosts, **self._caches}
-        for name, cache in caches.items():
+        for name, cache in {**ghosts, **self._caches}.items():
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
     def _remember(self, ended: Ended, prompt: Sequence[BlockHash], in_use: float) -> None:
+        freed = [Freed([block for block in ended.blocks if sampled(block, self._every)], 0)]
         for times, cache in zip(TIMES, self._caches.values(), strict=True):
             cache.room = max(int(times * self._capacity - in_use) // self._every, 1)
-            cache.use([block for block in ended.blocks if sampled(block, self._every)])
+            cache.use(freed)
         replies = self._replies
         for block in ended.blocks[ended.prompt_blocks :]:
             replies.pop(block, None)

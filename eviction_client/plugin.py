@@ -171,7 +171,7 @@ class Plugin:
         self._to_ask = False
         self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=REMEMBERED * capacity)
         self.ghosts: Ghosts[BlockHash] = Ghosts(capacity, self.classes, sampled, clock=self.now)
-        self.misses = Misses(capacity, block_tokens, every=self.ghosts.every)
+        self.misses = Misses(capacity, block_tokens, every=self.ghosts.every, clock=self.now)
         self._fitted_at = -math.inf
         self._ticked_at = self._trimmed_at = time.monotonic()
         self._background = background(self._round)

@@ -82,7 +82,7 @@ def serve(
         stock_preempt(*args, **kwargs)
 
     scheduler._preempt_request = preempt
-    # A special token in a reply would look like the start of a message to whoever reads the token ids.
+    # A special token in a reply would look like the start of a message to a reader of the token ids.
     plain = dict.fromkeys(range(len(SPECIAL)), -100.0)
     parameters = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, detokenize=False, logit_bias=plain)
     history: dict[str, list[int]] = {name: [] for name in texts}

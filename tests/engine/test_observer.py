@@ -4,7 +4,7 @@ What it finds is compared with what a dry run of the plug-in has counted in the 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,15 +51,21 @@ def serve(engine: Engine, prompts: int, requests: int, every_s: float = 3.0) -> 
         yield
 
 
-def test_an_hour_seen_from_outside_has_the_gain_that_a_dry_run_counts(engine: Engine, tmp_path: Path) -> None:
-    events, observer = listening(tmp_path), Observer(BLOCKS)
-    for _ in serve(engine, prompts=40, requests=400, every_s=9.0):
+def observed(steps: Iterable[None], folder: Path) -> Observer:
+    """Follow an engine that takes these steps; return what was seen once all of its events have come."""
+    events, observer = listening(folder), Observer(BLOCKS)
+    for _ in steps:
         for batch in events.batches(0.0005):
             observer.see(batch)
     for batch in events.batches(1.0):
         observer.see(batch)
     events.close()
     observer.finish()
+    return observer
+
+
+def test_an_hour_seen_from_outside_has_the_gain_that_a_dry_run_counts(engine: Engine, tmp_path: Path) -> None:
+    observer = observed(serve(engine, prompts=40, requests=400, every_s=9.0), tmp_path)
     inside, outside = engine.scheduler.lpc.plugin, observer.plugin
     assert outside is not None and observer.requests == 400 and observer.lost == 0
     gains = [(ghosts.value_hits - ghosts.lru_hits) / ghosts.asked for ghosts in (inside.ghosts, outside.ghosts)]
@@ -71,14 +77,7 @@ def test_an_hour_seen_from_outside_has_the_gain_that_a_dry_run_counts(engine: En
 
 
 def test_conversations_are_seen_turn_by_turn(engine: Engine, tmp_path: Path) -> None:
-    events, observer = listening(tmp_path), Observer(BLOCKS)
-    for _ in engine.steps(conversations(3, 120, spread_s=900.0)):
-        for batch in events.batches(0.0001):
-            observer.see(batch)
-    for batch in events.batches(1.0):
-        observer.see(batch)
-    events.close()
-    observer.finish()
+    observer = observed(engine.steps(conversations(3, 120, spread_s=900.0)), tmp_path)
     inside, outside = engine.scheduler.lpc.plugin, observer.plugin
     assert outside is not None
     # A turn that fills no block stores nothing, and is not seen.

@@ -99,7 +99,7 @@ def test_as_records_every_segment_is_a_conversation_that_ends(tmp_path: Path) ->
     path.write_text(json.dumps([segment("a", 0, 4), segment("b", 2, 2), segment("a", 4, 6)]))
     found = list(registry.load("sharegpt", path, records=True))
     assert [(one.id, len(one.messages), one.ended) for one in found] == [("a_0", 4, True), ("b_2", 2, True), ("a_4", 6, True)]
-    # Counts begin anew with each record.
+    # Counts begin again with each record.
     assert [[turn.turns.turn_count for turn in examples_of(one, 5)] for one in found] == [[1, 2], [1], [1, 2, 3]]
     with pytest.raises(UsageError, match="only the conversations of sharegpt are cut into records, not those of lmsys"):
         registry.load("lmsys", path, records=True)

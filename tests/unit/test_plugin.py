@@ -202,7 +202,7 @@ def test_the_store_learns_how_long_each_stretch_is_worth_its_room() -> None:
 # What fails.
 
 
-def fail(*_: object) -> None:
+def fail(*_: object, **__: object) -> None:
     raise KeyError(SECRET)
 
 
@@ -226,7 +226,7 @@ def trusting_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     [
         "eviction_client.reuse.ReuseMonitor.admitted",
         "eviction_client.reuse.ReuseMonitor.finished",
-        "eviction_client.ghost.GhostCache.use",
+        "eviction_client.ghost.Ghosts.observe",
         "eviction_client.reuse.ReuseMonitor.fitting",
     ],
 )
@@ -238,7 +238,7 @@ def test_after_a_failure_of_the_background_the_order_is_lru(
         broken.setattr(part, fail)
         bench.now += 2 * REFIT_S
         bench.admit("s", chain("s", 0, 2))
-        if part.endswith((".finished", ".use")):
+        if part.endswith((".finished", ".observe")):
             bench.finish("s", chain("s", 0, 2))
     assert not bench.plugin.value_enabled and bench.plugin.tables is None and not bench.plugin.tiers[0].wanted
     assert bench.plugin.failures == bench.plugin.guard_failures == 1
@@ -250,7 +250,7 @@ def test_the_value_comes_back_only_with_new_evidence_and_never_after_three_failu
     bench = trusting_bench(monkeypatch)
     for failures in (1, 2, 3):
         with monkeypatch.context() as broken:
-            broken.setattr("eviction_client.ghost.GhostCache.use", fail)
+            broken.setattr("eviction_client.ghost.Ghosts.observe", fail)
             bench.serve(f"failing {failures}", chain("f", failures, 1))
         with monkeypatch.context() as shows_nothing:
             shows_nothing.setattr(ValueGuard, "observe", lambda guard, *_: guard.trusting)

@@ -235,9 +235,8 @@ class Hooks:
                     salt=request.cache_salt or "",
                 )
                 if self.retention is not None and ended.retain_s:
-                    salt = request.cache_salt or ""
                     tokens = request.all_token_ids[: request.num_computed_tokens]
-                    self.retention.ask(tokens, ended.retain_s, salt)
+                    self.retention.ask(tokens, ended.retain_s, ended.salt)
         except Exception as error:
             self.plugin.failed(error)
             ended = ended or Ended(None, None, (), 0, 0.0, 0, ())
