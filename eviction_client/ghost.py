@@ -33,6 +33,14 @@ class Freed(NamedTuple, Generic[H]):
     reuse_class: int
 
 
+class GhostHits(NamedTuple):
+    """Sampled blocks of a prompt: all, and those that each ghost cache had."""
+
+    asked: int = 0
+    value: int = 0
+    lru: int = 0
+
+
 class GhostBlock(Block, Generic[H]):
     """A block of which only the hash is known."""
 
@@ -108,6 +116,7 @@ class Ghosts(Generic[H]):
     Attributes:
         every: one block in so many is followed.
         asked, value_hits, lru_hits: sampled blocks of prompts: all, and those that each ghost cache had.
+        latest: the same of the last request.
     """
 
     def __init__(
@@ -124,6 +133,7 @@ class Ghosts(Generic[H]):
             self.every //= 2
         self.guard = ValueGuard()
         self.asked = self.value_hits = self.lru_hits = 0
+        self.latest = GhostHits()
         room = max(capacity // self.every, 1)
         self._sampled = sampled
         self._value: GhostCache[H] = GhostCache(room, classes, value_enabled=True, clock=clock)
@@ -182,6 +192,7 @@ class Ghosts(Generic[H]):
         value_hits, lru_hits = self._value.hits(followed, above), self._lru.hits(followed, above)
         for cache in (self._value, self._lru):
             cache.use([Freed([b for b in run.blocks if self._sampled(b, self.every)], run.reuse_class) for run in freed])
+        self.latest = GhostHits(len(followed), value_hits, lru_hits)
         if not followed:
             return self.guard.trusting
         self.asked += len(followed)

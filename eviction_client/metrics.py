@@ -49,6 +49,11 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "The same for requests with a cache salt, by digest of the salt; after 20 salts the rest is `others`.",
         "tenant,source",
     ),
+    "lpc_tenant_ghost_blocks": (
+        Counter,
+        "As lpc_ghost_blocks, of requests with a cache salt, by digest of the salt.",
+        "tenant,cache",
+    ),
     "lpc_evicted_tokens": (Counter, "Prompt tokens that were evicted, by seconds since their last use, at most.", "unused"),
     "lpc_evicted_blocks": (
         Counter,

@@ -10,13 +10,13 @@ The methods belong to the background (:mod:`eviction_client.plugin`); the counte
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from eviction_client.ended import Ended
-from eviction_client.ghost import Freed, GhostCache, sampled
+from eviction_client.ghost import Freed, GhostCache, GhostHits, sampled
 from eviction_client.reuse import GAPS, Stretch
 from eviction_client.stores.base import BlockHash
+from eviction_client.tenants import MOST_TENANTS, OTHERS, digest_of
 
 SOURCES: Final = (
     "cached",
@@ -47,9 +47,6 @@ REMEMBERED: Final = 4
 """Blocks of replies that are remembered, in caches."""
 TIMES: Final = (2, 4)
 """Larger caches that are followed under LRU, in caches."""
-MOST_TENANTS: Final = 20
-"""Tenants with counters of their own; all others count as one."""
-OTHERS: Final = "others"
 MOST_SESSIONS: Final = 50_000
 MOST_FIRST_BLOCKS: Final = 10_000
 _UNKNOWN: Final = 0
@@ -78,6 +75,8 @@ class Misses:
         followed: sampled evicted blocks: ``all``, and those that other caches would have had: ``lru`` and ``value`` of the same
             size, ``lru_2`` and ``lru_4`` of twice and four times the size.
         tenants: tokens by source, by digest of the cache salt, of at most MOST_TENANTS and OTHERS.
+        judged: sampled blocks of prompts by digest of the cache salt, of the same tenants: ``asked``, and those that the ghost
+            caches under ``value`` and ``lru`` had.
     """
 
     def __init__(self, capacity: int, block_tokens: int, *, every: int, clock: Callable[[], float]) -> None:
@@ -86,6 +85,7 @@ class Misses:
         self.changed = dict.fromkeys(map(str, CHANGED_FROM), 0)
         self.followed = dict.fromkeys(("all", "lru", "value", *(f"lru_{times}" for times in TIMES)), 0)
         self.tenants: dict[str, dict[str, int]] = {}
+        self.judged: dict[str, Counter[str]] = {}
         self.block_tokens = block_tokens
         self._capacity = capacity
         self._every = every
@@ -149,6 +149,11 @@ class Misses:
             self._count(ended, prompt, pieces, min(cached, len(ended.token_ids)), ghosts, elsewhere)
         self._remember(ended, prompt, in_use)
 
+    def judge(self, salt: str, hits: GhostHits) -> None:
+        """Count what the ghost caches had of a prompt under a salt, so that a tenant that loses by the rule is seen."""
+        if salt:
+            self.judged.setdefault(self._tenant(salt), Counter()).update(hits._asdict())
+
     def _count(
         self,
         ended: Ended,
@@ -180,7 +185,7 @@ class Misses:
         for source, tokens in counts.items():
             self.tokens[source] += tokens
         if ended.salt:
-            of_tenant = self._of_tenant(ended.salt)
+            of_tenant = self.tenants.setdefault(self._tenant(ended.salt), dict.fromkeys(SOURCES, 0))
             for source, tokens in counts.items():
                 of_tenant[source] += tokens
         if evicted_to > cached:
@@ -231,8 +236,7 @@ class Misses:
     def _content(self, ended: Ended) -> int:
         return hash(tuple(ended.token_ids[: self.block_tokens]))
 
-    def _of_tenant(self, salt: str) -> dict[str, int]:
-        name = blake2b(salt.encode(), digest_size=4).hexdigest()
-        if name not in self.tenants and len(self.tenants) >= MOST_TENANTS:
-            name = OTHERS
-        return self.tenants.setdefault(name, dict.fromkeys(SOURCES, 0))
+    def _tenant(self, salt: str) -> str:
+        known = self.judged.keys() | self.tenants.keys()
+        name = digest_of(salt)
+        return name if name in known or len(known) < MOST_TENANTS else OTHERS

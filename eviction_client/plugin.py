@@ -475,6 +475,7 @@ class Plugin:
         for tier in self.tiers:  # first: what the pool has of this request is what it had before
             tier.learn(prompt, freed, above)
         enabled = self.ghosts.observe(prompt, freed)
+        self._explain(self.misses.judge, ended.salt, self.ghosts.latest)
         self._served(ended.request_id)
         if self.settings.guard:
             self.value_enabled = enabled

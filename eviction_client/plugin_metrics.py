@@ -47,6 +47,8 @@ def values_of_plugin(plugin: Plugin) -> Values:
     values |= {("lpc_changed_tokens", before): tokens for before, tokens in misses.changed.items()}
     for tenant, sources in list(misses.tenants.items()):
         values |= {("lpc_tenant_prompt_tokens", f"{tenant},{source}"): tokens for source, tokens in sources.items()}
+    for tenant, hits in list(misses.judged.items()):
+        values |= {("lpc_tenant_ghost_blocks", f"{tenant},{cache}"): blocks for cache, blocks in hits.items()}
     values |= {("lpc_tokenizer_state", state): float(state == plugin.predictor.tokenizer_state) for state in STATES}
     for tier in plugin.tiers:
         values["lpc_tier_value_enabled", tier.name] = float(tier.value_enabled)

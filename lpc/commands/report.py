@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from eviction_client.misses import OTHERS, SOURCES
+from eviction_client.ghost import GhostHits
+from eviction_client.misses import SOURCES
+from eviction_client.tenants import OTHERS
 from lpc.commands.options import JsonOutput, Output
 from lpc.commands.outcome import report as printed
 from lpc.errors import LpcError, UsageError
@@ -26,6 +28,7 @@ MOST_TENANTS: Final = 10
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_prompt_tokens_total": ("source",),
     "lpc_tenant_prompt_tokens_total": ("tenant", "source"),
+    "lpc_tenant_ghost_blocks_total": ("tenant", "cache"),
     "lpc_evicted_tokens_total": ("unused",),
     "lpc_evicted_blocks_total": ("cache",),
     "lpc_changed_tokens_total": ("before",),
@@ -153,9 +156,12 @@ def figures_of(sums: Sums) -> dict[str, Any]:
         return {key[1]: round(value) for key, value in sums.items() if key[0] == name and value}
 
     tenants: dict[str, dict[str, int]] = {}
+    judged: dict[str, dict[str, int]] = {}
     for key, value in sums.items():
         if key[0] == "lpc_tenant_prompt_tokens_total":
             tenants.setdefault(key[1], dict.fromkeys(SOURCES, 0))[key[2]] = round(value)
+        elif key[0] == "lpc_tenant_ghost_blocks_total":
+            judged.setdefault(key[1], dict.fromkeys(GhostHits._fields, 0))[key[2]] = round(value)
     return {
         "prompt_tokens": asked,
         "by_source": {
@@ -172,6 +178,7 @@ def figures_of(sums: Sums) -> dict[str, Any]:
         },
         "changed_by_tokens_before": by_label("lpc_changed_tokens_total"),
         "tenants": tenants,
+        "ghost_blocks_by_tenant": judged,
     }
 
 
@@ -202,12 +209,12 @@ def show(figures: dict[str, Any]) -> None:
         _show_by(screen, title, figures[key], word)
     if figures["tenants"]:
         table = Table(title="tenants (digests of cache salts)")
-        _columns(table, "tenant", "tokens", "cached", "evicted", "changed", "missed")
+        _columns(table, "tenant", "tokens", "cached", "evicted", "changed", "missed", "value less LRU")
         for tenant, tokens in sorted(figures["tenants"].items(), key=lambda item: -_missed(item[1]))[:MOST_TENANTS]:
             asked = max(sum(tokens.values()), 1)
             shares = (f"{tokens[source] / asked:.1%}" for source in ("cached", "evicted", "changed"))
             name = "all others" if tenant == OTHERS else tenant
-            table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}")
+            table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", _verdict(figures["ghost_blocks_by_tenant"].get(tenant)))
         screen.print(table)
 
 
@@ -237,6 +244,11 @@ def _behind(tokens: str) -> str:
 
 def _missed(tokens: Mapping[str, int]) -> int:
     return sum(tokens.values()) - tokens["cached"]
+
+
+def _verdict(judged: Mapping[str, int] | None) -> str:
+    """Return the share of blocks that the ghost cache under the value hit, less that under LRU."""
+    return f"{(judged['value'] - judged['lru']) / judged['asked']:+.1%}" if judged and judged["asked"] else ""
 
 
 def draw(figures: dict[str, Any]) -> "Figure":

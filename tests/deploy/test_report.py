@@ -56,6 +56,9 @@ def test_a_report_of_an_engine_says_what_was_missed_why_and_who_would_have_had_i
     assert figures["evicted_by_seconds_unused"] == {"10": 120}
     assert figures["evicted_share_that_other_caches_had"] == {"lru": 0.0, "value": 0.0, "lru_2": 1.0, "lru_4": 1.0}
     assert sorted(sum(tokens.values()) for tokens in figures["tenants"].values()) == [161, 242]
+    judged = figures["ghost_blocks_by_tenant"]
+    assert judged.keys() == figures["tenants"].keys()
+    assert sum(blocks["asked"] for blocks in judged.values()) == engine[0].plugin.ghosts.asked
 
 
 def test_a_report_of_a_prometheus_has_the_last_hours(engine: tuple[Engine, EngineMetrics, str], tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from benchmarks.told import Told
 from eviction_client.background import AtOnce
-from eviction_client.misses import MOST_TENANTS, OTHERS, SOURCES
+from eviction_client.ghost import sampled
+from eviction_client.misses import SOURCES
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
+from eviction_client.tenants import MOST_TENANTS, OTHERS, digest_of
 
 BLOCK = 4
 
@@ -141,6 +143,22 @@ def test_the_same_text_under_another_salt_is_not_new_and_each_salt_is_a_tenant()
     assert sum(sum(tokens.values()) for tokens in tenants.values()) == 9 * (4 + 2 * MOST_TENANTS)
     assert tenants[OTHERS]["other_salt"] == 8 * (2 * MOST_TENANTS + 2 - MOST_TENANTS)
     assert not any("tenant" in name for name in tenants)
+    assert engine.plugin.misses.judged.keys() == tenants.keys()
+
+
+def test_what_the_ghost_caches_hit_is_known_by_tenant() -> None:
+    engine = Engine(1000)
+    for number in range(100):
+        engine.serve(words(41), salt="returns")
+        engine.serve(words(41, 100 * number), salt="floods")
+        engine.serve(words(41), salt="")
+    judged, ghosts = engine.plugin.misses.judged, engine.plugin.ghosts
+    assert judged.keys() == {digest_of("returns"), digest_of("floods")}
+    returns, floods = judged[digest_of("returns")], judged[digest_of("floods")]
+    assert returns["lru"] == returns["value"] == 99 / 100 * returns["asked"] > 0
+    assert floods["lru"] == floods["value"] == 0 < floods["asked"]
+    unsalted = 100 * sum(sampled(block, ghosts.every) for block in hashed(words(41)))
+    assert returns["asked"] + floods["asked"] + unsalted == ghosts.asked
 
 
 def test_what_another_engine_has_used_is_not_new() -> None:
