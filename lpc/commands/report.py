@@ -214,7 +214,8 @@ def show(figures: dict[str, Any]) -> None:
             asked = max(sum(tokens.values()), 1)
             shares = (f"{tokens[source] / asked:.1%}" for source in ("cached", "evicted", "changed"))
             name = "all others" if tenant == OTHERS else tenant
-            table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", _verdict(figures["ghost_blocks_by_tenant"].get(tenant)))
+            verdict = _verdict(figures["ghost_blocks_by_tenant"].get(tenant))
+            table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", verdict)
         screen.print(table)
 
 
