@@ -108,6 +108,7 @@ def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
             values |= {("lpc_stock_fallback", ""): 0.0, ("lpc_tier_stock_fallback", ""): 0.0}
             ghosts = {"asked": 1.0, "value": 0.45, "lru": 0.3}
             values |= {("lpc_ghost_blocks", cache): share * queries for cache, share in ghosts.items()}
+            values |= {("lpc_tenant_ghost_blocks", f"x,{cache}"): share * queries for cache, share in ghosts.items()}
             plug_in.update(values)
             ours = generate_latest(REGISTRY).decode().split("# HELP ")
             shown = "".join(f"# HELP {part}" for part in ours if part.startswith("lpc_"))
