@@ -1,7 +1,7 @@
 """The thin client inside a serving engine: keys, queue, predictor client, stores of keys.
 
-The names below are the public ones; what else lies in this package may move. All but keys, curves and queues are loaded when
-they are first asked for: every process of an engine imports this package, and few of them need gRPC, Redis or settings.
+Only the names in ``__all__`` are public. Curves and queues load at once, the rest on first use: every process of an engine
+imports this package, but few need gRPC, Redis or settings.
 """
 
 from importlib import import_module

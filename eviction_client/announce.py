@@ -1,7 +1,7 @@
-"""Announces waiting requests to LMCache's coordinator, because vLLM asks LMCache about a request only when it serves it.
+"""Announces waiting requests to LMCache's coordinator, because vLLM looks a request up in LMCache only when it serves it.
 
-`POST /lpc/waiting` of our controller there, from a thread of its own: no request waits for it. The coordinator drops
-requests that are not repeated, so that an engine that ends, or a message that is lost, keeps nothing.
+A background thread sends `POST /lpc/waiting` to our controller there, so no request waits. The coordinator drops requests that
+are not repeated, so that the end of an engine or a lost message leaves nothing behind.
 """
 
 import logging
@@ -15,17 +15,17 @@ from eviction_client.coordinator import Coordinator
 logger = logging.getLogger(__name__)
 
 ANNOUNCED: Final = 16
-"""Requests announced at a time, those that came first: a prompt of 100,000 tokens is 0.7 MB on the wire, once."""
+"""Number of requests announced at a time, the oldest. A prompt of 100,000 tokens takes 0.7 MB on the wire, once."""
 TOKENS_AT_ONCE: Final = 1_000_000
-"""Tokens of one message; a longer prompt is not announced."""
+"""Tokens of one message. Longer prompts are not announced."""
 GATHER_S: Final = 0.2
-"""Between two messages: requests that are served within it are never announced."""
+"""Pause before a message. Requests served within it are never announced."""
 AGAIN_S: Final = 10.0
-"""After which those that still wait are sent again, without tokens. The coordinator waits three times as long."""
+"""Pause before requests that still wait are sent again, without tokens. The coordinator waits three times as long."""
 
 
 class Prompt(NamedTuple):
-    """What LMCache knows a prompt by."""
+    """A prompt as LMCache identifies it."""
 
     tokens: Sequence[int]
     salt: str
@@ -36,10 +36,10 @@ class Announcer:
 
     Args:
         url: of the :class:`Coordinator`.
-        model: the name that LMCache knows the model by: what vLLM was started with.
+        model: name of the model in LMCache: the name that vLLM was started with.
 
     Attributes:
-        sent, failed: messages.
+        sent, failed: number of messages.
     """
 
     def __init__(self, url: str, model: str) -> None:
@@ -51,14 +51,14 @@ class Announcer:
         self._lock = threading.Lock()
         self._waiting: dict[str, Prompt] = {}
         self._known: set[str] = set()
-        """Requests whose prompts the coordinator has."""
+        """Requests whose prompts were sent."""
         self._changed = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lpc-announcer", daemon=True)
         self._thread.start()
 
     def wait(self, request: Hashable, blocks: Iterable[Prompt]) -> None:
-        """Announce a request. Returns at once. ``blocks``: its prompt, whose tokens do not change any more."""
+        """Announce a request. Returns at once. ``blocks``: its prompt; the tokens must not change."""
         for prompt in blocks:
             if len(prompt.tokens) <= TOKENS_AT_ONCE:
                 with self._lock:
@@ -66,13 +66,13 @@ class Announcer:
                 self._changed.set()
 
     def served(self, request: Hashable) -> None:
-        """Note that a request does not wait any more."""
+        """Withdraw a request."""
         with self._lock:
             self._waiting.pop(str(request), None)
         self._changed.set()
 
     def close(self) -> None:
-        """Send nothing more; waits for nothing."""
+        """Stop sending. Returns at once."""
         self._closed.set()
         self._changed.set()
 
@@ -89,7 +89,7 @@ class Announcer:
                 self.failed += 1
                 if self.failed == 1:
                     name = type(error).__name__
-                    logger.warning("learned prefix cache: LMCache's coordinator did not take the waiting requests: %s", name)
+                    logger.warning("learned prefix cache: cannot announce waiting requests to LMCache's coordinator: %s", name)
 
     def _send(self) -> None:
         with self._lock:
@@ -103,7 +103,7 @@ class Announcer:
             if name not in self._known:
                 tokens += len(prompt.tokens)
                 if tokens > TOKENS_AT_ONCE:
-                    self._changed.set()  # the others come with the next message
+                    self._changed.set()  # the next message has the others
                     break
                 new = {"token_ids": list(prompt.tokens), "cache_salt": prompt.salt}
             requests.append({"request_id": name, **new})

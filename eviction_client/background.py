@@ -1,4 +1,4 @@
-"""Where work is done that the engine's scheduler must not wait for."""
+"""Runs work that the engine's scheduler must not wait for."""
 
 import threading
 import time
@@ -6,27 +6,27 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 GATHER_S: Final = 0.02
-"""Pause in which work gathers; also the shortest time between two rounds."""
+"""Pause before a round, in which work gathers."""
 TICK_S: Final = 1.0
-"""Longest time between two rounds."""
+"""Longest wait for a wake-up."""
 
 
 class Background(Protocol):
     """Runs rounds of work. Neither method blocks for long."""
 
     def wake(self) -> None:
-        """Say that there is work."""
+        """Schedule a round."""
 
     def close(self) -> None:
         """Run no further round."""
 
 
 StartBackground = Callable[[Callable[[], None]], Background]
-"""Given one round of work, which never raises, starts what runs them."""
+"""Takes the function that does one round of work and never raises. Returns the started background."""
 
 
 class BackgroundThread:
-    """A thread that runs a round when woken, and every TICK_S anyway."""
+    """A thread that runs a round when woken, and at least about every TICK_S."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -41,7 +41,7 @@ class BackgroundThread:
             self._wake.set()
 
     def close(self) -> None:
-        """See :class:`Background`. Waits for the round that runs, at most a second."""
+        """See :class:`Background`. Waits at most a second for a running round."""
         self._closing = True
         self._wake.set()
         self._thread.join(1.0)
@@ -55,7 +55,7 @@ class BackgroundThread:
 
 
 class AtOnce:
-    """Runs a round when woken, in the thread that wakes it: for clocks that a thread could not keep pace with."""
+    """Runs each round in the thread that wakes it: for simulated clocks, which a thread cannot follow."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -65,4 +65,4 @@ class AtOnce:
         self._work()
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no round is running."""

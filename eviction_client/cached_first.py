@@ -1,10 +1,10 @@
 """Cached first: the order of a waiting queue by missing prefill and waiting time.
 
-The request with the least missing prefill minus AGEING of the time that it has waited is served first. Time passes for all
-alike, so the order is that of ``missing prefill + AGEING * arrival``, which changes only when the cache does.
+The request with the lowest ``missing prefill - AGEING * time waited`` is served first. Time passes equally for all requests, so
+the order is that of ``missing prefill + AGEING * arrival``, which changes only when the cache does.
 
-No request starves. A request's missing prefill never exceeds the prefill of its whole prompt, so it is overtaken only by
-requests that arrive within (its whole prefill) / AGEING after it. This also holds with outdated estimates.
+No request starves. Its missing prefill never exceeds the prefill of its whole prompt, so only requests that arrive within
+(its whole prefill) / AGEING after it overtake it. This also holds with outdated estimates.
 """
 
 import heapq
@@ -15,21 +15,21 @@ from itertools import islice
 from typing import Final, Generic, TypeVar
 
 AGEING: Final = 0.02
-"""Seconds of prefill that a second of waiting makes up for."""
+"""Seconds of prefill that one second of waiting offsets."""
 ESTIMATES: Final = 8
-"""Requests whose missing prefill is estimated again in one refresh, and at most for one choice."""
+"""Requests re-estimated per refresh, and at most per choice."""
 
 R = TypeVar("R", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request stands.
+    """A request's position in the order.
 
     Attributes:
-        key: missing prefill in seconds, as last estimated, plus AGEING of the arrival.
-        number: of its arrival among all.
-        arrival: when it came, seconds.
+        key: missing prefill in seconds, as last estimated, plus ``AGEING * arrival``.
+        number: running number of the arrival.
+        arrival: time of the arrival, seconds.
     """
 
     key: float
@@ -38,21 +38,21 @@ class Place:
 
 
 class CachedFirst(Generic[R]):
-    """Requests that wait, the least missing prefill first; among equal ones the earlier.
+    """Waiting requests, ordered by key; of equal ones the earlier first.
 
-    The cache changes while requests wait. So the request that seems to be first is estimated again before it is chosen, and
-    with each :meth:`refresh` some of the others are in turn.
+    The cache changes while requests wait. So the apparent first is re-estimated before it is chosen, and each :meth:`refresh`
+    re-estimates some of the others in turn.
 
     Args:
-        missing: returns the seconds of prefill that a request would take now: finite, 0 or more.
+        missing: returns a request's missing prefill now: seconds, finite and >= 0.
     """
 
     def __init__(self, missing: Callable[[R], float]) -> None:
         self._missing = missing
         self._places: dict[R, Place] = {}
-        """In the order of the estimates, the oldest first."""
+        """The oldest estimate first."""
         self._heap: list[tuple[float, int, R]] = []
-        """Key, number, request; also entries whose key is not the request's any more."""
+        """Key, number, request; with outdated entries."""
         self._added = 0
 
     def __len__(self) -> int:
@@ -65,18 +65,18 @@ class CachedFirst(Generic[R]):
         """Add a request that arrives now.
 
         Raises:
-            ValueError: its missing prefill is not a number of seconds. Then it was not added.
+            ValueError: its missing prefill is invalid. The request is not added.
         """
         self._added += 1
         self._enter(request, self._added, arrival)
 
     def refresh(self) -> None:
-        """Estimate those again whose estimates are the oldest, once a step of the engine. Raises ValueError as :meth:`add`."""
+        """Renew the oldest estimates. Call it once per step of the engine. Raises ValueError like :meth:`add`."""
         for request in list(islice(self._places, ESTIMATES)):
             self._estimate(request)
 
     def first(self) -> R:
-        """Return the request to be served next. There is one. Raises ValueError as :meth:`add`."""
+        """Return the request to serve next; at least one must wait. Raises ValueError like :meth:`add`."""
         for _ in range(ESTIMATES):
             request = self._least()
             before = self._places[request].key
@@ -86,11 +86,11 @@ class CachedFirst(Generic[R]):
         return self._least()
 
     def remove(self, request: R) -> Place:
-        """Take a request out and return its place. Raises KeyError if it does not wait."""
+        """Remove a request and return its place. Raises KeyError if it does not wait."""
         return self._places.pop(request)
 
     def restore(self, request: R, place: Place) -> None:
-        """Put a request that was taken out back in its place."""
+        """Put a removed request back in its place."""
         self._put(request, place)
 
     def came_before(self, request: R, other: R) -> bool:
@@ -104,7 +104,7 @@ class CachedFirst(Generic[R]):
     def _enter(self, request: R, number: int, arrival: float) -> None:
         seconds = self._missing(request)
         if not 0.0 <= seconds < math.inf:
-            raise ValueError(f"missing prefill is {seconds} s, not a finite number of seconds from 0")
+            raise ValueError(f"missing prefill is {seconds} s: it must be finite and not negative")
         self._put(request, Place(seconds + AGEING * arrival, number, arrival))
 
     def _put(self, request: R, place: Place) -> None:

@@ -1,10 +1,10 @@
-"""A clock that never goes back: under a constant prior the order of scores is LRU only while time does not fall.
+"""Wall-clock time that never goes back: with one constant curve the order is LRU only if time does not fall.
 
-Keys are compared across engines, so the time is the wall clock's. It is counted by a monotonic clock, so that a wall clock that
-jumps does not stop it:
+Engines compare keys, so the time follows the wall clock. A monotonic clock advances it, so that it keeps running when the wall
+clock jumps:
 
-- A jump forward counts once it has lasted SETTLED_S: a wrong time that is corrected at once has no effect.
-- Behind this clock the wall clock catches up while this one runs slower by SLOWER.
+- It follows a jump forward once the jump has lasted SETTLED_S: a wrong time that is soon corrected has no effect.
+- After a jump back it runs slower by SLOWER until the wall clock has caught up.
 """
 
 import math
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Final
 
 SLACK_S: Final = 1.0
-"""A wall clock that is ahead by no more is followed at once: it is being adjusted."""
+"""Adjustments forward up to this are followed at once."""
 SETTLED_S: Final = 60.0
 SLOWER: Final = 0.1
-"""Share of the seconds that pass which are left out until the wall clock has caught up. More would distort the blocks' ages."""
+"""Share of the passing time that is skipped until the wall clock has caught up. More would distort the ages of blocks."""
 
 
 class MonotoneClock:
@@ -25,11 +25,11 @@ class MonotoneClock:
 
     Args:
         source: the wall clock.
-        elapsed: seconds that pass evenly; None: monotonic seconds for the machine's wall clock, else the source itself.
+        elapsed: monotonic seconds; None: the system's for the system's wall clock, else the source itself.
 
     Attributes:
         source: the wall clock.
-        latest: the time that was last given; -inf before the first.
+        latest: the time last returned; -inf before the first.
     """
 
     def __init__(self, source: Callable[[], float] = time.time, elapsed: Callable[[], float] | None = None) -> None:
@@ -46,7 +46,7 @@ class MonotoneClock:
         with self._lock:
             wall = self.source()
             t = self._next(wall, wall if self._elapsed is None else self._elapsed())
-            if t > self.latest:  # NaN is not
+            if t > self.latest:  # false for NaN
                 self.latest = t
             return self.latest
 

@@ -1,4 +1,4 @@
-"""Which conversation a finished request belongs to: by its session, else by the earlier chain that its own continues."""
+"""Assigns finished requests to conversations: by session, else by the earlier chain that the request's chain continues."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Final
 from eviction_client.stores.base import BlockHash, ConversationId
 
 MAX_ENDS: Final = 200_000
-"""Conversations remembered by their last block; over it the one that was heard of longest ago goes."""
+"""Conversations remembered by their last block. Beyond it the least recently active is forgotten."""
 
 
 class Conversations:
@@ -21,8 +21,8 @@ class Conversations:
         """Return the name of the conversation whose turn has ended.
 
         Args:
-            session: names the conversation in all engines, where the caller knows.
-            blocks: hashes of the turn's chain from the start, at least one. The last becomes the conversation's end.
+            session: name of the conversation in all engines, if known.
+            blocks: hashes of the turn's chain from the start, at least one. The next turn is recognized by the last one.
         """
         if session:
             return ConversationId(session)

@@ -1,4 +1,4 @@
-"""LMCache's coordinator, with our controller in it (`lpc lmcache coordinator`), as the plug-in in an engine calls it."""
+"""HTTP client of LMCache's coordinator, which runs our controller (`lpc lmcache coordinator`)."""
 
 import base64
 import json
@@ -10,10 +10,10 @@ TIMEOUT_S: Final = 5.0
 
 
 class Coordinator:
-    """Posts JSON.
+    """Posts JSON to the coordinator.
 
     Args:
-        url: of the coordinator, ``http://[lpc:TOKEN@]host:port``; the password is its token.
+        url: ``http://[lpc:TOKEN@]host:port`` of the coordinator.
     """
 
     def __init__(self, url: str) -> None:
@@ -23,11 +23,11 @@ class Coordinator:
         if parts.password:
             secret = f"{parts.username or ''}:{urllib.parse.unquote(parts.password)}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(secret).decode()}"
-        # It is in the cluster: no proxy of this environment is on the way.
+        # The coordinator is in the cluster: ignore the environment's proxy.
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def post(self, path: str, body: dict[str, Any]) -> None:
-        """Post to a path. Raises OSError: it does not answer; HTTPError (closed by its catcher): it refuses."""
+        """Post to a path. Raises OSError without an answer, HTTPError (to be closed by the caller) for an error status."""
         request = urllib.request.Request(self._base + path, json.dumps(body).encode(), self._headers, method="POST")
         with self._open(request, timeout=TIMEOUT_S):
             pass

@@ -1,16 +1,16 @@
 """Reuse curves and the retention value of a block at its age.
 
-A *reuse curve* F(a) is the probability that a block is used again within ``a`` seconds of its last use. It is kept as hazards:
-for each interval of ages the probability that the next use comes in it, given that none came before. Within an interval the
-rate is constant.
+A *reuse curve* F(a) is the probability that a block is used again within ``a`` seconds of its last use. It is stored as
+hazards: for each interval of ages, the probability that the next use falls in it, given that none came before. Within an
+interval the rate is constant.
 
 The *retention value* at age ``a`` is the Gittins index (Gittins 1979, "Bandit processes and dynamic allocation indices"):
 
-    v(a) = max over h > 0 of (F(a + h) - F(a)) / integral from a to a + h of (1 - F(s)) ds      [uses per second of room]
+    v(a) = max over h > 0 of (F(a + h) - F(a)) / integral from a to a + h of (1 - F(s)) ds      [uses per second]
 
-It may rise with age. That is the point: of a set of sessions that all return after about the same time, the ones that have
-waited for most of it are worth more than those just freed, so some of them stay. A value that may only fall is least recent
-use for such a set, which hits nothing once the set is larger than the cache.
+It may rise with age. It must: if all sessions return after about the same time, those that have waited for most of it are worth
+more than those just freed, so some of them stay. For such sessions a value that only falls is LRU, which hits nothing once they
+exceed the cache.
 
 Pure Python: this runs inside the engine's process.
 """
@@ -34,7 +34,7 @@ _STEPS: Final = 2
 KNOTS: Final = (*(a + part * (b - a) / _STEPS for a, b in pairwise(EDGES) for part in range(_STEPS)), HORIZON_S)
 """Ages, seconds, at which values are tabulated."""
 _TILT: Final = 1e-3
-"""By which the logarithm of a value falls for each factor of e in (1 s + age): of equal values the older block goes first."""
+"""Values are multiplied by (1 s + age) to the power of minus this: of equal values the older block goes first."""
 _TILTED: Final = tuple((1.0 + age) ** -_TILT for age in KNOTS)
 _MOST: Final = 0.999
 _LEAST: Final = 1e-12
@@ -42,15 +42,15 @@ _LEAST: Final = 1e-12
 
 
 def interval_of(age: float) -> int:
-    """Return the interval that an age (seconds) lies in: the last one beyond the horizon."""
+    """Return the interval that contains an age (seconds); beyond the horizon, the last one."""
     return min(max(bisect_right(EDGES, age) - 1, 0), INTERVALS - 1)
 
 
 def values(hazards: Sequence[float]) -> list[float]:
-    """Return the retention value at each of KNOTS, uses per second, of the curve with these hazards [INTERVALS].
+    """Return the retention value (uses per second) at each of KNOTS, for hazards [INTERVALS].
 
-    The maximum over h is the steepest line from (room used, uses) at an age to that at a later one, so it is an edge of the
-    upper hull of the later points. One pass from the oldest age builds all of them.
+    Plot expected uses against expected time in the cache. The maximum over h is the steepest line from the point of an age to
+    that of a later one: an edge of the upper hull of the later points. One pass from the oldest age builds all hulls.
     """
     waiting, pieces = [1.0], []
     for width, hazard in zip(_WIDTHS, hazards, strict=True):
@@ -61,51 +61,51 @@ def values(hazards: Sequence[float]) -> list[float]:
             before = waiting[-1]
             pieces.append(before * (1.0 - stays) / rate if rate > _LEAST else before * step)
             waiting.append(before * stays)
-    # Room is summed from the horizon, so that differences keep their digits where hardly any block still waits.
-    room = [*accumulate(reversed(pieces), initial=0.0)][::-1]
+    # Summed from the horizon, for precise differences at ages that hardly any block reaches.
+    time_left = [*accumulate(reversed(pieces), initial=0.0)][::-1]
     last = len(KNOTS) - 1
     hull, found = [last], [0.0] * len(KNOTS)
-    for place in range(last - 1, -1, -1):
-        steepest = _slope(place, hull[-1], waiting, room)
+    for knot in range(last - 1, -1, -1):
+        steepest = _slope(knot, hull[-1], waiting, time_left)
         while len(hull) > 1:
-            further = _slope(place, hull[-2], waiting, room)
+            further = _slope(knot, hull[-2], waiting, time_left)
             if further < steepest:
                 break
             hull.pop()
             steepest = further
-        hull.append(place)
-        found[place] = steepest
-    # Beyond the horizon nothing is known: the value falls as 1 / age from where the last interval left it.
+        hull.append(knot)
+        found[knot] = steepest
+    # Beyond the horizon, without data, the value falls as 1 / age.
     found[last] = found[last - 1] * KNOTS[last - 1] / HORIZON_S
     return [value * tilt for value, tilt in zip(found, _TILTED, strict=True)]
 
 
-def _slope(age: int, later: int, waiting: Sequence[float], room: Sequence[float]) -> float:
-    spent = room[age] - room[later]
+def _slope(age: int, later: int, waiting: Sequence[float], time_left: Sequence[float]) -> float:
+    spent = time_left[age] - time_left[later]
     return (waiting[age] - waiting[later]) / spent if spent > 0.0 else 0.0
 
 
 def value_at(table: Sequence[float], age: float) -> float:
-    """Return the retention value at an age (seconds, >= 0) from a table of :func:`values`: linear between KNOTS."""
+    """Return the retention value at an age (seconds, >= 0), interpolated linearly in a table of :func:`values`."""
     if age >= HORIZON_S:
         return table[-1] * HORIZON_S / age
-    place = bisect_right(KNOTS, age)
-    if place == 0:
+    knot = bisect_right(KNOTS, age)
+    if knot == 0:
         return table[0]
-    low, high = table[place - 1], table[place]
-    before = KNOTS[place - 1]
-    return low + (high - low) * (age - before) / (KNOTS[place] - before)
+    low, high = table[knot - 1], table[knot]
+    before = KNOTS[knot - 1]
+    return low + (high - low) * (age - before) / (KNOTS[knot] - before)
 
 
 def retain_seconds(table: Sequence[float], price: float, age: float = 0.0) -> float:
-    """Return the first of KNOTS, from an age on, at which a value lies below a price (uses per second); 0 without a price."""
+    """Return the first of KNOTS, from an age on, at which the value is below a price (uses per second); 0 without a price."""
     if price <= 0.0:
         return 0.0
     return next((knot for knot, value in zip(KNOTS, table, strict=True) if knot >= age and value < price), HORIZON_S)
 
 
 def reused_between(hazards: Sequence[float], age: float, until: float) -> float:
-    """Return the probability of a use between two ages (seconds), if there was none before, of the curve with these hazards."""
+    """Return the probability of a use between two ages (seconds) given none before, for the curve with these hazards."""
     waiting = 1.0
     for low, high, hazard in zip(EDGES, EDGES[1:], hazards, strict=False):
         within = max(min(high, until) - max(low, age), 0.0)

@@ -1,4 +1,4 @@
-"""A request that has ended, as the plug-in leaves it to queues, tiers and the background."""
+"""A finished request, as the plug-in passes it to queues, tiers and the background."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from eviction_client.stores.base import BlockHash
 
 
 class Run(NamedTuple):
-    """Blocks of a chain with one reuse class: from the end of the run before, up to and without depth ``end``."""
+    """Consecutive blocks of a chain with one reuse class: from the previous run's end up to, without, depth ``end``."""
 
     end: int
     reuse_class: int
@@ -16,18 +16,18 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ended:
-    """A request that has ended.
+    """A finished request.
 
     Attributes:
-        session: names its conversation in all engines; None: unknown.
-        blocks: hashes of its chain from the start, as far as computed.
-        prompt_blocks: how many of these its prompt filled.
-        at: seconds since the epoch.
-        first_class: reuse class of blocks that were used for the first time; see `eviction_client.reuse.first_class`.
+        session: name of its conversation in all engines; None: unknown.
+        blocks: hashes of the computed blocks of its chain, from the start.
+        prompt_blocks: number of these blocks that its prompt filled.
+        at: time of the end, seconds since the epoch.
+        first_class: reuse class of blocks used for the first time; see `eviction_client.reuse.first_class`.
         runs: the reuse classes of its blocks, from the chain's start; empty without blocks.
-        retain_s: seconds for which a hint retains all of them; 0: no hint.
+        retain_s: seconds for which a hint retains all its blocks; 0: no hint.
         token_ids: of its prompt; empty: unknown.
-        salt: which keeps tenants apart.
+        salt: cache salt, which separates tenants.
     """
 
     request_id: Hashable

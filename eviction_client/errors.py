@@ -1,10 +1,10 @@
-"""Errors of the client, raised only to tools and at start-up; the serving path never sees one.
+"""Errors of the client. They are raised to tools and at start-up, never on the serving path.
 
     ClientError
-    ├── EngineUnsupported       an engine's version or configuration in which the plug-in cannot work
+    ├── EngineUnsupported       the plug-in does not work in this version or configuration of the engine
     └── StoreError              the shared store cannot be used
 
-Messages say what was wrong and what to do. They contain no password and no text of a conversation.
+Messages give the cause and the remedy. They contain no password and no text of a conversation.
 """
 
 from lpc.errors import LpcError

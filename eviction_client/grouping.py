@@ -1,8 +1,8 @@
-"""What an engine knows of a request without a sidecar: how many tokens of its prompt are new, and how its reply ended.
+"""Groups of requests without a sidecar: by the new tokens of the prompt and by how the reply ended.
 
-New are the blocks at the end of a prompt whose last use the reuse monitor does not remember. That does not depend on the
-policy: a block that was evicted is not new. A long new part is a new conversation or a pasted document, a short one is a reply
-in a chat or a tool's result.
+The new tokens are the blocks at the end of a prompt whose last use the reuse monitor does not remember. They do not depend on
+the policy: an evicted block is not new. A long new part is a new conversation or a pasted document, a short one is a chat
+message or a tool's result.
 
 Measured on the Mooncake conversation trace, hit rate in %, no sidecar, no guard, caches of 2, 5 and 8% of the working set: one
 group 14.61 21.99 28.27; by new tokens 15.11 24.09 29.52, with other bounds 15.1 to 15.3, 23.1 to 23.7 and 29.2 to 29.5; by
@@ -19,26 +19,24 @@ from eviction_client.prior import MOST_GROUPS
 from eviction_client.reuse import REPLY_ENDS, Stretch
 
 NEW_TOKENS: Final = (1024, 4096, 16384)
-"""Bounds of the groups."""
+"""Bounds of the groups, new tokens."""
 GROUPS: Final = len(NEW_TOKENS) + 1
-_OWN: Final = GROUPS - 1
-"""The sidecar's groups, numbered from 1, lie behind those that requests without a prediction have."""
-WITH_PREDICTED: Final = _OWN + MOST_GROUPS
-"""Groups in all: those made here, and the sidecar's."""
+WITH_PREDICTED: Final = GROUPS - 1 + MOST_GROUPS
+"""Number of all groups: these, and the sidecar's."""
 
 
 def predicted(group: int) -> int:
-    """Return the number of one of the sidecar's groups, from 1 on, among all."""
-    return _OWN + group
+    """Return the number among all groups of a group of the sidecar, which counts from 1."""
+    return GROUPS - 1 + group
 
 
 def priors_of(hazards: Mapping[int, Sequence[float]]) -> dict[int, Sequence[float]]:
-    """Return hazards that the sidecar predicts for its groups by their numbers among all."""
+    """Return the sidecar's predicted hazards, keyed by the groups' numbers among all."""
     return {predicted(group): curve for group, curve in hazards.items()}
 
 
 def group_of(stretches: Sequence[Stretch], block_tokens: int) -> int:
-    """Return the group, from 0 on, of a prompt with these stretches of full blocks."""
+    """Return the group, from 0, of a prompt with these stretches of full blocks."""
     if not stretches or stretches[-1].gap:
         return 0
     begins = stretches[-2].end if len(stretches) > 1 else 0
@@ -46,16 +44,16 @@ def group_of(stretches: Sequence[Stretch], block_tokens: int) -> int:
 
 
 COUNTED: Final = 100
-"""Replies of which the ends are counted at a time."""
+"""Replies per count."""
 SHARE: Final = 0.1
-"""Of these replies, that must end alike for a class of their own."""
+"""Share of these replies that must have the same end for a number of its own."""
 
 
 class ReplyEnds:
-    """Numbers the ways in which replies end, which nobody has to name: 1 and up for the frequent ones, 0 for all others.
+    """Numbers the frequent ends of replies from 1, without configuration; all others are 0.
 
-    A way is any value that is equal for replies that end alike, such as the last token before the end-of-sequence token: a tool
-    call ends with its closing tag. A way keeps its number.
+    An end is any value that is equal for replies that end alike, such as the last token before the end-of-sequence token: a
+    tool call ends with its closing tag. An end keeps its number.
     """
 
     def __init__(self) -> None:
@@ -63,7 +61,7 @@ class ReplyEnds:
         self._counts: Counter[Hashable] = Counter()
 
     def number(self, end: Hashable) -> int:
-        """Return the number of a way, in [0, REPLY_ENDS), and count it. None: not known."""
+        """Return the number of an end, in [0, REPLY_ENDS), and count it. ``end`` is None if unknown."""
         if end is None:
             return 0
         known = self._numbers.get(end)

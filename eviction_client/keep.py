@@ -1,8 +1,8 @@
-"""Keep: what waiting requests will hit is evicted last, that of the first to come the very last. The same in every engine.
+"""Keeps the cached prefixes of waiting requests: they are evicted last, that of the oldest request last of all.
 
-Only the :data:`KEPT_REQUESTS` that came first count. A request needs the prefix that is cached when it begins to count, before
-a step of the scheduler. One that waits alone counts only if a step has passed it over, so that nothing is done for an engine
-that serves at once. What a request has lost meanwhile is known when it starts: a dry run counts what keeping would save.
+Only the :data:`KEPT_REQUESTS` oldest waiting requests count. A request counts from a step of the scheduler on, with the prefix
+that is cached then. A request that waits alone counts only after a step has passed it over, so that nothing is done for an
+engine that serves at once. When a request starts, its lost tokens are counted: in a dry run, those that keeping would save.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -13,30 +13,30 @@ from eviction_client.stores.base import BlockHash
 from eviction_client.waits import KEPT_REQUESTS, Waited, Waits
 
 BLOCKS_PER_STEP: Final = 1024
-"""Blocks that are looked up before one step, after which the other requests have to wait for the next one."""
+"""Blocks looked up before one step; the remaining requests are looked up before later steps."""
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 
 
 class Keeper(Protocol):
-    """What keeps blocks, as :class:`eviction_client.value_queue.ValueQueue` does."""
+    """Keeps blocks, like :class:`eviction_client.value_queue.ValueQueue`."""
 
     def wait(self, request: Hashable, blocks: Iterable[Any]) -> None:
-        """Keep blocks that a request will hit that waits from now on."""
+        """Keep the blocks that a waiting request will hit."""
 
     def served(self, request: Hashable) -> None:
-        """Note that a request does not wait any more."""
+        """Stop keeping blocks for a request."""
 
 
 class Found(NamedTuple):
-    """What a request needs.
+    """The cached prefix of a waiting request.
 
     Attributes:
-        cached: tokens of its prompt that are cached.
-        tokens: of its prompt.
+        cached: cached tokens of its prompt.
+        tokens: tokens of its prompt.
         prompt: hashes of the prompt's full blocks.
-        needs: what keeps blocks, and these; nothing in a dry run.
+        needs: keepers, each with its cached blocks; empty in a dry run.
     """
 
     cached: int
@@ -46,28 +46,28 @@ class Found(NamedTuple):
 
 
 class Lookup(Protocol[R_contra]):
-    """How an engine finds what is cached of a request."""
+    """Finds the cached prefix of a request in an engine."""
 
     def find(self, request: R_contra, budget: int) -> tuple[int, Found | None]:
-        """Return the blocks looked up, at least one and about ``budget`` at most, and what the request needs.
+        """Return the number of blocks looked up, at least one and about ``budget`` at most, and the cached prefix.
 
-        None: it takes more than that. The next call goes on.
+        If the budget does not suffice, the prefix is None, and the next call continues.
         """
 
     def prompt(self, request: R_contra) -> Sequence[BlockHash]:
-        """Return the hashes of the full blocks of a prompt that the engine has just begun."""
+        """Return the hashes of a prompt's full blocks. The engine has just started the request."""
 
 
 class Keep(Generic[R]):
     """The waiting requests of one scheduler.
 
     Args:
-        enabled: else no request counts, and all that is done is to show prompts to the plug-in as they start.
+        enabled: whether requests count; if not, prompts are only passed to the plug-in when they start.
 
     Attributes:
-        waited: those that have waited.
-        counted: those that count.
-        beyond: those that do not, in the order in which they came.
+        waited: statistics of the requests that have waited.
+        counted: the requests that count.
+        beyond: the other waiting requests, oldest first.
     """
 
     def __init__(self, plugin: Plugin, lookup: Lookup[R], *, enabled: bool) -> None:
@@ -85,11 +85,11 @@ class Keep(Generic[R]):
         return bool(self.beyond or self.counted)
 
     def join(self, request_id: str, request: R) -> None:
-        """Take in a request that waits from now on."""
+        """Add a request that starts to wait."""
         self.beyond[request_id] = request
 
     def before_step(self) -> None:
-        """Let the requests that came first count, unless there is only one and it may be served at once."""
+        """Look up and count the oldest waiting requests, unless there is only one and it may be served at once."""
         waits, beyond = self.counted, self.beyond
         if (
             not beyond
@@ -113,7 +113,7 @@ class Keep(Generic[R]):
             self._count(request_id, found)
 
     def started(self, requests: Iterable[tuple[str, int]]) -> None:
-        """Note which requests a step has begun, and how many tokens of their prompts were cached. Others may be among them."""
+        """Record the requests that a step has started, with the cached tokens of their prompts. Ignores unknown requests."""
         for request_id, cached in requests:
             request = self.beyond.pop(request_id, None)
             if request is not None:
@@ -125,7 +125,7 @@ class Keep(Generic[R]):
         self._passed_over = self.waiting
 
     def leave(self, request_id: str) -> None:
-        """Let go of a request that waits no more; nothing if it did not."""
+        """Remove a request if it waits."""
         counted = self.counted.pop(request_id, None)
         if counted is None:
             self.beyond.pop(request_id, None)

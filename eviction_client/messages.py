@@ -1,4 +1,4 @@
-"""What an engine and the sidecar send each other, as protobuf messages."""
+"""Requests to and answers from the sidecar, converted to and from protobuf messages."""
 
 import sys
 from array import array
@@ -9,17 +9,17 @@ from typing import Final
 from lpc.v1 import predictor_pb2
 
 MAX_TOKEN_IDS: Final = 2**20
-"""A longer prompt (4 MiB) is not sent."""
+"""Longer prompts (more than 4 MiB) are not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation of which an engine asks whether it goes on.
+    """The conversation to predict.
 
     Attributes:
         token_ids: the rendered prompt.
         served_model: name under which the sidecar knows the tokenizer.
-        turn_count: user turns so far, where the engine knows.
+        turn_count: user turns so far, if the engine knows.
     """
 
     token_ids: Sequence[int]
@@ -31,15 +31,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the sidecar thinks of a conversation.
+    """A prediction for a conversation.
 
     Attributes:
-        probability: that it has a further user turn, in (0, 1).
-        model_version: of the model that answered.
-        turn_count: user turns that the model was given.
-        unread: the token ids could not be read: no probability, and a group by lengths and times alone.
-        group: of requests that are predicted to return alike, in the numbering of the client's `reuse_curves`; 0 where nothing
-            is known.
+        probability: of another user turn, in (0, 1).
+        model_version: version of the model that predicted.
+        turn_count: user turns in the model's input.
+        unread: the sidecar could not read the token ids: no probability, and the group follows from lengths and times alone.
+        group: number of the reuse group, as in the client's `reuse_curves`; 0: unknown.
     """
 
     probability: float
@@ -50,9 +49,9 @@ class Prediction:
 
 
 def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequest:
-    """Return the message; raises whatever is wrong with what the caller gave. ``tokenizer``: its digest, if it is offered.
+    """Return the request as a message. ``tokenizer``: digest of an offered tokenizer. Raises for invalid fields.
 
-    The ids are packed by ``array`` and parsed back as one field: 8,000 of them hold the GIL for 40 microseconds instead of 120.
+    ``array`` packs the ids, and protobuf parses them as one field: 8,000 ids hold the GIL for 40 microseconds instead of 120.
     """
     ids = array("I", question.token_ids)
     if not 0 < len(ids) <= MAX_TOKEN_IDS:
@@ -73,7 +72,7 @@ def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequ
 
 
 def decode(prediction: predictor_pb2.Prediction, group: int = 0) -> Prediction | None:
-    """Return the prediction; None for what is not a probability. ``group``: in the client's numbering."""
+    """Return the prediction; None if its probability is invalid. ``group``: in the client's numbering."""
     if not 0.0 <= prediction.probability <= 1.0:
         return None
     return Prediction(

@@ -1,9 +1,9 @@
-"""This engine's tokenizer, offered to the sidecar, which has to read the engine's token ids: its files, or only its name.
+"""Upload of this engine's tokenizer to the sidecar, which needs it to decode the engine's token ids.
 
-An offer is one call: name and digest first, then the files. It reaches whichever sidecar is next, which answers before the
-first byte if it has the tokenizer. It is repeated until the answer is "ready", and whenever a sidecar has answered without
-reading a prompt: so each of several sidecars gets it, and one that was restarted or added. The files are read in a thread of
-the predictor client's, a bounded number of bytes at a time. Whatever goes wrong, the engine serves on, and one line is logged.
+An offer is one call: name and digest first, then the files. A sidecar that has the tokenizer answers before the first file.
+gRPC picks the sidecar. The client repeats the offer until the answer is "ready", and whenever a sidecar could not read a
+prompt, so that every sidecar gets the tokenizer, including restarted and added ones. The client reads the
+files in chunks of bounded size. A failure logs one line and does not affect serving.
 """
 
 import logging
@@ -19,15 +19,21 @@ from lpc.wire.tokenizer_files import CHUNK_BYTES, MAX_BYTES, NAMES, NEEDED, dige
 logger = logging.getLogger("eviction_client")
 
 TokenizerState = Literal["unknown", "none", "loading", "ready", "refused", "failed"]
-"""How the sidecar that answered last stands with this engine's tokenizer: not asked yet; there is none to offer, and it knows
-none; it is received from another engine, or loaded; prompts are read; it is not taken; it cannot be loaded."""
+"""State of this engine's tokenizer in the sidecar that answered last.
+
+- ``unknown``: no sidecar has answered an offer yet.
+- ``none``: the engine has no tokenizer files, and the sidecar has no tokenizer for the model.
+- ``loading``: the sidecar receives the files from another engine, or loads them.
+- ``ready``: the sidecar reads prompts.
+- ``refused``: the sidecar rejects the tokenizer.
+- ``failed``: the sidecar could not load the tokenizer.
+"""
 STATES: Final[tuple[TokenizerState, ...]] = ("failed", "refused", "none", "loading", "ready", "unknown")
 
 FindFiles = Callable[[], Mapping[str, Path]]
-"""Returns the files of the engine's tokenizer by their names, those of `tokenizer_files.NAMES` that there are; takes as long as
-a look at the disk. Raises NoTokenizer."""
+"""Returns the paths of the engine's tokenizer files by name, if in `tokenizer_files.NAMES`. Raises NoTokenizer."""
 
-_HEARD: Final[dict[int, TokenizerState]] = {
+_STATE_OF: Final[dict[int, TokenizerState]] = {
     predictor_pb2.TOKENIZER_STATE_READY: "ready",
     predictor_pb2.TOKENIZER_STATE_LOADING: "loading",
     predictor_pb2.TOKENIZER_STATE_REFUSED: "refused",
@@ -36,17 +42,17 @@ _HEARD: Final[dict[int, TokenizerState]] = {
 
 
 class NoTokenizer(Exception):
-    """The engine's tokenizer has no files that could be offered. The message says why."""
+    """The engine's tokenizer has no files to offer. The message gives the reason."""
 
 
 class LogOnce:
-    """Logs a line of each kind once in an engine's life. The kinds are few, so it is bounded."""
+    """Logs one line of each kind."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def __call__(self, kind: str, level: int, text: str, *values: object) -> None:
-        """Log, unless a line of this kind was logged."""
+        """Log the line unless one of this kind was logged before."""
         if kind not in self._logged:
             self._logged.add(kind)
             logger.log(level, "learned prefix cache: " + text, *values)
@@ -54,15 +60,15 @@ class LogOnce:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """Files of a tokenizer as they were when they were looked at. ``sizes``: by name, in order, bytes."""
+    """Files of a tokenizer at the time they were read. ``sizes``: bytes by name, in the order of upload."""
 
     digest: str
     sizes: Mapping[str, int]
     paths: Mapping[str, Path]
 
 
-def look_at(paths: Mapping[str, Path]) -> TokenizerFiles:
-    """Return the digest and sizes of a tokenizer's files; other names are passed over. Raises OSError, NoTokenizer."""
+def hash_files(paths: Mapping[str, Path]) -> TokenizerFiles:
+    """Return the digest and sizes of a tokenizer's files, ignoring other files. Raises OSError, NoTokenizer."""
     known = {name: paths[name] for name in NAMES if name in paths}
     if NEEDED not in known:
         raise NoTokenizer(f"it has no {NEEDED}")
@@ -82,11 +88,11 @@ def look_at(paths: Mapping[str, Path]) -> TokenizerFiles:
 
 
 class Offer:
-    """What is offered, and what came of it. Not for the scheduler's thread.
+    """The messages of an offer, and the state of the tokenizer in the sidecar. Not for the scheduler's thread.
 
     Attributes:
         served_model: name under which the engine serves.
-        state: by the latest answer to an offer.
+        state: the latest answer to an offer.
     """
 
     def __init__(self, served_model: str, find: FindFiles, log: LogOnce) -> None:
@@ -97,13 +103,13 @@ class Offer:
         self._files: TokenizerFiles | None = None
 
     def digest_of(self, served_model: str) -> str:
-        """Return a tokenizer's digest; empty if it is not this one, there is none to offer, or :meth:`look` was not called."""
+        """Return the digest of a model's tokenizer; empty for another model, without files, and before :meth:`read_files`."""
         return self._files.digest if self._files is not None and served_model == self.served_model else ""
 
-    def look(self) -> None:
-        """Read the files for their digest; call it once, before all else."""
+    def read_files(self) -> None:
+        """Read and hash the files. Call it once, before all else."""
         try:
-            self._files = look_at(self._find())
+            self._files = hash_files(self._find())
             return
         except NoTokenizer as error:
             reason = str(error)
@@ -114,13 +120,13 @@ class Offer:
         self._log(
             "nothing",
             logging.WARNING,
-            "the tokenizer of %s cannot be offered to the predictor (%s): LPC_SERVED_MODELS of the sidecar must name it",
+            "the tokenizer of %s cannot be offered to the predictor (%s): name it in LPC_SERVED_MODELS of the sidecar",
             self.served_model,
             reason,
         )
 
     def parts(self) -> Iterator[predictor_pb2.OfferTokenizerRequest]:
-        """Yield the messages of one offer; the last is empty if the files cannot be read any more."""
+        """Yield the messages of one offer. If a file cannot be read, the last message is empty."""
         files = self._files
         sizes = files.sizes if files is not None else {}
         named = [predictor_pb2.TokenizerFile(name=name, bytes=size) for name, size in sizes.items()]
@@ -136,16 +142,16 @@ class Offer:
                     while left:
                         data = file.read(min(left, CHUNK_BYTES))
                         if not data:
-                            raise OSError("it has become shorter")
+                            raise OSError("a file has been truncated")
                         left -= len(data)
                         yield predictor_pb2.OfferTokenizerRequest(data=data)
         except OSError as error:
-            self._log("unread", logging.WARNING, "its tokenizer's files cannot be read any more (%s)", error.strerror or error)
+            self._log("unread", logging.WARNING, "cannot read the engine's tokenizer files (%s)", error.strerror or error)
             yield predictor_pb2.OfferTokenizerRequest(data=b"")
 
-    def heard(self, status: predictor_pb2.TokenizerStatus) -> None:
-        """Take in what a sidecar answers."""
-        state = _HEARD.get(status.state, "unknown")
+    def update(self, status: predictor_pb2.TokenizerStatus) -> None:
+        """Set the state from a sidecar's answer."""
+        state = _STATE_OF.get(status.state, "unknown")
         if state == "refused" and self._files is None:
             state = "none"
         self.state = state
@@ -155,7 +161,7 @@ class Offer:
             self._log(
                 state,
                 logging.WARNING,
-                "the predictor does not read the prompts of %s, so it predicts by lengths and times alone: %s",
+                "the predictor cannot read the prompts of %s and predicts from lengths and times alone: %s",
                 self.served_model,
                 status.message,
             )

@@ -1,4 +1,4 @@
-"""What every plug-in needs of the client that asks the sidecar."""
+"""The part of the sidecar's client that every plug-in uses."""
 
 from collections.abc import Hashable, Sequence
 from typing import Protocol
@@ -12,16 +12,16 @@ class BasePredictor(Protocol):
     """A part of :class:`eviction_client.predictor_client.PredictorClient`. Never blocks, never raises."""
 
     def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
-        """Ask about a conversation."""
+        """Request a prediction."""
 
     def take(self, request_id: Hashable) -> Prediction | None:
-        """Return the answer; None: there is none yet."""
+        """Return the answer, None if there is none yet."""
 
     def forget(self, request_id: Hashable) -> None:
         """Forget a request."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
 
     @property
     def healthy(self) -> bool:
@@ -33,4 +33,4 @@ class BasePredictor(Protocol):
 
     @property
     def tokenizer_state(self) -> TokenizerState:
-        """How the sidecar stands with the engine's tokenizer."""
+        """State of the engine's tokenizer in the sidecar."""

@@ -1,16 +1,16 @@
-"""Asks the sidecars, off the serving path: a call for each request, its answer collected until the request ends.
+"""Client of the sidecar: one asynchronous `Predict` call per request, off the engine's serving path.
 
 The scheduler calls :meth:`PredictorClient.ask` when it admits a request and :meth:`PredictorClient.take` when it frees the
 request's blocks. Both only touch dictionaries under a lock that is never held during I/O or encoding: microseconds.
-No answer, for whatever reason, is ``None``: the request has the group that the engine gives it.
+A request without an answer, for whatever reason, gets ``None`` and the group that the engine computes.
 
-gRPC does the rest (`CHANNEL_OPTIONS`): it looks the address up, calls all sidecars behind it in turn, gives up a connection on
-which nothing answers, connects again, and tries once more if a sidecar is gone or overloaded. A call waits for a connection
-and ends at its deadline. It is gRPC's synchronous API because grpc.aio has one poller per process, shared by all event loops:
-an engine that uses it in another thread would wake ours, and ours theirs.
+gRPC does the rest (`CHANNEL_OPTIONS`): it resolves the address, calls the sidecars behind it in turn, drops dead connections,
+reconnects, and retries once if a sidecar is gone or overloaded. A call waits for a connection until its deadline. The client
+uses gRPC's synchronous API because grpc.aio has one poller per process for all event loops: an engine that runs grpc.aio in
+another thread and this client would wake each other.
 
-Threads: a *sender* encodes and calls; a *watcher* offers the tokenizer, renews certificates and probes the sidecar; gRPC's own
-thread brings the answers. Make a client after the engine has forked: threads do not survive a fork.
+Threads: the *sender* encodes and calls; the *watcher* offers the tokenizer, renews certificates and probes the sidecar; gRPC's
+own thread delivers the answers. Create the client after the engine has forked: threads do not survive a fork.
 """
 
 import json
@@ -36,22 +36,22 @@ from lpc.wire.certificates import CertificateError
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 10.0
-"""Age at which an answer is worthless."""
+"""Default deadline of a call."""
 MAX_TIMEOUT_S: Final = 600.0
 MOST_IN_FLIGHT: Final = 1024
-"""Calls at a time; what is asked beyond them waits here."""
+"""Concurrent calls; further requests wait in the client."""
 TICK_S: Final = 0.25
-"""How exactly deadlines are kept of what waits here."""
+"""How often unsent requests are checked for expiry."""
 PROBE_S: Final = 30.0
-"""Seconds between looks at an idle sidecar and at the certificate files."""
+"""Interval of probes of an idle sidecar, and of checks of the certificate files."""
 RETRY_S: Final = 2.0
-"""Seconds between looks while no sidecar answers or the tokenizer is not ready."""
+"""Interval of probes while no sidecar answers, and of offers while the tokenizer is not ready."""
 REFUSED_S: Final = 60.0
-"""Seconds after which a tokenizer is offered again that was not taken."""
+"""Pause before a rejected tokenizer is offered again."""
 PROBE_TIMEOUT_S: Final = 5.0
 OFFER_TIMEOUT_S: Final = 300.0
 RETIRE_S: Final = 30.0
-"""What calls in flight get on a channel whose certificates have been replaced."""
+"""How long calls in flight may finish on a channel whose certificates were replaced."""
 
 CHANNEL_OPTIONS: Final = (
     (
@@ -62,55 +62,55 @@ CHANNEL_OPTIONS: Final = (
                 "methodConfig": [
                     {
                         "name": [{"service": "lpc.v1.ContinuationPredictor", "method": "Predict"}],
-                        # Once: what is asked may be what breaks the sidecars.
+                        # One retry: the request itself may be what crashes the sidecars.
                         "retryPolicy": {
                             "maxAttempts": 2,
                             "initialBackoff": "0.05s",
                             "maxBackoff": "1s",
                             "backoffMultiplier": 2,
-                            # CANCELLED: by a server that ends before it has answered.
+                            # CANCELLED: the server stopped before it answered.
                             "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
                         },
                     }
                 ],
-                # A fleet that is overloaded is not asked everything twice.
+                # An overloaded fleet must not get every request twice.
                 "retryThrottling": {"maxTokens": 1000, "tokenRatio": 0.1},
             }
         ),
     ),
-    # What is not kept cannot be sent again: 1 million token ids have 4 MiB.
+    # gRPC retries only what fits in this buffer: 1 million token ids take 4 MiB.
     ("grpc.per_rpc_retry_buffer_size", 5 << 20),
-    # Pings, while calls wait: a host that is gone says nothing.
+    # Pings while calls wait: a host that is gone closes no connection.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # What gRPC 1.85 goes by instead (default 60 s), measured.
+    # gRPC 1.85 uses this one instead (default 60 s), as measured.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    # How long one attempt to connect may take.
+    # Time limit of one connection attempt.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.dns_min_time_between_resolutions_ms", 5_000),
     ("grpc.max_receive_message_length", 1 << 20),
-    # Another client's connections would be shared, and their waiting times.
+    # Else clients of one process would share connections and their reconnect backoff.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 Fate = Literal["answered", "late", "failed", "refused", "forgotten"]
-"""How a request ends: a counter of :class:`PredictorCounters`."""
+"""How a request ended: the name of a counter in :class:`PredictorCounters`."""
 
 _FATES: Final[dict[grpc.StatusCode, Fate]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "late",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "refused",
 }
-_OUR_FAULT: Final = (
+_PERMANENT: Final = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INTERNAL,
 )
-"""Refusals that will not go by themselves."""
-_NOT_REACHED: Final = (
+"""Errors that last until an operator fixes the setup."""
+_INCONCLUSIVE: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -119,34 +119,34 @@ _NOT_REACHED: Final = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-"""Statuses that do not show that predictions can be had."""
+"""Statuses that do not prove that a sidecar works."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorCounters:
-    """What became of the requests; each that was asked ends in exactly one of the first five, or is still waiting."""
+    """How requests ended. Each request counts in exactly one of the first five, or still waits."""
 
     answered: int = 0
     late: int = 0
-    """No answer before the deadline, or pushed out by newer requests."""
+    """No answer before the deadline, or dropped for newer requests."""
     failed: int = 0
-    """The sidecar answered with an error or broke twice, or the request could not be encoded."""
+    """The sidecar returned an error or crashed twice, or the request could not be encoded."""
     refused: int = 0
-    """The sidecars that were asked had more work than time."""
+    """The sidecars were overloaded."""
     forgotten: int = 0
     """Forgotten by the caller before an answer came."""
     unread: int = 0
-    """Answers to prompts that the sidecar could not read. They also count as answered."""
+    """Answers to prompts that the sidecar could not read. They also count in ``answered``."""
 
     @property
     def ended(self) -> int:
-        """Requests that do not wait any more."""
+        """Requests that do not wait for an answer."""
         return self.answered + self.late + self.failed + self.refused + self.forgotten
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One request. Times are seconds of the client's clock. ``over``: it has its answer, or will get none."""
+    """One request. ``deadline``: by the client's clock. ``over``: it has its answer or will get none."""
 
     key: Hashable
     question: Question | None
@@ -157,18 +157,18 @@ class _Request:
 
 
 class PredictorClient:
-    """The engine's side of the sidecar. Thread-safe; no public method blocks (but ``close``) or raises.
+    """The engine's client of the sidecars. Thread-safe; no public method raises, and only ``close`` blocks.
 
     Args:
-        address: host:port, unix:///path/to/socket or another of gRPC's; of a name with several addresses each is a sidecar.
-        served_model: name under which the sidecar knows the engine's tokenizer, for ``ask`` calls that give none.
-        timeout_s: age at which an answer is worthless, for ``ask`` calls that give none.
-        capacity: requests remembered, waiting and answered together; over it the oldest goes.
-        access: says how to get in (TLS, token); asked now and then. Without it: in plain text, without a token.
-        tokenizer: finds the files of ``served_model``'s tokenizer, which the sidecar is offered; called in a thread of the
-            client's. Without it none is offered: the sidecar's operator must have configured it.
-        probe_s: between looks at an idle sidecar.
-        options: of gRPC's channel, on top of `CHANNEL_OPTIONS`.
+        address: gRPC address such as host:port or unix:///path/to/socket. A name may resolve to several sidecars.
+        served_model: name under which the sidecar knows the engine's tokenizer; ``ask`` may override it.
+        timeout_s: default deadline of ``ask``, seconds from the call.
+        capacity: requests remembered, waiting and answered together; beyond it the oldest is dropped.
+        access: returns the TLS files and the token, called repeatedly. The default is plain text without a token.
+        tokenizer: finds the files of ``served_model``'s tokenizer, to offer them to the sidecar; called in the watcher's
+            thread. Without it the sidecar's operator must configure the tokenizer.
+        probe_s: interval of probes of an idle sidecar, seconds.
+        options: gRPC channel options, on top of `CHANNEL_OPTIONS`.
         clock: monotonic seconds.
     """
 
@@ -203,9 +203,9 @@ class PredictorClient:
         # With the lock held:
         self._requests: OrderedDict[Hashable, _Request] = OrderedDict()
         self._unsent: OrderedDict[int, _Request] = OrderedDict()
-        """By id, in order of asking; not over."""
-        self._unwanted: deque[Any] = deque(maxlen=capacity)
-        """Calls to be cancelled."""
+        """By ``id()``, oldest first; none of them is over."""
+        self._to_cancel: deque[Any] = deque(maxlen=capacity)
+        """Calls to cancel."""
         self._in_flight = 0
         self._waiting = 0
         self._counts = dict.fromkeys((field.name for field in fields(PredictorCounters)), 0)
@@ -215,13 +215,12 @@ class PredictorClient:
         self._channel: grpc.Channel | None = None
         self._stub: predictor_pb2_grpc.ContinuationPredictorStub | None = None
         self._reached: bool | None = None
-        self._heard_at = self._probed_at = self._offered_at = -float("inf")
+        self._answered_at = self._probed_at = self._offered_at = -float("inf")
         self._suspicious = False
-        """A call has failed as if no sidecar could be reached, since the last probe."""
+        """Since the last probe, a call has failed as if no sidecar were reachable."""
         self._unread = False
-        """A sidecar could not read a prompt, since the last offer."""
-        self._look = threading.Event()
-        """Wakes the watcher."""
+        """Since the last offer, a sidecar could not read a prompt."""
+        self._wake_watcher = threading.Event()
         self._threads = [
             threading.Thread(target=run, name=f"lpc-predictor-{name}", daemon=True)
             for name, run in (("sender", self._send), ("watcher", self._watch))
@@ -231,7 +230,7 @@ class PredictorClient:
 
     @classmethod
     def of(cls, settings: ClientSettings, served_model: str, tokenizer: FindFiles) -> "PredictorClient":
-        """Return what an engine asks by its settings. ``served_model``: unless they name another."""
+        """Return the client for an engine's settings. ``served_model``: used unless the settings name one."""
         return cls(
             settings.predictor_address,
             served_model=settings.served_model or served_model,
@@ -252,19 +251,19 @@ class PredictorClient:
         conversation_id: str = "",
         timeout_s: float | None = None,
     ) -> None:
-        """Ask whether the conversation of a request continues. A second ask under one id replaces the first.
+        """Request a prediction for a conversation. A second call with the same id replaces the first.
 
         Args:
             request_id: the engine's; it does not leave the process.
-            token_ids: the rendered prompt. Not copied: it must not change until the answer is there.
+            token_ids: the rendered prompt. Not copied: it must not change until the answer has arrived.
             turn_count: user turns so far, if the engine knows.
-            timeout_s: seconds from now after which an answer is worthless.
+            timeout_s: deadline, seconds from now.
         """
         try:
-            patience = self._timeout_s if timeout_s is None else min(float(timeout_s), MAX_TIMEOUT_S)
+            timeout = self._timeout_s if timeout_s is None else min(float(timeout_s), MAX_TIMEOUT_S)
             model = self._served_model if served_model is None else served_model
             question = Question(token_ids, model, turn_count, category, conversation_id)
-            request = _Request(request_id, question, self._clock() + patience)
+            request = _Request(request_id, question, self._clock() + timeout)
             with self._lock:
                 if self._closed:
                     return
@@ -276,15 +275,15 @@ class PredictorClient:
                     self._drop(next(iter(self._requests)), "late")
                 self._changed.notify()
         except Exception as error:
-            # An id that cannot be hashed, a time-out that is not a number: whatever it is, serving goes on.
+            # An unhashable id, a time-out that is not a number: serving must go on.
             with self._lock:
                 self._counts["failed"] += 1
             log_bug(logger, "asking the predictor", error)
 
     def take(self, request_id: Hashable) -> Prediction | None:
-        """Return the answer and forget the request; None, and nothing changes, when there is none yet.
+        """Return the answer and forget the request; without an answer return None and change nothing.
 
-        Callers that are done with a request that has no answer call :meth:`forget`.
+        To drop a request that has no answer yet, call :meth:`forget`.
         """
         try:
             with self._lock:
@@ -306,20 +305,17 @@ class PredictorClient:
 
     @property
     def reuse_curves(self) -> ReuseCurves | None:
-        """The predicted curves of the groups that predictions name; None while none are known.
-
-        Another epoch means other groups.
-        """
+        """The predicted curves of the groups in predictions; None while unknown. A new epoch renumbers the groups."""
         return self._groups.curves
 
     @property
     def healthy(self) -> bool:
-        """Whether a sidecar answers, as far as is known."""
+        """Whether a sidecar answered last time."""
         return self._reached is True
 
     @property
     def tokenizer_state(self) -> TokenizerState:
-        """How the sidecar that was offered the tokenizer of ``served_model`` last stands with it."""
+        """The latest answer of a sidecar to the offer of ``served_model``'s tokenizer."""
         return "unknown" if self._offer is None else self._offer.state
 
     @property
@@ -329,18 +325,18 @@ class PredictorClient:
 
     @property
     def waiting(self) -> int:
-        """Requests without an answer."""
+        """Number of requests that wait for an answer."""
         return self._waiting
 
     def close(self, timeout: float = 2.0) -> None:
-        """Hang up and end the threads, within ``timeout`` seconds. Later calls do nothing."""
+        """Close the connection and stop the threads, within ``timeout`` seconds. Later calls do nothing."""
         until = time.monotonic() + timeout
         with self._lock:
             self._closed = True
             self._requests.clear()
             self._unsent.clear()
             self._changed.notify_all()
-        self._look.set()
+        self._wake_watcher.set()
         if self._channel is not None:
             self._channel.close()
         for thread in self._threads:
@@ -349,20 +345,20 @@ class PredictorClient:
     # With the lock held.
 
     def _drop(self, key: Hashable, fate: Fate) -> None:
-        """Strike a request out, if there is one; cancel its call. ``fate`` counts it unless it is over."""
+        """Forget a request, if known. If it waits, count it as ``fate`` and cancel its call."""
         request = self._requests.pop(key, None)
         if request is not None and not request.over:
             self._end(request, fate)
             if request.call is not None:
-                self._unwanted.append(request.call)
+                self._to_cancel.append(request.call)
                 self._changed.notify()
 
     def _end(self, request: _Request, fate: Fate, answer: Prediction | None = None) -> None:
-        """Note that a request waits no more, unless it is over. Without an answer it is struck out."""
+        """Mark a request as over and count it; forget it if it has no answer."""
         if request.over:
             return
         request.over, request.answer = True, answer
-        request.question = None  # its token ids are not kept for the answer's sake
+        request.question = None  # frees the token ids
         self._unsent.pop(id(request), None)
         self._waiting -= 1
         self._counts[fate] += 1
@@ -378,13 +374,13 @@ class PredictorClient:
     def _send(self) -> None:
         while True:
             with self._lock:
-                while not (self._closed or self._unwanted or self._sendable):
+                while not (self._closed or self._to_cancel or self._sendable):
                     self._changed.wait(TICK_S if self._unsent else None)
                     self._expire(self._clock())
                 if self._closed:
                     return
-                calls = list(self._unwanted)
-                self._unwanted.clear()
+                calls = list(self._to_cancel)
+                self._to_cancel.clear()
                 request = None
                 if self._sendable:
                     request = self._unsent.popitem(last=False)[1]
@@ -408,7 +404,7 @@ class PredictorClient:
             message.accept_unread = self._offer is not None
             message.known_curves.extend(self._groups.known)
             call = stub.Predict.future(message, timeout=timeout_s, metadata=self._access.metadata, wait_for_ready=True)
-        except UnicodeError:  # what a caller has sent as its session or class
+        except UnicodeError:  # in the caller's session or category
             self._ended(request, "failed")
             return
         except Exception as error:
@@ -419,7 +415,7 @@ class PredictorClient:
         with self._lock:
             request.call = call
             if request.over:
-                self._unwanted.append(call)
+                self._to_cancel.append(call)
         call.add_done_callback(lambda done: self._answered(request, done))
 
     # gRPC's thread.
@@ -437,10 +433,10 @@ class PredictorClient:
                     self._note_unread()
             else:
                 fate = _FATES.get(code, "failed")
-                if code in _OUR_FAULT:
+                if code in _PERMANENT:
                     self._log(code.name, logging.WARNING, "the predictor refuses requests (%s): %s", code.name, call.details())
             if not request.over:
-                self._heard(code)
+                self._note_status(code)
         except Exception as error:
             log_bug(logger, "reading the predictor's answer", error)
         self._ended(request, fate, answer)
@@ -468,21 +464,21 @@ class PredictorClient:
             self._log(
                 "foreign",
                 logging.WARNING,
-                "a predictor that was offered the tokenizer of %s did not read a prompt: it is offered again; if that goes on, "
-                "the sidecar's log and `lpc doctor` give the reason",
+                "a predictor could not read a prompt although it was offered the tokenizer of %s. The plug-in offers it again; "
+                "if this repeats, see the sidecar's log and `lpc doctor`",
                 self._offer.served_model,
             )
         self._unread = True
-        self._look.set()
+        self._wake_watcher.set()
 
-    def _heard(self, code: grpc.StatusCode) -> None:
-        """Note what a call shows of whether sidecars answer. Any thread."""
-        if code not in _NOT_REACHED:
-            self._heard_at = self._clock()
+    def _note_status(self, code: grpc.StatusCode) -> None:
+        """Update the health from a call's status. Any thread."""
+        if code not in _INCONCLUSIVE:
+            self._answered_at = self._clock()
             self._note_reached(True, "")
         elif self._reached is not False and not self._suspicious:
             self._suspicious = True
-            self._look.set()
+            self._wake_watcher.set()
 
     def _note_reached(self, reached: bool, reason: str) -> None:
         with self._lock:
@@ -498,9 +494,9 @@ class PredictorClient:
 
     def _watch(self) -> None:
         if self._offer is not None:
-            self._offer.look()
+            self._offer.read_files()
         while not self._closed:
-            self._look.clear()
+            self._wake_watcher.clear()
             try:
                 self._open()
                 if self._offer is not None and self._offer_due_s() <= 0:
@@ -510,10 +506,10 @@ class PredictorClient:
             except Exception as error:
                 if not self._closed:
                     log_bug(logger, "watching the predictor", error)
-            self._look.wait(max(min(self._offer_due_s(), self._probe_due_s()), 0.05))
+            self._wake_watcher.wait(max(min(self._offer_due_s(), self._probe_due_s()), 0.05))
 
     def _open(self) -> None:
-        """Make the channel, and another when the certificates have changed; read the token."""
+        """Open the channel, replace it if the certificates have changed, and read the token."""
         try:
             access = self._read_access()
             if self._channel is not None and access.pem == self._access.pem:
@@ -521,12 +517,12 @@ class PredictorClient:
                 return
             channel = access.channel(self._address, self._options)
         except Exception as error:
-            # A file that cannot be used, or an address that gRPC cannot even parse.
+            # An unusable file, or an address that gRPC cannot parse.
             reason = str(error) if isinstance(error, CertificateError) else type(error).__name__
             if self._channel is None:
                 self._note_reached(False, reason)
             else:
-                self._log("access", logging.WARNING, "new certificates or a new token are not used: %s", reason)
+                self._log("access", logging.WARNING, "cannot use the new certificates or token, using the old ones: %s", reason)
             return
         with self._lock:
             if self._closed:
@@ -541,7 +537,7 @@ class PredictorClient:
             retire.start()
 
     def _offer_due_s(self) -> float:
-        """Seconds until the tokenizer is to be offered."""
+        """Seconds until the next offer of the tokenizer."""
         if self._offer is None or (self._offer.state == "ready" and not self._unread):
             return float("inf")
         pause = RETRY_S if self._offer.state in ("unknown", "loading", "ready") else REFUSED_S
@@ -555,16 +551,16 @@ class PredictorClient:
             answer = self._stub.OfferTokenizer(offer.parts(), timeout=OFFER_TIMEOUT_S, metadata=self._access.metadata)
         except grpc.RpcError as error:
             code = error.code()
-            if code in (grpc.StatusCode.UNIMPLEMENTED, *_OUR_FAULT):
-                self._log("offer", logging.WARNING, "the predictor takes no offer of a tokenizer (%s)", code.name)
+            if code in (grpc.StatusCode.UNIMPLEMENTED, *_PERMANENT):
+                self._log("offer", logging.WARNING, "the predictor does not accept tokenizers (%s)", code.name)
             return
-        offer.heard(answer.status)
-        self._heard(grpc.StatusCode.OK)
+        offer.update(answer.status)
+        self._note_status(grpc.StatusCode.OK)
 
     def _probe_due_s(self) -> float:
-        """Seconds until a look at whether a sidecar answers."""
+        """Seconds until the next probe of the sidecar."""
         if self._reached is True and not self._suspicious:
-            return self._heard_at + self._probe_s - self._clock()
+            return self._answered_at + self._probe_s - self._clock()
         return self._probed_at + RETRY_S - self._clock()
 
     def _probe(self) -> None:
@@ -577,7 +573,7 @@ class PredictorClient:
             )
         except grpc.RpcError as error:
             code = error.code()
-            if self._heard_at < self._probed_at:  # else another sidecar has answered
+            if self._answered_at < self._probed_at:  # else another sidecar has answered
                 self._note_reached(False, "nothing answers" if code is grpc.StatusCode.DEADLINE_EXCEEDED else str(code))
             return
-        self._heard(grpc.StatusCode.OK)
+        self._note_status(grpc.StatusCode.OK)

@@ -1,12 +1,12 @@
-"""The sidecars' groups and curves, in one numbering.
+"""The predicted groups and curves of several sidecars, in one numbering.
 
-Each sidecar numbers its groups itself. An engine that asks several keeps the numbering, the *epoch*, of one of them. A group of
-another sidecar counts as the group of that epoch whose curve is nearest: groups only sort requests, and each has its own curve
-in the engine after minutes. When only sidecars of other epochs have answered for KEPT_S, the epoch of one of them is taken.
+Each sidecar numbers its groups itself; an *epoch* identifies such a numbering. The engine uses one epoch. A group of another
+epoch maps to the group with the nearest curve: groups only sort requests, and within minutes each has its own curve in the
+engine. After KEPT_S in which only sidecars of other epochs answered, the engine switches to one of theirs.
 
-An answer names its sidecar's curves by their version, and brings them unless the request named that version as known.
+An answer gives the version of its sidecar's curves, and the curves themselves unless the request listed that version as known.
 
-Curves come from outside the engine's process, so they are checked before they are used.
+Curves come from outside the engine's process, so they are validated before use.
 """
 
 import math
@@ -21,13 +21,13 @@ from eviction_client.curve import EDGES, INTERVALS
 from lpc.v1 import predictor_pb2
 
 MOST_GROUPS: Final = 64
-"""Numbers of groups are below it."""
+"""Upper bound of the number of a group, exclusive."""
 KEPT_S: Final = 600.0
-"""Seconds for which an epoch is kept while only sidecars of other epochs answer."""
+"""How long an epoch stays in use while only sidecars of other epochs answer."""
 MOST_VERSIONS: Final = 64
-"""Versions of curves that are remembered: one for each sidecar, and those that came before."""
+"""Versions of curves remembered: the current one of each sidecar, and earlier ones."""
 MOST_EPOCH: Final = 64
-"""Characters."""
+"""Longest name of an epoch, characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class ReuseCurves:
     """Predicted curves of groups.
 
     Attributes:
-        epoch: names the numbering; while it is the same, a number means the same group.
-        hazards: [INTERVALS] of each group, by number.
+        epoch: identifies the numbering; within an epoch a number always means the same group.
+        hazards: hazards [INTERVALS] by group.
     """
 
     epoch: str
@@ -44,30 +44,30 @@ class ReuseCurves:
 
 
 class BadCurves(ValueError):
-    """What a sidecar has sent are not curves of groups."""
+    """A sidecar sent invalid curves."""
 
 
 def curves_of(message: predictor_pb2.ReuseCurves) -> ReuseCurves:
     """Return the curves in a message. Raises BadCurves."""
     if len(message.edges_s) != len(EDGES) or not all(map(math.isclose, message.edges_s, EDGES)):
-        raise BadCurves("the intervals are others than this client's")
+        raise BadCurves("the intervals differ from this client's")
     if not 0 < len(message.epoch) <= MOST_EPOCH:
-        raise BadCurves("an epoch without a name, or with too long a one")
+        raise BadCurves("the name of the epoch is empty or too long")
     found: dict[int, Sequence[float]] = {}
     for curve in message.curves:
         if not 0 < curve.group < MOST_GROUPS or curve.group in found:
-            raise BadCurves("a group's number is out of bounds, or there twice")
+            raise BadCurves("the number of a group is out of bounds or repeated")
         if len(curve.hazards) != INTERVALS:
-            raise BadCurves("a curve of another length")
+            raise BadCurves("a curve has the wrong length")
         hazards = tuple(curve.hazards)
-        if not all(0.0 <= hazard <= 1.0 for hazard in hazards):  # not so for a NaN
+        if not all(0.0 <= hazard <= 1.0 for hazard in hazards):  # false for NaN
             raise BadCurves("a hazard is not a probability")
         found[curve.group] = hazards
     return ReuseCurves(message.epoch, found)
 
 
 class Groups:
-    """The numbering in use, and what other sidecars' groups are in it. Thread-safe; no method waits.
+    """Maps the groups of all sidecars to the epoch in use. Thread-safe; no method blocks.
 
     Args:
         clock: monotonic seconds.
@@ -77,7 +77,7 @@ class Groups:
         self._clock = clock
         self._lock = threading.Lock()
         self._of: OrderedDict[int, ReuseCurves | None] = OrderedDict()
-        """By version, the one that was named last at the end; None: they cannot be used."""
+        """By version, the latest used last; None: invalid curves."""
         self._in_use: ReuseCurves | None = None
         self._others_since: float | None = None
         """Time of the first answer in another epoch since the last one in the epoch in use."""
@@ -90,29 +90,29 @@ class Groups:
 
     @property
     def known(self) -> list[int]:
-        """What PredictRequest.known_curves is to be."""
+        """The value of PredictRequest.known_curves."""
         with self._lock:
             return list(self._of) or [0]
 
     def number(self, response: predictor_pb2.PredictResponse) -> int:
-        """Take in the curves that come with an answer; return what its group is in the epoch in use; 0: nothing is known.
+        """Store the curves in an answer; return the answer's group in the epoch in use, 0 if unknown.
 
         Raises:
-            BadCurves: the curves cannot be used.
+            BadCurves: the curves are invalid.
         """
         version, group = response.curves_version, response.prediction.reuse_group
         if not version:
             return 0
-        came = response.HasField("reuse_curves")
-        if came:
-            self._keep(version, None)
-            self._keep(version, curves_of(response.reuse_curves))
+        sent = response.HasField("reuse_curves")
+        if sent:
+            self._store(version, None)
+            self._store(version, curves_of(response.reuse_curves))
         with self._lock:
             theirs = self._of.get(version)
             if theirs is None:
                 return 0
             self._of.move_to_end(version)
-            self._choose(theirs, newer=came)
+            self._choose(theirs, newer=sent)
             ours = self._in_use
             if not 0 < group < MOST_GROUPS or ours is None:
                 return 0
@@ -127,7 +127,7 @@ class Groups:
                     self._nearest[key] = known
         return known
 
-    def _keep(self, version: int, curves: ReuseCurves | None) -> None:
+    def _store(self, version: int, curves: ReuseCurves | None) -> None:
         with self._lock:
             self._of[version] = curves
             self._nearest.clear()
@@ -135,7 +135,7 @@ class Groups:
                 self._of.popitem(last=False)
 
     def _choose(self, theirs: ReuseCurves, *, newer: bool) -> None:
-        """Choose the curves in use when a sidecar with these has answered. With the lock held."""
+        """Choose the curves in use after an answer with these curves. Call with the lock held."""
         ours, now = self._in_use, self._clock()
         if ours is None or theirs.epoch == ours.epoch:
             self._others_since = None
@@ -150,9 +150,10 @@ class Groups:
 
 
 def nearest(hazards: Sequence[float] | None, others: Mapping[int, Sequence[float]]) -> int:
-    """Return the number of the curve that is nearest: the least largest difference between shares that still wait.
+    """Return the number of the nearest curve; 0 without a curve, or without others.
 
-    0 without a curve, or without others. 0.2 ms, so its results are kept.
+    The distance of two curves is the largest difference between their shares of blocks that still wait, over all ages. A call
+    takes 0.2 ms, so the caller caches the result.
     """
     if hazards is None or not others:
         return 0

@@ -1,7 +1,7 @@
-"""The list of free blocks: linked through the blocks' own fields, blocks without content first.
+"""Linked list of free blocks; blocks without content come first.
 
-It is threaded through ``prev_free_block`` / ``next_free_block``, as in vLLM's ``FreeKVCacheBlockQueue``, so code that walks
-those links (LMCache, vLLM's CPU offload) sees the true order.
+The links are the blocks' ``prev_free_block`` and ``next_free_block``, as in vLLM's ``FreeKVCacheBlockQueue``, so that code that
+walks them (LMCache, vLLM's CPU offload) sees the eviction order.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 
 class Linked(Protocol):
-    """A block as the queue sees it. ``block_id`` is unique and >= 0; the sentinels use -1."""
+    """The fields of a block that the queue uses. ``block_id`` is unique and >= 0; the sentinels use -1."""
 
     block_id: int
     prev_free_block: Self | None
@@ -18,7 +18,7 @@ class Linked(Protocol):
 
 
 class Block:
-    """A plain block, for engines and simulators without a block type of their own."""
+    """A block for engines and simulators without a block type of their own."""
 
     __slots__ = ("block_id", "next_free_block", "prev_free_block")
 
@@ -35,10 +35,10 @@ class FreeList(ABC, Generic[B]):
     """The linked list of all free blocks: those without content first. Subclasses order the others.
 
     Args:
-        head, tail: sentinels with block_id -1. They are linked, never returned.
+        head, tail: sentinels with block_id -1, never returned.
 
     Attributes:
-        num_free_blocks: free blocks, with content or without.
+        num_free_blocks: number of free blocks, with and without content.
     """
 
     def __init__(self, head: B, tail: B) -> None:
@@ -49,11 +49,11 @@ class FreeList(ABC, Generic[B]):
         tail.prev_free_block = head
 
     def prepend_n(self, blocks: Sequence[B]) -> None:
-        """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
+        """Insert blocks without content at the front; ``blocks[0]`` is reused first."""
         self._link(blocks, self.head.next_free_block)
 
     def _link(self, blocks: Sequence[B], behind: Any) -> None:
-        """Link blocks that are not free before ``behind``, in their order."""
+        """Insert blocks, in their order, before the linked block ``behind``."""
         last = behind.prev_free_block
         for block in blocks:
             block.prev_free_block = last
@@ -64,15 +64,15 @@ class FreeList(ABC, Generic[B]):
         self.num_free_blocks += len(blocks)
 
     def popleft(self) -> B:
-        """Take out the block to be evicted first. Raises ValueError when there is none."""
+        """Remove and return the first block in eviction order. Raises ValueError if none is free."""
         return self.popleft_n(1)[0]
 
     @abstractmethod
     def popleft_n(self, n: int) -> list[B]:
-        """Take out the n blocks to be evicted first, in order.
+        """Remove and return the first n blocks in eviction order.
 
         Raises:
-            ValueError: fewer than n are free. Nothing is changed.
+            ValueError: fewer than n are free. Nothing changes.
         """
 
     def __iter__(self) -> Iterator[B]:

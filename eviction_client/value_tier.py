@@ -1,13 +1,14 @@
-"""A tier of the cache below the engine's pool, for example CPU memory: which of its chunks are evicted first.
+"""Eviction order of a cache tier below the engine's pool, for example in CPU memory.
 
-Its chunks lie in the same reuse classes as the pool's blocks, in a queue and under a guard of its own. The tier's own code,
-least recent use, is never replaced but ranked against: :attr:`ValueTier.decides` says whether the order kept here differs from
-it at all. Until then, and after any failure, the tier evicts as it always did.
+The tier's chunks have the same reuse classes as the pool's blocks, with a queue and a guard of their own. The tier's own LRU
+code stays in place. It evicts while :attr:`ValueTier.decides` is false, because the order here is also LRU, and after any
+failure.
 
-A chunk lies in the tier while its request still runs. Until that ends it goes last, as a preempted request's blocks do.
+The tier stores chunks of requests that still run. Until the request ends, its chunks are evicted last, like a preempted
+request's blocks.
 
-The tier's guard compares two ghost caches of its size by what pool and tier together would have hit: a tier that keeps only
-what the pool keeps is worth nothing, however good its order.
+The tier's guard compares two ghost caches of its size by the hits of pool and tier together: a tier that holds only what the
+pool holds adds no hit, however good its order.
 """
 
 from bisect import bisect_right
@@ -24,43 +25,44 @@ from eviction_client.stores.base import BlockHash
 from eviction_client.value_queue import DONE, GOES_ON, Table, ValueQueue
 
 Content = Hashable
-"""What names a chunk in the tier's own code."""
+"""Key of a chunk in the tier's own code."""
 MAX_ENDED: Final = 1024
-"""Ended requests of which the tier's own code has not reported the end yet; over it the oldest's classes are lost."""
+"""Finished requests that the tier's own code has not reported yet. Beyond it the oldest lose their classes."""
 
 
 class Chunk(Block):
-    """A chunk of the tier. ``content``: its name in the tier's own code; ``asked_for``: a hint has placed it."""
+    """A chunk of the tier. ``content``: its key in the tier's own code; ``hinted``: a hint decides its position."""
 
-    __slots__ = ("asked_for", "content")
+    __slots__ = ("content", "hinted")
 
     def __init__(self, number: int, content: Content) -> None:
-        # Not by its parent's: one is made for each chunk stored.
+        # No call of the parent's: this runs for each stored chunk.
         self.block_id = number
         self.prev_free_block = self.next_free_block = None
         self.content = content
-        self.asked_for = False
+        self.hinted = False
 
 
 class ValueTier:
-    """Order of one tier's chunks. Methods are for the scheduler's thread, but for :meth:`learn` and those after it.
+    """Order of one tier's chunks. :meth:`learn`, :meth:`refitted` and :meth:`distrust` are for the background; all other
+    methods are for the scheduler's thread.
 
     Args:
-        name: in metrics.
-        chunks: the tier holds at most.
-        blocks: of the engine's hashes, that as many chunks hold.
-        classes: reuse classes.
-        prompts_only: replies are not stored there.
-        guarded: the value orders only while the ghost caches show that it pays; else always.
-        hints_share: of the tier's chunks, that hints may retain.
-        named: the block hash that names the content of a chunk.
-        sampled: as of :class:`Ghosts`.
-        tables: returns the classes' values as they are now.
+        name: of the tier, in metrics.
+        chunks: capacity of the tier.
+        blocks: capacity of the tier in blocks of the engine's hashes.
+        classes: number of reuse classes.
+        prompts_only: replies are not stored in the tier.
+        guarded: order by value only while the ghost caches show a gain; otherwise always.
+        hints_share: share of the tier's chunks that hints may retain.
+        named: returns the block hash of a chunk's content.
+        sampled: see :class:`Ghosts`.
+        tables: returns the current values of the classes.
         clock: seconds since the epoch; never goes back, never raises.
 
     Attributes:
-        wanted: the rule that the guard has chosen, set from the background.
-        evictions: chunks evicted by the order kept here (``value``) and by the tier's own (``lru``).
+        wanted: the guard's choice, set from the background; true: order by value.
+        evictions: chunks evicted by the order here (``value``) and by the tier's own (``lru``).
         retained: chunks that hints retain.
     """
 
@@ -100,66 +102,66 @@ class ValueTier:
         self._follow()
         self._chunks: dict[Content, Chunk] = {}
         self._fresh: dict[Content, None] = {}
-        """Stored since the queue was last looked at; no chunks yet."""
-        self._asked_for = 0
+        """Stored since the last :meth:`_settle`, and not in the queue yet."""
+        self._hinted = 0
         self.retained.clear()
 
     @property
     def value_enabled(self) -> bool:
-        """Whether the retention value orders; else least recent use."""
+        """Whether the order is by retention value; otherwise it is LRU."""
         return self._queue.value_enabled
 
     @property
     def decides(self) -> bool:
-        """Whether the order kept here differs from the tier's own."""
+        """Whether the order here differs from the tier's own."""
         queue = self._queue
-        return bool(self._asked_for or queue.keeps or (queue.value_enabled and queue.tables is not None))
+        return bool(self._hinted or queue.keeps or (queue.value_enabled and queue.tables is not None))
 
     def __len__(self) -> int:
         return len(self._chunks) + len(self._fresh)
 
-    # What the engine does.
+    # Called for events of the engine.
 
     def step(self) -> bool:
-        """Do what is due before a step of the engine, in bounded time; return whether more is."""
+        """Do the work due before a step of the engine, in bounded time; return whether some is left."""
         self._follow()
         return self._queue.step()
 
     def ended(self, ended: Ended) -> None:
-        """Note the end of a request, which the tier's own code reports a step later (:meth:`used`)."""
+        """Record a finished request. The tier's own code reports its chunks a step later (:meth:`used`)."""
         self._ended[ended.request_id] = ended
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
     def wait(self, request_id: Hashable, contents: Iterable[Content]) -> None:
-        """Keep chunks that a request will load that waits from now on; see :meth:`ValueQueue.wait`."""
+        """Keep the chunks that a waiting request will load; see :meth:`ValueQueue.wait`."""
         self._settle()
         chunks = self._chunks
         self._queue.wait(request_id, [chunks[content].block_id for content in contents if content in chunks])
 
     def served(self, request_id: Hashable) -> None:
-        """Note that a request does not wait any more; nothing if it did not."""
+        """Stop keeping chunks for a request, if it waits."""
         self._queue.served(request_id)
 
-    # What the tier's own code does.
+    # Called for events of the tier's own code.
 
     def store(self, content: Content) -> None:
-        """A chunk that was not there is to be stored."""
+        """Called when a new chunk is about to be stored."""
         self._fresh[content] = None
 
     def remove(self, content: Content) -> None:
-        """A chunk is gone."""
+        """Called when a chunk is gone without eviction."""
         self._settle()
-        self._forget(self._chunks.pop(content))
+        self._unlink(self._chunks.pop(content))
         self.retained.release((content,))
 
     def touch(self, contents: Iterable[Content]) -> None:
-        """Chunks are in use by a request that goes on: they go last, the first of them first."""
+        """Called when a running request uses chunks: they are evicted last, in the given order."""
         self._settle()
-        self._insert([chunk for content in contents if (chunk := self._taken(content)) is not None], GOES_ON)
+        self._insert([chunk for content in contents if (chunk := self._take_out(content)) is not None], GOES_ON)
 
     def used(self, request_id: Hashable, contents: Sequence[Content]) -> None:
-        """A request has ended that used these chunks, the one to be evicted first at the front. They get its classes."""
+        """Called when a request that used these chunks has ended. They get its classes. The first is evicted first."""
         ended = self._ended.pop(request_id, None)
         if not contents:
             return
@@ -170,7 +172,7 @@ class ValueTier:
         if not held:
             self.retained.release(contents)
         parts = [
-            ([chunk for content in part if (chunk := self._taken(content)) is not None], reuse_class)
+            ([chunk for content in part if (chunk := self._take_out(content)) is not None], reuse_class)
             for reuse_class, part in self._parts(ended, contents)
         ]
         self._queue.insert_chain((part for part in parts if not held or part[1] == DONE), now)
@@ -178,19 +180,19 @@ class ValueTier:
             if held and reuse_class != DONE:
                 self._queue.retain(chunks, reuse_class, now + retain_s)
             if held or reuse_class == DONE:
-                self._asked_for += len(chunks)
+                self._hinted += len(chunks)
                 for chunk in chunks:
-                    chunk.asked_for = True
+                    chunk.hinted = True
 
     def order(self) -> Iterator[Content]:
-        """Walk all chunks in the order of their eviction. The tier must not change while it is walked."""
+        """Iterate over all chunks in eviction order. The tier must not change during the iteration."""
         self._settle()
         return (chunk.content for chunk in self._queue.eviction_order())
 
     def choose(self, n: int, may_go: Callable[[Any], bool]) -> list[Any] | None:
-        """Return the n chunks that are evicted first of those that may go, in order; None: there are fewer. They stay.
+        """Return the first n chunks in eviction order that ``may_go`` accepts; None if there are fewer. Removes nothing.
 
-        What waiting requests need is passed over once, not at each call: its place is behind everything from then on.
+        Chunks that waiting requests need are skipped only once: the call moves them to the end of the order.
         """
         self._settle()
         kept: list[Chunk] = []
@@ -200,17 +202,17 @@ class ValueTier:
         return chosen if len(chosen) == n else None
 
     def evicted(self, contents: Sequence[Content], *, by: str) -> None:
-        """These were evicted, in this order, by the order kept here (``value``) or by the tier's own (``lru``)."""
+        """Called after these chunks were evicted ``by`` the order here (``value``) or the tier's own (``lru``)."""
         self._settle()
         self.retained.release(contents)
         self.evictions[by] += len(contents)
         for content in contents:
-            self._forget(self._chunks.pop(content))
+            self._unlink(self._chunks.pop(content))
 
-    # What the background does.
+    # Called in the background.
 
     def learn(self, prompt: Sequence[BlockHash], freed: Sequence[Freed[BlockHash]], above: GhostCache[BlockHash]) -> None:
-        """Show a finished request to the tier's ghost caches. ``above``: the pool's, which is asked first."""
+        """Pass a finished request to the tier's ghost caches. ``above``: the pool's ghost cache, which is looked up first."""
         if self._prompts_only:
             kept, left = [], len(prompt)
             for blocks, reuse_class in freed:
@@ -222,11 +224,11 @@ class ValueTier:
             self.wanted = enabled
 
     def refitted(self, tables: Sequence[Table] | None) -> None:
-        """Take the classes' values; None: nothing is known."""
+        """Set the values of the classes; None: unknown."""
         self.ghosts.set_tables(tables)
 
     def distrust(self) -> None:
-        """Put least recent use into force after a failure of what learns, and begin to collect evidence again."""
+        """Switch to LRU after a failure in the background, and restart the ghost caches."""
         self.wanted = False
         self.ghosts = self.ghosts.renewed()
 
@@ -239,10 +241,10 @@ class ValueTier:
             queue.set_tables(tables)
 
     def _settle(self, used: Iterable[Content] = ()) -> None:
-        """Make chunks of those stored since: last in the order, and the end of each prompt before its start.
+        """Insert the chunks stored since the last call: last in the order, the end of each prompt before its start.
 
         Args:
-            used: those of them that are to be placed anyway.
+            used: chunks that the caller inserts itself.
         """
         if not self._fresh:
             return
@@ -250,35 +252,35 @@ class ValueTier:
         for content in used:
             if content in fresh:
                 del fresh[content]
-                self._chunks[content] = self._made(content)
+                self._chunks[content] = self._new_chunk(content)
         if fresh:
-            made = [self._made(content) for content in reversed(fresh)]
-            self._chunks.update((chunk.content, chunk) for chunk in made)
-            self._insert(made, GOES_ON)
+            chunks = [self._new_chunk(content) for content in reversed(fresh)]
+            self._chunks.update((chunk.content, chunk) for chunk in chunks)
+            self._insert(chunks, GOES_ON)
 
-    def _made(self, content: Content) -> Chunk:
+    def _new_chunk(self, content: Content) -> Chunk:
         self._numbers += 1
         return Chunk(self._numbers, content)
 
     def _insert(self, chunks: Sequence[Chunk], reuse_class: int) -> None:
         self._queue.insert(chunks, reuse_class, self._clock())
 
-    def _taken(self, content: Content) -> Chunk | None:
-        """Return a chunk, out of the order; None: it is not there."""
+    def _take_out(self, content: Content) -> Chunk | None:
+        """Remove a chunk from the order and return it; None if it is not in the tier."""
         chunk = self._chunks.get(content)
         if chunk is not None and chunk.next_free_block is not None:
-            self._forget(chunk)
+            self._unlink(chunk)
         return chunk
 
-    def _forget(self, chunk: Chunk) -> None:
-        """Take a chunk out of the order."""
+    def _unlink(self, chunk: Chunk) -> None:
+        """Remove a chunk from the order."""
         self._queue.remove(chunk)
-        if chunk.asked_for:
-            chunk.asked_for = False
-            self._asked_for -= 1
+        if chunk.hinted:
+            chunk.hinted = False
+            self._hinted -= 1
 
     def _parts(self, ended: Ended | None, contents: Sequence[Content]) -> Iterator[tuple[int, Sequence[Content]]]:
-        """Split a chain's chunks, the deepest first, by their reuse class."""
+        """Yield a chain's chunks, the deepest first, split by reuse class."""
         if ended is None or not ended.runs:
             yield 0, contents
         elif len(ended.runs) == 1:

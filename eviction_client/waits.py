@@ -1,22 +1,22 @@
-"""What a request has cached when it begins to wait, and what is left of that when it is served."""
+"""How much of its cached prefix a waiting request loses before it is served."""
 
 from dataclasses import dataclass
 from typing import Final
 
 KEPT_REQUESTS: Final = 256
-"""Waiting requests whose blocks are kept: those that came first."""
+"""Number of waiting requests whose blocks are kept: the oldest."""
 WARM: Final = 0.5
-"""Share of its prompt that a warm request has cached when it begins to wait."""
+"""A request is warm if at least this share of its prompt is cached when it begins to wait."""
 
 
 @dataclass(slots=True)
 class Waits:
-    """What was seen when a request began to wait.
+    """The state when a request began to wait.
 
     Attributes:
-        cached: tokens of its prompt that were cached.
+        cached: cached tokens of its prompt.
         prompt: tokens of its prompt.
-        cold_before: requests that are not warm and had been served by then.
+        cold_before: cold requests served by then.
     """
 
     cached: int
@@ -25,7 +25,7 @@ class Waits:
 
     @property
     def warm(self) -> bool:
-        """Whether enough of its prompt was cached to wait for."""
+        """Whether enough of its prompt was cached; otherwise it is cold."""
         return self.cached >= WARM * self.prompt
 
 
@@ -33,9 +33,9 @@ class Waited:
     """Counts requests that have waited.
 
     Attributes:
-        requests: ``warm`` and ``cold``; of the warm those that have lost cached tokens meanwhile (``evicted``), and those
-            before which a cold one was served (``behind_cold``).
-        lost_tokens: cached tokens that warm requests have lost meanwhile.
+        requests: ``warm`` and ``cold``; of the warm, those that lost cached tokens while they waited (``evicted``), and those
+            that waited while a cold one was served (``behind_cold``).
+        lost_tokens: cached tokens that warm requests lost while they waited.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Waited:
         self.lost_tokens = 0
 
     def served(self, waits: Waits, cached: int) -> None:
-        """Count a request that is served now, with so many tokens of its prompt cached."""
+        """Count a request that is served with ``cached`` tokens of its prompt cached."""
         if not waits.warm:
             self.requests["cold"] += 1
             return

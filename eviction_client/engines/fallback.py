@@ -1,4 +1,4 @@
-"""Where the plug-in cannot work in an engine: it serves with its own LRU, or, if the operator says so, does not start."""
+"""Fallback for an unsupported engine: it keeps its own LRU or, with LPC_ON_UNKNOWN_ENGINE=refuse, does not start."""
 
 import logging
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ def stay_stock(
     reason: str,
     tested: Iterable[str],
 ) -> None:
-    """Say that an engine keeps its own LRU: one error in the log, and ``lpc_stock_fallback``.
+    """Report that an engine keeps its own LRU: log an error and set ``lpc_stock_fallback``.
 
     Args:
-        engine, release, variant: which it is.
+        engine, release, variant: name, version and variant of the engine, for the message.
         reason: why the plug-in cannot work in it.
-        tested: releases in which it does.
+        tested: supported releases, for the message.
 
     Raises:
         EngineUnsupported: LPC_ON_UNKNOWN_ENGINE is ``refuse``.

@@ -1,4 +1,4 @@
-"""Where the files of an engine's tokenizer lie: in a folder, or in this machine's cache of the hub. None is fetched."""
+"""Finds the files of an engine's tokenizer in a folder or in this machine's cache of the hub. Downloads nothing."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,11 +10,11 @@ from lpc.wire.tokenizer_files import NAMES
 
 
 def finder(source: str, revision: str | None, caches: Iterable[str | None]) -> FindFiles:
-    """Return what finds the files of a tokenizer, in whatever thread. A chat template given by a flag is not seen.
+    """Return a thread-safe function that finds a tokenizer's files. It ignores a chat template given by a flag.
 
     Args:
         source: a folder, or a name on the hub.
-        caches: folders that the engine may have downloaded to; None: the hub's own.
+        caches: further folders that the engine may download to, besides the hub's default; None entries are ignored.
     """
     folders = {None, *caches}
 

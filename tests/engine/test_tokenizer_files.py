@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.tiny_llama import build
 from eviction_client.engines.vllm.tokenizer import finder_of
-from eviction_client.offer import NoTokenizer, look_at
+from eviction_client.offer import NoTokenizer, hash_files
 
 
 def config(source: Path | str, revision: str | None = None, download_dir: Path | None = None) -> SimpleNamespace:
@@ -26,8 +26,8 @@ def test_in_the_hubs_cache_the_revision_that_was_loaded(tmp_path: Path, revision
     folder = build(cached / "snapshots" / "c0ffee")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("c0ffee")
-    found = look_at(finder_of(config("some/model", revision, tmp_path))())
-    assert found.digest == look_at(finder_of(config(folder))()).digest
+    found = hash_files(finder_of(config("some/model", revision, tmp_path))())
+    assert found.digest == hash_files(finder_of(config(folder))()).digest
     with pytest.raises(NoTokenizer, match="neither a folder nor in this machine's cache"):
         finder_of(config("some/model", "another", tmp_path))()
 
@@ -39,4 +39,4 @@ def test_a_file_of_weights_is_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "mistral").mkdir()
     (tmp_path / "mistral" / "tekken.json").write_text("{}")
     with pytest.raises(NoTokenizer, match=r"has no tokenizer\.json"):
-        look_at(finder_of(config(tmp_path / "mistral"))())
+        hash_files(finder_of(config(tmp_path / "mistral"))())

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import PreTrainedTokenizerFast
 
-from eviction_client.offer import NoTokenizer, look_at
+from eviction_client.offer import NoTokenizer, hash_files
 from eviction_client.predictor_client import PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -102,7 +102,7 @@ async def test_the_first_prediction_works_with_no_setting_changed(
     assert answer.probability == pytest.approx(told.probability)
     assert client.counters.unread == client.counters.failed == 0
     (known,) = info.tokenizers
-    digest = look_at(files_of(folder)()).digest
+    digest = hash_files(files_of(folder)()).digest
     assert (known.served_model, known.digest, known.status.state) == ("m", digest, pb.TOKENIZER_STATE_READY)
     assert counted["lpc_tokenizers['ready']"] == counted["lpc_tokenizer_offers_total['received']"] == 1
     assert [r.message for r in caplog.records if "reads the prompts of m" in r.message]
@@ -123,7 +123,7 @@ async def test_a_second_engine_and_a_restarted_sidecar_are_sent_nothing(
 async def test_an_engine_that_dies_while_it_sends_leaves_the_sending_to_the_next(
     tiny_models: Path, tmp_path: Path, folder: Path
 ) -> None:
-    files = look_at(files_of(folder)())
+    files = hash_files(files_of(folder)())
     offer = pb.TokenizerOffer(
         served_model="m", digest=files.digest, files=[pb.TokenizerFile(name=n, bytes=b) for n, b in files.sizes.items()]
     )
@@ -175,7 +175,7 @@ async def test_a_tokenizer_that_hangs_holds_up_nobody_and_its_engine_is_answered
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert sum("cannot be loaded" in line and "Tried again" in line for line in said) == 1, "the sidecar, of the tokenizer"
     assert sum(line.startswith("prompts of served model m are not read") for line in said) == 1, "the sidecar, of the prompts"
-    assert sum("the predictor does not read the prompts of m" in line for line in said) == 1, "the engine"
+    assert sum("the predictor cannot read the prompts of m" in line for line in said) == 1, "the engine"
 
 
 async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_lengths(
@@ -195,7 +195,7 @@ async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_length
     assert counts == [1, 2, 3], "turns are counted by the conversation's id"
     lines = [record.message for record in caplog.records]
     assert sum("cannot be offered to the predictor (tekken.json cannot be sent)" in line for line in lines) == 1
-    assert sum("LPC_SERVED_MODELS" in line and "does not read the prompts of m" in line for line in lines) == 1
+    assert sum("LPC_SERVED_MODELS" in line and "cannot read the prompts of m" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("settings", [{"offered_tokenizers_mib": 0}, {"state": Path("/proc/nowhere")}])

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from eviction_client.offer import look_at
+from eviction_client.offer import hash_files
 from lpc.wire.tokenizer_files import digest_of
 from predictor_service.requests.offered import MAX_HOURLY, MAX_UPLOADS, OfferedTokenizers, OfferRefused, Receipt
 
@@ -49,7 +49,7 @@ def test_what_was_cut_anywhere_is_whole_again(tmp_path: Path) -> None:
     assert folder is not None and store.intact(digest(FILES))
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == FILES
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [digest(FILES)]
-    assert look_at({file.name: file for file in folder.iterdir()}).digest == digest(FILES), "both sides count alike"
+    assert hash_files({file.name: file for file in folder.iterdir()}).digest == digest(FILES), "both sides count alike"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from eviction_client.curve import HORIZON_S, INTERVALS, value_at
-from eviction_client.reuse import FEWEST_REUSES, KINDS, ReuseMonitor, Stretch, first_class
+from eviction_client.reuse import KINDS, MIN_REUSES, ReuseMonitor, Stretch, first_class
 
 
 def monitor_of(groups: int = 1) -> ReuseMonitor:
@@ -31,7 +31,7 @@ def test_a_prompt_falls_into_stretches_of_like_gap() -> None:
 
 def test_nothing_is_known_before_enough_blocks_were_used_again() -> None:
     monitor = monitor_of()
-    for turn in range(FEWEST_REUSES):
+    for turn in range(MIN_REUSES):
         ask(monitor, ["prompt"], 10.0 * turn)
     assert monitor.fit(1000.0) is None
     ask(monitor, ["prompt"], 1000.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eviction_client.offer import look_at
+from eviction_client.offer import hash_files
 from lpc.errors import InvalidRequest
 from predictor_service.errors import TokenizerFailed, TokenizerLoading
 from predictor_service.requests.decoders import check_decoder
@@ -217,7 +217,7 @@ class FailingLoader(TokenizerLoader):
 
 def test_an_offered_tokenizer_that_fails_is_tried_less_and_less(folder: Path, tmp_path: Path) -> None:
     store = OfferedTokenizers(tmp_path / "kept", 2**20)
-    files = look_at({path.name: path for path in folder.iterdir() if path.is_file()})
+    files = hash_files({path.name: path for path in folder.iterdir() if path.is_file()})
     shutil.copytree(folder, tmp_path / "kept" / files.digest, ignore=lambda *_: {"kept"})
     now, loads = [0.0], []
     served = ServedModels({}, store, FailingLoader(), clock=lambda: now[0])
