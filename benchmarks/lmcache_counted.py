@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from benchmarks.chat_users import Habits, Said, reply_of, script
 from benchmarks.prefetch import LEARNED_TRIGGER, LEARNED_WATERMARK
 from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
-from lpc.lmcache.events import Event, ObjectId, Place
+from lpc.lmcache.events import Event, Location, ObjectId
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.loop import POLL_S, REFIT_S, TICK_S
 from lpc.lmcache.service import Service
@@ -64,8 +64,8 @@ class World:
         )
         if learned:
             self.service = Service(LMCacheSettings(watermark=LEARNED_WATERMARK), clock=self.time, keys=self.node.keys)
-            self.service.declare(Place("l1", NODE), memory.chunks * memory.chunk_bytes)
-            self.service.declare(Place("l2", NODE), 0)
+            self.service.declare(Location("l1", NODE), memory.chunks * memory.chunk_bytes)
+            self.service.declare(Location("l2", NODE), 0)
             self.time.after(TICK_S, self._tick)
             self.time.after(REFIT_S, self._refit)
         self._reply = habits.reply
@@ -104,7 +104,7 @@ class World:
 
     def _take(self, event: Event) -> None:
         assert self.service is not None
-        self.service.take(event)
+        self.service.apply(event)
 
     def _tick(self) -> None:
         assert self.service is not None
@@ -112,7 +112,7 @@ class World:
         for conversation in plan.ask:
             self.service.answered(conversation, conversation.turns, None)
         for place, objects in plan.delete.items():
-            self.service.spare(place, objects)
+            self.service.deleting(place, objects)
             skipped = self.node.delete(objects)
             if skipped:
                 self.service.skipped(place, objects, skipped)
@@ -128,7 +128,7 @@ class World:
         def done(found: Found) -> None:
             def asked_after() -> None:
                 assert self.service is not None
-                self.service.came(fetch, found.memory + found.disk)
+                self.service.fetch_ended(fetch, found.memory + found.disk)
 
             self.time.after(POLL_S, asked_after)
 

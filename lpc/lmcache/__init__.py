@@ -1,5 +1,6 @@
-"""LMCache in MP mode, from outside: which chunks its memory tier lets go, and which it has back before they are asked for.
+"""Eviction and prefetch for LMCache in MP mode, from outside: which chunks to delete from memory, which to load ahead of use.
 
-The decisions (:mod:`lpc.lmcache.service` and what it stands on) know neither LMCache nor HTTP. :mod:`lpc.lmcache.controller`
-hangs them into LMCache's coordinator, and is the only module that imports LMCache.
+The decisions (:mod:`lpc.lmcache.service` and the modules that it imports) use neither LMCache nor HTTP.
+:mod:`lpc.lmcache.controller` connects them to LMCache's coordinator; besides :mod:`lpc.lmcache.coordinator`, only it imports
+LMCache.
 """

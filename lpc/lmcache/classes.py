@@ -1,9 +1,9 @@
-"""Reuse classes and curves of all nodes' chunks, learned from the turns of conversations: one for the fleet.
+"""Reuse classes and curves of the chunks on all nodes, learned from the turns of conversations.
 
-As in an engine (:mod:`eviction_client.plugin`): a turn's chain falls into stretches of like gap since their last use, its group
-is the sidecar's or one by its new tokens, and the two are the reuse class. LMCache does not report where a prompt ends and its
-reply begins, and a reply may be rendered otherwise in the next prompt. So of the stretch that is new the first chunk is
-watched, not the deepest.
+As in an engine (:mod:`eviction_client.plugin`), a turn's chain is split into stretches with similar gaps since the last use.
+The group is predicted by the sidecar or derived from the number of new tokens. Gap and group form the reuse class. LMCache does
+not report where a prompt ends and the reply begins, and the next prompt may render the reply differently. So the first chunk
+of a new stretch is watched for reuse, not the deepest.
 """
 
 from collections.abc import Generator, Sequence
@@ -21,13 +21,13 @@ CLASSES: Final = grouping.WITH_PREDICTED * KINDS
 
 
 class Classes:
-    """Not thread-safe.
+    """Assigns reuse classes and learns their curves. Not thread-safe.
 
     Args:
-        remembered: chunks whose last use is remembered.
+        remembered: number of chunks whose last use is stored.
 
     Attributes:
-        tables: the classes' values; None: nothing is known.
+        tables: value table of each class; None: unknown.
     """
 
     def __init__(self, remembered: int) -> None:
@@ -42,24 +42,24 @@ class Classes:
 
     @property
     def fitted(self) -> int:
-        """Classes with a curve of their own."""
+        """Number of classes with a curve of their own."""
         return self._monitor.seen if self.tables is not None else 0
 
     def chance(self, reuse_class: int, age: float, until: float) -> float:
-        """Return the probability of a use between two ages, seconds, if there was none before."""
+        """Return the probability that a chunk not used until ``age`` is used before ``until``; ages in seconds."""
         return reused_between(self._monitor.curves[reuse_class], age, until)
 
     def follow(self, curves: ReuseCurves | None) -> None:
-        """Take what the sidecar predicts for its groups; None: nothing."""
+        """Use the sidecar's curves of its groups as priors; None: no change."""
         if curves is not None:
             self._monitor.follow(curves.epoch, grouping.priors_of(curves.hazards))
 
     def ended(self, chain: Sequence[Chunk], group: int, began_at: float, ended_at: float) -> list[Run]:
-        """Count the reuses in a turn that has ended; return the classes of its chain, from its start.
+        """Count the reuses of an ended turn; return the class of each stretch of its chain, from the start.
 
         Args:
-            group: the sidecar's; 0: it has not answered, or knows nothing.
-            began_at, ended_at: seconds. A turn that ended before one that was counted earlier counts as if it ended with it.
+            group: predicted group; 0: no prediction.
+            began_at, ended_at: seconds since the epoch. The end counts as no earlier than that of turns counted before.
         """
         blocks = [chunk.block for chunk in chain]
         stretches = self._monitor.admitted(blocks, began_at)
@@ -69,13 +69,13 @@ class Classes:
         return [Run(end, first + gap) for end, gap in stretches]
 
     def refit(self, now: float) -> Generator[None, None, None]:
-        """Fit the curves, in steps of well under a millisecond. No turn may be counted between them."""
+        """Fit the curves in steps of well under a millisecond. Between the steps no turn may be counted."""
         self.tables = yield from self._monitor.fitting(now)
 
 
 def _watched(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Return stretches that end with the chunk to be watched."""
+    """Return the stretches, the new one shortened to its first chunk: the monitor watches the last chunk of a stretch."""
     if stretches[-1].gap:
         return list(stretches)
-    begins = stretches[-2].end if len(stretches) > 1 else 0
-    return [*stretches[:-1], Stretch(begins + 1, 0)]
+    start = stretches[-2].end if len(stretches) > 1 else 0
+    return [*stretches[:-1], Stretch(start + 1, 0)]

@@ -1,11 +1,11 @@
-"""The controller that LMCache's coordinator builds: its events in, deletions and fetches out. All that knows LMCache's classes.
+"""The controller inside LMCache's coordinator: passes its events to the service. The only module that uses LMCache's classes.
 
     lmcache coordinator --extra-config '{"controller_packages": ["lpc.lmcache.controller"]}'
 
-or, with tokens in front of it, `lpc lmcache coordinator`. LMCache's own controllers stay: that of pins and quotas, whose pins
-are respected and used for retention, and that of prefetches. Nothing here may raise into the coordinator but at its start.
+or `lpc lmcache coordinator`, which also supports tokens. LMCache's own controllers stay: the one for pins and quotas, whose
+pins are respected and used for retention, and the one for prefetches. Nothing here raises into the coordinator after its start.
 
-Tried against LMCache 0.5.6. It is found by the coordinator's scan of this module, which takes every Controller defined here.
+Tested with LMCache 0.5.6. The coordinator scans this module and builds every Controller defined in it.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from pydantic import BaseModel, Field
 from eviction_client import ClientSettings, PredictorClient
 from eviction_client.announce import ANNOUNCED
 from eviction_client.offer import NoTokenizer
-from lpc.lmcache.events import ALGORITHM, NO_TOKENS, Entry, Event, KeyChain, ObjectId, Place, reported_at, steady
-from lpc.lmcache.figures import exposition, status
+from lpc.lmcache.events import ALGORITHM, NO_TOKENS, Entry, Event, KeyChain, Location, ObjectId, reported_at, steady_clock
 from lpc.lmcache.loop import Loop
+from lpc.lmcache.metrics import exposition, status
 from lpc.lmcache.node import Node
 from lpc.lmcache.pins import SECTION, Retained
 from lpc.lmcache.service import Service
@@ -45,12 +45,12 @@ from lpc.wire.tokenizer_files import NAMES
 logger = logging.getLogger(__name__)
 
 PINS_TICK_S = 1.0
-UNBOUND = 30
-"""Ticks after which it is said that the coordinator does not answer itself."""
+UNBOUND_TICKS = 30
+"""Ticks without a connection to the coordinator itself after which a warning is logged."""
 
 
 class RetainRequest(BaseModel):
-    """Body of ``POST /lpc/retain``: the prompt as token ids, its model's name in LMCache, and for how long."""
+    """Body of ``POST /lpc/retain``: the model's name in LMCache, the prompt as token ids, and the retention, seconds."""
 
     model_name: str
     token_ids: list[int] = Field(min_length=1, max_length=1_000_000)
@@ -59,7 +59,7 @@ class RetainRequest(BaseModel):
 
 
 class WaitingRequest(BaseModel):
-    """A request that waits. ``token_ids``: its prompt; None: it was sent before."""
+    """A waiting request. ``token_ids``: its prompt; None: an earlier message contained it."""
 
     request_id: str = Field(max_length=512)
     token_ids: list[int] | None = Field(default=None, max_length=1_000_000)
@@ -67,7 +67,7 @@ class WaitingRequest(BaseModel):
 
 
 class WaitingRequests(BaseModel):
-    """Body of ``POST /lpc/waiting``: all requests that wait in an engine, the first to come first."""
+    """Body of ``POST /lpc/waiting``: all requests that wait in an engine, in order of arrival."""
 
     engine: str = Field(max_length=64)
     model_name: str
@@ -75,15 +75,14 @@ class WaitingRequests(BaseModel):
 
 
 class LearnedController(Controller):
-    """Deletes the smallest key first, fetches what is due, keeps what was asked to be kept.
+    """Deletes the chunks with the lowest rank, prefetches conversations that are due, and retains prompts on request.
 
     Args:
-        address: of the coordinator itself, host:port.
-        registry: LMCache's view of the nodes that are registered.
+        address: the coordinator's own address, host:port.
+        registry: LMCache's view of the registered nodes.
 
     Raises:
-        LMCacheUnfit: the coordinator is configured so that this cannot work.
-        LpcError, pydantic.ValidationError: a setting is malformed.
+        LpcError, pydantic.ValidationError: a setting is invalid.
     """
 
     def __init__(self, address: str, registry: Any) -> None:
@@ -100,7 +99,7 @@ class LearnedController(Controller):
             access=access_of(client),
             tokenizer=None if settings.tokenizer is None else partial(_tokenizer_files, settings.tokenizer),
         )
-        self._clock = steady()
+        self._clock = steady_clock()
         self.retained = Retained(self._clock)
         self.service = Service(
             settings, hints_share=client.hints_share, clock=self._clock, keys=KeyChain(), pinned=self._pinned
@@ -108,45 +107,45 @@ class LearnedController(Controller):
         self.loop = Loop(self.service, self._predictor, self._node_of, client.served_model)
         self.loop.ready = False
 
-    # What LMCache calls.
+    # Methods that LMCache calls.
 
     @classmethod
     def from_config(cls, config: Any, views: Any) -> "LearnedController":
-        """Build it for a coordinator."""
+        """Return a controller for a coordinator. Raises LMCacheUnfit: the coordinator's hash algorithm is not blake3."""
         if config.hash_algorithm != ALGORITHM:
             raise LMCacheUnfit(
-                f"LMCache's hash algorithm is {config.hash_algorithm}: chunks have different names in each process; "
-                f"start nodes, engines and coordinator with {ALGORITHM} (--hash-algorithm)"
+                f"LMCache's hash algorithm is {config.hash_algorithm}, whose hashes differ between processes: "
+                f"start nodes, engines and coordinator with --hash-algorithm {ALGORITHM}"
             )
         host = "127.0.0.1" if config.host in ("", "0.0.0.0") else "[::1]" if config.host == "::" else config.host
         return cls(f"{host}:{config.port}", views.get(InstanceRegistry))
 
     def consume(self, batch: Any) -> None:
-        """Take in an event batch. Its token ids stay in memory.
+        """Queue a batch of events. Its token ids stay in memory.
 
-        What is raised here LMCache logs, and its other consumers go on; the batch is lost to this one.
+        If this raises, LMCache logs the error and goes on with its other consumers; this controller loses the batch.
         """
         tier = batch.tier.value
-        place = Place(tier, "" if batch.shared else batch.instance_id)
+        location = Location(tier, "" if batch.shared else batch.instance_id)
         kind = batch.event_type.value
         if kind == "config":
-            self.loop.declare(place, batch.capacity_bytes, batch.backend, batch.capacity_revision)
+            self.loop.declare(location, batch.capacity_bytes, batch.backend, batch.capacity_revision)
         elif kind in ("store", "access", "delete"):
             at = reported_at(batch.ts, self._clock())
             self.loop.report(Event(kind, tier, batch.instance_id, batch.shared, at, _entries(batch.entries)))
 
     def fence_instance(self, instance_id: str) -> None:
-        """Forget what lay in a node's memory."""
+        """Drop the contents of a node's memory."""
         self.loop.fence(instance_id)
 
     @asynccontextmanager
     async def run(self, runtime: Any) -> AsyncIterator[None]:
-        """Work while the coordinator serves."""
-        # All that the coordinator itself asks its nodes carries the token as well: they share one gate.
+        """Run the loop while the coordinator serves."""
+        # The coordinator's own calls to nodes need the token as well, because the same gate protects both.
         runtime.http_client.headers.update(self._headers)
-        # Nodes are in the cluster, and it asks itself: no proxy of this environment is on the way.
+        # Nodes and the coordinator are in the cluster, so a proxy in the environment does not apply.
         async with httpx.AsyncClient(headers=self._headers, trust_env=False) as self._http:
-            tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._keep_pins())]
+            tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._update_pins())]
             try:
                 yield
             finally:
@@ -165,22 +164,22 @@ class LearnedController(Controller):
         return (router,)
 
     async def read_status(self, request: Request) -> dict[str, Any]:
-        """Return what there is, as JSON."""
+        """Return the status as JSON."""
         self._bind(request)
         return self._status()
 
     async def read_metrics(self, request: Request) -> Response:
-        """Return the same for Prometheus."""
+        """Return the status for Prometheus."""
         self._bind(request)
         return Response(exposition(self._status()), media_type="text/plain; version=0.0.4")
 
     async def retain(self, body: RetainRequest, request: Request) -> dict[str, Any]:
-        """Keep a prompt's complete chunks: in memory as if used so much later, on disk pinned until then."""
+        """Retain a prompt's complete chunks: rank them in memory as if used later, and pin them on disk."""
         self._bind(request)
         return self._retain(body)
 
     async def wait(self, body: WaitingRequests, request: Request) -> dict[str, Any]:
-        """Delete last what waiting requests will load, and fetch it from disk, first what the first of them needs."""
+        """Rank the chunks that waiting requests will load last, and fetch them from disk in order of arrival."""
         self._bind(request)
         size = self._context.token_hasher.chunk_size
         found = self.service.find_prompt
@@ -194,34 +193,34 @@ class LearnedController(Controller):
         return {"waiting": len(self.service.waiting)}
 
     def get_durable_components(self) -> "Sequence[LearnedController]":
-        """Return the ends of the pins taken here, which are kept with the pins."""
+        """Return the controller itself: LMCache saves the expiry times of pins through it."""
         return (self,)
 
     @property
     def persistence_type(self) -> PersistenceType:
-        """They go where the pins go."""
+        """Save to the file that contains the pins."""
         return PersistenceType.METADATA
 
     @property
     def name(self) -> str:
-        """Name of the section."""
+        """Name of the section in the file."""
         return SECTION
 
     def capture(self) -> Mapping[str, object]:
-        """Return the ends as plain data."""
+        """Return the expiry times as plain data."""
         return self.retained.capture()
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Take what was kept; what is damaged is passed over, which leaves pins without an end."""
+        """Load the expiry times. If they are damaged, the pins do not expire."""
         try:
             self.retained.restore(state)
         except (KeyError, TypeError, ValueError):
-            logger.warning("learned prefix cache: the ends of pins cannot be read; let them go by DELETE /cache/pins")
+            logger.warning("learned prefix cache: the expiry times of pins are damaged; remove the pins by DELETE /cache/pins")
 
     # Pins.
 
     def _bind(self, request: Request) -> None:
-        """Remember the coordinator's context, which a controller is given only with a request: it knows who holds the pins."""
+        """Store the coordinator's context, through which pins are set. A controller gets it only with a request."""
         if self._context is None:
             self._context = get_context(request)
             self.loop.ready = True
@@ -245,15 +244,15 @@ class LearnedController(Controller):
             body.model_name, body.cache_salt, body.token_ids, self._context.token_hasher.chunk_size
         )
         if not chunks:
-            raise HTTPException(404, "none of this prompt's chunks is known here")
+            raise HTTPException(404, "no chunk of this prompt is cached")
         until = self.service.retain(chunks, body.seconds)
         if until is None:
-            raise HTTPException(429, "retained chunks take their share of this cache (LPC_HINTS_SHARE): try later")
+            raise HTTPException(429, "retained chunks already take their share of the cache (LPC_HINTS_SHARE): try again later")
         objects = [object_ for chunk in chunks for object_ in self.service.objects_on_disk(chunk)]
         return {"chunks": len(chunks), "pinned": self._pin(dict.fromkeys(objects, until)), "until": until}
 
     def _pin(self, objects: dict[ObjectId, float]) -> int:
-        """Pin objects until a time each; return how many are: none where LMCache keeps no pins."""
+        """Pin objects until their expiry times; return how many are pinned: 0 if LMCache's controller of pins is disabled."""
         pins = self._pins
         if pins is None or not objects:
             return 0
@@ -263,12 +262,16 @@ class LearnedController(Controller):
         self._context.metadata_persister.save()
         return len(objects)
 
-    async def _keep_pins(self) -> None:
-        """Find out who holds the pins, by asking oneself, then pin what has come to disk, and let go of what is over."""
+    async def _update_pins(self) -> None:
+        """Every second: pin retained objects that were stored on disk since, and unpin expired ones.
+
+        First calls the coordinator itself, because a controller gets the coordinator's context only with a request.
+        """
         for tick in itertools.count():
-            if tick == UNBOUND and self._context is None:
+            if tick == UNBOUND_TICKS and self._context is None:
                 logger.warning(
-                    "learned prefix cache: it cannot reach itself at %s, so nothing is deleted or fetched", self._address
+                    "learned prefix cache: the coordinator cannot reach itself at %s, so nothing is deleted or fetched",
+                    self._address,
                 )
             try:
                 if self._context is None and self._http is not None:
@@ -276,17 +279,16 @@ class LearnedController(Controller):
                 if self._context is not None and self.service.to_pin:
                     late, self.service.to_pin = self.service.to_pin, {}
                     self._pin(late)
-                over = self.retained.over() if self._context is not None else []
-                if over and (pins := self._pins) is not None:
-                    pins.unpin(_keys_of(over))
-                    self.retained.let_go(over)
+                expired = self.retained.expired() if self._context is not None else []
+                if expired and (pins := self._pins) is not None:
+                    pins.unpin(_keys_of(expired))
+                    self.retained.forget(expired)
                     self._context.metadata_persister.save()
             except httpx.HTTPError:
-                pass  # not serving yet
+                pass  # the coordinator does not serve yet
             except Exception as error:
                 logger.warning("learned prefix cache: pins: %s", type(error).__name__)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.sleep(PINS_TICK_S)
+            await asyncio.sleep(PINS_TICK_S)
 
     def _node_of(self, name: str) -> Node | None:
         target = self._registry.get(name) if name else self._registry.random_instance()
@@ -317,12 +319,12 @@ def _entries(entries: Sequence[Any]) -> list[Entry]:
 def _tokens(ids: Sequence[int]) -> "array[int]":
     try:
         return array("I", ids)
-    except (OverflowError, TypeError):  # no ids: the chunk is known without
+    except (OverflowError, TypeError):  # malformed ids: the chunk is tracked without tokens
         return NO_TOKENS
 
 
 def _keys_of(objects: list[ObjectId]) -> list[Any]:
-    """Return the keys of those that have one: what was read from a damaged file may have none."""
+    """Return the keys, without those of malformed objects from a damaged file."""
     keys = []
     for object_ in objects:
         with contextlib.suppress(ValueError):
@@ -335,8 +337,8 @@ def _key_of(object_: ObjectId) -> Any:
 
 
 def _tokenizer_files(folder: Path) -> Mapping[str, Path]:
-    """Return the files of the served model's tokenizer, which the sidecar is offered."""
+    """Return the files of the served model's tokenizer."""
     found = {name: folder / name for name in NAMES if (folder / name).is_file()}
     if not found:
-        raise NoTokenizer(f"{folder} holds no tokenizer")
+        raise NoTokenizer(f"{folder} does not contain a tokenizer")
     return found

@@ -1,9 +1,9 @@
-"""Which chunks belong to which conversation, and when its turns begin and end, from LMCache's events alone.
+"""Conversations and their turns, reconstructed from LMCache's events alone.
 
-A conversation is a chain of chunks; it goes on where a chunk is stored behind its last one. LMCache reports a reading twice per
-request: when the look-up has found a prompt's chunks, before what is new is stored, and when the request has ended. So of a
-conversation's readings one begins a turn and the next one ends it. Where several conversations begin alike, a look-up that
-ends in what they share is nobody's.
+A conversation is a chain of chunks; storing a chunk after its last one continues it. LMCache reports two reads per request:
+one when the look-up has found the prompt's chunks, before new chunks are stored, and one when the request has ended. So of a
+conversation's reads one begins a turn and the next one ends it. If several conversations share a prefix, a look-up that ends
+within that prefix is assigned to none of them.
 """
 
 from collections import OrderedDict
@@ -14,15 +14,21 @@ from lpc.lmcache.events import ChunkId, Entry, Event, KeyChain, packed
 from lpc.lmcache.tree import Chunk, Conversation
 
 LONGEST_TURN_S: Final = 900.0
-"""A turn whose end was not reported for so long has ended: its request was lost."""
-STRAGGLES_S: Final = 3.0
-"""For so long after its end what a turn has stored may still be reported."""
+"""A turn whose end has not been reported after this time counts as ended: its request was lost."""
+LATE_STORE_S: Final = 3.0
+"""How long after a turn's end a store may still belong to it."""
 CANDIDATES: Final = 4096
-"""Chunks tried as the one before, where a store does not say: those stored last."""
+"""Number of recent chunks tried as the parent of a stored chunk, because a store does not name it."""
 
 
 class Reading(NamedTuple):
-    """What was read. ``began``: conversations whose next turn began; ``touched``: with those whose ended; ``chunks``: all."""
+    """Result of a read event.
+
+    Attributes:
+        began: conversations whose next turn began.
+        touched: these, and those whose turn ended.
+        chunks: all chunks that were read.
+    """
 
     began: list[Conversation]
     touched: list[Conversation]
@@ -30,7 +36,7 @@ class Reading(NamedTuple):
 
 
 class Conversations:
-    """All chains known, at most so many chunks: those touched longest ago are forgotten first. Not thread-safe.
+    """All known chains, with at most ``capacity`` chunks: the least recently read are forgotten first. Not thread-safe.
 
     Invariants: a chunk is known exactly while its id is in the table; a conversation is known while its leaf is.
     """
@@ -41,7 +47,7 @@ class Conversations:
         self._chunks: OrderedDict[ChunkId, Chunk] = OrderedDict()
         self._recent: OrderedDict[ChunkId, Chunk] = OrderedDict()
         self.unread = 0
-        """Stores whose tokens or whose chunk before are not known."""
+        """Number of stored chunks whose tokens or parent are unknown."""
         self.ended: list[Conversation] = []
         """Conversations forgotten since this was last emptied."""
         self.forgotten: list[Chunk] = []
@@ -51,11 +57,11 @@ class Conversations:
         return len(self._chunks)
 
     def find(self, chunk: ChunkId) -> Chunk | None:
-        """Return a chunk."""
+        """Return the chunk; None if it is unknown."""
         return self._chunks.get(chunk)
 
     def stored(self, event: Event) -> list[Conversation]:
-        """Take in a store to memory; return the conversations that it belongs to."""
+        """Apply a store to memory; return the conversations that it belongs to."""
         touched: dict[Conversation, None] = {}
         latest: Chunk | None = None
         for entry in event.entries:
@@ -63,21 +69,21 @@ class Conversations:
             if chunk is None:
                 chunk = self._grow(entry, latest, event)
                 for conversation in chunk.holders:
-                    if not conversation.open and event.at - conversation.used_at > STRAGGLES_S:
-                        conversation.begin(event.at)  # nothing of it was found
-                    conversation.grown = conversation.turns
+                    if not conversation.open and event.at - conversation.used_at > LATE_STORE_S:
+                        conversation.begin(event.at)  # the look-up found no chunk, so no read was reported
+                    conversation.last_store_turn = conversation.turns
                     conversation.used_at = max(conversation.used_at, event.at)
                     conversation.node = event.node
-            # Stored again, it came from a slower tier, which does not count as a use.
+            # A known chunk that is stored again was loaded from a slower tier, which is not a use.
             touched.update(dict.fromkeys(c for c in chunk.holders if c.leaf is chunk))
             latest = chunk
         return list(touched)
 
     def read(self, event: Event, fetched: Callable[[Conversation], bool]) -> Reading:
-        """Take in a reading in memory. ``fetched`` tells whether it is a conversation's own fetch that has read."""
+        """Apply a read from memory. ``fetched`` returns whether a conversation's prefetch has caused the read."""
         chunks = list(dict.fromkeys(c for entry in event.entries if (c := self._chunks.get(entry.object.chunk)) is not None))
         began, touched = [], []
-        inner = {chunk.before for chunk in chunks}
+        inner = {chunk.parent for chunk in chunks}
         for deepest in (chunk for chunk in chunks if chunk not in inner):
             conversation = self._reader(deepest)
             if conversation is None or fetched(conversation):
@@ -93,7 +99,7 @@ class Conversations:
         for chunk in chunks:
             self._recent[chunk.id] = chunk
             self._recent.move_to_end(chunk.id)
-        for chunk in reversed(chunks):  # forgotten from its end on, a prompt is still one
+        for chunk in reversed(chunks):  # the end of a prompt is forgotten before its start
             self._chunks.move_to_end(chunk.id)
         while len(self._recent) > CANDIDATES:
             self._recent.popitem(last=False)
@@ -109,58 +115,60 @@ class Conversations:
                     self._end(conversation)
 
     def _reader(self, deepest: Chunk) -> Conversation | None:
-        """Return whose reading it is that reaches so far: of who ends there, or of the only one that leads through."""
+        """Return the conversation that ends at the deepest chunk read, or else the only one that contains it."""
         ends = [conversation for conversation in deepest.holders if conversation.leaf is deepest]
         if ends:
             return ends[0]
         return next(iter(deepest.holders)) if len(deepest.holders) == 1 else None
 
     def _grow(self, entry: Entry, latest: Chunk | None, event: Event) -> Chunk:
-        before = self._before(entry, latest)
-        if not entry.tokens or (entry.offset != 0 and before is None):
+        parent = self._parent(entry, latest)
+        if not entry.tokens or (entry.offset != 0 and parent is None):
             self.unread += 1
-        chunk = Chunk(entry.object.chunk, before, max(entry.offset, 0), entry.tokens)
+        chunk = Chunk(entry.object.chunk, parent, max(entry.offset, 0), entry.tokens)
         self._chunks[chunk.id] = chunk
         self._recent[chunk.id] = chunk
         if len(self._recent) > CANDIDATES:
             self._recent.popitem(last=False)
-        conversation = self._continued(before)
+        conversation = self._continued(parent)
         if conversation is None:
             conversation = Conversation(chunk, event.at, event.node, entry.object.world_size)
-            while before is not None:
-                before.holders[conversation] = None
-                before = before.before
+            while parent is not None:
+                parent.holders[conversation] = None
+                parent = parent.parent
         else:
             conversation.leaf = chunk
         chunk.holders[conversation] = None
         self._trim()
         return chunk
 
-    def _continued(self, before: Chunk | None) -> Conversation | None:
-        """Return the conversation that a chunk behind this one goes on: it ends there, or has just come back to there."""
-        for conversation in before.holders if before is not None else ():
-            if conversation.leaf is before:
+    def _continued(self, parent: Chunk | None) -> Conversation | None:
+        """Return the conversation that a new chunk after ``parent`` continues; None: it begins a new one."""
+        if parent is None:
+            return None
+        for conversation in parent.holders:
+            if conversation.leaf is parent:
                 return conversation
-        if before is not None and len(before.holders) == 1:
-            # Its last reply was not rendered as it had been generated, or is written again.
-            only = next(iter(before.holders))
-            if only.grown < only.turns:
+        if len(parent.holders) == 1:
+            # The last reply was rendered in another way than it was generated, or was generated again.
+            only = next(iter(parent.holders))
+            if only.last_store_turn < only.turns:
                 return only
         return None
 
-    def _before(self, entry: Entry, latest: Chunk | None) -> Chunk | None:
-        """Return the chunk before, by its hash: proved, not guessed."""
+    def _parent(self, entry: Entry, latest: Chunk | None) -> Chunk | None:
+        """Return the known chunk whose hash proves that it is the parent; None: there is none."""
         if entry.offset <= 0 or not entry.tokens:
             return None
-        wanted, tokens = bytes.fromhex(entry.object.hash), packed(entry.tokens)
+        expected, tokens = bytes.fromhex(entry.object.hash), packed(entry.tokens)
         model, salt = entry.object.model, entry.object.salt
-        if latest is not None and latest.id[:2] == (model, salt) and self._keys.behind(latest.hash, tokens) == wanted:
+        if latest is not None and latest.id[:2] == (model, salt) and self._keys.next_hash(latest.hash, tokens) == expected:
             return latest
         for chunk in reversed(self._recent.values()):
             if (
                 chunk.depth + len(chunk.tokens) == entry.offset
                 and chunk.id[:2] == (model, salt)
-                and self._keys.behind(chunk.hash, tokens) == wanted
+                and self._keys.next_hash(chunk.hash, tokens) == expected
             ):
                 return chunk
         return None

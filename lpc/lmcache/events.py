@@ -1,11 +1,11 @@
-"""What LMCache's nodes report of their tiers, and the names that it gives to chunks.
+"""Events that LMCache's nodes report, and the hashes that LMCache gives to chunks.
 
-The key chain of LMCache 0.5's MP mode says how a chunk's hash follows from its tokens and the chunk before:
+In MP mode LMCache 0.5 computes a chunk's hash from its tokens and the hash of its parent, the chunk before it:
 
-    hash(chunk) = blake3(hash(chunk before) || tokens as big-endian uint32)
+    hash(chunk) = blake3(hash(parent) || tokens as big-endian uint32)
 
-The chunk before the first has ``blake3(0 as big-endian int64 || 0 as big-endian uint32)``. So two conversations share a hash
-exactly as long as they share all tokens from the start. Source: ``lmcache/v1/multiprocess/token_hasher.py``.
+The parent of the first chunk has the hash ``blake3(0 as big-endian int64 || 0 as big-endian uint32)``. So two conversations
+share hashes exactly as far as they share all tokens from the start. Source: ``lmcache/v1/multiprocess/token_hasher.py``.
 """
 
 import struct
@@ -17,17 +17,17 @@ from typing import Final, Literal, NamedTuple
 Digest = Callable[[bytes], bytes]
 Kind = Literal["store", "access", "delete"]
 Tier = Literal["l1", "l2"]
-"""LMCache's names: the node's memory; what lies behind it, disk or remote."""
+"""LMCache's names: l1 is a node's memory, l2 the disk or remote storage behind it."""
 
 ALGORITHM: Final = "blake3"
 """The only one of LMCache's algorithms that does not depend on a process's seed."""
 NO_TOKENS: "array[int]" = array("I")
 LATE_S: Final = 5.0
-"""A report may be so old; the clock of a node that reports an older one is wrong."""
+"""Maximum age of a report. If a timestamp is older, the node's clock is wrong."""
 
 
 class ChunkId(NamedTuple):
-    """A chunk of tokens under one model and tenant, whatever number of objects it is stored as."""
+    """A chunk of tokens of one model and tenant. It is stored as one or more objects."""
 
     model: str
     salt: str
@@ -35,7 +35,7 @@ class ChunkId(NamedTuple):
 
 
 class ObjectId(NamedTuple):
-    """One stored object: a chunk's share of one rank and one group of layers. The fields are LMCache's, hash in hexadecimal."""
+    """One stored object: the part of a chunk for one rank and one group of layers. LMCache names the fields."""
 
     hash: str
     model: str
@@ -45,17 +45,17 @@ class ObjectId(NamedTuple):
 
     @property
     def chunk(self) -> ChunkId:
-        """The chunk that it is a part of."""
+        """Chunk that the object is a part of."""
         return ChunkId(self.model, self.salt, self.hash)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the engine that stored it, as LMCache packs it into the rank's top byte."""
+        """Number of ranks of the engine that stored the object; LMCache packs it into the top byte of ``rank``."""
         return self.rank >> 24 & 0xFF
 
 
-class Place(NamedTuple):
-    """One tier of one node; ``node`` is empty where the fleet shares it."""
+class Location(NamedTuple):
+    """One tier of one node; ``node`` is empty if all nodes share the tier."""
 
     tier: Tier
     node: str
@@ -65,9 +65,9 @@ class Entry(NamedTuple):
     """One object of an event.
 
     Attributes:
-        size: bytes, of stores; else 0.
-        tokens: of its chunk, of stores where the node still had them; else empty.
-        offset: of its first token in the prompt; -1 where not known.
+        size: bytes of a stored object; 0 for other events.
+        tokens: the chunk's tokens, if the event is a store and the node still had them; else empty.
+        offset: position of the first token in the prompt; -1 if unknown.
     """
 
     object: ObjectId
@@ -77,12 +77,12 @@ class Entry(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A batch of one node, all of one kind.
+    """A batch of entries of one kind from one node.
 
     Attributes:
-        node: the instance that reports.
-        shared: the tier's storage is the fleet's, not this node's own.
-        at: seconds since the epoch, by the node's clock.
+        node: id of the instance that reports.
+        shared: whether all nodes share the tier's storage.
+        at: seconds since the epoch; see :func:`reported_at`.
     """
 
     kind: Kind
@@ -93,28 +93,24 @@ class Event(NamedTuple):
     entries: list[Entry]
 
     @property
-    def place(self) -> Place:
-        """Where its objects lie."""
-        return Place(self.tier, "" if self.shared else self.node)
+    def location(self) -> Location:
+        """Tier that holds the objects."""
+        return Location(self.tier, "" if self.shared else self.node)
 
 
-def steady() -> Callable[[], float]:
-    """Return a clock of seconds since the epoch that is right now and goes evenly from then on: ages are measured by it."""
-    ahead = time.time() - time.monotonic()
-    return lambda: ahead + time.monotonic()
+def steady_clock() -> Callable[[], float]:
+    """Return a clock of seconds since the epoch that ignores later changes of the system clock, so that ages stay right."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
 
 
-def reported_at(said: float, now: float) -> float:
-    """Return when a node has reported something, by the clock of the receiver at ``now``.
-
-    Args:
-        said: by the node's clock; 0 if it does not say.
-    """
-    return said if now - LATE_S <= said <= now else now
+def reported_at(timestamp: float, now: float) -> float:
+    """Return a node's timestamp, or ``now`` if the timestamp is in the future, older than LATE_S, or missing (0)."""
+    return timestamp if now - LATE_S <= timestamp <= now else now
 
 
 def blake3_digest(data: bytes) -> bytes:
-    """Return BLAKE3 of it, 32 bytes. Raises ImportError: the package is not installed (LMCache brings it)."""
+    """Return the BLAKE3 digest, 32 bytes. Raises ImportError if blake3 is not installed (LMCache depends on it)."""
     from blake3 import blake3
 
     digest: bytes = blake3(data).digest()
@@ -122,29 +118,25 @@ def blake3_digest(data: bytes) -> bytes:
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """Return a chunk's tokens as they are hashed."""
+    """Return a chunk's tokens as LMCache hashes them."""
     ids = tokens if isinstance(tokens, array) else array("I", tokens)
     return struct.pack(f">{len(ids)}I", *ids)
 
 
 class KeyChain:
-    """Hashes of chunks. ``digest`` is LMCache's; another one in tests that are about something else."""
+    """Computes the hashes of chunks. ``digest``: LMCache's hash function, or a stand-in for tests."""
 
     def __init__(self, digest: Digest = blake3_digest) -> None:
         self._digest = digest
         self.root = digest(struct.pack(">qI", 0, 0))
 
-    def follow(self, before: bytes | None, tokens: Sequence[int]) -> bytes:
-        """Return the hash of a chunk behind the one with this hash; None: it is the first."""
-        return self.behind(self.root if before is None else before, packed(tokens))
-
-    def behind(self, before: bytes, tokens: bytes) -> bytes:
-        """Return the hash of a chunk of these tokens, :func:`packed`, behind the one with this hash."""
-        return self._digest(before + tokens)
+    def next_hash(self, parent: bytes, tokens: bytes) -> bytes:
+        """Return the hash of the chunk with these tokens, as :func:`packed` returns them, after the parent with this hash."""
+        return self._digest(parent + tokens)
 
     def hashes(self, tokens: Sequence[int], chunk_size: int) -> list[bytes]:
         """Return the hashes of all complete chunks of a prompt."""
-        found: list[bytes] = []
+        hashes = [self.root]
         for start in range(0, len(tokens) - chunk_size + 1, chunk_size):
-            found.append(self.follow(found[-1] if found else None, tokens[start : start + chunk_size]))
-        return found
+            hashes.append(self.next_hash(hashes[-1], packed(tokens[start : start + chunk_size])))
+        return hashes[1:]

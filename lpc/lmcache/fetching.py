@@ -1,8 +1,8 @@
-"""Which conversations are fetched from disk into memory before they are asked for, and what became of those that were.
+"""Prefetch: which conversations to load from disk into memory before they return, and the outcome of each fetch.
 
-The share of fetched bytes that is used is controlled: the probability of a return that a fetch needs rises with each useless
-fetch and falls with each used one, so that their balance is at the share asked for (stochastic approximation, Robbins and Monro
-1951). It starts at that share, which is right if the curves are.
+A controller holds the share of fetched bytes that is used at a target. The probability of return that a fetch needs rises with
+each useless fetch and falls with each used one (stochastic approximation, Robbins and Monro 1951). It starts at the target
+share, which is the right value if the curves are right.
 """
 
 from dataclasses import dataclass, field
@@ -10,37 +10,37 @@ from typing import Final, NamedTuple
 
 from eviction_client.curve import retain_seconds, value_at
 from lpc.lmcache.classes import Classes
-from lpc.lmcache.room import Room
+from lpc.lmcache.tier_cache import TierCache
 from lpc.lmcache.tree import Chunk, Conversation
 
-COMES_S: Final = 15.0
-"""For a fetch to come; what has not come by then will not."""
-AT_ONCE: Final = 4
-"""Fetches under way to one node. LMCache asks its disk for eight requests at once (--l2-prefetch-max-in-flight), look-ups and
-fetches in one queue: half of it stays free, so that no request waits behind what is fetched ahead."""
+FETCH_TIMEOUT_S: Final = 15.0
+"""Chunks that have not arrived this long after the start of their fetch will not arrive."""
+MAX_FETCHES: Final = 4
+"""Concurrent fetches per node. LMCache serves eight loads from disk at once (--l2-prefetch-max-in-flight), with look-ups and
+fetches in one queue. Half of these stay free, so that no request waits behind a prefetch."""
 
 STEP: Final = 0.005
-"""By which one fetch of the mean size moves the probability needed."""
+"""Change of the needed probability by one fetch of mean size."""
 IDLE_STEP: Final = 0.0005
-"""By which it falls in a plan without a fetch."""
+"""Decrease of the needed probability per plan while no fetch is pending."""
 MARGIN: Final = 0.05
-"""By which the share is aimed higher than it was asked for."""
-LEAST: Final = 0.1
-MOST: Final = 0.95
+"""Added to the configured share to get the target."""
+MIN_NEEDED: Final = 0.1
+MAX_NEEDED: Final = 0.95
 
 
 class PrefetchBudget:
-    """Counts fetches of one node.
+    """Memory budget and byte counters of one node's fetches.
 
     Args:
-        bytes_: of memory that may be held for what was fetched.
-        used_share: of the bytes fetched that shall be used, in (0, 1).
+        bytes_: memory that fetched conversations may hold.
+        used_share: configured share of the fetched bytes that is used, in (0, 1).
 
     Attributes:
-        held: bytes of memory that conversations hold for which something was fetched: with it what they had there already.
-        prefetched, used, useless: bytes: asked for and come; of these used, and gone or given up without.
-        needed: probability of a return that a fetch needs now.
-        refused: fetches that there was no budget for.
+        held: bytes of memory that fetched conversations hold, including their chunks that were in memory before.
+        prefetched, used, useless: bytes requested and not cancelled; bytes used; bytes evicted or given up unused.
+        needed: probability of return that a fetch needs now.
+        refused: number of fetches that did not fit into the budget.
     """
 
     def __init__(self, bytes_: int, used_share: float) -> None:
@@ -51,17 +51,17 @@ class PrefetchBudget:
         self.useless = 0
         self.refused = 0
         self._size = 0.0
-        """Of a fetch, mean of the latest; bytes."""
-        self._aim = min(used_share + MARGIN, MOST)
+        """Moving average of the size of a fetch, bytes."""
+        self._target = min(used_share + MARGIN, MAX_NEEDED)
         self.needed = used_share
 
     @property
     def waiting(self) -> int:
-        """Bytes fetched that are neither used nor useless yet."""
+        """Fetched bytes that are neither used nor useless yet."""
         return self.prefetched - self.used - self.useless
 
-    def take(self, size: int, held: int) -> bool:
-        """Fetch so many bytes, so that so many are held; return whether there was budget for it."""
+    def reserve(self, size: int, held: int) -> bool:
+        """Reserve budget for a fetch of ``size`` bytes that holds ``held`` bytes; return whether it fits."""
         if self.held + held > self.bytes:
             self.refused += 1
             return False
@@ -70,84 +70,85 @@ class PrefetchBudget:
         self._size += (size - self._size) * (0.1 if self._size else 1.0)
         return True
 
-    def untake(self, size: int) -> None:
-        """Take back what did not come."""
+    def cancel(self, size: int) -> None:
+        """Subtract bytes that did not arrive."""
         self.prefetched -= size
 
     def release(self, held: int) -> None:
-        """Hold it no longer."""
+        """Free budget, bytes."""
         self.held -= held
 
     def idle(self) -> None:
-        """Nothing that was fetched waits, so nothing would ever lower what is needed: lower it."""
-        self.needed = max(self.needed - IDLE_STEP, LEAST)
+        """Lower the needed probability: without pending fetches nothing else would lower it."""
+        self.needed = max(self.needed - IDLE_STEP, MIN_NEEDED)
 
     def settle(self, used: int, useless: int) -> None:
-        """Note what has become of a fetch: so many bytes were used, so many were not."""
+        """Count used and useless bytes of a fetch, and adapt the needed probability."""
         self.used += used
         self.useless += useless
         settled = used + useless
         if settled > 0 and self._size:
-            step = STEP * min(settled / self._size, 1.0) * (self._aim - used / settled)
-            self.needed = min(max(self.needed + step, LEAST), MOST)
+            step = STEP * min(settled / self._size, 1.0) * (self._target - used / settled)
+            self.needed = min(max(self.needed + step, MIN_NEEDED), MAX_NEEDED)
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """A fetch ahead that was asked for.
+    """A prefetch of one conversation.
 
     Attributes:
-        until: when the conversation is no longer worth its room, seconds since the epoch.
-        waiting: bytes by chunk that have come, or shall, and are not used yet.
-        held: bytes of memory that its conversation takes with it, until it is over.
-        come: chunks that have come.
-        done: the node has said that it has ended.
-        over: its time has passed: it holds no budget, and is used or useless all the same.
-        reported: its own reading, which LMCache reports as it does a look-up's, has been reported.
+        at: start of the fetch, seconds since the epoch.
+        until: when the conversation's value falls below the price of memory, seconds since the epoch.
+        pending: size of each chunk that is to arrive or has arrived, bytes.
+        held: bytes of budget that it holds until it has expired.
+        arrived: chunks that have arrived in memory.
+        done: whether the node has reported its end.
+        expired: whether ``until`` has passed; the fetch holds no budget then, but still counts as used or useless.
+        read_reported: whether LMCache has reported the fetch's own read, which looks like that of a look-up.
     """
 
     conversation: Conversation
     node: str
     at: float
     until: float
-    waiting: dict[Chunk, int]
+    pending: dict[Chunk, int]
     held: int
-    come: set[Chunk] = field(default_factory=set)
+    arrived: set[Chunk] = field(default_factory=set)
     done: bool = False
-    over: bool = False
-    reported: bool = False
+    expired: bool = False
+    read_reported: bool = False
 
     @property
     def bytes(self) -> int:
-        """Of all that waits."""
-        return sum(self.waiting.values())
+        """Bytes of all pending chunks."""
+        return sum(self.pending.values())
 
 
 class Candidate(NamedTuple):
-    """A conversation that might be fetched.
+    """A conversation that could be fetched.
 
     Attributes:
-        reuse_class: of the deepest chunk.
-        missing: bytes by chunk.
-        here: bytes of its other chunks, which lie in memory.
+        reuse_class: class of the deepest chunk.
+        missing: size of each chunk that is not in memory, bytes.
+        memory_bytes: bytes of its chunks that are in memory.
     """
 
     conversation: Conversation
     reuse_class: int
     missing: dict[Chunk, int]
-    here: int
+    memory_bytes: int
 
 
 class Fetching:
     """The fetches of all nodes. Not thread-safe.
 
     Args:
-        used_share: of the bytes fetched that shall be used.
-        share: of the memory that may be filled, which fetched conversations may hold.
-        longest_s: horizon.
+        used_share: configured share of the fetched bytes that is used.
+        share: share of the memory below the watermark that fetched conversations may hold.
+        longest_s: longest time for which a fetched conversation is ranked last in memory, seconds.
 
     Attributes:
-        budgets: by node.
+        budgets: the budget of each node.
     """
 
     def __init__(self, used_share: float, share: float, longest_s: float) -> None:
@@ -158,127 +159,126 @@ class Fetching:
         self._fetches: dict[Conversation, Fetch] = {}
 
     def find(self, conversation: Conversation) -> Fetch | None:
-        """Return the fetch of a conversation that waits to be used."""
+        """Return the fetch of a conversation; None: there is none."""
         return self._fetches.get(conversation)
 
     def declare(self, node: str, capacity: int) -> None:
-        """Note how much of its memory a node may fill, bytes."""
+        """Set the bytes of a node's memory below the watermark."""
         self.budgets.setdefault(node, PrefetchBudget(0, self._used_share)).bytes = int(capacity * self._share)
 
-    def takes(self, node: str) -> bool:
-        """Return whether a node may be asked for a fetch: its memory is known, and is not full of fetches."""
+    def has_budget(self, node: str) -> bool:
+        """Return whether a node's memory is known and fetches do not use up its budget."""
         budget = self.budgets.get(node)
         return budget is not None and budget.held < budget.bytes
 
-    def choose(self, node: str, candidates: list[Candidate], room: Room, classes: Classes, now: float) -> list[Fetch]:
-        """Return what is due, within the budget, the highest value first, and take it into the books.
+    def choose(self, node: str, candidates: list[Candidate], cache: TierCache, classes: Classes, now: float) -> list[Fetch]:
+        """Start the fetches that are due and fit into the budget, highest value first; return them.
 
-        A conversation is due while its value is above the price of room, if it is likely enough to be back before it falls
-        below it. Until something had to go from memory, room costs nothing, and half its value now stands for the price.
+        A conversation is due while its value is above the price of memory, if it is likely enough to return before the value
+        falls below the price. Before anything was deleted from memory the price is 0; half the current value replaces it.
         """
-        budget, tables, price = self.budgets.get(node), classes.tables, room.price
+        budget, tables, price = self.budgets.get(node), classes.tables, cache.price
         free = self.free(node)
         if budget is None or tables is None or free <= 0:
             return []
         if not self.of_node(node):
             budget.idle()
         due: list[tuple[float, int, float]] = []
-        for place, candidate in enumerate(candidates):
+        for index, candidate in enumerate(candidates):
             table, age = tables[candidate.reuse_class], max(now - candidate.conversation.used_at, 0.0)
             value = value_at(table, age)
             if value > price:
                 until = min(retain_seconds(table, price or value / 2.0, age), age + self._longest_s)
                 if classes.chance(candidate.reuse_class, age, until) >= budget.needed:
-                    due.append((-value, place, now + until - age))
+                    due.append((-value, index, now + until - age))
         chosen: list[Fetch] = []
-        for _, place, until in sorted(due):
+        for _, index, until in sorted(due):
             if len(chosen) == free:
                 break
-            if (fetch := self.begin(node, candidates[place], until, now)) is not None:
+            if (fetch := self.begin(node, candidates[index], until, now)) is not None:
                 chosen.append(fetch)
         return chosen
 
     def free(self, node: str) -> int:
-        """Return how many more fetches a node may be asked for now."""
-        return AT_ONCE - sum(fetch.node == node and not fetch.done for fetch in self._fetches.values())
+        """Return how many more fetches may run on a node now."""
+        return MAX_FETCHES - sum(fetch.node == node and not fetch.done for fetch in self._fetches.values())
 
     def begin(self, node: str, candidate: Candidate, until: float, now: float) -> Fetch | None:
-        """Take a fetch into the books and return it; None: there is no budget for it."""
-        conversation, _, missing, here = candidate
+        """Reserve budget for a fetch and return it; None: it does not fit."""
+        conversation, _, missing, memory_bytes = candidate
         size = sum(missing.values())
-        if not self.budgets[node].take(size, size + here):
+        held = size + memory_bytes
+        if not self.budgets[node].reserve(size, held):
             return None
-        fetch = self._fetches[conversation] = Fetch(conversation, node, now, until, dict(missing), size + here)
+        fetch = self._fetches[conversation] = Fetch(conversation, node, now, until, dict(missing), held)
         return fetch
 
-    def came(self, chunk: Chunk, node: str) -> Fetch | None:
-        """Note that a chunk has come into a node's memory; return the fetch that has brought it."""
+    def arrived(self, chunk: Chunk, node: str) -> Fetch | None:
+        """Record that a chunk was loaded into a node's memory; return the fetch that loaded it, if any."""
         for conversation in chunk.holders:
             fetch = self._fetches.get(conversation)
-            if fetch is not None and fetch.node == node and chunk in fetch.waiting and chunk not in fetch.come:
-                fetch.come.add(chunk)
+            if fetch is not None and fetch.node == node and chunk in fetch.pending and chunk not in fetch.arrived:
+                fetch.arrived.add(chunk)
                 return fetch
         return None
 
-    def returned(self, conversation: Conversation, node: str, read: set[Chunk]) -> int:
-        """Note that a conversation has returned and what was read; return bytes that a fetch had brought."""
+    def returned(self, conversation: Conversation, node: str, read: set[Chunk]) -> None:
+        """Close the fetch of a conversation that has returned; ``read``: the chunks that were read."""
         fetch = self._fetches.pop(conversation, None)
-        if fetch is None:
-            return 0
-        used = sum(fetch.waiting[chunk] for chunk in fetch.come if chunk in read) if fetch.node == node else 0
-        self._close(fetch, used)
-        return used
+        if fetch is not None:
+            used = sum(fetch.pending[chunk] for chunk in fetch.arrived if chunk in read) if fetch.node == node else 0
+            self._close(fetch, used)
 
-    def reads(self, conversation: Conversation) -> bool:
-        """Return whether a reading that is reported is that of a fetch that is under way; it is only once."""
+    def is_own_read(self, conversation: Conversation) -> bool:
+        """Return whether a read of a conversation is that of its fetch: the first read after the fetch began is."""
         fetch = self._fetches.get(conversation)
-        if fetch is None or fetch.reported:
+        if fetch is None or fetch.read_reported:
             return False
-        fetch.reported = True
+        fetch.read_reported = True
         return True
 
-    def gone(self, chunk: Chunk, node: str) -> None:
-        """Note that a chunk has left a node's memory: a fetch that had brought it has brought it for nothing."""
+    def evicted(self, chunk: Chunk, node: str) -> None:
+        """Count a chunk that has left a node's memory as useless if a fetch had loaded it."""
         for conversation in chunk.holders:
             fetch = self._fetches.get(conversation)
-            if fetch is not None and fetch.node == node and chunk in fetch.come:
-                fetch.come.discard(chunk)
-                self.budgets[node].settle(0, fetch.waiting.pop(chunk))
+            if fetch is not None and fetch.node == node and chunk in fetch.arrived:
+                fetch.arrived.discard(chunk)
+                self.budgets[node].settle(0, fetch.pending.pop(chunk))
 
     def settle(self, now: float) -> None:
-        """Settle what has ended: nothing has come, all has gone, its time is over.
+        """Close fetches that have timed out or whose chunks have all left memory, and release the budget of expired ones.
 
-        What has come and still lies in memory when its time is over may be used yet, and is counted as what it turns out to be.
+        Chunks of an expired fetch that are still in memory are counted later, as used or useless.
         """
         for conversation, fetch in list(self._fetches.items()):
             budget = self.budgets[fetch.node]
-            missing = [chunk for chunk in fetch.waiting if chunk not in fetch.come]
-            if missing and now - fetch.at > COMES_S:
+            missing = [chunk for chunk in fetch.pending if chunk not in fetch.arrived]
+            if missing and now - fetch.at > FETCH_TIMEOUT_S:
                 fetch.done = True
-                budget.untake(sum(fetch.waiting.pop(chunk) for chunk in missing))
-            if not fetch.waiting or now > fetch.until + self._longest_s:
+                budget.cancel(sum(fetch.pending.pop(chunk) for chunk in missing))
+            if not fetch.pending or now > fetch.until + self._longest_s:
                 self.drop(conversation)
-            elif now > fetch.until and fetch.done and not fetch.over:
-                fetch.over = True
+            elif now > fetch.until and fetch.done and not fetch.expired:
+                fetch.expired = True
                 budget.release(fetch.held)
 
     def drop(self, conversation: Conversation, *, refused: bool = False) -> None:
-        """Give a fetch up: its bytes were useless. ``refused``: it was never under way."""
+        """Close a fetch as useless. ``refused``: it never started, so nothing arrived."""
         fetch = self._fetches.pop(conversation, None)
         if fetch is not None:
             if refused:
-                fetch.come.clear()
+                fetch.arrived.clear()
             self._close(fetch, 0)
 
     def _close(self, fetch: Fetch, used: int) -> None:
-        """Enter what became of a fetch: so many bytes of what has come were used."""
+        """Update the budget. ``used``: bytes that arrived and were used."""
         budget = self.budgets[fetch.node]
-        came = sum(fetch.waiting[chunk] for chunk in fetch.come)
-        if not fetch.over:
+        arrived = sum(fetch.pending[chunk] for chunk in fetch.arrived)
+        if not fetch.expired:
             budget.release(fetch.held)
-        budget.untake(fetch.bytes - came)
-        budget.settle(used, came - used)
+        budget.cancel(fetch.bytes - arrived)
+        budget.settle(used, arrived - used)
 
     def of_node(self, node: str) -> list[Conversation]:
-        """Return the conversations fetched to a node."""
+        """Return the conversations with a fetch on a node."""
         return [conversation for conversation, fetch in self._fetches.items() if fetch.node == node]

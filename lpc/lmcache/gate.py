@@ -1,7 +1,7 @@
-"""A gate before LMCache's HTTP, which asks nobody who they are: only who brings the token is let through.
+"""Reverse proxy that requires a token, for LMCache's HTTP servers, which do not authenticate callers.
 
-It is a process of its own before a node or the coordinator, on the same port of another address (a node registers the port
-that it listens on itself): LMCache listens on loopback, :func:`front` on the pod's address.
+It is a process of its own in front of a node or the coordinator. LMCache listens on loopback, the proxy on the pod's address
+with the same port, because a node registers the port that it listens on itself.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN: Final = frozenset((b"/healthz", b"/healthcheck"))
-"""Paths of probes, which say nothing about what is cached: open for GET and HEAD."""
+PROBE_PATHS: Final = frozenset((b"/healthz", b"/healthcheck"))
+"""Open for GET and HEAD: the answers reveal nothing about cached data."""
 HOP_BY_HOP: Final = frozenset(
     ("connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "authorization", "content-length")
 )
 METHODS: Final = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"]
 TIMEOUT_S: Final = 30.0
 MAX_BODY_BYTES: Final = 32 << 20
-"""A request for a prompt of a million tokens has about 8 MB."""
+"""A request with a prompt of a million tokens has about 8 MB."""
 
 
 class TooLarge(Exception):
@@ -46,7 +46,7 @@ class TooLarge(Exception):
 
 
 class TokenGate:
-    """ASGI: lets requests with the token through to an application, and probes to the paths in OPEN."""
+    """ASGI middleware: passes probes and requests with the token on to an application, and refuses others."""
 
     def __init__(self, app: App, token: str) -> None:
         self._app = app
@@ -71,17 +71,17 @@ class TokenGate:
         if _is_probe(scope):
             return None
         header = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
-        if brings(header.decode("latin-1"), self._token):
+        if is_authorized(header.decode("latin-1"), self._token):
             return None
-        return PlainTextResponse("a token is needed\n", 401, {"WWW-Authenticate": 'Bearer realm="lpc"'})
+        return PlainTextResponse("send Authorization: Bearer TOKEN\n", 401, {"WWW-Authenticate": 'Bearer realm="lpc"'})
 
 
 def _is_probe(scope: Scope) -> bool:
-    return scope["method"] in ("GET", "HEAD") and raw_path(scope) in OPEN
+    return scope["method"] in ("GET", "HEAD") and raw_path(scope) in PROBE_PATHS
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body; nothing of a probe's. Raises TooLarge."""
+    """Return the body, empty for a probe. Raises TooLarge."""
     if _is_probe(request.scope):
         return b""
     parts: list[bytes] = []
@@ -95,7 +95,7 @@ async def _body(request: Request) -> bytes:
 
 
 def front(target: str, token: str) -> App:
-    """Return what passes requests with the token on to ``target`` (host:port), and answers back."""
+    """Return an ASGI application that forwards requests with the token to ``target`` (host:port)."""
     base = httpx.URL(f"http://{target}")
 
     @contextlib.asynccontextmanager
@@ -111,12 +111,12 @@ def front(target: str, token: str) -> App:
         except TooLarge:
             return PlainTextResponse(f"the body has more than {MAX_BODY_BYTES} bytes: send less\n", 413)
         url = base.copy_with(raw_path=raw_target(request.scope))
-        asked = http.build_request(request.method, url, headers=headers, content=content)
+        forwarded = http.build_request(request.method, url, headers=headers, content=content)
         try:
-            answer = await http.send(asked, stream=True)
+            answer = await http.send(forwarded, stream=True)
         except httpx.HTTPError as error:
             return PlainTextResponse(f"{target} does not answer: {type(error).__name__}\n", 502)
-        kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
+        answer_headers = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
 
         async def body() -> AsyncIterator[bytes]:
             try:
@@ -125,32 +125,32 @@ def front(target: str, token: str) -> App:
             finally:
                 await answer.aclose()
 
-        return StreamingResponse(body(), answer.status_code, kept)
+        return StreamingResponse(body(), answer.status_code, answer_headers)
 
     return TokenGate(Starlette(routes=[Route("/{path:path}", pass_on, methods=METHODS)], lifespan=lifespan), token)
 
 
-def brings(header: str, token: str) -> bool:
-    """Say whether an Authorization header brings the token: as Bearer, or as the password of Basic.
+def is_authorized(header: str, token: str) -> bool:
+    """Return whether an Authorization header contains the token: as Bearer, or as the password of Basic.
 
-    LMCache's nodes can bring nothing but what is in the coordinator's URL, ``http://lpc:TOKEN@host:9300``, and that is Basic.
+    LMCache's nodes can send the token only in the coordinator's URL, ``http://lpc:TOKEN@host:9300``, which is Basic.
     """
     scheme, _, value = header.partition(" ")
-    brought = value.strip()
+    given = value.strip()
     if scheme.lower() == "basic":
         try:
-            brought = base64.b64decode(brought, validate=True).decode().partition(":")[2]
-        except ValueError:  # no base64, or no text
+            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+        except ValueError:  # not base64, or not UTF-8
             return False
     elif scheme.lower() != "bearer":
         return False
-    return hmac.compare_digest(brought.encode(), token.encode())
+    return hmac.compare_digest(given.encode(), token.encode())
 
 
 def serve_front(target: str, token: str, host: str, port: int) -> None:
-    """Pass requests with the token on to ``target`` (host:port) until SIGINT or SIGTERM.
+    """Serve :func:`front` until SIGINT or SIGTERM.
 
-    Raises UsageError: the target is not host:port. Raises LMCacheUnfit: the address cannot be listened on.
+    Raises UsageError if the target is not host:port, and LMCacheUnfit if the address cannot be bound.
     """
     name, _, number = target.rpartition(":")
     try:
@@ -163,14 +163,16 @@ def serve_front(target: str, token: str, host: str, port: int) -> None:
         listener = listen(host, port)
     except OSError as error:
         reason = error.strerror
-        raise LMCacheUnfit(f"cannot listen on {host}:{port} ({reason}); choose another with --host and --port") from error
+        raise LMCacheUnfit(f"cannot listen on {host}:{port} ({reason}): set --host and --port") from error
     with listener:
-        print(f"lpc: {host}:{listener.getsockname()[1]} lets the token through to {target}", file=sys.stderr, flush=True)
+        print(
+            f"lpc: {host}:{listener.getsockname()[1]} forwards requests with the token to {target}", file=sys.stderr, flush=True
+        )
         _Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Ends in order; uvicorn's own raises the signal again afterwards, into whatever is still running."""
+    """Stops without raising the signal again, as uvicorn's own server does after a shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]

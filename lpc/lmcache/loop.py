@@ -1,7 +1,7 @@
-"""The service at work: events in, questions to the sidecar, deletions and fetches out. One asyncio task; nothing here raises.
+"""The event loop of the service: applies events, requests predictions, sends deletions and fetches. It never raises.
 
-LMCache's ingest only appends to a queue. All else happens in the task's ticks, so that neither a slow sidecar nor a node that
-does not answer holds up the coordinator.
+LMCache's thread only appends events to a queue. Everything else runs in one asyncio task, so that neither a slow sidecar nor a
+node that does not answer delays the coordinator.
 """
 
 import asyncio
@@ -12,35 +12,36 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from eviction_client import PredictorClient
-from lpc.lmcache.events import Event, ObjectId, Place
+from lpc.lmcache.events import Event, Location, ObjectId
 from lpc.lmcache.fetching import Fetch
 from lpc.lmcache.node import Node, NodeError
-from lpc.lmcache.service import ENDED_S, Service
+from lpc.lmcache.service import END_AFTER_S, Service
 from lpc.lmcache.tree import Conversation
 
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
-AT_ONCE_S: Final = 0.02
-"""For so long events are taken in; then the coordinator's other work has its turn."""
-MOST_EVENTS: Final = 20_000
-"""That wait; over it further ones are dropped, and our count of what lies where is off until LMCache evicts by itself. What
-nodes declare, and that they have restarted, is not said again: it is never dropped."""
+EVENTS_SLICE_S: Final = 0.02
+"""How long a tick applies events before it yields to the coordinator's other tasks."""
+MAX_EVENTS: Final = 20_000
+"""Queued events above which new ones are dropped. After that the model of a tier's contents is wrong until LMCache evicts by
+itself. Capacities and restarts are reported only once, so they are never dropped."""
 REFIT_S: Final = 30.0
 POLL_S: Final = 0.5
-POLLS: Final = 60
-"""Then a fetch is asked after no more."""
+MAX_POLLS: Final = 60
 
 
 class Loop:
     """Runs a service.
 
     Args:
-        node_of: returns the node by its name; None while it is not registered. An empty name is any node.
+        node_of: returns the node with a name, or any node for an empty name; None: no such node is registered.
+        served_model: model name sent to the sidecar; empty: the name in LMCache.
 
     Attributes:
-        failures: by what failed.
-        dropped: events that there was no room for.
+        failures: number of failures of each kind.
+        dropped: number of events dropped because the queue was full.
+        ready: whether deletions and fetches may be sent.
     """
 
     def __init__(
@@ -54,23 +55,23 @@ class Loop:
         self._node_of = node_of
         self._served_model = served_model
         self._events: deque[Callable[[], None]] = deque()
-        self._asked: dict[tuple[str, int], tuple[Conversation, float]] = {}
-        self._busy: set[Place] = set()
+        self._pending: dict[tuple[str, int], tuple[Conversation, float]] = {}
+        self._busy: set[Location] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def report(self, event: Event) -> None:
-        """Take in an event; from any thread."""
-        if len(self._events) >= MOST_EVENTS:
+        """Queue an event; thread-safe."""
+        if len(self._events) >= MAX_EVENTS:
             self.dropped += 1
         else:
-            self._events.append(lambda: self.service.take(event))
+            self._events.append(lambda: self.service.apply(event))
 
-    def declare(self, place: Place, capacity: int, backend: str = "", revision: int = 0) -> None:
-        """Take in the capacity of one of a tier's media; from any thread."""
-        self._events.append(lambda: self.service.declare(place, capacity, backend, revision))
+    def declare(self, location: Location, capacity: int, backend: str = "", revision: int = 0) -> None:
+        """Queue the capacity of one of a tier's backends; thread-safe."""
+        self._events.append(lambda: self.service.declare(location, capacity, backend, revision))
 
     def fence(self, node: str) -> None:
-        """Take in that a node's memory is void; from any thread."""
+        """Queue the loss of a node's memory; thread-safe."""
         self._events.append(lambda: self.service.fence(node))
 
     async def run(self) -> None:
@@ -93,9 +94,9 @@ class Loop:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def tick(self) -> None:
-        """Do what is due once."""
+        """Apply the queued events and start the work that is due."""
         left = len(self._events)
-        until = time.monotonic() + AT_ONCE_S
+        until = time.monotonic() + EVENTS_SLICE_S
         while left:
             try:
                 self._events.popleft()()
@@ -104,7 +105,7 @@ class Loop:
             left -= 1
             if left and time.monotonic() >= until:
                 await asyncio.sleep(0)
-                until = time.monotonic() + AT_ONCE_S
+                until = time.monotonic() + EVENTS_SLICE_S
         self.service.follow(self._predictor.reuse_curves)
         self._collect()
         if not self.ready:
@@ -112,16 +113,16 @@ class Loop:
         plan = self.service.plan()
         for conversation in plan.ask:
             self._ask(conversation)
-        for place, objects in plan.delete.items():
-            if place not in self._busy:
-                self._busy.add(place)
-                self.service.spare(place, objects)
-                self._start(self._delete(place, objects))
+        for location, objects in plan.delete.items():
+            if location not in self._busy:
+                self._busy.add(location)
+                self.service.deleting(location, objects)
+                self._start(self._delete(location, objects))
         for fetch in plan.fetch:
             self._start(self._fetch(fetch))
 
     async def settled(self) -> None:
-        """Wait for the calls under way; for tests."""
+        """Wait until all started calls have ended; for tests."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -137,33 +138,33 @@ class Loop:
         name = (conversation.name, conversation.turns)
         model = self._served_model or conversation.leaf.id.model
         self._predictor.ask(name, token_ids=tokens, served_model=model, conversation_id=conversation.name)
-        self._asked[name] = (conversation, time.monotonic())
+        self._pending[name] = (conversation, time.monotonic())
 
     def _collect(self) -> None:
         now = time.monotonic()
-        for name, (conversation, asked_at) in list(self._asked.items()):
+        for name, (conversation, asked_at) in list(self._pending.items()):
             prediction = self._predictor.take(name)
             if prediction is not None:
                 self.service.answered(conversation, name[1], prediction)
-            elif now - asked_at < ENDED_S:
+            elif now - asked_at < END_AFTER_S:
                 continue
             else:
                 self._predictor.forget(name)
-            del self._asked[name]
+            del self._pending[name]
 
-    async def _delete(self, place: Place, objects: list[ObjectId]) -> None:
+    async def _delete(self, location: Location, objects: list[ObjectId]) -> None:
         try:
-            node = self._node_of(place.node)
-            skipped = len(objects) if node is None else await node.delete(place.tier, objects)
+            node = self._node_of(location.node)
+            skipped = len(objects) if node is None else await node.delete(location.tier, objects)
             if skipped:
-                self.service.skipped(place, objects, skipped)
+                self.service.skipped(location, objects, skipped)
             else:
-                self.service.deleted(place, objects)
+                self.service.deleted(location, objects)
         except Exception as error:
-            self.service.skipped(place, objects, 0)  # it may have deleted them: its reports will tell
+            self.service.skipped(location, objects, 0)  # the node may have deleted them; its reports will show
             self._failed("delete", error)
         finally:
-            self._busy.discard(place)
+            self._busy.discard(location)
 
     async def _fetch(self, fetch: Fetch) -> None:
         conversation = fetch.conversation
@@ -175,29 +176,29 @@ class Loop:
             if node is not None and tokens:
                 request = await node.fetch(chunk.model, conversation.world_size, tokens, chunk.salt)
             if node is None or not request:
-                self.service.refused(fetch)
+                self.service.fetch_refused(fetch)
                 return
-            for _ in range(POLLS):  # a node keeps a fetch until it was asked after
+            for _ in range(MAX_POLLS):  # a node stores the result of a fetch until it is polled
                 await asyncio.sleep(POLL_S)
-                objects = await node.fetched(request)
+                objects = await node.poll_fetch(request)
                 if objects is not None:
-                    self.service.came(fetch, objects)
+                    self.service.fetch_ended(fetch, objects)
                     return
         except Exception as error:
             self._failed("fetch", error)
-            self.service.refused(fetch)
+            self.service.fetch_refused(fetch)
 
     async def _refit(self) -> None:
         try:
             for _ in self.service.refit():
                 await asyncio.sleep(0)
         except Exception as error:
-            self.service.distrust()
+            self.service.fall_back_to_lru()
             self._failed("refit", error)
 
     def _failed(self, what: str, error: Exception) -> None:
-        """Count it, log the first: its type and, of a node, what it said. Other messages might quote a prompt."""
+        """Count a failure and log the first of its kind. Only messages of NodeError are logged: others could quote a prompt."""
         self.failures[what] += 1
         if self.failures[what] == 1:
-            said = str(error) if isinstance(error, NodeError) else type(error).__name__
-            logger.warning("learned prefix cache: %s failed: %s; LMCache's own order holds meanwhile", what, said)
+            reason = str(error) if isinstance(error, NodeError) else type(error).__name__
+            logger.warning("learned prefix cache: %s failed: %s; LMCache evicts by its own LRU", what, reason)

@@ -1,7 +1,7 @@
-"""What applications have asked to be kept for a while: pinned on disk by LMCache's own pins, and let go when the time is over.
+"""Expiry times of the pins that retention hints set on disk.
 
-LMCache's pins have no end. So each one taken here is written down with its end before it is taken, in the file that LMCache
-keeps its pins in (``--metadata-path``), and none outlives it by more than a restart of the coordinator.
+LMCache's pins do not expire. So each pin set here is recorded with its expiry time before LMCache gets it, in the file in
+which LMCache stores pins (``--metadata-path``). A restart of the coordinator only delays the expiry.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ SECTION: Final = "lpc_retained"
 
 
 class Retained:
-    """Pins with an end. Not thread-safe.
+    """Pins with an expiry time. Not thread-safe.
 
     Args:
         clock: seconds since the epoch.
@@ -28,28 +28,28 @@ class Retained:
         return len(self._until)
 
     def extend(self, objects: list[ObjectId], until: float) -> list[ObjectId]:
-        """Keep objects until then, or as long as was asked for before; return those that are to be pinned now."""
+        """Set expiry times, or keep an earlier call's if it is later; return the objects that must be pinned now."""
         new = [object_ for object_ in objects if object_ not in self._until]
         for object_ in objects:
             self._until[object_] = max(until, self._until.get(object_, 0.0))
         return new
 
-    def over(self) -> list[ObjectId]:
-        """Return the objects whose time is over: they are to be let go."""
+    def expired(self) -> list[ObjectId]:
+        """Return the objects whose pins have expired: unpin them, then call `forget`."""
         now = self._clock()
         return [object_ for object_, until in self._until.items() if until <= now]
 
-    def let_go(self, objects: list[ObjectId]) -> None:
-        """Forget objects that have been let go."""
+    def forget(self, objects: list[ObjectId]) -> None:
+        """Remove objects that have been unpinned."""
         for object_ in objects:
             self._until.pop(object_, None)
 
     def capture(self) -> dict[str, object]:
-        """Return all as plain data, to be kept."""
+        """Return all expiry times as plain data."""
         return {"entries": [[*object_, until] for object_, until in self._until.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take what was kept. Raises KeyError, TypeError, ValueError: it is damaged."""
+        """Load what `capture` returned. Raises KeyError, TypeError or ValueError if it is damaged."""
         until: dict[ObjectId, float] = {}
         for hash_, model, rank, group, salt, end in state["entries"]:
             until[ObjectId(str(hash_), str(model), int(rank), int(group), str(salt))] = float(end)

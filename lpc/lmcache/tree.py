@@ -1,4 +1,4 @@
-"""The tree of prompts: chunks, the conversations that lead through them, and where they lie."""
+"""The tree of prompts: chunks, the conversations that contain them, and the tiers that hold them."""
 
 import math
 from array import array
@@ -11,32 +11,32 @@ from eviction_client.value_queue import GOES_ON
 from lpc.lmcache.events import ChunkId, ObjectId
 
 
-class Shelf(Protocol):
-    """What a chunk knows of a place where it lies, a :class:`lpc.lmcache.room.Room`."""
+class Cache(Protocol):
+    """The methods of :class:`lpc.lmcache.tier_cache.TierCache` that are called through `Chunk.residents`."""
 
     def forget(self, chunk: "Chunk") -> None:
-        """Count a chunk no longer."""
+        """Stop counting a chunk."""
 
     def wait(self, request: Hashable, chunks: "Iterable[Chunk]") -> None:
-        """Keep chunks that a request will load that waits from now on."""
+        """Rank the chunks that a waiting request will load last."""
 
     def served(self, request: Hashable) -> None:
-        """Note that a request does not wait any more."""
+        """Release the chunks of a request that does not wait any more."""
 
 
 class Resident(Block):
-    """A chunk where it lies.
+    """A chunk in one tier. Times are seconds since the epoch.
 
     Attributes:
-        objects: bytes by object.
-        reuse_class: as `eviction_client.value_queue` has them.
-        last_use: seconds since the epoch.
-        since: when it came.
-        asked_at: when it was last asked to go.
-        retained_until: seconds since the epoch; a hint has it ranked here as if last used then, where that is later.
+        objects: size of each object, bytes.
+        reuse_class: as in `eviction_client.value_queue`.
+        last_use: time of the last use.
+        stored_at: time of the store.
+        deletion_requested_at: time of the latest request to delete it.
+        retained_until: a hint ranks the chunk as if it were last used at this time.
     """
 
-    __slots__ = ("asked_at", "chunk", "last_use", "objects", "retained_until", "reuse_class", "since")
+    __slots__ = ("chunk", "deletion_requested_at", "last_use", "objects", "retained_until", "reuse_class", "stored_at")
 
     def __init__(self, number: int, chunk: "Chunk", at: float) -> None:
         super().__init__(number)
@@ -44,13 +44,13 @@ class Resident(Block):
         self.objects: dict[ObjectId, int] = {}
         self.reuse_class = GOES_ON
         self.last_use = at
-        self.since = at
-        self.asked_at = -math.inf
+        self.stored_at = at
+        self.deletion_requested_at = -math.inf
         self.retained_until = 0.0
 
     @property
     def bytes(self) -> int:
-        """Of all its objects here."""
+        """Bytes of all objects."""
         return sum(self.objects.values())
 
 
@@ -58,46 +58,57 @@ class Chunk:
     """A node of the tree.
 
     Attributes:
-        before: the chunk before; None of a first one, and where it is not known.
-        block: names it among the chunks of all models and tenants.
-        depth: tokens before it.
-        tokens: of it; empty where not known.
-        holders: conversations that lead through it, the one that stored it first.
-        lies: where it lies; the rooms keep that.
-        retained_until: seconds since the epoch; a hint wants it kept until then, also where it comes to lie later.
+        parent: the chunk before it; None if it is the first or the parent is unknown.
+        block: its hash, unique across models and tenants.
+        depth: number of tokens before it.
+        tokens: its tokens; empty if unknown.
+        holders: conversations that contain it, first the one that stored it.
+        residents: its state in each tier that holds it; the tier caches maintain this.
+        retained_until: end of a hint's retention, seconds since the epoch; also holds in tiers that store the chunk later.
     """
 
-    __slots__ = ("before", "block", "depth", "hash", "holders", "id", "lies", "retained_until", "tokens")
+    __slots__ = ("block", "depth", "hash", "holders", "id", "parent", "residents", "retained_until", "tokens")
 
-    def __init__(self, id_: ChunkId, before: "Chunk | None", depth: int, tokens: "array[int]") -> None:
+    def __init__(self, id_: ChunkId, parent: "Chunk | None", depth: int, tokens: "array[int]") -> None:
         self.id = id_
         self.hash = bytes.fromhex(id_.hash)
         self.block = BlockHash(blake2b(repr((id_.model, id_.salt)).encode() + self.hash, digest_size=16).digest())
-        self.before = before
+        self.parent = parent
         self.depth = depth
         self.tokens = tokens
         self.holders: dict[Conversation, None] = {}
-        self.lies: dict[Shelf, Resident] = {}
+        self.residents: dict[Cache, Resident] = {}
         self.retained_until = 0.0
 
 
 class Conversation:
-    """A chain and its turns.
+    """A chain of chunks and its turns. Times are seconds since the epoch.
 
     Attributes:
-        name: a digest of the first chunk that only it held, and of its model and tenant.
+        name: digest of its model, its tenant and the first chunk that no other conversation contained.
         leaf: its last chunk.
-        turns: so far.
-        arrived_at: beginning of its latest turn, seconds since the epoch.
-        used_at: its latest event.
-        before: beginning and latest event of the turn before.
-        world_size: ranks of the engine that stored it.
-        open: a turn has begun whose end was not reported yet.
-        grown: the turn that last stored anything.
-        node: where it was last seen.
+        turns: number of turns so far.
+        arrived_at: start of the latest turn.
+        used_at: time of the latest event.
+        previous_turn: start and latest event of the turn before.
+        world_size: number of ranks of the engine that stored it.
+        open: whether the latest turn has not ended.
+        last_store_turn: number of the latest turn that stored a chunk.
+        node: the node that last reported it.
     """
 
-    __slots__ = ("arrived_at", "before", "grown", "leaf", "name", "node", "open", "turns", "used_at", "world_size")
+    __slots__ = (
+        "arrived_at",
+        "last_store_turn",
+        "leaf",
+        "name",
+        "node",
+        "open",
+        "previous_turn",
+        "turns",
+        "used_at",
+        "world_size",
+    )
 
     def __init__(self, leaf: Chunk, at: float, node: str, world_size: int) -> None:
         self.name = blake2b(repr(leaf.id).encode(), digest_size=16).hexdigest()
@@ -105,23 +116,23 @@ class Conversation:
         self.turns = 1
         self.arrived_at = at
         self.used_at = at
-        self.before = (at, at)
+        self.previous_turn = (at, at)
         self.node = node
         self.world_size = world_size
         self.open = True
-        self.grown = 1
+        self.last_store_turn = 1
 
     def chunks(self) -> list[Chunk]:
-        """Return its chain, the first chunk first."""
+        """Return the chain, first chunk first."""
         chain: list[Chunk] = []
         chunk: Chunk | None = self.leaf
         while chunk is not None:
             chain.append(chunk)
-            chunk = chunk.before
+            chunk = chunk.parent
         return chain[::-1]
 
     def tokens(self) -> "array[int]":
-        """Return all its tokens; empty where not all are known."""
+        """Return all tokens; empty if some are unknown."""
         found = array("I")
         for chunk in self.chunks():
             if not chunk.tokens or chunk.depth != len(found):
@@ -130,13 +141,13 @@ class Conversation:
         return found
 
     def begin(self, at: float) -> None:
-        """Begin its next turn."""
+        """Begin the next turn."""
         self.turns += 1
-        self.before = (self.arrived_at, self.used_at)
+        self.previous_turn = (self.arrived_at, self.used_at)
         self.arrived_at = self.used_at = at
         self.open = True
 
     @property
     def length(self) -> int:
-        """Tokens of its complete chunks."""
+        """Number of tokens in complete chunks."""
         return self.leaf.depth + len(self.leaf.tokens)

@@ -19,9 +19,9 @@ from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.gateway.metrics import Metrics as GatewayMetrics
-from lpc.lmcache.events import Place
-from lpc.lmcache.figures import exposition, status
+from lpc.lmcache.events import Location
 from lpc.lmcache.loop import Loop
+from lpc.lmcache.metrics import exposition, status
 from lpc.lmcache.pins import Retained
 from lpc.lmcache.service import Service
 from lpc.lmcache.settings import LMCacheSettings
@@ -56,7 +56,7 @@ EXPRESSIONS = [
 
 def lmcache_metrics() -> str:
     service = Service(LMCacheSettings(), clock=time.time, keys=KEYS)
-    service.declare(Place("l1", "node-a"), 1 << 30)
+    service.declare(Location("l1", "node-a"), 1 << 30)
 
     class Nobody:
         def ask(self, request_id: Hashable, *, token_ids: Sequence[int], served_model: str, conversation_id: str) -> None: ...

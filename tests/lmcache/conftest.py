@@ -1,6 +1,6 @@
-"""vLLM, LMCache's node and coordinator, sidecar and Redis, all real, once for these tests.
+"""vLLM, LMCache's node and coordinator, sidecar and Redis, all real, started once for these tests.
 
-Run by `make test-lmcache`; elsewhere none is collected.
+Collected only by `make test-lmcache`.
 """
 
 import os
@@ -20,12 +20,12 @@ if "LPC_TEST_LMCACHE" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
 
 CHUNKS = 240
-"""That memory holds. Ours are deleted from 168 on, the node's own LRU begins at 192: between them lies what the engine stores
-until the coordinator has heard of it."""
+"""Capacity of memory. The controller deletes above 168, the node evicts above 192. The difference holds what the engine stores
+until the coordinator gets the report."""
 
 
 class Stack(NamedTuple):
-    """What runs."""
+    """The running processes."""
 
     sidecar: Sidecar
     redis: RedisServer
@@ -37,12 +37,12 @@ class Stack(NamedTuple):
 @pytest.fixture(scope="session")
 def lmcache_version() -> str:
     """LMCache's release in its environment."""
-    said = "import importlib.metadata as m; print(m.version('lmcache'))"
-    return subprocess.run([program(), "-c", said], capture_output=True, text=True, check=True).stdout.strip()
+    script = "import importlib.metadata as m; print(m.version('lmcache'))"
+    return subprocess.run([program(), "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture(autouse=True)
-def _say_the_version(record_property: Callable[[str, object], None], lmcache_version: str) -> None:
+def _record_version(record_property: Callable[[str, object], None], lmcache_version: str) -> None:
     record_property("version", lmcache_version)
 
 

@@ -1,4 +1,4 @@
-"""LMCache's real coordinator with our controller in it; a node that reports as a real one does, and is asked over real HTTP."""
+"""LMCache's real coordinator with the controller, and a stand-in for a node over real HTTP."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ TOKENS = {seed: [seed * 10_000 + i for i in range(2 * CHUNK)] for seed in range(
 
 
 class Reporter:
-    """A node as the coordinator sees it: registers, and reports in batches that count up."""
+    """A node's calls to the coordinator: registration and numbered batches of events."""
 
     def __init__(self, coordinator: Coordinator, address: str) -> None:
         self._coordinator = coordinator
@@ -63,10 +63,10 @@ class Reporter:
                     "cache_salt": "",
                 },
                 "size_bytes": MIB if tokens else 0,
-                "token_ids": TOKENS[seed][place * CHUNK : (place + 1) * CHUNK] if tokens else [],
-                "token_offset": place * CHUNK if tokens else -1,
+                "token_ids": TOKENS[seed][index * CHUNK : (index + 1) * CHUNK] if tokens else [],
+                "token_offset": index * CHUNK if tokens else -1,
             }
-            for place, hash_ in enumerate(KeyChain().hashes(TOKENS[seed], CHUNK))
+            for index, hash_ in enumerate(KeyChain().hashes(TOKENS[seed], CHUNK))
         ]
 
 
@@ -75,7 +75,7 @@ def coordinator(folder: Path) -> Coordinator:
         folder,
         learned=True,
         options=("--metadata-path", str(folder / "pins.json")),
-        predictor_address=f"127.0.0.1:{free_port()}",  # nobody: least recent use
+        predictor_address=f"127.0.0.1:{free_port()}",  # nothing listens: LRU
         hints_share=0.9,
     )
     nobody = f"http://127.0.0.1:{free_port()}"
@@ -91,13 +91,13 @@ async def node() -> AsyncIterator[tuple[NodeServer, str]]:
 
 
 @pytest.mark.refuses(engine="LMCache", tier="MP mode", what="its in-process mode, in favour of MP mode")
-def test_the_in_process_mode_is_refused_for_the_release_that_is_here(lmcache_version: str) -> None:
+def test_in_process_mode_is_refused_for_the_installed_release(lmcache_version: str) -> None:
     assert find_incompatibility(lmcache_version) is None
     assert find_incompatibility(lmcache_version, "LMCacheConnectorV1") == REFUSED
 
 
 @pytest.mark.supports(engine="LMCache", tier="MP mode", what="its coordinator takes our controller: events, deletions, pins")
-async def test_it_deletes_the_least_recently_used_keeps_pins_for_their_time_and_over_a_restart(
+async def test_lru_chunks_are_deleted_and_pins_expire_and_survive_a_restart(
     tmp_path: Path, node: tuple[NodeServer, str]
 ) -> None:
     server, address = node
@@ -107,7 +107,7 @@ async def test_it_deletes_the_least_recently_used_keeps_pins_for_their_time_and_
         reporter = await asyncio.to_thread(Reporter, running, address)
         ask = lambda *args: asyncio.to_thread(running.ask, *args)  # noqa: E731
         await asyncio.to_thread(reporter.report, "config", "l1", capacity=10 * MIB)
-        await asyncio.to_thread(reporter.report, "store", "l1", [7], token=-1)  # no ids: nothing of it is lost to the others
+        await asyncio.to_thread(reporter.report, "store", "l1", [7], token=-1)  # malformed ids do not affect other events
         await asyncio.to_thread(reporter.report, "delete", "l1", [7])
         for seed in (1, 2, 3, 4):
             await asyncio.to_thread(reporter.report, "store", "l1", [seed])
@@ -127,8 +127,8 @@ async def test_it_deletes_the_least_recently_used_keeps_pins_for_their_time_and_
 
         new = {"request_id": "a", "token_ids": TOKENS[2] + TOKENS[6]}
         for requests in [new], [{"request_id": "a"}], []:
-            told = await ask("/lpc/waiting", {"engine": "e", "model_name": "llama", "requests": requests})
-            assert told == {"waiting": len(requests)}
+            answer = await ask("/lpc/waiting", {"engine": "e", "model_name": "llama", "requests": requests})
+            assert answer == {"waiting": len(requests)}
             assert (await ask("/lpc/status"))["waiting_requests"] == len(requests)
 
         body = {"model_name": "llama", "token_ids": TOKENS[2], "seconds": 3600}

@@ -1,4 +1,4 @@
-"""LMCache 0.5.6 in MP mode with real vLLM: what our controller does, and what is left where all of ours is killed."""
+"""LMCache 0.5.6 in MP mode with real vLLM: what the controller does, and what happens when processes are killed."""
 
 import random
 import subprocess
@@ -35,17 +35,17 @@ def ids(stack: Stack, prompt: str) -> list[int]:
 
 
 FIRST = text(1, 1400)
-"""Five chunks and a bit."""
+"""Five complete chunks and a part of a sixth."""
 
 
 def fill(stack: Stack, seed: int) -> None:
-    """Store 240 chunks, more than there is room for; slower than a model of two layers can."""
+    """Store 240 chunks, more than memory holds, slowly enough for the coordinator."""
     for prompt in range(seed, seed + 48):
         stack.engine.complete(text(prompt, 1300))
         time.sleep(0.1)
 
 
-def test_a_prompts_chunks_are_known_by_the_hashes_computed_here(stack: Stack) -> None:
+def test_computed_hashes_equal_those_of_lmcache(stack: Stack) -> None:
     stack.engine.complete(FIRST)
     until(lambda: tier(stack, "l1")["chunks"] >= 5)
     keys = stack.coordinator.ask("/directory/keys")["keys"]
@@ -55,7 +55,7 @@ def test_a_prompts_chunks_are_known_by_the_hashes_computed_here(stack: Stack) ->
     assert expected <= stored
 
 
-def test_memory_stays_below_our_watermark_and_the_nodes_own_eviction_never_comes(stack: Stack) -> None:
+def test_memory_stays_below_the_watermark_without_eviction_by_the_node(stack: Stack) -> None:
     stack.engine.complete(FIRST)
     fill(stack, 100)
     until(lambda: tier(stack, "l1").get("deleted_bytes", 0) >= 20 * CHUNK_BYTES)
@@ -67,14 +67,14 @@ def test_memory_stays_below_our_watermark_and_the_nodes_own_eviction_never_comes
     assert stack.coordinator.status["sidecar"] is True
 
 
-def test_what_comes_back_from_disk_says_the_same(stack: Stack) -> None:
+def test_blocks_loaded_from_disk_give_the_same_answer(stack: Stack) -> None:
     prompt = text(2, 1400)
     before = stack.engine.complete(prompt)
     fill(stack, 200)
     assert stack.engine.complete(prompt) == before
 
 
-def test_what_a_request_to_vllm_wants_kept_is_pinned_and_let_go_when_its_time_is_over(stack: Stack) -> None:
+def test_a_retention_hint_to_vllm_pins_chunks_until_it_expires(stack: Stack) -> None:
     assert stack.coordinator.ask("/cache/pins")["total"] == 0
     stack.engine.complete(text(4, 1400), lpc_retain_seconds=15)
     until(lambda: stack.coordinator.ask("/cache/pins")["total"] >= 5)
@@ -83,13 +83,13 @@ def test_what_a_request_to_vllm_wants_kept_is_pinned_and_let_go_when_its_time_is
 
 def test_nothing_of_a_prompt_is_logged(stack: Stack) -> None:
     tokens = ids(stack, FIRST)
-    said = stack.coordinator.log
-    assert FIRST[:40] not in said
-    assert str(tokens[:8])[1:-1] not in said
+    log = stack.coordinator.log
+    assert FIRST[:40] not in log
+    assert str(tokens[:8])[1:-1] not in log
 
 
 class Front(HttpServer):
-    """`lpc lmcache front` before a port."""
+    """`lpc lmcache front` in front of a port."""
 
     healthy = "/healthz"
 
@@ -101,13 +101,13 @@ class Front(HttpServer):
         super().__init__(port, folder / "front.log", [*command, "--port", str(port)], variables)
 
 
-def test_behind_a_front_only_who_brings_the_token_is_heard_and_a_node_brings_it_in_its_url(stack: Stack, tmp_path: Any) -> None:
+def test_a_front_requires_the_token_which_a_node_sends_in_its_url(stack: Stack, tmp_path: Any) -> None:
     with Front(tmp_path, stack.coordinator.port, "s3cret") as front:
         with pytest.raises(urllib.error.HTTPError, match="401"):
             front.ask("/cache/pins")
         with httpx.Client(trust_env=False) as client:
-            told = client.post(f"http://lpc:s3cret@127.0.0.1:{front.port}/events", json={"batches": []})
-        assert told.status_code == 200
+            answer = client.post(f"http://lpc:s3cret@127.0.0.1:{front.port}/events", json={"batches": []})
+        assert answer.status_code == 200
 
 
 def test_a_token_on_an_open_address_is_refused(tmp_path: Any) -> None:
@@ -119,8 +119,8 @@ def test_a_token_on_an_open_address_is_refused(tmp_path: Any) -> None:
     assert "give --host 127.0.0.1" in done.stderr
 
 
-def test_killed_one_by_one_nothing_fails_and_the_nodes_own_lru_takes_over(stack: Stack) -> None:
-    """Last: nothing is started again."""
+def test_requests_succeed_while_processes_are_killed_one_by_one(stack: Stack) -> None:
+    """Must run last: nothing is restarted."""
     expected = stack.engine.complete(FIRST)
     stack.redis.kill()
     assert stack.engine.complete(FIRST) == expected
@@ -129,7 +129,7 @@ def test_killed_one_by_one_nothing_fails_and_the_nodes_own_lru_takes_over(stack:
     until(lambda: stack.coordinator.status["sidecar"] is False)
     deleted = tier(stack, "l1")["deleted_bytes"]
     fill(stack, 300)
-    until(lambda: tier(stack, "l1")["deleted_bytes"] > deleted)  # without the sidecar: least recently used
+    until(lambda: tier(stack, "l1")["deleted_bytes"] > deleted)  # LRU without the sidecar
     assert "above watermark" not in stack.node.log
     stack.coordinator.kill()
     for seed in range(60, 76):

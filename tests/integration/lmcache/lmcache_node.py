@@ -1,4 +1,4 @@
-"""A node's HTTP as far as it is used, on a real port: answers, or fails as it is told to."""
+"""A stand-in for a node on a real port, with the used part of its HTTP interface and injectable faults."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 
 class NodeServer:
-    """Remembers what it was asked. ``fault``: answers in place of it."""
+    """Remembers what it was asked. ``fault``: answers in index of it."""
 
     def __init__(self) -> None:
         self.deleted: list[dict[str, Any]] = []

@@ -144,8 +144,8 @@ async def test_a_body_above_the_bound_is_refused(chunked: bool, monkeypatch: pyt
     assert [len(body) for body in recorder.bodies] == [1000]
 
 
-async def test_without_the_token_nothing_is_read_of_a_body() -> None:
-    """The refusal comes although the body never does."""
+async def test_without_the_token_the_body_is_not_read() -> None:
+    """The refusal arrives although the body is never sent."""
     async with gated() as (address, recorder):
         assert await sent(address, "/events", "Content-Length: 1000000", method="POST") == 401
     assert recorder.lines == []

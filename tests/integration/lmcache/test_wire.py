@@ -1,4 +1,4 @@
-"""The calls to LMCache's nodes over real HTTP, and what becomes of them when a node does what it should not."""
+"""Calls to LMCache nodes over real HTTP, and failures of nodes."""
 
 import asyncio
 import base64
@@ -13,10 +13,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from eviction_client import Prediction
 from lpc.lmcache import loop as loops
-from lpc.lmcache.events import Event, Place
-from lpc.lmcache.figures import exposition, status
+from lpc.lmcache.events import Event, Location
 from lpc.lmcache.gate import front
 from lpc.lmcache.loop import Loop
+from lpc.lmcache.metrics import exposition, status
 from lpc.lmcache.node import Node, NodeError
 from lpc.lmcache.pins import Retained
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
@@ -33,13 +33,13 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_prompt_is_fetched_by_its_tokens_and_asked_after(client: httpx.AsyncClient) -> None:
+async def test_a_prompt_is_fetched_by_its_tokens_and_polled(client: httpx.AsyncClient) -> None:
     server = NodeServer()
     async with serving(server.app) as address:
         node = Node(client, address)
         request = await node.fetch("llama", 1, PROMPT.tokens, "tenant")
-        assert await node.fetched(request) is None
-        assert await node.fetched(request) == 2
+        assert await node.poll_fetch(request) is None
+        assert await node.poll_fetch(request) == 2
     wanted = {"model_name": "llama", "world_size": 1, "token_ids": PROMPT.tokens, "cache_salt": "tenant"}
     assert server.prefetched == [wanted]
 
@@ -54,7 +54,7 @@ FAULTS: dict[str, Callable[[Request], Response]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_an_answer_that_is_none_is_an_error_without_tokens(client: httpx.AsyncClient, fault: str) -> None:
+async def test_a_malformed_answer_is_an_error_without_tokens(client: httpx.AsyncClient, fault: str) -> None:
     server = NodeServer()
     server.fault = FAULTS[fault]
     async with serving(server.app) as address:
@@ -64,7 +64,7 @@ async def test_an_answer_that_is_none_is_an_error_without_tokens(client: httpx.A
 
 
 class Sidecar:
-    """Answers what it was told to."""
+    """A predictor client that returns a fixed prediction."""
 
     reuse_curves = None
 
@@ -93,7 +93,7 @@ def filled(**settings: Any) -> tuple[World, list[Prompt]]:
     return world, all_
 
 
-async def test_a_tick_deletes_from_the_node_and_the_sidecar_is_asked_for_each_turn(client: httpx.AsyncClient) -> None:
+async def test_a_tick_deletes_from_the_node_and_requests_predictions(client: httpx.AsyncClient) -> None:
     world, all_ = filled()
     server, sidecar = NodeServer(), Sidecar()
     async with serving(server.app) as address:
@@ -104,13 +104,13 @@ async def test_a_tick_deletes_from_the_node_and_the_sidecar_is_asked_for_each_tu
         all_[0].objects[1][0].hash,
         all_[0].objects[0][0].hash,
     ]
-    room = world.service.rooms[MEMORY]
-    assert (room.used, room.deleted) == (6 * MIB, 2 * MIB)
+    cache = world.service.caches[MEMORY]
+    assert (cache.used, cache.deleted) == (6 * MIB, 2 * MIB)
     assert len(sidecar.asked) == 4
     assert sidecar.asked[0][:2] == (all_[0].tokens, "llama")
 
 
-async def test_what_the_node_skips_stays_counted_until_its_report(client: httpx.AsyncClient) -> None:
+async def test_skipped_objects_stay_counted_until_reported(client: httpx.AsyncClient) -> None:
     world, _ = filled()
     server = NodeServer()
     server.skipped = 1
@@ -120,7 +120,7 @@ async def test_what_the_node_skips_stays_counted_until_its_report(client: httpx.
         await loop.settled()
         await loop.tick()
         await loop.settled()
-    assert world.service.rooms[MEMORY].used == 8 * MIB
+    assert world.service.caches[MEMORY].used == 8 * MIB
     assert len({entry["chunk_hash_hex"] for body in server.deleted for entry in body["keys"]}) == sum(
         len(body["keys"]) for body in server.deleted
     )
@@ -131,7 +131,7 @@ def nonsense(_: Request) -> Response:
 
 
 @pytest.mark.parametrize("fault", ["breaks", "nobody", "unregistered", "nonsense"])
-async def test_a_node_that_fails_is_counted_once_logged_without_tokens_and_nothing_raises(
+async def test_failures_of_a_node_are_counted_and_logged_once_without_tokens(
     client: httpx.AsyncClient, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, all_ = filled()
@@ -149,7 +149,7 @@ async def test_a_node_that_fails_is_counted_once_logged_without_tokens_and_nothi
     ours = [record for record in caplog.records if record.name.startswith("lpc")]
     assert len(ours) == (0 if fault == "unregistered" else 1)
     assert not any(str(all_[0].tokens[1]) in record.getMessage() for record in caplog.records)
-    assert world.service.rooms[MEMORY].used == 8 * MIB
+    assert world.service.caches[MEMORY].used == 8 * MIB
 
 
 async def test_a_due_conversation_is_fetched_with_all_its_tokens(
@@ -167,7 +167,7 @@ async def test_a_due_conversation_is_fetched_with_all_its_tokens(
     assert world.service.fetching.budgets["a"].waiting == 2 * MIB
 
 
-async def test_a_fetch_that_is_refused_costs_no_budget(client: httpx.AsyncClient) -> None:
+async def test_a_refused_fetch_does_not_use_budget(client: httpx.AsyncClient) -> None:
     world, _ = due_world()
     server = NodeServer()
     server.fault = FAULTS["breaks"]
@@ -179,7 +179,7 @@ async def test_a_fetch_that_is_refused_costs_no_budget(client: httpx.AsyncClient
     assert world.service.fetching.budgets["a"].prefetched == 0
 
 
-async def test_events_that_are_no_events_are_counted_and_the_rest_goes_on(client: httpx.AsyncClient) -> None:
+async def test_malformed_events_are_counted_and_others_are_applied(client: httpx.AsyncClient) -> None:
     world, all_ = filled()
     loop = Loop(world.service, Sidecar(), lambda _: None)
     loop.report(Event("store", "l1", "a", False, 0.0, [None]))  # type: ignore[list-item]
@@ -188,14 +188,12 @@ async def test_events_that_are_no_events_are_counted_and_the_rest_goes_on(client
     await loop.tick()
     assert loop.failures["tick"] == 1
     assert world.service.counters.turns == 1
-    assert world.service.rooms[DISK].capacity == 5
+    assert world.service.caches[DISK].capacity == 5
 
 
-async def test_a_flood_of_events_leaves_the_coordinator_its_turns(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nodes wait two seconds for it to take what they report; then that is lost."""
-    monkeypatch.setattr(loops, "AT_ONCE_S", 0.0)
+async def test_many_events_do_not_block_the_coordinator(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes wait two seconds for the coordinator to accept a report, then drop it."""
+    monkeypatch.setattr(loops, "EVENTS_SLICE_S", 0.0)
     world = World()
     loop = Loop(world.service, Sidecar(), lambda _: None)
     turns = [0]
@@ -206,7 +204,7 @@ async def test_a_flood_of_events_leaves_the_coordinator_its_turns(
             turns[0] += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(world.service, "take", lambda _: seen.append(turns[0]))
+    monkeypatch.setattr(world.service, "apply", lambda _: seen.append(turns[0]))
     for seed in range(1, 9):
         loop.report(event("access", Prompt(*words(seed, 1)).entries(), world.now))
     others = asyncio.create_task(serves())
@@ -215,9 +213,9 @@ async def test_a_flood_of_events_leaves_the_coordinator_its_turns(
     assert len(seen) == len(set(seen)) == 8
 
 
-async def test_what_is_said_only_once_is_never_dropped(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capacity that is lost would leave a node's memory without a bound, a restart its old contents."""
-    monkeypatch.setattr(loops, "MOST_EVENTS", 3)
+async def test_capacities_and_restarts_are_never_dropped(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost capacity would leave a node's memory unlimited; a lost restart would leave its old contents."""
+    monkeypatch.setattr(loops, "MAX_EVENTS", 3)
     world, _ = filled()
     loop = Loop(world.service, Sidecar(), lambda _: None)
     loop.fence("a")
@@ -226,11 +224,11 @@ async def test_what_is_said_only_once_is_never_dropped(client: httpx.AsyncClient
         loop.report(event("store", Prompt(*words(seed, 1)).entries(size=MIB), world.now))
     loop.declare(MEMORY, 6 * MIB)
     await loop.tick()
-    room = world.service.rooms[MEMORY]
-    assert (room.capacity, room.used, loop.dropped) == (6 * MIB, MIB, 7)
+    cache = world.service.caches[MEMORY]
+    assert (cache.capacity, cache.used, loop.dropped) == (6 * MIB, MIB, 7)
 
 
-async def test_figures_hold_counts_and_nothing_of_what_was_said(client: httpx.AsyncClient) -> None:
+async def test_metrics_contain_counts_and_no_hashes(client: httpx.AsyncClient) -> None:
     world, all_ = filled()
     loop = Loop(world.service, Sidecar(), lambda _: None)
     retained = Retained(lambda: world.now)
@@ -238,24 +236,24 @@ async def test_figures_hold_counts_and_nothing_of_what_was_said(client: httpx.As
     text = exposition(now).decode()
     assert 'lpc_lmcache_used_bytes{node="a",tier="l1"} 8.388608e+06' in text
     assert "lpc_lmcache_prefetch_used_bytes_total" in text
-    for said in (text, str(now)):
-        assert not any(object_.hash in said for prompt in all_ for objects in prompt.objects for object_ in objects)
+    for output in (text, str(now)):
+        assert not any(object_.hash in output for prompt in all_ for objects in prompt.objects for object_ in objects)
 
 
-async def test_pins_have_an_end_which_outlives_a_restart() -> None:
+async def test_expiry_times_of_pins_survive_a_restart() -> None:
     now = [100.0]
     retained = Retained(lambda: now[0])
     assert retained.extend(OBJECTS, 160.0) == OBJECTS
-    assert retained.extend(OBJECTS, 130.0) == []  # pinned already, and for longer
+    assert retained.extend(OBJECTS, 130.0) == []  # pinned already with a later expiry
     again = Retained(lambda: now[0])
     again.restore(retained.capture())
     now[0] = 159.0
-    assert again.over() == []
+    assert again.expired() == []
     now[0] = 160.0
-    assert again.over() == again.over() == OBJECTS  # until they have been let go
-    again.let_go(OBJECTS)
-    assert again.over() == []
-    assert Place("l2", "") != DISK
+    assert again.expired() == again.expired() == OBJECTS  # until they are removed
+    again.forget(OBJECTS)
+    assert again.expired() == []
+    assert Location("l2", "") != DISK
 
 
 TOKEN = "s3cret"
@@ -276,7 +274,7 @@ BASIC = base64.b64encode(f"lpc:{TOKEN}".encode()).decode()
         ("Bearer é".encode("latin-1").decode("latin-1"), 401),
     ],
 )
-async def test_only_who_brings_the_token_is_let_through(client: httpx.AsyncClient, header: str | None, code: int) -> None:
+async def test_only_requests_with_the_token_are_forwarded(client: httpx.AsyncClient, header: str | None, code: int) -> None:
     server = NodeServer()
     async with serving(server.app) as address, serving(front(address, TOKEN)) as gate:
         headers = [] if header is None else [(b"Authorization", header.encode("latin-1"))]
@@ -288,7 +286,7 @@ async def test_only_who_brings_the_token_is_let_through(client: httpx.AsyncClien
         assert len(server.deleted) == (code == 200)
 
 
-async def test_probes_need_no_token_and_a_node_that_is_gone_is_said(client: httpx.AsyncClient) -> None:
+async def test_probes_need_no_token_and_an_unreachable_node_is_502(client: httpx.AsyncClient) -> None:
     server = NodeServer()
     async with serving(server.app) as address, serving(front(address, TOKEN)) as gate:
         assert (await client.get(f"http://{gate}/healthcheck")).text == "ok"

@@ -14,17 +14,17 @@ RECORDED = [
 """Of LMCache 0.5.6: TokenHasher(256, "blake3"), its none_hash and compute_chunk_hashes(range(1000, 1800))."""
 
 
-def test_the_hashes_are_those_that_lmcache_gives() -> None:
+def test_hashes_equal_those_of_lmcache() -> None:
     chain = KeyChain()
     assert chain.root.hex() == ROOT
     assert [h.hex() for h in chain.hashes(range(1000, 1800), 256)] == RECORDED
 
 
-def test_a_chunk_that_is_not_full_has_no_hash() -> None:
+def test_an_incomplete_chunk_does_not_have_a_hash() -> None:
     assert len(KEYS.hashes(range(1023), 256)) == 3
 
 
-def test_prompts_share_hashes_as_long_as_they_share_all_tokens() -> None:
+def test_prompts_share_hashes_as_far_as_they_share_all_tokens() -> None:
     first, second = Prompt(*words(1, 2), *words(2, 1)), Prompt(*words(1, 2), *words(3, 1))
     assert first.objects[:2] == second.objects[:2]
     assert first.objects[2] != second.objects[2]

@@ -22,7 +22,7 @@ def turn(conversations: Conversations, prompt: Prompt, at: float, first: int = 0
     return conversation
 
 
-def test_a_prompt_is_a_conversation_and_all_its_tokens_are_known() -> None:
+def test_a_stored_prompt_is_a_conversation_with_all_tokens() -> None:
     conversations = known()
     prompt = Prompt(*words(1, 3))
     (one,) = store(conversations, prompt, 10.0)
@@ -30,7 +30,7 @@ def test_a_prompt_is_a_conversation_and_all_its_tokens_are_known() -> None:
     assert (one.turns, one.length, one.world_size) == (1, 12, 1)
 
 
-def test_a_look_up_and_what_is_stored_behind_it_are_the_next_turn() -> None:
+def test_a_look_up_and_the_following_store_are_the_next_turn() -> None:
     conversations = known()
     one = turn(conversations, Prompt(*words(1, 3)), 10.0)
     longer = Prompt(*words(1, 3), *words(2, 2))
@@ -41,7 +41,7 @@ def test_a_look_up_and_what_is_stored_behind_it_are_the_next_turn() -> None:
     assert list(one.tokens()) == longer.tokens
 
 
-def test_the_reading_at_a_requests_end_is_no_turn() -> None:
+def test_the_read_at_a_requests_end_does_not_begin_a_turn() -> None:
     conversations = known()
     one = turn(conversations, Prompt(*words(1, 3)), 10.0)
     assert one.turns == 1
@@ -51,13 +51,13 @@ def test_the_reading_at_a_requests_end_is_no_turn() -> None:
     assert one.turns == 3
 
 
-def test_a_request_whose_end_was_never_reported_has_ended_all_the_same() -> None:
+def test_a_request_without_a_reported_end_ends_after_a_timeout() -> None:
     conversations = known()
     (one,) = store(conversations, Prompt(*words(1, 3)), 10.0)
     assert read(conversations, Prompt(*words(1, 3)), 2000.0) == [one]
 
 
-def test_the_reading_of_a_fetch_is_no_turn() -> None:
+def test_the_read_of_a_prefetch_does_not_begin_a_turn() -> None:
     conversations = known()
     prompt = Prompt(*words(1, 3))
     one = turn(conversations, prompt, 10.0)
@@ -65,7 +65,7 @@ def test_the_reading_of_a_fetch_is_no_turn() -> None:
     assert (reading.began, one.turns, one.used_at) == ([], 1, 10.5)
 
 
-def test_a_look_up_that_ends_in_what_several_share_is_nobodys_return() -> None:
+def test_a_look_up_that_ends_in_a_shared_prefix_is_not_a_return() -> None:
     conversations = known()
     one = turn(conversations, Prompt(*words(1, 2), *words(2, 1)), 10.0)
     two = turn(conversations, Prompt(*words(1, 2), *words(3, 1)), 20.0, 2)
@@ -74,7 +74,7 @@ def test_a_look_up_that_ends_in_what_several_share_is_nobodys_return() -> None:
     assert (one.turns, two.turns) == (1, 1)
 
 
-def test_a_reply_that_is_rendered_otherwise_is_still_the_same_conversation() -> None:
+def test_a_reply_rendered_differently_continues_the_conversation() -> None:
     conversations = known()
     one = turn(conversations, Prompt(*words(1, 3)), 10.0)
     otherwise = Prompt(*words(1, 2), *words(5, 2))
@@ -83,7 +83,7 @@ def test_a_reply_that_is_rendered_otherwise_is_still_the_same_conversation() -> 
     assert list(one.tokens()) == otherwise.tokens
 
 
-def test_the_chunk_before_is_found_by_its_hash_among_other_conversations() -> None:
+def test_the_parent_is_found_by_its_hash() -> None:
     conversations = known()
     (one,) = store(conversations, Prompt(*words(1, 2)), 10.0)
     (two,) = store(conversations, Prompt(*words(2, 2)), 10.1)
@@ -92,14 +92,14 @@ def test_the_chunk_before_is_found_by_its_hash_among_other_conversations() -> No
     assert two.length == 8
 
 
-def test_what_cannot_be_placed_is_counted_and_has_no_tokens() -> None:
+def test_a_chunk_without_a_parent_is_counted_and_has_no_tokens() -> None:
     conversations = known()
     (one,) = store(conversations, Prompt(*words(1, 3)), 10.0, 1)
     assert conversations.unread == 1
     assert not one.tokens()
 
 
-def test_memory_is_bounded_and_those_forgotten_are_told() -> None:
+def test_the_table_is_bounded_and_lists_forgotten_conversations() -> None:
     conversations = known(4)
     (one,) = store(conversations, Prompt(*words(1, 2)), 10.0)
     store(conversations, Prompt(*words(2, 2)), 11.0)

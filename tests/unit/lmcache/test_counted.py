@@ -1,4 +1,4 @@
-"""What fetching ahead is worth in LMCache, counted on a virtual clock."""
+"""The gain of prefetching in LMCache on a virtual clock."""
 
 import pytest
 
@@ -9,11 +9,11 @@ MEMORY = Memory(192, 1 << 18, 0.033)
 
 
 @pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.nightly)])
-def test_most_of_what_is_fetched_ahead_is_used_and_more_is_found_in_memory(seed: int) -> None:
+def test_most_prefetched_bytes_are_used_and_more_hits_are_in_memory(seed: int) -> None:
     alone, ours = (side(HABITS, seed, WARM_UP, 240, memory=MEMORY, learned=learned) for learned in (False, True))
     assert ours["used"] > 0.55 * ours["prefetched"] > 100 * MEMORY.chunk_bytes
     assert ours["found_in_memory"] > 1.4 * alone["found_in_memory"]
     assert ours["ttft_mean_s"] < 0.95 * alone["ttft_mean_s"]
-    # It is not paid for with more of memory, nor with so much more work for the disk.
+    # The gain does not need more memory, and not much more work of the disk.
     assert ours["mean_memory"] < alone["mean_memory"] + 0.02
     assert ours["loaded_chunks"] < 1.3 * alone["loaded_chunks"]

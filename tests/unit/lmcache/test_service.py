@@ -8,21 +8,21 @@ from eviction_client.curve import INTERVALS, value_at, values
 from eviction_client.reuse import KINDS
 from eviction_client.value_queue import Table
 from lpc.lmcache.classes import CLASSES
-from lpc.lmcache.events import Place
-from lpc.lmcache.service import ENDED_S, FRESH_S, SETTLED_S, Service
+from lpc.lmcache.events import Location
+from lpc.lmcache.service import END_AFTER_S, FRESH_S, PREDICT_AFTER_S, Service
 from lpc.lmcache.settings import LMCacheSettings
 from lpc.lmcache.tree import Conversation
 from tests.unit.lmcache.nodes import KEYS, MIB, Prompt, event, words
 
-MEMORY = Place("l1", "a")
-DISK = Place("l2", "a")
+MEMORY = Location("l1", "a")
+DISK = Location("l2", "a")
 SOON = [0.0] * 9 + [0.5, 0.9] + [0.001] * (INTERVALS - 11)
-"""Hazards of whoever comes back between the 45th and the 75th second, or hardly ever."""
+"""Hazards of conversations that return between the 45th and the 75th second, or hardly ever."""
 NEVER = [1e-6] * INTERVALS
 
 
 class World:
-    """A service, a clock, and a node with memory for ten chunks of which seven are ours to fill."""
+    """A service, a clock, and a node with memory for ten chunks of which seven are below the watermark."""
 
     def __init__(self, **settings: Any) -> None:
         self.now = 1000.0
@@ -36,29 +36,29 @@ class World:
         self.service.declare(DISK, 0)
 
     def know(self, hazards: Callable[[int], list[float]] = lambda _: SOON) -> None:
-        """Curves are known, by the sidecar's group: 0 of all that it has said nothing about."""
+        """Set the curves of classes by the sidecar's group; 0: no prediction."""
         curves = [hazards(max(number // KINDS - 3, 0)) for number in range(CLASSES)]
         known: dict[int, Table] = {id(curve): values(curve) for curve in {id(curve): curve for curve in curves}.values()}
         tables = [known[id(curve)] for curve in curves]
         self.service.classes.tables = tables
         self.service.classes._monitor.curves = curves
-        self.service.rooms.refitted(tables)
+        self.service.caches.set_tables(tables)
 
     def answer(self, prompt: Prompt, group: int = 0) -> None:
-        """The sidecar answers the question about a conversation, and its turn ends."""
+        """Apply a prediction of a conversation, which ends its turn."""
         conversation = self.conversation(prompt)
         self.service.answered(conversation, conversation.turns, Prediction(0.5, "v", 1, group=group))
 
     def serve(self, prompt: Prompt, *, first: int = 0, on_disk: bool = True) -> None:
-        """A request: its new chunks are stored in memory and copied, and it ends."""
+        """Serve a request: its new chunks are stored in memory, copied to disk, and read."""
         stored = prompt.entries(first, size=MIB)
-        self.service.take(event("store", stored, self.now))
+        self.service.apply(event("store", stored, self.now))
         if on_disk:
-            self.service.take(event("store", stored, self.now, tier="l2"))
+            self.service.apply(event("store", stored, self.now, tier="l2"))
         self.look_up(prompt)
 
     def look_up(self, prompt: Prompt, last: int | None = None) -> None:
-        self.service.take(event("access", prompt.entries(0, last), self.now))
+        self.service.apply(event("access", prompt.entries(0, last), self.now))
 
     def conversation(self, prompt: Prompt) -> Conversation:
         chunk = self.service.conversations.find(prompt.objects[-1][0].chunk)
@@ -69,7 +69,7 @@ class World:
         self.now += seconds
 
     def gone(self, *prompts: Prompt) -> list[int]:
-        """What is to be deleted from memory, by the seed of its words; and it is."""
+        """Delete what is due from memory; return the index of the prompt of each object."""
         objects = self.service.plan().delete.get(MEMORY, [])
         self.service.deleted(MEMORY, objects)
         return [prompts.index(p) for object_ in objects for p in prompts if object_ in {o for os in p.objects for o in os}]
@@ -80,16 +80,16 @@ def prompts(count: int, chunks: int = 2) -> list[Prompt]:
 
 
 def settle(world: World) -> list[Conversation]:
-    world.pass_(SETTLED_S + 1)
+    world.pass_(PREDICT_AFTER_S + 1)
     return world.service.plan().ask
 
 
 def end_turns(world: World) -> None:
-    world.pass_(ENDED_S)
+    world.pass_(END_AFTER_S)
     world.service.plan()
 
 
-def test_without_answers_the_order_is_least_recent_use() -> None:
+def test_without_predictions_the_order_is_lru() -> None:
     world = World(prefetch_share=0)
     all_ = prompts(3)
     for prompt in all_:
@@ -103,7 +103,7 @@ def test_without_answers_the_order_is_least_recent_use() -> None:
     assert set(world.gone(*all_)) == {1}
 
 
-def test_the_conversation_that_is_worth_least_goes_first_and_its_tail_before_its_head() -> None:
+def test_the_conversation_with_the_lowest_value_is_evicted_first_from_its_end() -> None:
     world = World(prefetch_share=0)
     world.know(lambda group: SOON if group == 1 else NEVER)
     all_ = prompts(3)
@@ -115,13 +115,13 @@ def test_the_conversation_that_is_worth_least_goes_first_and_its_tail_before_its
     world.service.plan()
     world.serve(Prompt(*words(9, 2)))
     world.pass_(20)
-    room = world.service.rooms[MEMORY]
-    assert world.service.plan().delete[MEMORY][0] == all_[0].objects[1][0], "until the guard has seen it pay"
-    room.queue.value_enabled = True
+    cache = world.service.caches[MEMORY]
+    assert world.service.plan().delete[MEMORY][0] == all_[0].objects[1][0], "LRU until the guard enables the value"
+    cache.queue.value_enabled = True
     assert world.service.plan().delete[MEMORY] == [all_[1].objects[1][0], all_[1].objects[0][0]]
 
 
-def test_a_shared_beginning_is_as_recent_as_its_latest_use() -> None:
+def test_a_shared_prefix_is_as_recent_as_its_latest_use() -> None:
     world = World(prefetch_share=0)
     one, two = Prompt(*words(1, 2), *words(2, 1)), Prompt(*words(1, 2), *words(3, 1))
     world.serve(one)
@@ -134,7 +134,7 @@ def test_a_shared_beginning_is_as_recent_as_its_latest_use() -> None:
     assert world.service.plan().delete[MEMORY][0] == one.objects[2][0]
 
 
-def test_a_turn_without_an_answer_ends_all_the_same_and_an_answer_ends_it_sooner() -> None:
+def test_a_turn_ends_without_a_prediction_and_earlier_with_one() -> None:
     world = World()
     one, two = prompts(2)
     world.serve(one)
@@ -142,14 +142,14 @@ def test_a_turn_without_an_answer_ends_all_the_same_and_an_answer_ends_it_sooner
     settle(world)
     world.answer(two, 7)
     world.service.plan()
-    ended = [world.service._states[world.conversation(prompt)].ended for prompt in (one, two)]
+    ended = [world.service._states[world.conversation(prompt)].ended_turn for prompt in (one, two)]
     assert ended == [0, 1]
-    world.pass_(ENDED_S)
+    world.pass_(END_AFTER_S)
     world.service.plan()
-    assert world.service._states[world.conversation(one)].ended == 1
+    assert world.service._states[world.conversation(one)].ended_turn == 1
 
 
-def test_curves_are_learnt_from_returns_whatever_the_reply_was_rendered_as() -> None:
+def test_curves_are_learned_even_if_replies_are_rendered_differently() -> None:
     world = World(prefetch_share=0, chunks=4000)
     for n in range(400):
         world.serve(Prompt(*words(3 * n, 1), *words(3 * n + 1, 1)))
@@ -168,20 +168,20 @@ def test_curves_are_learnt_from_returns_whatever_the_reply_was_rendered_as() -> 
     assert ages[0] < ages[1] > 20 * ages[2]  # all come back after 30 s
 
 
-def test_after_a_failure_least_recent_use_is_in_force_and_learning_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_switches_to_lru_and_restarts_learning(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(prefetch_share=0)
     world.know()
     world.serve(*prompts(1))
-    room = world.service.rooms[MEMORY]
-    room.queue.value_enabled = True
+    cache = world.service.caches[MEMORY]
+    cache.queue.value_enabled = True
     monkeypatch.delattr(world.service.classes, "_monitor")
     with pytest.raises(AttributeError):
         end_turns(world)
-    assert not room.queue.value_enabled and room.queue.tables is None and world.service.classes.tables is None
-    end_turns(world)  # it does not fail again
+    assert not cache.queue.value_enabled and cache.queue.tables is None and world.service.classes.tables is None
+    end_turns(world)  # does not fail again
 
 
-def test_a_chunk_whose_copy_to_disk_is_under_way_is_left_alone_for_a_while() -> None:
+def test_a_chunk_that_is_still_copied_to_disk_is_not_deleted() -> None:
     world = World(prefetch_share=0)
     all_ = prompts(4)
     for prompt in all_:
@@ -191,7 +191,7 @@ def test_a_chunk_whose_copy_to_disk_is_under_way_is_left_alone_for_a_while() -> 
     assert world.gone(*all_) != []
 
 
-def test_disk_is_left_alone_unless_asked_for_and_pinned_objects_always() -> None:
+def test_disk_is_evicted_only_if_configured_and_never_pinned_objects() -> None:
     for evict in (False, True):
         world = World(prefetch_share=0, disk_bytes=4 * MIB if evict else None)
         world.service.declare(DISK, 0)
@@ -207,12 +207,12 @@ def test_disk_is_left_alone_unless_asked_for_and_pinned_objects_always() -> None
 
 
 def evicted(world: World, prompt: Prompt) -> None:
-    """Memory loses a conversation that disk has."""
-    world.service.take(event("delete", prompt.entries(), world.now))
+    """Memory evicts a conversation that is on disk."""
+    world.service.apply(event("delete", prompt.entries(), world.now))
 
 
 def fetched_world() -> tuple[World, Prompt]:
-    """A conversation that is expected back soon lies on disk alone, and is being fetched."""
+    """A conversation that returns soon is on disk only, and is being fetched."""
     world, prompt = due_world()
     world.pass_(50)
     (fetch,) = world.service.plan().fetch
@@ -230,16 +230,16 @@ def due_world(**settings: Any) -> tuple[World, Prompt]:
     return world, prompt
 
 
-def test_a_conversation_on_disk_is_fetched_when_its_value_rises_above_the_price_of_room() -> None:
+def test_a_conversation_is_fetched_when_its_value_exceeds_the_price_of_memory() -> None:
     world, _ = due_world()
-    world.service.rooms[MEMORY].price = 0.03
+    world.service.caches[MEMORY].price = 0.03
     while not world.service.plan().fetch:
         world.pass_(1.0)
         assert world.now < 1100.0
     assert 1020.0 < world.now < 1050.0
 
 
-def test_what_is_hardly_expected_back_is_never_fetched() -> None:
+def test_a_conversation_that_hardly_ever_returns_is_not_fetched() -> None:
     world, _ = due_world()
     world.know(lambda _: NEVER)
     for _ in range(100):
@@ -247,14 +247,14 @@ def test_what_is_hardly_expected_back_is_never_fetched() -> None:
         assert not world.service.plan().fetch
 
 
-def test_while_memory_has_room_to_spare_nothing_is_waited_for() -> None:
+def test_a_fetch_starts_at_once_while_memory_costs_nothing() -> None:
     world, _ = due_world()
     assert world.service.plan().fetch
 
 
-def test_what_was_fetched_is_kept_for_its_time_and_goes_first_afterwards() -> None:
+def test_fetched_chunks_stay_for_their_time_and_are_evicted_first_afterwards() -> None:
     world, prompt = fetched_world()
-    world.service.take(event("store", prompt.entries(size=MIB), world.now))
+    world.service.apply(event("store", prompt.entries(size=MIB), world.now))
     all_ = prompts(4)[1:]
     for other in all_:
         world.serve(other)
@@ -265,10 +265,10 @@ def test_what_was_fetched_is_kept_for_its_time_and_goes_first_afterwards() -> No
     assert set(world.service.plan().delete[MEMORY][:2]) == mine
 
 
-def test_what_was_fetched_and_is_looked_up_was_used_and_found_in_memory() -> None:
+def test_a_look_up_of_fetched_chunks_counts_as_used_and_as_memory_hits() -> None:
     world, prompt = fetched_world()
-    world.service.take(event("store", prompt.entries(size=MIB), world.now))
-    world.look_up(prompt)  # the fetch's own reading
+    world.service.apply(event("store", prompt.entries(size=MIB), world.now))
+    world.look_up(prompt)  # the read of the fetch
     assert world.service.counters.turns == 0
     world.pass_(5)
     world.look_up(prompt)
@@ -277,20 +277,20 @@ def test_what_was_fetched_and_is_looked_up_was_used_and_found_in_memory() -> Non
     assert (world.service.counters.memory_chunks, world.service.counters.disk_chunks) == (2, 0)
 
 
-def test_what_is_loaded_for_the_look_up_itself_was_found_on_disk() -> None:
+def test_chunks_loaded_by_the_look_up_count_as_disk_hits() -> None:
     world = World(prefetch_share=0)
     (prompt,) = prompts(1)
     world.serve(prompt)
     evicted(world, prompt)
     world.pass_(60)
-    world.service.take(event("store", prompt.entries(size=MIB), world.now))
+    world.service.apply(event("store", prompt.entries(size=MIB), world.now))
     world.look_up(prompt)
     assert (world.service.counters.memory_chunks, world.service.counters.disk_chunks) == (0, 2)
 
 
-def test_what_was_fetched_and_not_looked_up_was_useless() -> None:
+def test_fetched_chunks_that_are_not_looked_up_count_as_useless() -> None:
     world, prompt = fetched_world()
-    world.service.take(event("store", prompt.entries(size=MIB), world.now))
+    world.service.apply(event("store", prompt.entries(size=MIB), world.now))
     world.pass_(2000)
     world.service.plan()
     budget = world.service.fetching.budgets["a"]
@@ -298,12 +298,12 @@ def test_what_was_fetched_and_not_looked_up_was_useless() -> None:
 
 
 @pytest.mark.parametrize("what", ["refused", "late"])
-def test_a_fetch_that_never_comes_costs_no_budget(what: str) -> None:
+def test_a_failed_fetch_does_not_use_budget(what: str) -> None:
     world, _ = fetched_world()
     if what == "refused":
         fetch = world.service.fetching.find(next(iter(world.service._states)))
         assert fetch is not None
-        world.service.refused(fetch)
+        world.service.fetch_refused(fetch)
     else:
         world.pass_(16)
         world.service.fetching.settle(world.now)
@@ -311,15 +311,15 @@ def test_a_fetch_that_never_comes_costs_no_budget(what: str) -> None:
     assert (budget.prefetched, budget.waiting) == (0, 0)
 
 
-def test_a_restart_of_the_node_makes_its_memory_void_and_disk_stays() -> None:
+def test_a_restart_of_the_node_clears_memory_but_not_disk() -> None:
     world, prompt = fetched_world()
-    world.service.take(event("store", prompt.entries(size=MIB), world.now))
+    world.service.apply(event("store", prompt.entries(size=MIB), world.now))
     world.service.fence("a")
-    assert MEMORY not in world.service.rooms and not world.service.fetching.budgets
-    assert world.service.rooms[DISK].used == 2 * MIB
+    assert MEMORY not in world.service.caches and not world.service.fetching.budgets
+    assert world.service.caches[DISK].used == 2 * MIB
 
 
-def test_retained_chunks_rank_as_if_used_later_and_sink_after() -> None:
+def test_retained_chunks_rank_as_if_used_later() -> None:
     world = World(prefetch_share=0)
     all_ = prompts(3)
     for prompt in all_:
@@ -335,27 +335,27 @@ def test_retained_chunks_rank_as_if_used_later_and_sink_after() -> None:
     assert world.service.retain(chunks, 1e9) == world.now + 3600.0
 
 
-def test_a_flood_of_hints_retains_no_more_than_its_share_of_memory() -> None:
+def test_hints_retain_at_most_their_share_of_memory() -> None:
     world = World(prefetch_share=0)
     all_ = prompts(3)
     for prompt in all_:
         world.serve(prompt)
     taken = [world.service.retain(world.service.find_prompt("llama", "", prompt.tokens, 4), 600.0) for prompt in all_]
-    room = world.service.rooms[MEMORY]
+    cache = world.service.caches[MEMORY]
     assert taken == [world.now + 600.0, None, None]
-    assert (room.retained.held, room.retained.refused) == (2 * MIB, 4 * MIB)
-    assert sum(resident.retained_until > world.now for resident in room._here.values()) == 2
+    assert (cache.retained.held, cache.retained.refused) == (2 * MIB, 4 * MIB)
+    assert sum(resident.retained_until > world.now for resident in cache._here.values()) == 2
 
 
-def test_what_is_retained_and_comes_to_disk_later_is_to_be_pinned_as_long() -> None:
+def test_retained_chunks_stored_on_disk_later_are_pinned() -> None:
     world = World(prefetch_share=0)
     (prompt,) = prompts(1)
     world.serve(prompt, on_disk=False)
     until = world.service.retain(world.service.find_prompt("llama", "", prompt.tokens, 4), 60.0)
     assert not world.service.to_pin
-    world.service.take(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
+    world.service.apply(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
     assert world.service.to_pin == {object_: until for objects in prompt.objects for object_ in objects}
     world.service.to_pin.clear()
     world.pass_(61.0)
-    world.service.take(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
+    world.service.apply(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
     assert not world.service.to_pin

@@ -9,17 +9,17 @@ from lpc.lmcache.settings import LMCacheSettings, LMCacheUnfit
 
 
 def test_the_in_process_mode_is_refused_in_every_release() -> None:
-    said = find_incompatibility(TESTED[0], "LMCacheConnectorV1")
-    assert said is not None
-    assert "MP mode" in said
+    reason = find_incompatibility(TESTED[0], "LMCacheConnectorV1")
+    assert reason is not None
+    assert "MP mode" in reason
 
 
-def test_a_release_that_was_not_tried_is_named() -> None:
+def test_an_untested_release_is_named() -> None:
     assert find_incompatibility(TESTED[0], "LMCacheMPConnector") is None
     assert "0.9.0" in str(find_incompatibility("0.9.0"))
 
 
-def test_our_controller_is_added_to_those_that_an_operator_names() -> None:
+def test_the_controller_is_added_to_the_operators() -> None:
     assert with_controller(None) == {"controller_packages": ["lpc.lmcache.controller"]}
     named = with_controller(json.dumps({"controller_packages": ["mine"], "other": 1}))
     assert named == {"controller_packages": ["mine", "lpc.lmcache.controller"], "other": 1}
@@ -27,7 +27,7 @@ def test_our_controller_is_added_to_those_that_an_operator_names() -> None:
 
 
 @pytest.mark.parametrize("raw", ["[1]", "{", '{"controller_packages": "mine"}'])
-def test_an_extra_config_of_another_form_is_refused(raw: str) -> None:
+def test_a_malformed_extra_config_is_refused(raw: str) -> None:
     with pytest.raises(UsageError, match="extra-config"):
         with_controller(raw)
 

@@ -1,12 +1,12 @@
-"""What requests that wait in the engines will load is kept, and fetched from disk."""
+"""Chunks that waiting requests will load are evicted last, and fetched from disk."""
 
-from lpc.lmcache.waiting import FORGOTTEN_S
+from lpc.lmcache.waiting import ENGINE_TIMEOUT_S
 from tests.unit.lmcache.nodes import CHUNK, MIB, Prompt, words
-from tests.unit.lmcache.test_service import ENDED_S, FRESH_S, MEMORY, World, end_turns, prompts
+from tests.unit.lmcache.test_service import END_AFTER_S, FRESH_S, MEMORY, World, end_turns, prompts
 
 
 def wait(world: World, engine: str, **requests: Prompt | None) -> None:
-    """An engine names the requests that wait there; those with a prompt are new."""
+    """Announce the waiting requests of an engine; those with a prompt are new."""
     found = world.service.find_prompt
     world.service.wait(
         engine, [(name, None if p is None else found("llama", "", p.tokens, CHUNK)) for name, p in requests.items()]
@@ -19,21 +19,21 @@ def full(count: int = 3) -> tuple[World, list[Prompt]]:
     all_ = prompts(count)
     for prompt in all_:
         world.serve(prompt)
-        world.pass_(FRESH_S + ENDED_S)
+        world.pass_(FRESH_S + END_AFTER_S)
         world.service.plan()
     return world, all_
 
 
-def test_what_a_waiting_request_will_load_goes_last_that_of_the_first_the_very_last() -> None:
+def test_chunks_of_waiting_requests_are_evicted_last_in_reverse_order_of_arrival() -> None:
     world, all_ = full()
     wait(world, "one", first=all_[0], second=all_[1])
-    room = world.service.rooms[MEMORY]
-    assert [r.chunk.tokens[0] // 1000 for r in room.queue.eviction_order()] == [3, 3, 2, 2, 1, 1]
+    cache = world.service.caches[MEMORY]
+    assert [r.chunk.tokens[0] // 1000 for r in cache.queue.eviction_order()] == [3, 3, 2, 2, 1, 1]
     world.serve(Prompt(*words(9, 2)))
     assert set(world.gone(*all_)) == {2}
 
 
-def test_once_served_it_goes_next_if_its_turn_had_come() -> None:
+def test_chunks_of_a_served_request_get_their_old_rank() -> None:
     world, all_ = full()
     wait(world, "one", first=all_[0])
     world.serve(Prompt(*words(9, 2)))
@@ -44,29 +44,29 @@ def test_once_served_it_goes_next_if_its_turn_had_come() -> None:
     assert 0 in world.gone(*all_)
 
 
-def test_a_request_named_again_keeps_its_chunks_and_an_engine_that_falls_silent_keeps_none() -> None:
+def test_a_repeated_request_stays_and_a_silent_engine_loses_its_requests() -> None:
     world, all_ = full()
     wait(world, "one", first=all_[0])
     wait(world, "two", first=all_[1])
     for _ in range(4):
-        world.pass_(FORGOTTEN_S / 2)
+        world.pass_(ENGINE_TIMEOUT_S / 2)
         wait(world, "one", first=None, unknown=None)
         world.service.plan()
-    queue = world.service.rooms[MEMORY].queue
+    queue = world.service.caches[MEMORY].queue
     assert queue.waiting == 1 and len(world.service.waiting) == 1
     wait(world, "one")
     assert not queue.keeps and not len(world.service.waiting)
 
 
-def test_while_nothing_waits_what_goes_is_as_ever() -> None:
-    (plain, all_), (told, _) = full(), full()
-    wait(told, "one")
-    for world in (plain, told):
+def test_without_waiting_requests_the_order_is_unchanged() -> None:
+    (plain, all_), (announced, _) = full(), full()
+    wait(announced, "one")
+    for world in (plain, announced):
         world.serve(Prompt(*words(9, 2)))
-    assert plain.gone(*all_) == told.gone(*all_) != []
+    assert plain.gone(*all_) == announced.gone(*all_) != []
 
 
-def test_what_waits_longest_is_fetched_from_disk_whatever_it_is_worth() -> None:
+def test_waiting_requests_are_fetched_from_disk_regardless_of_value() -> None:
     world = World()
     (prompt,) = prompts(1)
     world.serve(prompt)
@@ -78,4 +78,4 @@ def test_what_waits_longest_is_fetched_from_disk_whatever_it_is_worth() -> None:
     wait(world, "one", first=longer)
     (fetch,) = world.service.plan().fetch
     assert fetch.conversation is world.conversation(prompt) and fetch.bytes == 2 * MIB
-    assert not world.service.plan().fetch, "it is under way"
+    assert not world.service.plan().fetch, "the fetch is running"

@@ -1,4 +1,4 @@
-"""What the controller tells of itself, as JSON and for Prometheus. Counts only: no keys, names or tokens."""
+"""Status and metrics of the controller, as JSON and for Prometheus. Counts only: no keys, tokens or names of conversations."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -18,24 +18,24 @@ COUNTERS: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_st
 
 
 def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
-    """Return all figures. ``sidecar``: it answers."""
+    """Return all metrics. ``sidecar``: whether it answers."""
     service = loop.service
     return {
         "tiers": [
             {
-                "tier": place.tier,
-                "node": place.node,
-                "capacity_bytes": room.capacity,
-                "used_bytes": room.used,
-                "chunks": len(room),
-                "value_enabled": room.queue.value_enabled and room.queue.tables is not None,
-                "price": room.price,
-                "deleted_bytes": room.deleted,
-                "lost_bytes": room.lost,
-                "retained_bytes": room.retained.held,
-                "refused_bytes": room.retained.refused,
+                "tier": location.tier,
+                "node": location.node,
+                "capacity_bytes": cache.capacity,
+                "used_bytes": cache.used,
+                "chunks": len(cache),
+                "value_enabled": cache.queue.value_enabled and cache.queue.tables is not None,
+                "price": cache.price,
+                "deleted_bytes": cache.deleted,
+                "lost_bytes": cache.lost,
+                "retained_bytes": cache.retained.held,
+                "refused_bytes": cache.retained.refused,
             }
-            for place, room in service.rooms.items()
+            for location, cache in service.caches.items()
         ],
         "prefetch": [
             {
@@ -66,25 +66,25 @@ def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
     }
 
 
-class _Figures:
+class _Collector:
     def __init__(self, now: dict[str, Any]) -> None:
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
         now = self._now
-        for rows, labels, of, gauges, counters in (
+        for rows, labels, subsystem, gauges, counters in (
             (now["tiers"], ("tier", "node"), "", TIER_GAUGES, TIER_COUNTERS),
             (now["prefetch"], ("node",), "prefetch_", FETCH_GAUGES, FETCH_COUNTERS),
         ):
             for name in (*gauges, *counters):
                 kind = CounterMetricFamily if name in counters else GaugeMetricFamily
-                family = kind(f"{PREFIX}_{of}{name}", name, labels=labels)
+                family = kind(f"{PREFIX}_{subsystem}{name}", name, labels=labels)
                 for row in rows:
                     family.add_metric([row[label] for label in labels], row[name])
                 yield family
         for name in COUNTERS:
             yield CounterMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), value=now[name])
-        yield GaugeMetricFamily(f"{PREFIX}_retained_objects", "pinned until a time", value=now["retained_objects"])
+        yield GaugeMetricFamily(f"{PREFIX}_retained_objects", "pins with an expiry time", value=now["retained_objects"])
         yield GaugeMetricFamily(f"{PREFIX}_predictor_connected", "1 while the sidecar answers", value=now["sidecar"])
         failures = CounterMetricFamily(f"{PREFIX}_failures", "calls and ticks that failed", labels=("what",))
         for what, count in now["failures"].items():
@@ -93,7 +93,7 @@ class _Figures:
 
 
 def exposition(now: dict[str, Any]) -> bytes:
-    """Return figures, as :func:`status` has them, in Prometheus' text format."""
+    """Return the result of :func:`status` in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Figures(now))
+    registry.register(_Collector(now))
     return generate_latest(registry)

@@ -1,0 +1,133 @@
+import pytest
+
+from eviction_client import BlockHash
+from eviction_client.curve import KNOTS
+from eviction_client.ghost import Freed
+from eviction_client.value_queue import DONE
+from lpc.lmcache.tier_cache import TierCache
+from lpc.lmcache.tree import Chunk, Resident
+from tests.unit.lmcache.nodes import Prompt, words
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(watermark: float, capacity: int = 100) -> tuple[TierCache, Clock]:
+    clock = Clock()
+    return TierCache(capacity, watermark, 0.0, 2, clock), clock
+
+
+def chunks(*seeds: int) -> list[Chunk]:
+    found = []
+    for seed in seeds:
+        prompt = Prompt(*words(seed, 1))
+        found.append(Chunk(prompt.objects[0][0].chunk, None, 0, prompt.entries(size=1)[0].tokens))
+    return found
+
+
+def objects(chunk: Chunk) -> Prompt:
+    return Prompt(*chunk.tokens)
+
+
+def fill(cache: TierCache, all_: list[Chunk], size: int = 10) -> None:
+    for chunk in all_:
+        cache.store([(chunk, objects(chunk).objects[0][0], size)])
+
+
+def go(_: Resident) -> bool:
+    return True
+
+
+def seeds(found: list[Resident]) -> list[int]:
+    return [resident.chunk.tokens[0] // 1000 for resident in found]
+
+
+def test_nothing_is_evicted_below_the_watermark() -> None:
+    cache, _ = made(0.7)
+    fill(cache, chunks(*range(7)))
+    assert cache.used == 70
+    assert cache.victims(0, go) == []
+    assert len(cache.victims(1, go)) == 1
+
+
+def test_lru_evicts_a_chain_from_its_end() -> None:
+    cache, clock = made(0.2)
+    prompt = Prompt(*words(1, 4))
+    chain = [Chunk(e.object.chunk, None, 4 * n, e.tokens) for n, e in enumerate(prompt.entries(size=10))]
+    cache.store([(chunk, objects[0], 10) for chunk, objects in zip(chain, prompt.objects, strict=True)])
+    clock.now += 1.0
+    (later,) = chunks(2)
+    fill(cache, [later])
+    assert [resident.chunk.depth for resident in cache.victims(0, go)] == [12, 8, 4, 0]
+    clock.now += 1.0
+    cache.mark_in_use(chain)
+    assert cache.victims(0, go)[0].chunk is later
+
+
+def test_the_class_with_the_lowest_value_at_its_age_is_evicted_first() -> None:
+    cache, clock = made(0.15)
+    rising, falling = [0.1 + age for age in KNOTS], [10.0 / (1.0 + age) for age in KNOTS]
+    cache.set_tables([rising, falling])
+    cache.queue.value_enabled = True
+    one, two = chunks(1, 2)
+    fill(cache, [one, two])
+    cache.use([([one], 0)])
+    cache.use([([two], 1)])
+    assert seeds(cache.victims(0, go))[0] == 1
+    assert cache.price == pytest.approx(0.1)
+    clock.now += 10.0
+    assert seeds(cache.victims(0, go))[0] == 2
+
+
+def test_chunks_ranked_last_are_evicted_first_after_their_time() -> None:
+    cache, clock = made(0.2)
+    all_ = chunks(*range(3))
+    fill(cache, all_)
+    cache.use([(all_, 0)])
+    cache.rank_last([all_[0]], clock.now + 60.0)
+    cache.rank_last([all_[2]], clock.now + 60.0, reuse_class=DONE)
+    assert seeds(cache.victims(0, go))[0] == 1
+    clock.now += 61.0
+    assert seeds(cache.victims(0, go))[0] == 2
+
+
+def test_the_guard_has_the_size_of_the_tier_and_enables_the_value_when_it_pays() -> None:
+    """Conversations that come back in turn are more than there is cache for: least recent use finds none of them."""
+    cache, clock = made(0.7, capacity=2800)
+    cache.set_tables([[0.01] * len(KNOTS), [1.0 + age for age in KNOTS]])
+    prompts = [[BlockHash(bytes([n, index]) * 8) for index in range(10)] for n in range(30)]
+    fill(cache, chunks(1))
+    for _ in range(30):
+        for prompt in prompts:
+            clock.now += 1.0
+            cache.learn(prompt, [Freed(prompt, 1)])
+    assert cache.ghosts is not None
+    assert len(cache.ghosts.following(True)) * cache.ghosts.every == pytest.approx(196, abs=4)
+    assert cache.queue.value_enabled
+    cache.fall_back_to_lru()
+    assert not cache.queue.value_enabled
+
+
+def test_an_object_counts_once_and_a_late_report_changes_nothing() -> None:
+    cache, _ = made(0.7)
+    (chunk,) = chunks(1)
+    (object_,) = objects(chunk).objects[0]
+    cache.store([(chunk, object_, 10)])
+    cache.store([(chunk, object_, 10)])
+    assert cache.used == 10
+    cache.removed(chunk, object_, requested=True)
+    cache.removed(chunk, object_)  # the late report of the node
+    assert (cache.used, cache.deleted, cache.lost) == (0, 10, 0)
+    assert chunk not in cache
+
+
+def test_a_restart_of_the_node_empties_the_tier() -> None:
+    cache, _ = made(0.7)
+    all_ = chunks(1, 2)
+    fill(cache, all_)
+    assert cache.clear() == all_
+    assert (cache.used, len(cache), cache.victims(1000, go)) == (0, 0, [])
